@@ -4,90 +4,15 @@ Sources: the keys of docs/gguf.md of ggml, and what llama.cpp takes a missing on
 arithmetic more often than not: one that is not read here is refused.
 """
 
-import mmap
-import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy
-
-from attend.model.errors import CheckpointError
 from attend.model.gguf.container import Container
+from attend.model.gguf.keys import Keys
 
 Raw = dict[str, Any]
-HARMLESS = frozenset({"vocab_size", "attention.value_length", "expert_group_count", "expert_group_used_count"})
-"""Keys that repeat what the tensors say, or whose values are checked beside them."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-
-
-class Keys:
-    """The metadata of an architecture by what follows its name, ARCH.NAME; remembers which were read."""
-
-    def __init__(self, container: Container) -> None:
-        self.container = container
-        self.arch = container.metadata.get("general.architecture")
-        start = f"{self.arch}."
-        self._values = {key[len(start) :]: value for key, value in container.metadata.items() if key.startswith(start)}
-        self._read = set(HARMLESS)
-
-    def wrong(self, what: str) -> CheckpointError:
-        """What is wrong with the file, as an error."""
-        return CheckpointError(f"{self.container.path}: {what}")
-
-    def get(self, name: str) -> Any:
-        """A value, or None. Where an array has one for each layer, they must all be the same, and it is that one."""
-        self._read.add(name)
-        value = self._values.get(name)
-        if isinstance(value, list):
-            if not value or any(each != value[0] for each in value):
-                raise self.wrong(f"{self.arch}.{name} differs from layer to layer, which is not supported")
-            value = value[0]
-        return value
-
-    def layers(self, name: str) -> list[Any] | None:
-        """An array with a value for each layer, None where there is none."""
-        self._read.add(name)
-        value = self._values.get(name)
-        return value if isinstance(value, list) else None
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.get(name) if self.get(name) is not None else default
-        if type(value) is not int or value < 1:
-            raise self.wrong(f"{self.arch}.{name} must be a positive integer; got {repr(value)[:100]}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A number: of those that float32 keeps alike the one with the fewest digits, as the model's maker wrote it."""
-        value = self.get(name) if self.get(name) is not None else default
-        if type(value) not in (int, float):
-            raise self.wrong(f"{self.arch}.{name} must be a number; got {repr(value)[:100]}")
-        return float(str(numpy.float32(value)))
-
-    def refuse(self, name: str, *harmless: Any) -> None:
-        """Stop at a key that changes the arithmetic in a way that is not built."""
-        value = self.get(name)
-        if value is not None and value not in harmless:
-            raise self.wrong(f"{self.arch}.{name} = {repr(value)[:100]} is not supported")
-
-    def check_all_read(self) -> None:
-        """Raise CheckpointError where there is a key that nobody asked for."""
-        if strangers := sorted(self._values.keys() - self._read):
-            raise self.wrong(f"{self.arch}.{strangers[0]} is not known here, and may change what the model computes")
-
-    def has(self, tensor: str) -> bool:
-        """Whether the files have a tensor."""
-        return tensor in self.container.tensors
-
-    def numbers(self, tensor: str) -> list[float]:
-        """The numbers of a small tensor in float32: factors of rope."""
-        stored = self.container.tensors[tensor]
-        if stored.kind.name != "F32" or len(stored.shape) != 1 or stored.size > mmap.PAGESIZE:
-            raise self.wrong(f"tensor {tensor} must have at most {mmap.PAGESIZE // 4} elements in F32")
-        with stored.file.open("rb") as file:
-            file.seek(stored.start)
-            return list(struct.unpack(f"<{stored.shape[0]}f", file.read(stored.size)))
 
 
 def read_config(container: Container) -> Raw:
@@ -175,6 +100,10 @@ def _eps(keys: Keys) -> Raw:
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
+def _biased(keys: Keys) -> Raw:
+    return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
+
+
 def _experts(keys: Keys, *, renormed: bool) -> Raw:
     """A mixture's sizes; `renormed`: whether the chosen experts' weights are made to sum up to 1."""
     keys.refuse("expert_gating_func", 0, 1)  # softmax
@@ -200,8 +129,7 @@ def _llama(keys: Keys, raw: Raw) -> Raw:
     if keys.get("expert_count"):
         return _eps(keys) | _experts(keys, renormed=True) | {"model_type": "mixtral"}
     keys.refuse("expert_used_count", 0)
-    biased = {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
-    return _eps(keys) | biased | {"model_type": "llama"}
+    return _eps(keys) | _biased(keys) | {"model_type": "llama"}
 
 
 def _granite(keys: Keys, raw: Raw) -> Raw:
@@ -213,8 +141,7 @@ def _granite(keys: Keys, raw: Raw) -> Raw:
     found = {theirs: value for theirs, value in found.items() if value}  # 0 is written for none
     if "attention_multiplier" not in found:
         found["attention_multiplier"] = raw["head_dim"] ** -0.5
-    biased = {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
-    return _eps(keys) | found | biased | {"model_type": "granite", "logits_scaling": keys.number("logit_scale")}
+    return _eps(keys) | found | _biased(keys) | {"model_type": "granite", "logits_scaling": keys.number("logit_scale")}
 
 
 def _smollm3(keys: Keys, raw: Raw) -> Raw:
@@ -299,6 +226,71 @@ def _glm4(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
+def _arcee(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | _biased(keys) | {"model_type": "arcee"}
+
+
+def _seed_oss(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | _biased(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
+
+
+def _ernie(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")}
+
+
+def _hunyuan(keys: Keys, raw: Raw) -> Raw:
+    """Its theta is stretched already."""
+    return _eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
+
+
+def _exaone4(keys: Keys, raw: Raw) -> Raw:
+    """The model of 64 layers has a window, also where no key says it."""
+    keys.refuse("nextn_predict_layers", 0)
+    slides: Raw = {"sliding_window": None}
+    if keys.get("attention.sliding_window") or raw["num_hidden_layers"] == 64:
+        slides = _sliding(keys, raw, 4, 4096)
+    return _eps(keys) | {"model_type": "exaone4"} | slides
+
+
+def _mistral3(keys: Keys, raw: Raw) -> Raw:
+    """Ministral 3 where queries grow with their positions, by steps of what its YaRN learned; else Mistral."""
+    beta, scaling = keys.number("attention.temperature_scale", 0.0), raw.get("rope_scaling") or {}
+    if not beta:
+        return _llama(keys, raw)
+    if scaling.get("rope_type") != "yarn":
+        raise keys.wrong("mistral3.attention.temperature_scale without rope.scaling.type yarn is not supported")
+    keys.refuse("attention.temperature_length", scaling["original_max_position_embeddings"])
+    return _eps(keys) | {"model_type": "ministral3", "rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
+
+
+def _with_images(keys: Keys) -> None:
+    """Keys that change nothing for a text: its positions are the same in each part of a head."""
+    for name in ("rope.dimension_sections", "n_deepstack_layers"):
+        keys.layers(name)
+
+
+def _qwen2vl(keys: Keys, raw: Raw) -> Raw:
+    """Qwen2-VL and Qwen2.5-VL."""
+    _with_images(keys)
+    return _eps(keys) | {"model_type": "qwen2_vl"}
+
+
+def _qwen3vl(keys: Keys, raw: Raw) -> Raw:
+    _with_images(keys)
+    return _qwen3(keys, raw) | {"model_type": "qwen3_vl"}
+
+
+def _qwen3vlmoe(keys: Keys, raw: Raw) -> Raw:
+    _with_images(keys)
+    return _qwen3moe(keys, raw) | {"model_type": "qwen3_vl_moe"}
+
+
+def _command_r(keys: Keys, raw: Raw) -> Raw:
+    eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
+    normed = {"use_qk_norm": keys.has("blk.0.attn_q_norm.weight"), "attention_bias": keys.has("blk.0.attn_q.bias")}
+    return eps | normed | {"model_type": "cohere"}
+
+
 def _cohere2(keys: Keys, raw: Raw) -> Raw:
     eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
     return eps | {"model_type": "cohere2"} | _sliding(keys, raw, 4)
@@ -315,20 +307,30 @@ def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
 
 
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
+    "arcee": _arcee,
     "cohere2": _cohere2,
+    "command-r": _command_r,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "glm4": _glm4,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "hunyuan-dense": _hunyuan,
     "llama": _llama,
+    "mistral3": _mistral3,
     "olmo2": _olmo2,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen2moe": _qwen2moe,
+    "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
+    "qwen3vl": _qwen3vl,
+    "qwen3vlmoe": _qwen3vlmoe,
+    "seed_oss": _seed_oss,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
 }

@@ -25,9 +25,10 @@ Blocks = Callable[[str, Tensor], tuple[numpy.ndarray, Type]]
 """(name, tensor) -> what is written of it, and in what type."""
 
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss"}
-ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense"}
+ARCHITECTURES |= {"ministral3": "mistral3", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 """By `model_type`, where it is not the same word."""
-NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3")
+NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "ministral3")
 
 MADE: dict[str, Callable[[], nn.Module]] = {
     kind: KINDS[kind]
@@ -35,6 +36,8 @@ MADE: dict[str, Callable[[], nn.Module]] = {
         *("llama", "llama-tied", "llama-biased", "llama3-rope", "llama-linear", "llama-yarn", "mistral", "mixtral"),
         *("qwen2", "qwen2-tied", "qwen2_moe", "qwen3", "qwen3-tied", "qwen3_moe", "granite", "smollm3", "gemma"),
         *("phi3", "phi3-long", "phi3-partial", "olmo2", "olmo3", "gpt_oss", "glm4"),
+        *("seed_oss", "ernie4_5", "hunyuan_v1_dense", "hunyuan_v1_dense-alpha", "exaone4", "exaone4-whole", "arcee", "cohere"),
+        *("qwen2_vl", "qwen3_vl", "qwen3_vl_moe-everywhere"),
     )
 }
 MADE |= {
@@ -51,6 +54,11 @@ MADE |= {
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
+    "ministral3": lambda: shaped(
+        "Ministral3",
+        rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 9}
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+    ),
 }
 """Tiny checkpoints that GGUF has words for."""
 
@@ -96,6 +104,7 @@ def write_gguf(
     `drop` names metadata that are left out, `change` may change the tensors before they are written.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
     arch = architecture(config)
     writer = GGUFWriter(path, arch)
     said = {f"{arch}.{key}": value for key, value in described(config).items()}
@@ -169,6 +178,10 @@ def _rope(config: Config, rope: Config, ropes: Config) -> dict[str, Any]:
     if rope.get("rope_type") in ("linear", "yarn"):
         said |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
         said["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+        said["rope.scaling.yarn_log_multiplier"] = rope.get("mscale_all_dim")
+    if rope.get("alpha"):
+        said["rope.freq_base"] *= rope["alpha"] ** (head / (head - 2))
+        said |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
     if config["model_type"] == "gemma3_text":
         said["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
     if config["model_type"] == "phi3":
@@ -195,6 +208,12 @@ def _own(config: Config) -> dict[str, Any]:
         "attn_logit_softcapping": config.get("attn_logit_softcapping") if kind == "gemma2" else None,
         "final_logit_softcapping": config.get("final_logit_softcapping"),
     }
+    said["attention.temperature_scale"] = (config.get("rope_parameters") or {}).get("llama_4_scaling_beta")
+    if kind.endswith(("_vl", "_vl_moe")):
+        said |= {"rope.dimension_sections": [2, 1, 1, 0], "n_deepstack_layers": 1 if "qwen3" in kind else None}
+    if kind == "exaone4" and config.get("sliding_window"):
+        said["attention.sliding_window"] = config["sliding_window"]
+        said["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
     if kind in ("gemma2", "gemma3_text", "olmo3", "gpt_oss", "cohere2", "phi3"):
         said["attention.sliding_window"] = config.get("sliding_window") or 0
     if kind == "olmo3":
@@ -208,11 +227,20 @@ def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
     """The tensors under llama.cpp's names, in its order of rows."""
     arch = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture(config))
     names = get_tensor_name_map(arch, config["num_hidden_layers"])
-    for name, tensor in _merged(load_file(folder / "model.safetensors"), config):
+    for name, tensor in _merged(_of_text(load_file(folder / "model.safetensors")), config):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         yield found, _arranged(name, tensor.float(), config)
     yield from _factors(config)
+
+
+def _of_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The text model's tensors, under the names that it has by itself."""
+    alone = {
+        name.replace(".language_model.", ".").replace("query_layernorm", "q_norm").replace("key_layernorm", "k_norm"): name
+        for name in tensors
+    }
+    return {ours: tensors[name] for ours, name in alone.items() if "visual." not in name}
 
 
 def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
@@ -233,6 +261,10 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
             yield f"{name}.weight", tensor
         elif not mark:
             yield name, tensor
+        elif config["model_type"] == "qwen3_vl_moe":
+            halves = tensor.chunk(2, dim=1) if "gate_up" in rest else (tensor,)
+            for part, own in zip(("gate_proj", "up_proj") if len(halves) > 1 else ("down_proj",), halves, strict=True):
+                yield f"{start}.experts.{part}.weight", own
         elif config["model_type"] == "gpt_oss":
             ending = "bias" if rest.endswith("_bias") else "weight"
             parts = {"down_proj": tensor} if "down" in rest else {"gate_proj": tensor[..., ::2], "up_proj": tensor[..., 1::2]}
