@@ -210,6 +210,9 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "nanochat-yarn": lambda: shaped("NanoChat", rope_parameters={**_YARN}, attention_bias=True),
     "nemotron": lambda: shaped("Nemotron", head_dim=16, mlp_bias=True, num_hidden_layers=2),
     "gemma3": lambda: _beside("Gemma3", _EYES | {"model_type": "siglip_vision_model"}, tied=True, **_WINDOW),
+    "gemma3-capped": lambda: _beside(
+        "Gemma3", _EYES | {"model_type": "siglip_vision_model"}, **_WINDOW, final_logit_softcapping=3.0
+    ),
     "mistral3": lambda: _beside("Mistral3", _EYES | {"model_type": "pixtral"}, "Mistral", sliding_window=7),
     "mistral3-scaled": lambda: _beside(
         "Mistral3", _EYES | {"model_type": "pixtral"}, "Ministral3", tied=True, rope_parameters=_YARN | _BETA

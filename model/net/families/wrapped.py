@@ -48,10 +48,11 @@ def _with(raw: Raw, *, tied: bool = False, **absent: Any) -> dict[str, Any]:
 
 
 def gemma3(raw: Raw) -> ModelConfig:
-    """Gemma 3. Published configs leave out what is as in its smallest model."""
+    """Gemma 3. Published configs leave out what is as in its smallest model. Its reference caps no scores of the next token."""
     sizes = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
-    return _as("gemma3_text", _with(raw, tied=True, **sizes, **heads), gemma.read3)
+    text = _with(raw, tied=True, **sizes, **heads)
+    return _as("gemma3_text", text | {"final_logit_softcapping": None}, gemma.read3)
 
 
 def mistral3(raw: Raw) -> ModelConfig:
