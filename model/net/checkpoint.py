@@ -308,7 +308,7 @@ def _ours(
     """A piece with its rows first, in our order."""
     if isinstance(piece, (Codes, Blocks)):
         return piece if family.adapt is None else piece.each(partial(family.adapt, config, name))
-    same = family.transposed_by_shape and piece.shape == slot.shape
+    same = family.transposed_by_shape and piece.shape[-1] == slot.shape[-1]
     mine = piece.mT if _is_transposed(family, slot) and not same else piece
     mine = mine if family.adapt is None else family.adapt(config, name, mine)
     return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset

@@ -103,17 +103,17 @@ def _wrapped(family: Family, read: Callable[[Raw], ModelConfig], left_out: dict[
 OLDER = {"language_model.model.": "language_model."}
 """Of a whole text model inside of another: its prefix, and what stands before its head."""
 EXPERTS = {
-    f"blocks.{{}}.mlp.experts.{ours}.weight": (f"model.layers.{{}}.mlp.experts.{theirs}",)
+    f"blocks.{{}}.mlp.experts.{ours}.weight": (f"{PREFIX}layers.{{}}.mlp.experts.{theirs}",)
     for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj"))
 }
-LLAMA, MIXTURE = Family(llama.read, llama.WEIGHTS), Family(qwen_moe.read3, qwen_moe.WEIGHTS | EXPERTS)
+"""All experts in one tensor, as they are published; quantised files have one for each."""
+TURNED: dict[str, Any] = {"transposed": re.compile(r"\.experts\.\w+\.weight$"), "transposed_by_shape": True}
+LLAMA, MIXTURE = Family(llama.read, llama.WEIGHTS), Family(qwen_moe.read3, qwen_moe.WEIGHTS)
 FAMILIES = {
     "gemma3": _wrapped(gemma.FAMILIES["gemma3_text"], gemma3, LEFT_OUT, older=OLDER),
     "mistral3": _wrapped(LLAMA, mistral3, LEFT_OUT, older=OLDER, head_if_there=True),
     "qwen2_vl": _wrapped(LLAMA, qwen2_vl, VISUAL),
     "qwen2_5_vl": _wrapped(LLAMA, qwen2_vl, VISUAL),
     "qwen3_vl": _wrapped(LLAMA, qwen3_vl, VISUAL),
-    "qwen3_vl_moe": _wrapped(
-        MIXTURE, qwen3_vl_moe, VISUAL, transposed=re.compile(r"\.experts\.\w+\.weight$"), transposed_by_shape=True
-    ),
+    "qwen3_vl_moe": _wrapped(MIXTURE, qwen3_vl_moe, VISUAL, fused=EXPERTS, **TURNED),
 }

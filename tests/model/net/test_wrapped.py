@@ -100,6 +100,22 @@ def test_a_mixture_may_keep_its_experts_as_they_are_published(tmp_path):
     assert same(wanted, load(tmp_path, torch.float32, "cpu"))
 
 
+def test_a_mixture_may_have_a_tensor_for_each_expert(tmp_path):
+    """As those who quantise it write it."""
+    wanted = load(write_checkpoint("qwen3_vl_moe", tmp_path), torch.float32, "cpu")
+    tensors = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        start, mark, part = name.partition(".experts.")
+        names = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
+        for expert, own in enumerate(tensor if mark else ()):
+            pieces = zip(names, own.chunk(len(names)), strict=True)
+            tensors |= {f"{start}.experts.{expert}.{each}.weight": piece.contiguous() for each, piece in pieces}
+        tensors |= {} if mark else {name: tensor}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    inspect(tmp_path)
+    assert same(wanted, load(tmp_path, torch.float32, "cpu"))
+
+
 REFUSED = {
     "gemma3": ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "mistral3": ({"model_type": "mistral4"}, "model_type 'mistral4' is not supported; known: mistral, ministral3"),
