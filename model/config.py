@@ -23,7 +23,8 @@ IN_TURN = ("pre", "output", "sandwich")
 QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""relu2: the square of relu (So et al. 2021)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class ModelConfig:
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-5
     norm_place: NormPlace = "pre"
+    post_norm_eps: float | None = None
+    """That of the norms of sublayers' outputs (Muse Glimmer); None: norm_eps."""
     positions: Positions = "rotary"
     rope_theta: float = 10000.0
     rope_size: int | None = None
@@ -94,6 +97,11 @@ class ModelConfig:
     """The theta of layers with a window, which are not scaled then (Gemma 3, OLMo 3); None: they turn as the others do."""
     rope_layers: tuple[int, ...] | None = None
     """The layers, counted from 0, that rotate (SmolLM3); None: all of them."""
+    rope_thetas: tuple[float, ...] | None = None
+    """The theta of each layer, 0 where it does not rotate (Granite SWA); None: the fields above say it."""
+    query_scale_beta: float | None = None
+    """A rotated query at position p is multiplied by 1 + beta * log(1 + floor(p / length)) (Ministral 3); None: by 1."""
+    query_scale_length: int = 16384
     activation: Activation = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False
@@ -124,6 +132,8 @@ class ModelConfig:
     routing_floor: float | None = None
     routed_scaling_factor: float = 1.0
     qk_norm: QKNorm = "none"
+    qk_norm_after_rope: bool = False
+    """Whether queries and keys are normed after they were rotated (HunYuan)."""
     tied_head: bool = True
     embedding_scale: float = 1.0
     """What token vectors are multiplied by: sqrt(hidden_size) in Vaswani et al. 2017, section 3.4, and in Gemma."""
@@ -210,6 +220,15 @@ class ModelConfig:
                 raise CheckpointError(f"config.json: {name} {getattr(self, name)!r} is not supported with latent")
 
     def _check_positions(self) -> None:
+        thetas = self.rope_thetas
+        if thetas is not None and not (
+            isinstance(thetas, tuple)
+            and len(thetas) == self.num_layers
+            and all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas)
+        ):
+            raise CheckpointError(f"config.json: rope_thetas must be {self.num_layers} numbers from 0; got {thetas!r}")
+        if self.qk_norm_after_rope and self.qk_norm == "all":
+            raise CheckpointError("config.json: qk_norm_after_rope is not supported with qk_norm 'all'")
         size = self._rotated
         if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= self.head_size:
             raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {self.head_size}")
@@ -217,8 +236,9 @@ class ModelConfig:
             raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
         if self.rope_scaling is not None:
             self.rope_scaling.check(size)
-            if self.rope_theta <= 1:
-                raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {self.rope_theta}")
+            for theta in (self.rope_theta, *filter(None, self.rope_thetas or ())):
+                if theta <= 1:
+                    raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {theta}")
 
     def _check_layers(self) -> None:
         for name in OPTIONAL_SIZES:
@@ -296,6 +316,8 @@ class ModelConfig:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
             return None
         size = self._rotated
+        if self.rope_thetas is not None:
+            return Rope(self.rope_thetas[number], size, self.rope_scaling) if self.rope_thetas[number] else None
         if slides and self.local_rope_theta is not None:
             return Rope(self.local_rope_theta, size, None)
         return Rope(self.rope_theta, size, self.rope_scaling)
@@ -383,7 +405,7 @@ class ModelConfig:
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
-    *("experts_per_token", "expert_groups", "groups_per_token", "group_top"),
+    *("experts_per_token", "expert_groups", "groups_per_token", "group_top", "query_scale_length"),
 )
 OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel")
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
@@ -396,5 +418,6 @@ ROUTER = (
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
+NUMBERS += ("post_norm_eps", "query_scale_beta")
 SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "conv_bias")
-SWITCHES += ("shared_expert_gate", "score_correction")
+SWITCHES += ("shared_expert_gate", "score_correction", "qk_norm_after_rope")

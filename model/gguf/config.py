@@ -114,6 +114,10 @@ def _eps(keys: Keys) -> Raw:
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
+def _biased(keys: Keys) -> Raw:
+    return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
+
+
 def _experts(keys: Keys, *, renormed: bool) -> Raw:
     """A mixture's sizes; `renormed`: whether the chosen experts' weights are made to sum up to 1."""
     keys.refuse("expert_gating_func", 0, 1)  # softmax
@@ -140,8 +144,7 @@ def _llama(keys: Keys, raw: Raw) -> Raw:
     if keys.get("expert_count"):
         return _eps(keys) | _experts(keys, renormed=True) | {"model_type": "mixtral"}
     keys.refuse("expert_used_count", 0)
-    biased = {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
-    return _eps(keys) | biased | {"model_type": "llama"}
+    return _eps(keys) | _biased(keys) | {"model_type": "llama"}
 
 
 def _granite(keys: Keys, raw: Raw) -> Raw:
@@ -167,8 +170,7 @@ def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
     found = {theirs: value for theirs, value in found.items() if value}  # 0 is written for none
     if "attention_multiplier" not in found:
         found["attention_multiplier"] = raw["head_dim"] ** -0.5
-    biased = {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
-    return found | biased | {"logits_scaling": keys.number("logit_scale")}
+    return found | _biased(keys) | {"logits_scaling": keys.number("logit_scale")}
 
 
 def _smollm3(keys: Keys, raw: Raw) -> Raw:
@@ -257,6 +259,71 @@ def _glm4(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
+def _arcee(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | _biased(keys) | {"model_type": "arcee"}
+
+
+def _seed_oss(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | _biased(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
+
+
+def _ernie(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")}
+
+
+def _hunyuan(keys: Keys, raw: Raw) -> Raw:
+    """Its theta is stretched already."""
+    return _eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
+
+
+def _exaone4(keys: Keys, raw: Raw) -> Raw:
+    """The model of 64 layers has a window, also where no key says it."""
+    keys.refuse("nextn_predict_layers", 0)
+    slides: Raw = {"sliding_window": None}
+    if keys.get("attention.sliding_window") or raw["num_hidden_layers"] == 64:
+        slides = _sliding(keys, raw, 4, 4096)
+    return _eps(keys) | {"model_type": "exaone4"} | slides
+
+
+def _mistral3(keys: Keys, raw: Raw) -> Raw:
+    """Ministral 3 where queries grow with their positions, by steps of what its YaRN learned; else Mistral."""
+    beta, scaling = keys.number("attention.temperature_scale", 0.0), raw.get("rope_scaling") or {}
+    if not beta:
+        return _llama(keys, raw)
+    if scaling.get("rope_type") != "yarn":
+        raise keys.wrong("mistral3.attention.temperature_scale without rope.scaling.type yarn is not supported")
+    keys.refuse("attention.temperature_length", scaling["original_max_position_embeddings"])
+    return _eps(keys) | {"model_type": "ministral3", "rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
+
+
+def _with_images(keys: Keys) -> None:
+    """Keys that change nothing for a text: its positions are the same in each part of a head."""
+    for name in ("rope.dimension_sections", "n_deepstack_layers"):
+        keys.layers(name)
+
+
+def _qwen2vl(keys: Keys, raw: Raw) -> Raw:
+    """Qwen2-VL and Qwen2.5-VL."""
+    _with_images(keys)
+    return _eps(keys) | {"model_type": "qwen2_vl"}
+
+
+def _qwen3vl(keys: Keys, raw: Raw) -> Raw:
+    _with_images(keys)
+    return _qwen3(keys, raw) | {"model_type": "qwen3_vl"}
+
+
+def _qwen3vlmoe(keys: Keys, raw: Raw) -> Raw:
+    _with_images(keys)
+    return _qwen3moe(keys, raw) | {"model_type": "qwen3_vl_moe"}
+
+
+def _command_r(keys: Keys, raw: Raw) -> Raw:
+    eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
+    normed = {"use_qk_norm": keys.has("blk.0.attn_q_norm.weight"), "attention_bias": keys.has("blk.0.attn_q.bias")}
+    return eps | normed | {"model_type": "cohere"}
+
+
 def _cohere2(keys: Keys, raw: Raw) -> Raw:
     eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
     return eps | {"model_type": "cohere2"} | _sliding(keys, raw, 4)
@@ -284,9 +351,13 @@ def _lfm2(keys: Keys, raw: Raw) -> Raw:
 
 
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
+    "arcee": _arcee,
     "cohere2": _cohere2,
+    "command-r": _command_r,
     "deepseek2": latent.deepseek2,
+    "ernie4_5": _ernie,
     "ernie4_5-moe": mixtures.ernie4_5_moe,
+    "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -296,17 +367,23 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "granite": _granite,
     "granitehybrid": _granite,
     "granitemoe": _granite,
+    "hunyuan-dense": _hunyuan,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "llama": _llama,
     "minimax-m2": mixtures.minimax_m2,
+    "mistral3": _mistral3,
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen2moe": _qwen2moe,
+    "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
+    "qwen3vl": _qwen3vl,
+    "qwen3vlmoe": _qwen3vlmoe,
+    "seed_oss": _seed_oss,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
 }

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file's architecture, which remembers what was read of it."""
+"""The metadata of an architecture in a GGUF file, which remembers what was read: the rest is refused."""
 
 import mmap
 import struct

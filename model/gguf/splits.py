@@ -15,6 +15,11 @@ _QWEN35 = (
     rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|"
     r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SEED = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}"
@@ -29,6 +34,8 @@ class Split(NamedTuple):
 
     pattern: str | None
     """Of the words; None: GPT-2's own."""
+    before: tuple[str, ...] = ()
+    """Patterns of words that are split off first, one after the other."""
     digits: bool = False
     """Whether each digit is a word."""
     composed: bool = False
@@ -46,17 +53,20 @@ class Split(NamedTuple):
         """What makes words of a text, and letters of their bytes."""
         spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pattern is None)
         if self.pattern is not None:
-            return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(self.pattern), "isolated"), spelled])
+            splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in (*self.before, self.pattern)]
+            return pre_tokenizers.Sequence([*splits, spelled])
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), spelled]) if self.digits else spelled
 
 
 SPLITS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo"), Split(None)),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "exaone4"), Split(None)),
     **dict.fromkeys(("starcoder", "refact", "smollm"), Split(None, digits=True)),
     "command-r": Split(None, digits=True, composed=True),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), Split(_LLAMA3, whole_words=True, starts=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Split(_LLAMA3)),
     "glm4": Split(_LLAMA3, whole_words=True),
+    "seed-coder": Split(_SEED),
+    "hunyuan-dense": Split(_DEEPSEEK3, before=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+")),
     "qwen2": Split(_QWEN2, composed=True),
     "qwen35": Split(_QWEN35, composed=True),
     "deepseek-r1-qwen": Split(_QWEN2),

@@ -100,19 +100,22 @@ class MultiHeadAttention(nn.Module):
         self.out = Linear(config.query_size, [config.hidden_size], bias=config.out_bias, cut="columns", unit=config.head_size)
         normed = {"none": (0, 0), "head": (config.head_size, config.head_size), "all": (config.query_size, config.kv_size)}
         self.q_norm, self.k_norm = (make_norm(config, size) if size else nn.Identity() for size in normed[config.qk_norm])
-        self.norm_heads = config.qk_norm == "head"
+        self.norm_heads, self.norm_after_rope = config.qk_norm == "head", config.qk_norm_after_rope
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         q_TQ, *gate, k_TQ, v_TQ = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
-        q_THD = apply_rotary(self._normed(self.q_norm, q_TQ), rotation)
-        k_TKD = apply_rotary(self._normed(self.k_norm, k_TQ), rotation)
+        q_THD, k_TKD = self._turned(self.q_norm, q_TQ, rotation), self._turned(self.k_norm, k_TQ, rotation)
+        if rotation is not None and rotation.query_scale is not None:
+            q_THD = q_THD * rotation.query_scale
         sinks = () if self.sinks is None else (self.sinks,)
         heads_TQ = attention(layer, q_THD, k_TKD, self._heads(v_TQ), *sinks).flatten(-2)
         return self.out(heads_TQ * gate[0].sigmoid() if gate else heads_TQ)
 
-    def _normed(self, norm: nn.Module, x_TQ: Tensor) -> Tensor:
-        return norm(self._heads(x_TQ)) if self.norm_heads else self._heads(norm(x_TQ))
+    def _turned(self, norm: nn.Module, x_TQ: Tensor, rotation: Rotation | None) -> Tensor:
+        if self.norm_after_rope:
+            return norm(apply_rotary(self._heads(x_TQ), rotation))
+        return apply_rotary(norm(self._heads(x_TQ)) if self.norm_heads else self._heads(norm(x_TQ)), rotation)
 
     def _heads(self, x_TQ: Tensor) -> Tensor:
         return x_TQ.unflatten(-1, (-1, self.head_size))

@@ -57,7 +57,8 @@ def read_config(folder: Path) -> ModelConfig:
             raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
         raise
     format_of(raw)
-    tied, ends = config.tied_head or lacks_head(folder), (*config.eos_token_ids, *generation_config.stop_tokens(folder))
+    ends = (*config.eos_token_ids, *generation_config.stop_tokens(folder))
+    tied = lacks_head(folder) if not config.tied_head else not _brings_head(folder)
     return replace(config, tied_head=tied, eos_token_ids=tuple(dict.fromkeys(ends)))
 
 
@@ -70,9 +71,22 @@ def lacks_head(folder: Path) -> bool:
     raw = read_json(folder, "config.json")
     family = family_of(raw)
     config = guarded(family, raw)
-    [head] = their_names(family, config, "head.weight")
+    return not config.tied_head and not _has_head(folder, family, config)
+
+
+def _brings_head(folder: Path) -> bool:
+    """Whether a folder has a head of its own, though its config.json does not say so. Raises CheckpointError."""
+    raw = read_json(folder, "config.json")
+    family = family_of(raw)
+    if not family.head_if_there or raw.get("tie_word_embeddings") is not None or not any(folder.glob("*.safetensors")):
+        return False
+    return _has_head(folder, family, guarded(family, raw))
+
+
+def _has_head(folder: Path, family: Family, config: ModelConfig) -> bool:
     with open_weights(folder) as weights:
-        return not config.tied_head and not any(name.startswith(head.removesuffix("weight")) for name in weights.where)
+        [head] = their_names(weights.spelled(family), config, "head.weight")
+        return any(name.startswith(head.removesuffix("weight")) for name in weights.where)
 
 
 def load(
@@ -279,8 +293,10 @@ def _slots(net: Decoder) -> Iterator[Slot]:
 def _pieces(config: ModelConfig, family: Family, weights: Weights, slot: Slot) -> Iterator[Tensor | Codes | Blocks]:
     """What the files have of a parameter, rows first and as our equations want it: pieces in the order of the rows.
 
-    None is held when the next is made.
+    None is held when the next is made. A gain that the files do not have is 1.
     """
+    if _is_gainless(family, slot):
+        yield torch.ones(slot.shape)
     for name, shape in _their_shapes(config, family, slot, weights):
         pieces = weights.take(name, shape)
         yield from (_ours(config, family, slot, name, piece) for piece in pieces if not weights.problems)  # or rows are missing
@@ -292,7 +308,8 @@ def _ours(
     """A piece with its rows first, in our order."""
     if isinstance(piece, (Codes, Blocks)):
         return piece if family.adapt is None else piece.each(partial(family.adapt, config, name))
-    mine = piece.mT if _is_transposed(family, slot) else piece
+    same = family.transposed_by_shape and piece.shape[-1] == slot.shape[-1]
+    mine = piece.mT if _is_transposed(family, slot) and not same else piece
     mine = mine if family.adapt is None else family.adapt(config, name, mine)
     return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
 
@@ -303,29 +320,36 @@ def _kept(family: Family, slot: Slot, dtype: torch.dtype) -> torch.dtype:
 
 
 def _has_offset(family: Family, slot: Slot) -> bool:
-    return family.gain_offset is not None and slot.ours.endswith("norm.weight")
+    return family.gain_offset is not None and family.offset_gains.search(slot.ours) is not None
+
+
+def _is_gainless(family: Family, slot: Slot) -> bool:
+    return family.gainless is not None and family.gainless.search(slot.ours) is not None
 
 
 def _their_shapes(config: ModelConfig, family: Family, slot: Slot, weights: Weights) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes that a checkpoint should hold for our parameter."""
+    if _is_gainless(family, slot):
+        return
     theirs = their_names(family, config, slot.ours)
     shapes = part_shapes(config, slot.ours, slot.shape, len(theirs))
     if slot.kind == "convolution" and len(theirs) > 1:
-        shapes = _cut(slot.shape, shapes, weights.rows(theirs[0]))
+        shapes = _cut(slot.shape, shapes, weights.shape(theirs[0]))
     for name, shape in zip(theirs, shapes, strict=True):
-        turned = _is_transposed(family, slot) and weights.form(name) is None  # codes have their rows first
+        same = family.transposed_by_shape and weights.shape(name) == tuple(shape)
+        turned = _is_transposed(family, slot) and not same and weights.form(name) is None  # codes have their rows first
         if family.rows is not None and family.rows.search(slot.ours):
             shape = (1, *shape)
         yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 
-def _cut(whole: tuple[int, ...], parts: list[tuple[int, ...]], first: int | None) -> list[tuple[int, ...]]:
+def _cut(whole: tuple[int, ...], parts: list[tuple[int, ...]], first: tuple[int, ...] | None) -> list[tuple[int, ...]]:
     """The parts of a convolution. `transformers` writes three with as many rows each, as `torch.chunk` makes them, and lays
-    them under each other when it reads them. `first`: rows of the first part in the files.
+    them under each other when it reads them. `first`: the shape of the first part in the files.
     """
     rows = -(-whole[0] // len(parts))
     even = [(min(rows, whole[0] - begin), *whole[1:]) for begin in range(0, whole[0], rows)]
-    return even if first == rows and len(even) == len(parts) else parts
+    return even if first is not None and first[0] == rows and len(even) == len(parts) else parts
 
 
 def _is_transposed(family: Family, slot: Slot) -> bool:

@@ -31,6 +31,11 @@ SWITCHES = {
     "rope_scaling": "rope_scaling",
     "local_rope_theta": "rope_by_layer",
     "rope_layers": "rope_by_layer",
+    "rope_thetas": "rope_by_layer",
+    "query_scale_beta": "query_scale",
+    "query_scale_length": "query_scale",
+    "qk_norm_after_rope": "qk_norm_after_rope",
+    "post_norm_eps": "post_norm_eps",
     "sliding_window": "window",
     "window_layers": "window",
     "softcap": "softcap",
@@ -77,6 +82,7 @@ ALL = ATTENTION | {
     *("norm_by_layer", "short_conv"),
     *("latent_attention", "group_top"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
+    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 NATIVE = ATTENTION | {
@@ -89,6 +95,7 @@ NATIVE = ATTENTION | {
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
     *("norm_by_layer", "short_conv"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
+    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
 }
 """What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
 TRITON = ATTENTION | {
@@ -101,6 +108,7 @@ TRITON = ATTENTION | {
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
     *("norm_by_layer", "short_conv"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
+    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
 }
 """What the Triton decoder computes."""
 

@@ -23,11 +23,22 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps).to(x.dtype)
 
 
-def make_norm(config: ModelConfig, size: int) -> nn.Module:
-    """RMSNorm, or LayerNorm (Ba et al. 2016), over the last dimension."""
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / deviation * gain + bias (Ba et al. 2016). A gain of more precision than x is applied as in `RMSNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dtype == x.dtype:
+            return super().forward(x)
+        bias = None if self.bias is None else self.bias.to(self.weight.dtype)
+        return F.layer_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, bias, self.eps).to(x.dtype)
+
+
+def make_norm(config: ModelConfig, size: int, eps: float | None = None) -> nn.Module:
+    """RMSNorm, or LayerNorm (Ba et al. 2016), over the last dimension. `eps` None: `config.norm_eps`."""
+    eps = config.norm_eps if eps is None else eps
     if config.norm == "rmsnorm":
-        return RMSNorm(size, eps=config.norm_eps)
-    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm == "layernorm")
+        return RMSNorm(size, eps=eps)
+    return LayerNorm(size, eps=eps, bias=config.norm == "layernorm")
 
 
 def sinusoidal_table(num_positions: int, width: int) -> Tensor:
@@ -48,6 +59,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 

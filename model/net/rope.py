@@ -7,14 +7,23 @@ Shapes: P positions · T tokens · H heads · D head size · R rotated columns o
 
 import math
 from functools import singledispatch
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from attend.model.config import ModelConfig
 from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, RopeScaling, YarnScaling
 
-Rotation = tuple[Tensor, Tensor]
-"""(cos, sin) of each token's angles, each [T, 1, R]."""
+
+class Rotation(NamedTuple):
+    """How the tokens of a step are rotated."""
+
+    cos: Tensor
+    """Of each token's angles, [T, 1, R]."""
+    sin: Tensor
+    query_scale: Tensor | None = None
+    """What rotated queries are multiplied by, [T, 1, 1]; None: 1."""
 
 
 def rotary_table(rope: Rope, num_positions: int) -> tuple[Tensor, Tensor]:
@@ -86,11 +95,19 @@ def _long(scaling: LongScaling, rope: Rope, context: int) -> tuple[Tensor, float
     return _plain(rope.theta, rope.size) / torch.tensor(factors, dtype=torch.float32, device="cpu"), scaling.attention_factor
 
 
+def query_scale(config: ModelConfig, positions_T: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """See `ModelConfig.query_scale_beta`, worked out in float32: [T, 1, 1], or None."""
+    if config.query_scale_beta is None:
+        return None
+    periods_T = (positions_T // config.query_scale_length).float()
+    return (1 + config.query_scale_beta * torch.log(1 + periods_T)).to(dtype)[:, None, None]
+
+
 def apply_rotary(x_THD: Tensor, rotation: Rotation | None) -> Tensor:
     """Rotate each pair (x_i, x_{i + R/2}) of the first R columns by its position's angle; None rotates nothing."""
     if rotation is None:
         return x_THD
-    cos, sin = (table.to(x_THD.dtype) for table in rotation)
+    cos, sin = rotation.cos.to(x_THD.dtype), rotation.sin.to(x_THD.dtype)
     size = cos.shape[-1]
     turned, kept = x_THD.split([size, x_THD.shape[-1] - size], dim=-1)
     a, b = turned.chunk(2, dim=-1)

@@ -20,7 +20,7 @@ from attend.model.net.formats.blocks import Mapped
 from attend.model.net.latent import LatentAttention
 from attend.model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
 from attend.model.net.linear import Linear
-from attend.model.net.rope import Rotation, rotary_table
+from attend.model.net.rope import Rotation, query_scale, rotary_table
 from attend.model.net.short_conv import ShortConv
 from attend.model.sublayers import DeltaSpec
 
@@ -35,10 +35,10 @@ class Block(nn.Module):
         between = before and layer.norm_place != "shared"
         self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.attention = _mixer(config, layer)
-        self.attention_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
+        self.attention_post_norm = make_norm(config, config.hidden_size, config.post_norm_eps) if after else nn.Identity()
         self.mlp_norm = make_norm(config, config.hidden_size) if between else nn.Identity()
         self.mlp = _mlp(config, layer)
-        self.mlp_post_norm = make_norm(config, config.hidden_size) if after else nn.Identity()
+        self.mlp_post_norm = make_norm(config, config.hidden_size, config.post_norm_eps) if after else nn.Identity()
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
@@ -165,7 +165,9 @@ class Decoder(nn.Module):
 
     def _rotations(self, positions_T: Tensor, dtype: torch.dtype) -> list[Rotation]:
         # cast once here, not again in each layer
-        return [(cos[positions_T].to(dtype)[:, None], sin[positions_T].to(dtype)[:, None]) for cos, sin in self.rope_tables]
+        scale = query_scale(self.config, positions_T, dtype)
+        tables = [(cos[positions_T].to(dtype)[:, None], sin[positions_T].to(dtype)[:, None]) for cos, sin in self.rope_tables]
+        return [Rotation(cos, sin, scale) for cos, sin in tables]
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, E] of `tokens_T` (int64) standing at `positions_T` (int64, below `context`)."""

@@ -135,6 +135,25 @@ _UNSCALED: dict[str, Any] = {"scale_emb": 1, "scale_depth": None, "dim_model_bas
 _PADLESS = {"pad_token_id": None}  # `transformers` loads this token's vector as zeros
 _MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
 
+
+def _beside(family: str, vision: dict[str, Any], inner: str | None = None, tied: bool = False, **more: Any) -> nn.Module:
+    """The same, of a family whose model of images has another config; `inner`: the family of its text model."""
+    config = getattr(transformers, f"{family}Config")
+    text = getattr(transformers, f"{inner or f'{family}Text'}Config")
+    shape = _LLAMA_SHAPE | {"num_hidden_layers": 4, "pad_token_id": 0} | more
+    model = getattr(transformers, f"{family}ForConditionalGeneration")
+    beside = {"mm_tokens_per_image": 4, "out_hidden_size": 64, "projector_hidden_size": 16, "tie_word_embeddings": tied}
+    return model(config(text_config=text(**shape).to_dict(), vision_config=vision, **beside))
+
+
+_EYES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_EYES |= {"image_size": 28, "patch_size": 14}
+_QWEN_EYES = {"depth": 1, "hidden_size": 16, "embed_dim": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+_QWEN_EYES |= {"patch_size": 2}
+_MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}
+_BETA = {"llama_4_scaling_beta": 0.7}
+_HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 50.0, "factor": 1.0}
+
 _OTHER_LAYERS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -280,6 +299,48 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     ),
     "youtu": lambda: shaped("Youtu", **LATENT, **_PADLESS, attention_bias=True, rope_parameters=_MSCALE),
     "youtu-halves": lambda: shaped("Youtu", **LATENT | _PADLESS | {"q_lora_rank": None}, rope_interleave=False),
+    "seed_oss": lambda: shaped("SeedOss"),
+    "ernie4_5": lambda: shaped("Ernie4_5", use_bias=True, tie_word_embeddings=False),
+    "helium": lambda: shaped("Helium", attention_bias=True, mlp_bias=True),
+    "exaone4": lambda: shaped("Exaone4", sliding_window=7),
+    "exaone4-whole": lambda: shaped("Exaone4", sliding_window=None, layer_types=["full_attention"] * 4),
+    "arcee": lambda: shaped("Arcee", mlp_bias=True),
+    "hunyuan_v1_dense": lambda: shaped("HunYuanDenseV1", attention_bias=True),
+    "hunyuan_v1_dense-alpha": lambda: shaped("HunYuanDenseV1", rope_parameters=_HUNYUAN_ROPE, tie_word_embeddings=True),
+    "granite_swa": lambda: shaped(
+        "GraniteSWA", sliding_window=7, layer_rope_theta=[0, 500.0, 1e4, 500.0], residual_multiplier=0.4, logits_scaling=2.0
+    ),
+    "ministral": lambda: shaped("Ministral", sliding_window=7, layer_types=_OTHER_LAYERS),
+    "ministral3": lambda: shaped("Ministral3", rope_parameters=_YARN | _BETA | {"original_max_position_embeddings": 9}),
+    "cohere": lambda: shaped("Cohere", logit_scale=3.0),
+    "glm": lambda: shaped("Glm", head_dim=16),
+    "stablelm": lambda: shaped("StableLm", use_qkv_bias=True),
+    "stablelm-parallel": lambda: shaped("StableLm", use_parallel_residual=True),
+    "vaultgemma": lambda: shaped("VaultGemma", **_WINDOW),
+    "olmo": lambda: shaped("Olmo", attention_bias=True),
+    "nanochat": lambda: shaped("NanoChat"),
+    "nanochat-yarn": lambda: shaped("NanoChat", rope_parameters={**_YARN}, attention_bias=True),
+    "nemotron": lambda: shaped("Nemotron", head_dim=16, mlp_bias=True, num_hidden_layers=2),
+    "gemma3": lambda: _beside("Gemma3", _EYES | {"model_type": "siglip_vision_model"}, tied=True, **_WINDOW),
+    "gemma3-capped": lambda: _beside(
+        "Gemma3", _EYES | {"model_type": "siglip_vision_model"}, **_WINDOW, final_logit_softcapping=3.0
+    ),
+    "mistral3": lambda: _beside("Mistral3", _EYES | {"model_type": "pixtral"}, "Mistral", sliding_window=7),
+    "mistral3-scaled": lambda: _beside(
+        "Mistral3", _EYES | {"model_type": "pixtral"}, "Ministral3", tied=True, rope_parameters=_YARN | _BETA
+    ),
+    "qwen2_vl": lambda: _beside("Qwen2VL", _QWEN_EYES, rope_parameters=_MROPE),
+    "qwen2_5_vl": lambda: _beside("Qwen2_5_VL", _QWEN_EYES, tied=True, rope_parameters=_MROPE),
+    "qwen3_vl": lambda: _beside("Qwen3VL", _QWEN_EYES | {"deepstack_visual_indexes": [0]}, rope_parameters=_MROPE),
+    "qwen3_vl_moe": lambda: _beside(
+        "Qwen3VLMoe",
+        _QWEN_EYES | {"deepstack_visual_indexes": [0]},
+        rope_parameters=_MROPE,
+        **_QWEN_EXPERTS,
+        mlp_only_layers=[1],
+    ),
+    "qwen3_vl_moe-everywhere": lambda: _beside("Qwen3VLMoe", _QWEN_EYES | {"deepstack_visual_indexes": [0]}, **_QWEN_EXPERTS),
+    "muse_glimmer": lambda: _beside("MuseGlimmer", _EYES, sliding_window=7, output_multiplier=2.0),
     "gpt2": lambda: _gpt2(),
     "gpt2-untied": lambda: _gpt2(tie_word_embeddings=False, activation_function="relu"),
 }
@@ -313,7 +374,8 @@ def write_checkpoint(kind: str, folder: Path) -> Path:
 
 def their_model(folder: Path) -> nn.Module:
     """What `transformers` makes of a folder."""
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    [name] = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    return getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @torch.no_grad()

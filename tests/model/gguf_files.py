@@ -33,8 +33,11 @@ ARCHITECTURES |= {
     "granitemoehybrid": "granitehybrid",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
+ARCHITECTURES |= {"cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3"}
+ARCHITECTURES |= {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 """By `model_type`, where it is not the same word."""
 NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoe", "granitemoeshared", "granitemoehybrid")
+NEIGHBOURS += ("arcee", "ministral3")
 
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _YARN |= {"mscale": 0.7, "mscale_all_dim": 0.7}
@@ -55,6 +58,8 @@ MADE: dict[str, Callable[[], nn.Module]] = {
             "lfm2",
             "lfm2_moe",
         ),
+        *("seed_oss", "ernie4_5", "hunyuan_v1_dense", "hunyuan_v1_dense-alpha", "exaone4", "exaone4-whole", "arcee", "cohere"),
+        *("qwen2_vl", "qwen3_vl", "qwen3_vl_moe-everywhere"),
     )
 }
 MADE |= {
@@ -74,6 +79,11 @@ MADE |= {
     "deepseek_v2-groups": lambda: shaped("DeepseekV2", **LATENT, **DEEPSEEK, topk_method="group_limited_greedy"),
     "deepseek_v3": lambda: shaped("DeepseekV3", **LATENT, **DEEPSEEK, rope_parameters=_YARN),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
+    "ministral3": lambda: shaped(
+        "Ministral3",
+        rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 9}
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+    ),
 }
 """Tiny checkpoints that GGUF has words for."""
 
@@ -119,6 +129,7 @@ def write_gguf(
     `drop` names metadata that are left out, `change` may change the tensors before they are written.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
     arch = architecture(config)
     writer = GGUFWriter(path, arch)
     said = {f"{arch}.{key}": value for key, value in described(config).items()}
@@ -194,6 +205,10 @@ def _rope(config: Config, rope: Config, ropes: Config) -> dict[str, Any]:
     if rope.get("rope_type") in ("linear", "yarn"):
         said |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
         said["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+        said["rope.scaling.yarn_log_multiplier"] = rope.get("mscale_all_dim")
+    if rope.get("alpha"):
+        said["rope.freq_base"] *= rope["alpha"] ** (head / (head - 2))
+        said |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
     if config["model_type"] == "gemma3_text":
         said["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
     if config["model_type"] == "phi3":
@@ -220,6 +235,12 @@ def _own(config: Config) -> dict[str, Any]:
         "attn_logit_softcapping": config.get("attn_logit_softcapping") if kind == "gemma2" else None,
         "final_logit_softcapping": config.get("final_logit_softcapping"),
     }
+    said["attention.temperature_scale"] = (config.get("rope_parameters") or {}).get("llama_4_scaling_beta")
+    if kind.endswith(("_vl", "_vl_moe")):
+        said |= {"rope.dimension_sections": [2, 1, 1, 0], "n_deepstack_layers": 1 if "qwen3" in kind else None}
+    if kind == "exaone4" and config.get("sliding_window"):
+        said["attention.sliding_window"] = config["sliding_window"]
+        said["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
     if kind in ("gemma2", "gemma3_text", "olmo3", "gpt_oss", "cohere2", "phi3"):
         said["attention.sliding_window"] = config.get("sliding_window") or 0
     if kind == "olmo3":
@@ -303,13 +324,22 @@ def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
     """The tensors under llama.cpp's names, in its order of rows."""
     arch = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture(config))
     names = get_tensor_name_map(arch, config["num_hidden_layers"])
-    for name, tensor in _merged(load_file(folder / "model.safetensors"), config):
+    for name, tensor in _merged(_of_text(load_file(folder / "model.safetensors")), config):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         yield found, _arranged(name, tensor.float(), config)
     if config["model_type"] == "glm4_moe":
         yield f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight", torch.zeros(4, 8)
     yield from _factors(config)
+
+
+def _of_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The text model's tensors, under the names that it has by itself."""
+    alone = {
+        name.replace(".language_model.", ".").replace("query_layernorm", "q_norm").replace("key_layernorm", "k_norm"): name
+        for name in tensors
+    }
+    return {ours: tensors[name] for ours, name in alone.items() if "visual." not in name}
 
 
 def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
@@ -345,6 +375,10 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
             yield name.replace("kv_b_proj", "v_b_proj"), value
         elif not mark:
             yield name, tensor
+        elif config["model_type"] == "qwen3_vl_moe":
+            halves = tensor.chunk(2, dim=1) if "gate_up" in rest else (tensor,)
+            for part, own in zip(("gate_proj", "up_proj") if len(halves) > 1 else ("down_proj",), halves, strict=True):
+                yield f"{start}.experts.{part}.weight", own
         elif config["model_type"] == "gpt_oss":
             ending = "bias" if rest.endswith("_bias") else "weight"
             parts = {"down_proj": tensor} if "down" in rest else {"gate_proj": tensor[..., ::2], "up_proj": tensor[..., 1::2]}

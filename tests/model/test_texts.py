@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attend.model.net.attention import MultiHeadAttention, attend, attention_weights, causal_mask
 from attend.model.net.layers import make_norm, sinusoidal_table
-from attend.model.net.rope import apply_rotary, rotary_table
+from attend.model.net.rope import Rotation, apply_rotary, rotary_table
 from attend.model.net.transformer import Block, Decoder, PostNormBlock
 from attend.model.rope import Rope
 from attend.model.train.loss import DenseCausal, hidden_states, summed_loss
@@ -184,7 +184,7 @@ def test_rotary_scores_depend_on_the_distance_alone():
     q, k = torch.randn(1, 1, D).double(), torch.randn(1, 1, D).double()
 
     def at(x: Tensor, position: int) -> Tensor:
-        return apply_rotary(x, (cos[position].double(), sin[position].double()))
+        return apply_rotary(x, Rotation(cos[position].double(), sin[position].double()))
 
     score = [[(at(q, m + n) * at(k, n)).sum().item() for n in (0, 1, 40, 99)] for m in (0, 3, 20)]
     for row in score:

@@ -27,7 +27,15 @@ def read(raw: Raw) -> ModelConfig:
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values and name != "family"]
     if strangers or missing:
         raise CheckpointError(f"config.json: unknown {strangers}, missing {missing}")
-    for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers", "conv_layers", "eos_token_ids"):
+    for name in (
+        "window_layers",
+        "rope_layers",
+        "rope_thetas",
+        "expert_layers",
+        "delta_layers",
+        "conv_layers",
+        "eos_token_ids",
+    ):
         if isinstance(values.get(name), list):
             values[name] = tuple(values[name])
     if not isinstance(values.setdefault("eos_token_ids", ()), tuple):

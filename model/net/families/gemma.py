@@ -1,10 +1,12 @@
-"""Gemma, Gemma 2 and the text models of Gemma 3: gains of 1 + w, embeddings times sqrt(width), GELU in the gated MLP.
+"""Gemma 1 to 3, and VaultGemma: gains of 1 + w, embeddings times sqrt(width), GELU in the gated MLP.
 
-Gemma 2 norms before and after each sublayer, caps scores, and has a window in every other layer. Gemma 3 norms queries and keys
-instead of capping, and its layers with a window turn by a theta of their own.
+Gemma 2 norms before and after each sublayer, caps scores, and has a window in every other layer. So has
+VaultGemma, which norms before alone. Gemma 3 norms queries and keys instead of capping, and its layers with a window turn by a
+theta of their own.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from attend.model.config import ModelConfig
@@ -57,6 +59,12 @@ def read2(raw: Raw) -> ModelConfig:
     return ModelConfig(**fields | windows(raw, raw.get("sliding_window", 4096), layers))
 
 
+def read_vault(raw: Raw) -> ModelConfig:
+    """VaultGemma."""
+    raw = {"num_key_value_heads": 4, "head_dim": 256, **raw}
+    return replace(read2(raw), norm_place="pre")
+
+
 def read3(raw: Raw) -> ModelConfig:
     """Gemma 3's text model. All layers but every sixth have a window. Its reference looks at no `attn_logit_softcapping`."""
     pattern = size(raw, "sliding_window_pattern", 6)
@@ -80,9 +88,11 @@ SANDWICH = {
     "mlp_norm": ("pre_feedforward_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
 }
+BEFORE = {"mlp_norm": SANDWICH["mlp_norm"]}
 WEIGHTS = llama.OUTSIDE | in_block("model.layers", SANDWICH | llama.ATTENTION | llama.MLP)
 FAMILIES = {
     "gemma": Family(read, llama.WEIGHTS, gain_offset=1.0),
     "gemma2": Family(read2, WEIGHTS, gain_offset=1.0),
     "gemma3_text": Family(read3, WEIGHTS, gain_offset=1.0),
+    "vaultgemma": Family(read_vault, llama.WEIGHTS | in_block("model.layers", BEFORE), gain_offset=1.0),
 }

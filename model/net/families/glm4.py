@@ -1,6 +1,6 @@
-"""GLM-4 (model_type glm4): norms before and after each sublayer, and half of each head rotated, neighbour with neighbour."""
+"""GLM-4: half of each head rotated, neighbour with neighbour. The later models (glm4) norm before and after each sublayer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
@@ -11,13 +11,23 @@ if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
 
 
-def read(raw: Raw) -> ModelConfig:
-    """Its stop tokens have defaults."""
+def _common(raw: Raw) -> dict[str, Any]:
+    """Stop tokens have defaults."""
     raw = raw | {"head_dim": raw.get("head_dim") or 128, "num_key_value_heads": raw.get("num_key_value_heads") or 2}
     if raw.get("eos_token_id") is None:
         raw = raw | {"eos_token_id": [151329, 151336, 151338]}
     fields = decoder_sizes(raw, eps=1.5625e-7) | rope(raw, head_size(raw), partial=0.5)
-    return ModelConfig(**fields | {"norm_place": "sandwich", "qkv_bias": flag(raw, "attention_bias", True)})
+    return fields | {"qkv_bias": flag(raw, "attention_bias", True)}
+
+
+def read(raw: Raw) -> ModelConfig:
+    """The first models (glm)."""
+    return ModelConfig(**_common(raw))
+
+
+def read4(raw: Raw) -> ModelConfig:
+    """The later ones."""
+    return ModelConfig(**_common(raw) | {"norm_place": "sandwich"})
 
 
 def halves(tensor: "Tensor", head: int, rotated: int, first: int = 0) -> "Tensor":
@@ -43,4 +53,7 @@ NORMS = {
     "mlp_post_norm": ("post_mlp_layernorm",),
 }
 MLP = {"mlp.gate_up": ("mlp.gate_up_proj",), "mlp.down": ("mlp.down_proj",)}
-FAMILIES = {"glm4": Family(read, llama.OUTSIDE | in_block("model.layers", NORMS | llama.ATTENTION | MLP), adapt=adapt)}
+FAMILIES = {
+    "glm": Family(read, llama.OUTSIDE | in_block("model.layers", llama.PRE_NORMS | llama.ATTENTION | MLP), adapt=adapt),
+    "glm4": Family(read4, llama.OUTSIDE | in_block("model.layers", NORMS | llama.ATTENTION | MLP), adapt=adapt),
+}

@@ -1,7 +1,7 @@
 """Granite: Llama with multipliers of the embedding, the residuals, the attention scores and the scores of the next token.
 
 Its mixtures keep all experts in one tensor of each projection, and a shared expert has no gate. Granite 4 is served where every
-layer has attention.
+layer has attention. Granite SWA has windows, sinks, and a theta for each layer besides.
 """
 
 from typing import Any
@@ -10,16 +10,28 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, count, decoder_sizes, flag, head_size, in_block, number, refuse, size
+from attend.model.net.families.reading import (
+    Family,
+    Raw,
+    count,
+    decoder_sizes,
+    flag,
+    head_size,
+    in_block,
+    number,
+    refuse,
+    size,
+    windows_of_types,
+)
 
 
-def _common(raw: Raw) -> dict[str, Any]:
-    """`logits_scaling` divides."""
+def _common(raw: Raw, **absent: Any) -> dict[str, Any]:
+    """`logits_scaling` divides; keywords are what absent keys mean."""
     bias, scaling = flag(raw, "attention_bias"), number(raw, "logits_scaling", 1.0)
     if scaling <= 0:
         raise CheckpointError(f"config.json: logits_scaling must be a number above 0; got {scaling}")
     return (
-        decoder_sizes(raw)
+        decoder_sizes(raw, **absent)
         | rope(raw, head_size(raw))
         | {
             "qkv_bias": bias,
@@ -69,6 +81,24 @@ def read_hybrid(raw: Raw) -> ModelConfig:
     return ModelConfig(**_common(raw) | mlp | {"rope_layers": None if rotates else ()})
 
 
+def read_swa(raw: Raw) -> ModelConfig:
+    """Granite SWA. Without `layer_types`, all layers but every fourth have the window, from the second on."""
+    raw = {"num_key_value_heads": 4, **raw}
+    slides = windows_of_types(raw, raw.get("sliding_window", 128), lambda layer: layer % 4 != 0)
+    fields = _common(raw, eps=1e-5, tied=True) | {"mlp_bias": flag(raw, "mlp_bias"), "sinks": True}
+    return ModelConfig(**fields | slides | _thetas(raw))
+
+
+def _thetas(raw: Raw) -> dict[str, Any]:
+    """`layer_rope_theta` has a theta for each layer, 0 or null for one that does not rotate."""
+    thetas, layers = raw.get("layer_rope_theta"), size(raw, "num_hidden_layers")
+    if thetas is None:
+        return {}
+    if not isinstance(thetas, list) or len(thetas) != layers:
+        raise CheckpointError(f"config.json: layer_rope_theta must have a number for each of {layers} layers; got {thetas!r}")
+    return {"rope_thetas": tuple(number({"layer_rope_theta": theta}, "layer_rope_theta", 0.0) for theta in thetas)}
+
+
 ATTENTION = ("attention", "full_attention")
 IN_BLOCK = {
     "mlp.router": ("block_sparse_moe.router.layer",),
@@ -80,8 +110,10 @@ IN_BLOCK = {
     "mlp.down": ("shared_mlp.output_linear",),
 }
 WEIGHTS = llama.WEIGHTS | in_block("model.layers", IN_BLOCK)
+SINKS = {"blocks.{}.attention.sinks": ("model.layers.{}.self_attn.sinks",)}
 FAMILIES = {
     "granite": Family(read, llama.WEIGHTS),
+    "granite_swa": Family(read_swa, llama.WEIGHTS | SINKS),
     "granitemoe": Family(read_moe, WEIGHTS),
     "granitemoehybrid": Family(read_hybrid, WEIGHTS),
     "granitemoeshared": Family(read_shared, WEIGHTS),

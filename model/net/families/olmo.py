@@ -1,10 +1,11 @@
-"""OLMo 2, OLMo 3 and OLMo Hybrid: norms of a sublayer's output alone, and of all queries or keys side by side. OLMoE has the
-latter.
+"""OLMo: Llama with LayerNorms without gain. OLMo 2, OLMo 3 and OLMo Hybrid: norms of a sublayer's output alone, and of all
+queries or keys side by side. OLMoE has the latter.
 
 OLMo 3 has windows in three of four layers, which are not scaled where the others are. OLMo Hybrid has the gated delta rule
 there, with norms before the sublayers.
 """
 
+import re
 from typing import Any
 
 from attend.model.config import ModelConfig
@@ -32,6 +33,14 @@ KINDS = ("linear_attention", "full_attention")
 def _common(raw: Raw, eps: float = 1e-5) -> dict[str, Any]:
     bias = flag(raw, "attention_bias")
     return decoder_sizes(raw, eps=eps) | {"norm_place": "output", "qk_norm": "all", "qkv_bias": bias, "out_bias": bias}
+
+
+def read(raw: Raw) -> ModelConfig:
+    """OLMo."""
+    refuse(raw, "clip_qkv", None)
+    bias = flag(raw, "attention_bias")
+    norms = {"norm": "layernorm_without_bias", "norm_eps": 1e-5}
+    return ModelConfig(**decoder_sizes(raw) | rope(raw, head_size(raw)) | norms | {"qkv_bias": bias, "out_bias": bias})
 
 
 def read2(raw: Raw) -> ModelConfig:
@@ -110,6 +119,7 @@ PUBLISHED = {
 HYBRID = WEIGHTS | in_block("model.layers", llama.PRE_NORMS | DELTA)
 HYBRID |= {f"blocks.{{}}.attention.{ours}": (f"model.layers.{{}}.linear_attn.{name}",) for ours, name in ALONE.items()}
 FAMILIES = {
+    "olmo": Family(read, llama.WEIGHTS, gainless=re.compile(r"norm\.weight$")),
     "olmo2": Family(read2, WEIGHTS),
     "olmo3": Family(read3, WEIGHTS),
     "olmo_hybrid": Family(read_hybrid, HYBRID, fused=PUBLISHED),

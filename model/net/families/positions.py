@@ -81,7 +81,7 @@ def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
         return LinearScaling(given("factor"))
     if kind == "dynamic":
         return DynamicScaling(given("factor"), positions(raw))
-    original = _original(raw, values)
+    original = original_positions(raw, values)
     if kind == "llama3":
         return Llama3Scaling(given("factor"), given("low_freq_factor"), given("high_freq_factor"), original)
     factor = number(values, "factor", positions(raw) / original)
@@ -98,7 +98,7 @@ def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
     return YarnScaling(factor, original, fast, slow, _attention_factor(values, factor), truncate)
 
 
-def _original(raw: Raw, values: dict[str, Any]) -> int:
+def original_positions(raw: Raw, values: dict[str, Any]) -> int:
     """The positions that the model learned: those beside the object, else those in it, else all positions."""
     places = (place for place in (raw, values) if place.get(ORIGINAL) is not None)
     value = next(places, {ORIGINAL: positions(raw)})[ORIGINAL]

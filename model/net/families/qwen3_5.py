@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attend.model.config import ModelConfig
-from attend.model.errors import CheckpointError
 from attend.model.net.families import llama, qwen_moe
 from attend.model.net.families.positions import rope
 from attend.model.net.families.reading import (
@@ -22,24 +21,23 @@ from attend.model.net.families.reading import (
     refuse,
     size,
 )
+from attend.model.net.families.wrapped import PREFIX, VISUAL, text_of
 from attend.model.sublayers import DeltaSpec
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
 
 KINDS = ("linear_attention", "full_attention")
-MROPE = {"mrope_section", "mrope_interleaved"}
-"""How positions of images are spread over a head: those of a text are the same in each part."""
 
 
 def read(raw: Raw) -> ModelConfig:
     """Qwen3.5, alone or in `text_config`."""
-    return ModelConfig(**_common(_text(raw), kv_heads=4))
+    return ModelConfig(**_common(text_of(raw), kv_heads=4))
 
 
 def read_mixture(raw: Raw) -> ModelConfig:
     """The mixture of Qwen3.5: every layer has experts."""
-    text = _text(raw)
+    text = text_of(raw)
     width = size(text, "moe_intermediate_size", 512)
     fields = qwen_moe.experts(text | {"mlp_only_layers": [], "decoder_sparse_step": 1}, 256, 8, width)
     return ModelConfig(
@@ -59,19 +57,6 @@ def read_next(raw: Raw) -> ModelConfig:
             "shared_expert_size": size(raw, "shared_expert_intermediate_size", 512),
         }
     )
-
-
-def _text(raw: Raw) -> dict[str, Any]:
-    """The text model's keys, without what `rope_parameters` says of images."""
-    text = raw.get("text_config", raw)
-    if not isinstance(text, dict):
-        raise CheckpointError(f"config.json: text_config must be an object; got {text!r}")
-    outer = ("model_type", "tie_word_embeddings")  # which hold for the text model as well
-    text = text | {key: raw[key] for key in outer if raw.get(key) is not None}
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(text.get(key), dict):
-            text = text | {key: {name: value for name, value in text[key].items() if name not in MROPE}}
-    return text
 
 
 def _common(raw: Raw, kv_heads: int) -> dict[str, Any]:
@@ -137,16 +122,13 @@ FUSED = {
     f"blocks.{{}}.mlp.experts.{ours}.weight": (f"model.language_model.layers.{{}}.mlp.experts.{theirs}",)
     for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj"))
 }
-LEFT_OUT = {
-    **dict.fromkeys(("model.visual.", "visual."), "images and videos are not served"),
-    "mtp.": MTP,
-}
+LEFT_OUT = VISUAL | {"mtp.": MTP}
 QWEN3_5 = Family(
     read,
-    _weights("model.language_model.", PARTS),
+    _weights(PREFIX, PARTS),
     adapt=adapt,
     gain_offset=1.0,
-    prefix="model.language_model.",
+    prefix=PREFIX,
     left_out=LEFT_OUT,
 )
 MIXTURE = replace(QWEN3_5, read=read_mixture, fused=FUSED)

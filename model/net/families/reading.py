@@ -37,10 +37,20 @@ class Family:
     """Which of our parameters' names belong to matrices that are stored as [in, out], alone or [experts, in, out]."""
     rows: re.Pattern[str] | None = None
     """Which of our parameters' names belong to vectors that are stored as a matrix of one row."""
+    transposed_by_shape: bool = False
+    """Whether one of those may lie as ours does: it does where its shape is that of ours."""
     gain_offset: float | None = None
     """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32, also those with 0."""
+    offset_gains: re.Pattern[str] = re.compile(r"norm\.weight$")
+    """Which of our gains that holds for."""
+    gainless: re.Pattern[str] | None = None
+    """Which of our gains their norms do not have: 1."""
+    head_if_there: bool = False
+    """Whether a head in the files is the model's where config.json does not say whether it is tied."""
     prefix: str = "model."
     """How their names begin, but for the head's. Checkpoints of a model without its head leave parts of it out, or all."""
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Other prefixes that names may have -> what stands before the head's name then."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Entries in place of those of `weights` where a checkpoint has their tensors, but for blocks that have the others."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +66,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -75,18 +86,19 @@ def size(raw: Raw, key: str, default: int | None = None) -> int:
 
 
 POSITIONS = {
-    **dict.fromkeys(("llama", "gpt_neox", "olmo2", "olmo3", "dots1", "exaone_moe"), 2048),
-    **dict.fromkeys(("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"), 2048),
-    **dict.fromkeys(("phi3", "starcoder2", "olmoe"), 4096),
-    **dict.fromkeys(("cohere2", "gemma", "gemma2"), 8192),
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"), 32768),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 32768),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), 128000),
+    **dict.fromkeys(
+        ("llama", "gpt_neox", "granite", "olmo", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "nanochat"), 2048
+    ),
+    **dict.fromkeys(("granitemoe", "granitemoehybrid", "granitemoeshared", "dots1", "exaone_moe", "deepseek_v2"), 2048),
+    **dict.fromkeys(("phi3", "starcoder2", "arcee", "helium", "nemotron", "stablelm", "olmoe", "deepseek_v3"), 4096),
+    **dict.fromkeys(("cohere", "cohere2", "gemma", "gemma2", "granite_swa", "vaultgemma"), 8192),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3", "minicpm3"), 32768),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen2_vl", "qwen2_5_vl"), 32768),
     "olmo_hybrid": 65536,
-    **dict.fromkeys(("gemma3_text", "glm4", "glm4_moe", "ernie4_5_moe", "gpt_oss", "mistral", "mixtral"), 131072),
-    "minimax_m2": 196608,
-    **{"deepseek_v2": 2048, "deepseek_v3": 4096, "glm4_moe_lite": 202752, "minicpm3": 32768},
-    "youtu": 131072,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe"), 128000),
+    **dict.fromkeys(("gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_oss", "mistral", "mixtral", "youtu"), 131072),
+    **dict.fromkeys(("ernie4_5", "ernie4_5_moe", "ministral", "mistral3", "muse_glimmer"), 131072),
+    **{"minimax_m2": 196608, "glm4_moe_lite": 202752, "ministral3": 262144, "seed_oss": 524288},
 }
 """How many a model has whose config.json does not say, by `model_type`."""
 
@@ -216,6 +228,14 @@ def windows(raw: Raw, window: Any, layers: tuple[int, ...] | None) -> dict[str, 
         return {}
     whole = layers is None or len(layers) == size(raw, "num_hidden_layers")
     return {"sliding_window": window, "window_layers": None if whole else layers}
+
+
+def windows_of_types(raw: Raw, window: Any, default: Callable[[int], bool]) -> dict[str, Any]:
+    """Fields for a window in the layers that `layer_types` calls sliding; without it those for which `default` is true."""
+    layers = sliding_layers(raw, lambda layer: window is not None and default(layer))
+    if layers and window is None:
+        raise CheckpointError("config.json: layer_types name sliding layers, but there is no sliding_window")
+    return windows(raw, window, layers)
 
 
 def pairs(ours: str, *theirs: str) -> dict[str, tuple[str, ...]]:

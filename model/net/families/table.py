@@ -8,10 +8,13 @@ from pathlib import Path
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import (
+    arcee,
     attend,
     cohere2,
     deepseek,
+    ernie,
     ernie4_5_moe,
+    exaone,
     gemma,
     glm4,
     glm4_moe,
@@ -19,27 +22,39 @@ from attend.model.net.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    helium,
+    hunyuan,
     latent,
     lfm2,
     llama,
     minimax_m2,
+    ministral,
     mixtral,
+    muse_glimmer,
+    nanochat,
+    nemotron,
     olmo,
     phi3,
     qwen3_5,
     qwen_moe,
+    seed_oss,
     smollm3,
+    stablelm,
     starcoder2,
+    wrapped,
 )
 from attend.model.net.families.reading import Family, Raw
 from attend.model.net.families.strangers import introduce
 from attend.model.weights import read_json
 
 FAMILIES: dict[str, Family] = {
+    **arcee.FAMILIES,
     **attend.FAMILIES,
     **cohere2.FAMILIES,
     **deepseek.FAMILIES,
+    **ernie.FAMILIES,
     **ernie4_5_moe.FAMILIES,
+    **exaone.FAMILIES,
     **gemma.FAMILIES,
     **glm4.FAMILIES,
     **glm4_moe.FAMILIES,
@@ -47,30 +62,45 @@ FAMILIES: dict[str, Family] = {
     **gpt_neox.FAMILIES,
     **gpt_oss.FAMILIES,
     **granite.FAMILIES,
-    **lfm2.FAMILIES,
+    **helium.FAMILIES,
+    **hunyuan.FAMILIES,
     **latent.FAMILIES,
+    **lfm2.FAMILIES,
     **llama.FAMILIES,
     **minimax_m2.FAMILIES,
+    **ministral.FAMILIES,
     **mixtral.FAMILIES,
+    **muse_glimmer.FAMILIES,
+    **nanochat.FAMILIES,
+    **nemotron.FAMILIES,
     **olmo.FAMILIES,
     **phi3.FAMILIES,
     **qwen3_5.FAMILIES,
     **qwen_moe.FAMILIES,
+    **seed_oss.FAMILIES,
     **smollm3.FAMILIES,
+    **stablelm.FAMILIES,
     **starcoder2.FAMILIES,
+    **wrapped.FAMILIES,
 }
 """By `model_type`."""
 TITLES = {
+    "arcee": "Arcee AFM",
     "attend": "our own spelling: every mix of switches",
+    "cohere": "Command R",
     "cohere2": "Command R7B",
     "deepseek_v2": "DeepSeek-V2 and V2-Lite",
     "deepseek_v3": "DeepSeek-V3, R1, and models of their shape",
     "dots1": "dots.llm1",
+    "ernie4_5": "ERNIE 4.5, without experts",
     "ernie4_5_moe": "ERNIE 4.5's mixtures",
+    "exaone4": "EXAONE 4",
     "exaone_moe": "K-EXAONE",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
-    "gemma3_text": "Gemma 3, text alone",
+    "gemma3": "Gemma 3, text alone",
+    "gemma3_text": "Gemma 3's text model by itself",
+    "glm": "GLM-4-9B",
     "glm4": "GLM-4",
     "glm4_moe": "GLM-4.5, 4.5-Air, 4.6",
     "glm4_moe_lite": "GLM-4.7-Flash",
@@ -78,23 +108,35 @@ TITLES = {
     "gpt_neox": "GPT-NeoX, Pythia",
     "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
     "granite": "Granite 3",
+    "granite_swa": "Granite with sliding windows",
     "granitemoe": "Granite 3's mixtures",
     "granitemoehybrid": "Granite 4 whose layers all have attention",
     "granitemoeshared": "Granite's mixtures with a shared expert",
+    "helium": "Helium",
+    "hunyuan_v1_dense": "HunYuan, without experts",
     "lfm2": "LFM2, LFM2.5",
     "lfm2_moe": "their mixtures",
     "llama": "Llama 2 and 3, and models of their shape",
     "minicpm3": "MiniCPM3",
     "minimax_m2": "MiniMax-M2",
+    "ministral": "Ministral 8B",
+    "ministral3": "Ministral 3's text model by itself",
     "mistral": "Mistral 7B",
+    "mistral3": "Mistral Small 3.1 and later, Ministral 3, text alone",
     "mixtral": "Mixtral",
+    "muse_glimmer": "Muse Glimmer, text alone",
+    "nanochat": "nanochat",
+    "nemotron": "Nemotron-4, Minitron",
+    "olmo": "OLMo",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
     "olmo_hybrid": "OLMo Hybrid",
     "olmoe": "OLMoE",
     "phi3": "Phi-3, Phi-4",
     "qwen2": "Qwen2, Qwen2.5",
+    "qwen2_5_vl": "Qwen2.5-VL, text alone",
     "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
+    "qwen2_vl": "Qwen2-VL, text alone",
     "qwen3": "Qwen3",
     "qwen3_5": "Qwen3.5, text alone",
     "qwen3_5_moe": "Qwen3.5's mixtures, text alone",
@@ -102,8 +144,13 @@ TITLES = {
     "qwen3_5_text": "Qwen3.5's text model by itself",
     "qwen3_moe": "Qwen3-MoE",
     "qwen3_next": "Qwen3-Next",
+    "qwen3_vl": "Qwen3-VL, text alone",
+    "qwen3_vl_moe": "Qwen3-VL's mixtures, text alone",
+    "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM3",
+    "stablelm": "StableLM 2",
     "starcoder2": "StarCoder2",
+    "vaultgemma": "VaultGemma",
     "youtu": "Youtu-LLM",
 }
 """The models of each family, as people call them."""
@@ -132,11 +179,11 @@ def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ..
 
 
 def spellings(family: Family) -> list[str]:
-    """The prefixes that names of a checkpoint may have: that of the family, or some of its parts."""
+    """The prefixes that names of a checkpoint may have: that of the family, some of its parts, or an older one."""
     found = [""]
     for part in re.findall(r"[^.]+\.", family.prefix):
         found = [start + more for more in (part, "") for start in found]
-    return found
+    return [*found, *family.older]
 
 
 def spelling_of(family: Family, names: Iterable[str]) -> str:
@@ -164,7 +211,8 @@ def respelled(family: Family, prefix: str) -> Family:
     """The family with another prefix of its names."""
 
     def other(name: str) -> str:
-        return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name
+        outside = family.older.get(prefix, "") + name
+        return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else outside
 
     tables = (
         {ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused)
@@ -189,8 +237,8 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
     if parts == 1:
         return [tuple(whole)]
     if ".qkv." in ours:
-        queries = config.query_size * (2 if config.attention_gate else 1)
-        return [(rows, *whole[1:]) for rows in (queries, config.kv_size, config.kv_size)]
+        queries = [config.query_size * (2 if config.attention_gate and parts == 3 else 1)] * (parts - 2)
+        return [(rows, *whole[1:]) for rows in (*queries, config.kv_size, config.kv_size)]
     if config.delta is not None and (".attention.inputs." in ours or ours.endswith(".attention.convolution")):
         widths = [config.delta.query_width] * 2 + [config.delta.value_width] * 2
         return [(rows, *whole[1:]) for rows in ([config.delta.channels, widths[-1]] if parts == 2 else widths[:parts])]

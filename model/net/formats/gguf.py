@@ -33,6 +33,7 @@ PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bflo
 """Types that torch has."""
 READ = (*PLAIN, *CODED, Type.Q6_K)
 NEIGHBOURS = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "cohere2", "glm4", "ernie4_5-moe")
+NEIGHBOURS += ("arcee", "command-r", "ernie4_5", "mistral3")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
 
 OUTSIDE = pairs("embedding.tokens", "token_embd") | pairs("norm", "output_norm") | pairs("head", "output")
@@ -76,7 +77,7 @@ LFM2 = pairs("norm", "token_embd_norm")
 """Its last norm has the name that a norm of the embedding has elsewhere."""
 LATENT = "deepseek2"
 """Its rows lie as in its checkpoints, and its keys' part of what both are made of is turned round in each head."""
-POST_ATTENTION = ("gpt-oss", "glm4moe")
+POST_ATTENTION = ("gpt-oss", "glm4moe", "seed_oss")
 """Architectures that call the norm before the MLP one after attention."""
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
 """Tensors that the config was read from."""

@@ -83,10 +83,9 @@ class Safetensors(Weights):
         start, end = template.replace("{e}", "0").split("{}")
         return [name[len(start) : len(name) - len(end)] for name in self.where if name.startswith(start) and name.endswith(end)]
 
-    def rows(self, name: str) -> int | None:
+    def shape(self, name: str) -> tuple[int, ...] | None:
         """See `Weights`."""
-        file = self.where.get(name)
-        return None if file is None else int(self._opened[file].get_slice(name).get_shape()[0])
+        return tuple(self._opened[self.where[name]].get_slice(name).get_shape()) if name in self.where else None
 
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""

@@ -68,8 +68,8 @@ class Weights:
         """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
         return None
 
-    def rows(self, name: str) -> int | None:
-        """The first size of a tensor, where that is known."""
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """That of a tensor of the files; None where there is none of this name, or nobody asks."""
         return None
 
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:

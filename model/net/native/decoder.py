@@ -33,7 +33,7 @@ BLOCK = 32
 """Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
 """Tokens that a convolution sees."""
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 """In the order of `Activation` in matrix.h."""
 PLACES = ("parallel", "shared")
 """Places of norms with attention and MLP side by side, in the order of `Place` in decoder.cpp, from 1 on."""
@@ -88,7 +88,7 @@ class NativeBackend:
         sizes = (len(qkv), q_THD.shape[1], k_TKD.shape[1], q_THD.shape[2])
         caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size, cache.in_8_bits)
         rows, held = _rows(layout)
-        numbers = _numbers(self._variants[layer : layer + 1], q_THD.shape[2])
+        numbers = (ctypes.c_float * 3)(*_numbers(self._variants[layer], q_THD.shape[2]))
         sinks = None if sinks_H is None else sinks_H.float().contiguous()
         outside = (out_THD.data_ptr(), numbers, None if sinks is None else sinks.data_ptr())
         self._library.attend_layer(qkv.data_ptr(), layout.slots_T.data_ptr(), *sizes, *caches, *rows, *outside)
@@ -109,19 +109,8 @@ class NativeDecoder:
         self.config = config = net.config
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
-        sizes, numbers = _sizes(config), (config.norm_eps, config.embedding_scale, config.residual_scale)
-        numbers += (config.swiglu_limit or 0.0, config.swiglu_slope)
-        numbers += (
-            config.routing_eps or 0.0,
-            config.routing_floor or 0.0,
-            config.routed_scaling_factor,
-            *_delta_numbers(config),
-        )
         self._net = self._library.attend_new(
-            (ctypes.c_int64 * len(sizes))(*sizes),
-            _addresses(arrays),
-            (ctypes.c_float * len(numbers))(*numbers),
-            _numbers(config.attention_variants, config.head_size),
+            ctypes.byref(_model_sizes(config)), _addresses(arrays), (_LayerSizes * config.num_layers)(*_layer_sizes(config))
         )
         if self._net is None:
             raise MemoryError(NO_ROOM)
@@ -213,49 +202,110 @@ def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     return (starts_R.data_ptr(), counts_R.data_ptr(), len(table), table.data_ptr(), table.shape[1]), (starts_R, counts_R, table)
 
 
-def _numbers(variants: Sequence[AttentionVariant], head_size: int) -> ctypes.Array:
-    numbers = [
-        number
-        for variant in variants
-        for number in (variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING)
-    ]
-    return (ctypes.c_float * len(numbers))(*numbers)
+class _ModelSizes(ctypes.Structure):
+    """`ModelSizes` of decoder.cpp."""
+
+    _fields_ = tuple(
+        (name, kind)
+        for kind, names in (
+            (
+                ctypes.c_int64,
+                "layers E M V H K D R attention_gate norms_all normed_after query_length activation gated centred place",
+            ),
+            (ctypes.c_int64, "X C F S undivided shared_gate sigmoid groups groups_of_token"),
+            (ctypes.c_int64, "key_heads value_heads key_size value_size delta_kernel conv_kernel"),
+            (ctypes.c_float, "eps output_eps embedding_scale residual_scale limit slope"),
+            (ctypes.c_float, "query_beta routing_eps routing_floor routed_scale delta_eps rate_scale"),
+        )
+        for name in names.split()
+    )
 
 
-def _sizes(config: ModelConfig) -> tuple[int, ...]:
-    """In the order that `attend_new` names."""
-    sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size)
-    heads = (config.num_heads, config.num_kv_heads, config.head_size, config.rope_size or config.head_size)
-    kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm != "rmsnorm", config.qk_norm == "all")
-    place = PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0
-    mixed = (layer.experts is not None for layer in config.layers)
-    mixers = (MIXERS.index(type(layer.recurrence)) for layer in config.layers)
-    sublayers = (*_mixture(config), config.attention_gate, *_delta(config), *mixed, *mixers)
-    router = (config.shared_expert_size is not None and config.shared_expert_gate, config.scoring_func == "sigmoid")
-    seen = (config.conv_kernel or 0) if config.conv_layers else 0
-    return (*sizes, *heads, *kinds, place, *sublayers, *router, config.expert_groups, config.groups_per_token, seen)
+class _LayerSizes(ctypes.Structure):
+    """`LayerSizes` of decoder.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("mixed", "mixer", "window")),
+        *((n, ctypes.c_float) for n in ("scale", "softcap")),
+    )
 
 
-def _mixture(config: ModelConfig) -> tuple[int, ...]:
+def _model_sizes(config: ModelConfig) -> _ModelSizes:
+    return _ModelSizes(
+        layers=config.num_layers,
+        E=config.hidden_size,
+        M=config.mlp_size,
+        V=config.vocab_size,
+        H=config.num_heads,
+        K=config.num_kv_heads,
+        D=config.head_size,
+        R=config.rope_size or config.head_size,
+        attention_gate=config.attention_gate,
+        norms_all=config.qk_norm == "all",
+        normed_after=config.qk_norm_after_rope,
+        query_length=config.query_scale_length,
+        activation=ACTIVATIONS.index(config.activation),
+        gated=config.gated_mlp,
+        centred=config.norm != "rmsnorm",
+        place=PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0,
+        eps=config.norm_eps,
+        output_eps=config.post_norm_eps or config.norm_eps,
+        embedding_scale=config.embedding_scale,
+        residual_scale=config.residual_scale,
+        limit=config.swiglu_limit or 0.0,
+        slope=config.swiglu_slope,
+        query_beta=config.query_scale_beta or 0.0,
+        conv_kernel=(config.conv_kernel or 0) if config.conv_layers else 0,
+        **_mixture(config),
+        **_delta(config),
+    )
+
+
+def _mixture(config: ModelConfig) -> dict[str, Any]:
     """Sizes of the experts, which are alike in all layers that have some."""
     spec = next((layer.experts for layer in config.layers if layer.experts is not None), None)
     if spec is None:
-        return (0, 0, 0, 0, 0)
-    widths = (spec.expert_size, spec.shared_expert_size or 0)
-    return (spec.num_experts, spec.experts_per_token, *widths, spec.routing == "all")
+        return {}
+    return {
+        "X": spec.num_experts,
+        "C": spec.experts_per_token,
+        "F": spec.expert_size,
+        "S": spec.shared_expert_size or 0,
+        "undivided": spec.routing == "all",
+        "shared_gate": spec.shared_expert_size is not None and spec.shared_expert_gate,
+        "sigmoid": spec.scoring_func == "sigmoid",
+        "groups": spec.expert_groups,
+        "groups_of_token": spec.groups_per_token,
+        "routing_eps": spec.routing_eps or 0.0,
+        "routing_floor": spec.routing_floor or 0.0,
+        "routed_scale": spec.routed_scaling_factor,
+    }
 
 
-def _delta(config: ModelConfig) -> tuple[int, ...]:
-    """Sizes of the delta rules."""
+def _delta(config: ModelConfig) -> dict[str, Any]:
+    """Sizes of the delta rules, the eps of their norms, and what their rates are multiplied by."""
     spec = config.delta if config.delta_layers else None
-    return (0, 0, 0, 0, 0) if spec is None else (spec.key_heads, spec.value_heads, spec.key_size, spec.value_size, spec.kernel)
+    if spec is None:
+        return {}
+    return {
+        "key_heads": spec.key_heads,
+        "value_heads": spec.value_heads,
+        "key_size": spec.key_size,
+        "value_size": spec.value_size,
+        "delta_kernel": spec.kernel,
+        "delta_eps": config.norm_eps if spec.norm_eps is None else spec.norm_eps,
+        "rate_scale": 2.0 if spec.negative_eigenvalues else 1.0,
+    }
 
 
-def _delta_numbers(config: ModelConfig) -> tuple[float, float]:
-    """The eps of the norms of delta rules, and what their rates are multiplied by."""
-    spec = config.delta
-    eps = config.norm_eps if spec is None or spec.norm_eps is None else spec.norm_eps
-    return eps, 2.0 if spec is not None and spec.negative_eigenvalues else 1.0
+def _layer_sizes(config: ModelConfig) -> Iterator[tuple[float, ...]]:
+    for layer in config.layers:
+        scale, softcap, window = _numbers(layer.attention, config.head_size)
+        yield layer.experts is not None, MIXERS.index(type(layer.recurrence)), int(window), scale, softcap
+
+
+def _numbers(variant: AttentionVariant, head_size: int) -> tuple[float, ...]:
+    return variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:

@@ -24,7 +24,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_has": ((ctypes.c_int,), ctypes.c_int),
     "attend_best": ((), ctypes.c_int),
     "attend_choose": ((ctypes.c_int,), None),
-    "attend_new": ((_P, _P, _P, _P), _P),
+    "attend_new": ((_P, _P, _P), _P),
     "attend_pack": ((_P, _I, _P, _P), ctypes.c_int),
     "attend_pack_codes": ((_P, _I, _I, _P, _P, _P, _P, _P, _P), ctypes.c_int),
     "attend_pack_blocks": ((_P, _I, _I, ctypes.c_int, _P, _P, _P), ctypes.c_int),

@@ -75,6 +75,7 @@ class TritonDecoder:
             *_parameters(after, residual_TE),
             *_parameters(before, residual_TE),
             self.config.norm_eps,
+            self.config.post_norm_eps or self.config.norm_eps,
             self.config.residual_scale,
             E=width,
             E_P=next_power_of_2(width),
@@ -125,6 +126,9 @@ class TritonDecoder:
             R=0 if rope is None else cos.shape[1],
             BEGIN=sum(module.qkv.parts[:-2]),
             NORM=config.qk_norm,
+            AFTER=config.qk_norm_after_rope,
+            BETA=config.query_scale_beta,
+            LENGTH=config.query_scale_length,
             **self._norm_kind,
             num_warps=4 if heads_p * size_p <= WIDE else 8,
         )

@@ -64,6 +64,7 @@ def join_kernel(
     gain_ptr: tl.tensor,  # [E]
     bias_ptr: tl.tensor,
     eps: tl.tensor,
+    after_eps: tl.tensor,
     scale: tl.tensor,
     E: tl.constexpr,
     E_P: tl.constexpr,
@@ -85,7 +86,7 @@ def join_kernel(
     if UPDATES:
         update = tl.load(update_ptr + places, mask=inside, other=0.0).to(tl.float32)
         if AFTER:
-            mean, factor = _moments(update, inside, eps, E, False, CENTRED)
+            mean, factor = _moments(update, inside, after_eps, E, False, CENTRED)
             update = _scaled(update, mean, factor, after_gain_ptr, after_bias_ptr, at, inside, BIASED)
         x += update * scale
         if KEPT:
@@ -109,14 +110,18 @@ def _turned(
     D_P: tl.constexpr,
     R: tl.constexpr,
     NORM: tl.constexpr,
+    AFTER: tl.constexpr,
     CENTRED: tl.constexpr,
     BIASED: tl.constexpr,
 ) -> tl.tensor:
-    """COUNT heads of a token, [heads, D], under their norm and rotated: column i < R / 2 is paired with i + R / 2."""
+    """COUNT heads of a token, [heads, D], under their norm and rotated: column i < R / 2 is paired with i + R / 2.
+
+    AFTER: their norm comes after the rotation.
+    """
     column = tl.arange(0, D_P)[None, :]
     inside = (head < COUNT) & (column < D)
     x = tl.load(x_ptr + head * D + column, mask=inside, other=0.0).to(tl.float32)
-    if NORM != "none":
+    if NORM != "none" and not AFTER:
         mean, factor = _moments(x, inside, eps, D * COUNT if NORM == "all" else D, NORM == "all", CENTRED)
         first = head * (D if NORM == "all" else 0)
         x = _scaled(x, mean, factor, gain_ptr, bias_ptr, first + column, inside, BIASED)
@@ -124,11 +129,14 @@ def _turned(
         other = tl.where(column < R // 2, column + R // 2, column - R // 2)
         paired = inside & (column < R)
         y = tl.load(x_ptr + head * D + other, mask=paired, other=0.0).to(tl.float32)
-        if NORM != "none":
+        if NORM != "none" and not AFTER:
             y = _scaled(y, mean, factor, gain_ptr, bias_ptr, first + other, paired, BIASED)
         cos = tl.load(cos_ptr + column, mask=column < R, other=1.0)
         sin = tl.load(sin_ptr + column, mask=column < R, other=0.0)
         x = x * cos + tl.where(column < R // 2, -y, y) * sin
+    if NORM != "none" and AFTER:
+        mean, factor = _moments(x, inside, eps, D, False, CENTRED)
+        x = _scaled(x, mean, factor, gain_ptr, bias_ptr, column, inside, BIASED)
     return x
 
 
@@ -156,10 +164,16 @@ def turn_kernel(
     R: tl.constexpr,
     BEGIN: tl.constexpr,
     NORM: tl.constexpr,
+    AFTER: tl.constexpr,
+    BETA: tl.constexpr,
+    LENGTH: tl.constexpr,
     CENTRED: tl.constexpr,
     BIASED: tl.constexpr,
 ) -> None:
-    """Norm and rotate a token's queries and, on their way to the cache, its keys; copy its values there. Grid (T,)."""
+    """Norm and rotate a token's queries and, on their way to the cache, its keys; copy its values there. Grid (T,).
+
+    Rotated queries are scaled by `query_scale_beta`, BETA, unless that is None, and `query_scale_length`, LENGTH.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots_ptr + token), tl.load(positions_ptr + token)
     qkv_ptr += token * (BEGIN + 2 * K * D)
@@ -167,13 +181,15 @@ def turn_kernel(
     sin_ptr += position * R
     column = tl.arange(0, D_P)[None, :]
     head = tl.arange(0, H_P)[:, None]
-    q = _turned(qkv_ptr, head, q_gain_ptr, q_bias_ptr, cos_ptr, sin_ptr, eps, H, D, D_P, R, NORM, CENTRED, BIASED)
+    q = _turned(qkv_ptr, head, q_gain_ptr, q_bias_ptr, cos_ptr, sin_ptr, eps, H, D, D_P, R, NORM, AFTER, CENTRED, BIASED)
+    if R > 0 and BETA is not None:
+        q *= 1.0 + BETA * tl.log(1.0 + (position // LENGTH).to(tl.float32))
     tl.store(q_ptr + (token * H + head) * D + column, q, mask=(head < H) & (column < D))
 
     head = tl.arange(0, K_P)[:, None]
     inside, cached = (head < K) & (column < D), (slot * K + head) * D + column
     qkv_ptr += BEGIN
-    k = _turned(qkv_ptr, head, k_gain_ptr, k_bias_ptr, cos_ptr, sin_ptr, eps, K, D, D_P, R, NORM, CENTRED, BIASED)
+    k = _turned(qkv_ptr, head, k_gain_ptr, k_bias_ptr, cos_ptr, sin_ptr, eps, K, D, D_P, R, NORM, AFTER, CENTRED, BIASED)
     tl.store(keys_ptr + cached, k, mask=inside)
     tl.store(values_ptr + cached, tl.load(qkv_ptr + (K + head) * D + column, mask=inside), mask=inside)
 
@@ -189,6 +205,8 @@ def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
         x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))  # 2 sqrt(2 / pi)
     else:
         x = tl.where(x < 0.0, 0.0, x)
+        if ACTIVATION == "relu2":
+            x = x * x
     return x
 
 

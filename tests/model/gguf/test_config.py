@@ -32,7 +32,7 @@ def refusal(path: Path) -> str:
     return str(error.value).removeprefix(f"{path}: ")
 
 
-SAME = [kind for kind in MADE if kind not in ("llama3-rope", "phi3-long", "mistral")]
+SAME = [kind for kind in MADE if kind not in ("llama3-rope", "phi3-long", "mistral", "hunyuan_v1_dense-alpha")]
 
 
 @pytest.mark.parametrize("kind", SAME)
@@ -45,7 +45,7 @@ def test_a_config_is_that_of_the_checkpoint_to_the_last_digit(kind, made, tmp_pa
 
 
 def test_every_architecture_that_is_read_is_compared():
-    assert set(ARCHITECTURES) <= {architecture({"model_type": kind.partition("-")[0]}) for kind in MADE}
+    assert ARCHITECTURES.keys() <= {architecture({"model_type": kind.partition("-")[0]}) for kind in MADE}
 
 
 NEEDED = ["block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"]
@@ -70,7 +70,7 @@ def test_a_value_for_each_layer_is_read_where_they_are_all_the_same(made, tmp_pa
 
 
 REFUSED = {
-    "general.architecture": ("falcon", "general.architecture 'falcon' is not read from GGUF; known: cohere2, ernie4_5-moe"),
+    "general.architecture": ("falcon", "general.architecture 'falcon' is not read from GGUF; known: arcee, cohere2"),
     "general.type": ("adapter", "it holds no model by itself: its general.type is 'adapter'"),
     "llama.attention.causal": (False, "llama.attention.causal = False is not supported"),
     "llama.attention.clamp_kqv": (8.0, "llama.attention.clamp_kqv = 8.0 is not supported"),

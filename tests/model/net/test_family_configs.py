@@ -10,35 +10,20 @@ from attend.model.net.checkpoint import load
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 
-LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3")
+LLAMA_ROPES = ("Gemma", "Gemma2", "Granite", "Llama", "Olmo2", "Qwen3", "SmolLM3", "Arcee", "Cohere", "Ernie4_5", "Exaone4")
+LLAMA_ROPES += ("GraniteSWA", "HunYuanDenseV1", "Ministral", "Olmo", "SeedOss", "VaultGemma")
 MIXTURES = (
-    "DeepseekV2",
-    "DeepseekV3",
-    "Dots1",
-    "Ernie4_5_Moe",
-    "ExaoneMoe",
-    "Glm4Moe",
-    "Glm4MoeLite",
-    "GraniteMoe",
-    "GraniteMoeHybrid",
-    "GraniteMoeShared",
-    "MiniMaxM2",
-    "Olmoe",
+    *("DeepseekV2", "DeepseekV3", "Dots1", "Ernie4_5_Moe", "ExaoneMoe", "Glm4Moe", "Glm4MoeLite"),
+    *("GraniteMoe", "GraniteMoeHybrid", "GraniteMoeShared", "MiniMaxM2", "Olmoe"),
 )
 FAMILIES = (
     *LLAMA_ROPES,
-    "Gemma3Text",
-    "Glm4",
-    "Lfm2",
-    "Lfm2Moe",
-    "MiniCPM3",
-    "Olmo3",
-    "OlmoHybrid",
-    "Phi3",
-    "Qwen3_5Text",
-    "Youtu",
+    *("Gemma3Text", "Glm", "Glm4", "Helium", "Lfm2", "Lfm2Moe", "MiniCPM3", "Ministral3", "NanoChat", "Nemotron"),
+    *("Olmo3", "OlmoHybrid", "Phi3", "Qwen3_5Text", "StableLm", "Youtu"),
     *MIXTURES,
 )
+EVEN = ("NanoChat", "Phi3", "Helium", "StableLm", "Cohere", "Arcee", "Olmoe")
+"""Their width is that of all heads."""
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -58,7 +43,7 @@ def rolled(family: str, dice: random.Random) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": size,
         "num_hidden_layers": layers,
-        "hidden_size": heads * size if family in ("Phi3", "Olmoe") else dice.choice([24, 32, heads * size]),
+        "hidden_size": heads * size if family in EVEN else dice.choice([24, 32, heads * size]),
         "intermediate_size": dice.choice([20, 36 if family in MIXTURES else 33]),
         "tie_word_embeddings": dice.random() < 0.5,
         "rms_norm_eps": dice.choice([1e-6, 1e-3]),
@@ -267,6 +252,27 @@ def _glm_flash(dice: random.Random, layers: int) -> dict[str, Any]:
     return _deepseek_v3(dice, layers) | {"first_k_dense_replace": 1} | named
 
 
+def _granite_swa(dice: random.Random, layers: int) -> dict[str, Any]:
+    thetas = [dice.choice([0, 100.0, 5e5]) for _ in range(layers)]
+    return _granite(dice, layers) | _sliding(dice, layers) | ({"layer_rope_theta": thetas} if dice.random() < 0.6 else {})
+
+
+def _exaone4(dice: random.Random, layers: int) -> dict[str, Any]:
+    whole = {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    return whole if dice.random() < 0.3 else _sliding(dice, layers) | {"sliding_window_pattern": dice.choice([1, 2, 4])}
+
+
+def _ministral3(dice: random.Random, layers: int) -> dict[str, Any]:
+    rope = {"llama_4_scaling_beta": dice.choice([0.1, 1.5]), "original_max_position_embeddings": dice.choice([7, 64])}
+    kinds = [{"rope_type": "default"}, {"rope_type": "yarn", "factor": 8.0}, {"rope_type": "linear", "factor": 2.0}]
+    return {"sliding_window": dice.choice([None, 9]), "rope_parameters": rope | {"rope_theta": 500.0} | dice.choice(kinds)}
+
+
+def _stablelm(dice: random.Random, layers: int) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": dice.choice([0.5, 1.0])}
+    return {"use_qkv_bias": dice.random() < 0.5, "use_parallel_residual": dice.random() < 0.5, "rope_parameters": rope}
+
+
 OWN = {
     "DeepseekV2": _deepseek_v2,
     "DeepseekV3": _deepseek_v3,
@@ -282,6 +288,17 @@ OWN = {
     ),
     "MiniMaxM2": lambda dice, layers: _experts(dice, layers) | {"rotary_dim": dice.choice([2, 4])},
     "Olmoe": lambda dice, layers: _experts(dice, layers) | {"norm_topk_prob": dice.random() < 0.5},
+    "Arcee": lambda dice, layers: {"hidden_act": dice.choice(["relu2", "silu"])},
+    "Cohere": lambda dice, layers: {"logit_scale": dice.choice([0.5, 2.0])},
+    "Ernie4_5": lambda dice, layers: {"use_bias": dice.random() < 0.5},
+    "Exaone4": _exaone4,
+    "GraniteSWA": _granite_swa,
+    "NanoChat": lambda dice, layers: {"tie_word_embeddings": False},
+    "Ministral": _sliding,
+    "Ministral3": _ministral3,
+    "SeedOss": lambda dice, layers: {"attention_out_bias": dice.random() < 0.5},
+    "StableLm": _stablelm,
+    "VaultGemma": _gemma2,
     "Gemma2": _gemma2,
     "Gemma3Text": _gemma3,
     "Granite": _granite,

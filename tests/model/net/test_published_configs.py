@@ -151,10 +151,10 @@ GLM |= {"n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, 
 GLM |= {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_scaling": None}
 GLM |= {"rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "pad_token_id": 151329}
 GLM |= {"eos_token_id": [151329, 151336, 151338]}
-ERNIE = shape(2560, 12288, 28, 20, 4, 103424, 131072) | {"model_type": "ernie4_5_moe", "use_bias": False, "moe_k": 6}
-ERNIE |= {"moe_intermediate_size": 1536, "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1}
-ERNIE |= {"moe_num_experts": 64, "moe_num_shared_experts": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
-ERNIE |= {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "num_nextn_predict_layers": 1}
+ERNIE_MOE = shape(2560, 12288, 28, 20, 4, 103424, 131072) | {"model_type": "ernie4_5_moe", "use_bias": False, "moe_k": 6}
+ERNIE_MOE |= {"moe_intermediate_size": 1536, "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1}
+ERNIE_MOE |= {"moe_num_experts": 64, "moe_num_shared_experts": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+ERNIE_MOE |= {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "num_nextn_predict_layers": 1}
 MINIMAX = shape(3072, 1536, 62, 48, 8, 200064, 196608) | {"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}
 MINIMAX |= {"attn_type_list": [1] * 62, "num_experts_per_tok": 8, "num_local_experts": 256, "rms_norm_eps": 1e-6}
 MINIMAX |= {"rope_theta": 5000000, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "tie_word_embeddings": False}
@@ -169,8 +169,79 @@ GRANITE_MOE |= {"rope_scaling": None, "tie_word_embeddings": True, "bos_token_id
 GRANITE_4 = GRANITE_MOE | shape(2560, 8192, 40, 40, 8, 100352, 131072) | {"model_type": "granitemoehybrid"}
 GRANITE_4 |= {"layer_types": ["attention"] * 40, "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000000}
 GRANITE_4 |= {"position_embedding_type": "rope", "shared_intermediate_size": 8192, "mamba_n_heads": 128, "mamba_d_head": 40}
-SLIDING = ("mistral", "gpt_oss", "cohere2", "starcoder2")
+GEMMA3 = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+GEMMA3 |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024, "bos_token_id": 2}
+SIGLIP = {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model"}
+SIGLIP |= {"num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False}
+SMALL = shape(5120, 32768, 40, 32, 8, 131072, 131072) | {"model_type": "mistral", "head_dim": 128, "rms_norm_eps": 1e-5}
+SMALL |= {"bos_token_id": 1, "eos_token_id": 2}
+SMALL |= {"rope_theta": 1e9, "sliding_window": None}
+PIXTRAL = {"head_dim": 64, "hidden_size": 1024, "image_size": 1540, "intermediate_size": 4096, "model_type": "pixtral"}
+MINISTRAL3 = shape(3072, 9216, 26, 32, 8, 131072, 262144) | {"model_type": "ministral3", "head_dim": 128, "rms_norm_eps": 1e-5}
+MINISTRAL3 |= {"bos_token_id": 1, "eos_token_id": 2}
+MINISTRAL3 |= {"sliding_window": None, "tie_word_embeddings": True}
+MINISTRAL3 |= {"rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1}}
+MINISTRAL3["rope_parameters"] |= {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384}
+MINISTRAL3["rope_parameters"] |= {"rope_theta": 1e6, "rope_type": "yarn", "type": "yarn"}
+QWEN2_VL = shape(2048, 11008, 36, 16, 2, 151936, 128000) | {"model_type": "qwen2_5_vl", "rms_norm_eps": 1e-6, "rope_theta": 1e6}
+QWEN2_VL |= {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": True}
+QWEN2_VL |= {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 70, "eos_token_id": 151645}
+QWEN2_VL |= {"bos_token_id": 151643, "vision_config": {"depth": 32, "hidden_size": 1280, "out_hidden_size": 2048}}
+QWEN3_VL = shape(2560, 9728, 36, 32, 8, 151936, 262144) | {"model_type": "qwen3_vl_text", "head_dim": 128, "rms_norm_eps": 1e-6}
+QWEN3_VL |= {"rope_theta": 5000000, "tie_word_embeddings": True, "attention_bias": False}
+QWEN3_VL |= {"rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}}
+SEED = shape(5120, 27648, 64, 80, 8, 155136, 524288) | {"model_type": "seed_oss", "attention_bias": True, "head_dim": 128}
+SEED |= {"bos_token_id": 0, "eos_token_id": 2}
+SEED |= {"attention_out_bias": False, "mlp_bias": False, "rope_scaling": {"rope_type": "default"}, "rope_theta": 1e7}
+SEED |= {"residual_dropout": 0.1, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+ERNIE = shape(1024, 3072, 18, 16, 2, 103424, 131072) | {"model_type": "ernie4_5", "head_dim": 128, "rms_norm_eps": 1e-5}
+ERNIE |= {"bos_token_id": 1, "eos_token_id": 2}
+ERNIE |= {
+    "compression_ratio": 1.0,
+    "rope_scaling": None,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+}
+HUNYUAN = shape(2048, 6144, 32, 16, 4, 120818, 262144) | {
+    "model_type": "hunyuan_v1_dense",
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+}
+HUNYUAN |= {"bos_token_id": 1, "eos_token_id": 2}
+HUNYUAN |= {
+    "attention_head_dim": 128,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_qk_norm": True,
+}
+HUNYUAN |= {"rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}}
+EXAONE = shape(5120, 27392, 64, 40, 8, 102400, 131072) | {"model_type": "exaone4", "head_dim": 128, "rms_norm_eps": 1e-5}
+EXAONE |= {"bos_token_id": 0, "eos_token_id": 2}
+EXAONE |= {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16, "sliding_window_pattern": "LLLG"}
+EXAONE |= {
+    "rope_scaling": LLAMA3 | {"factor": 16.0},
+    "rope_theta": 1000000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+}
+ARCEE = shape(2560, 18432, 36, 20, 4, 128004, 65536) | {"model_type": "arcee", "hidden_act": "relu2", "rms_norm_eps": 1e-5}
+ARCEE |= {"bos_token_id": 128000, "eos_token_id": 128001}
+ARCEE |= {"rope_theta": 10000.0, "tie_word_embeddings": False, "head_dim": 128, "mlp_bias": False}
+ARCEE |= {"rope_scaling": YARN | {"factor": 20.0, "original_max_position_embeddings": 4096}}
+SLIDING = ("mistral", "gpt_oss", "cohere2", "starcoder2", "gemma3", "exaone4", "mistral3")
 PUBLISHED = {
+    "gemma-3-4b-it": {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": SIGLIP, "eos_token_id": [1, 106]},
+    "Mistral-Small-3.1-24B": {"model_type": "mistral3", "text_config": SMALL, "vision_config": PIXTRAL},
+    "Ministral-3-3B": {"model_type": "mistral3", "text_config": MINISTRAL3, "vision_config": PIXTRAL},
+    "Qwen2.5-VL-3B": QWEN2_VL,
+    "Qwen3-VL-4B": {"model_type": "qwen3_vl", "text_config": QWEN3_VL, "vision_config": EYES, "tie_word_embeddings": True},
+    "Seed-OSS-36B": SEED,
+    "ERNIE-4.5-0.3B": ERNIE,
+    "Hunyuan-1.8B": HUNYUAN,
+    "EXAONE-4.0-32B": EXAONE,
+    "AFM-4.5B": ARCEE,
     "Mixtral-8x7B-v0.1": MIXTRAL,
     "Qwen3-30B-A3B": QWEN3_MOE,
     "Qwen1.5-MoE-A2.7B": QWEN2_MOE | {"eos_token_id": 151643},
@@ -195,7 +266,7 @@ PUBLISHED = {
     "LFM2-8B-A1B": LFM2_MOE,
     "Olmo-Hybrid-7B": HYBRID | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
     "GLM-4.5-Air": GLM,
-    "ERNIE-4.5-21B-A3B": ERNIE,
+    "ERNIE-4.5-21B-A3B": ERNIE_MOE,
     "MiniMax-M2": MINIMAX,
     "OLMoE-1B-7B-0924": OLMOE,
     "granite-3.1-1b-a400m": GRANITE_MOE,
@@ -213,9 +284,11 @@ def test_a_published_config_is_read_as_transformers_reads_it_in_both_spellings(t
     theirs = whole.get_text_config()
     assert ours.sliding_window == (theirs.sliding_window if ours.family in SLIDING else None)
     if ours.ropes:
-        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-        assert (ours.rope_scaling is None) == (theirs.rope_parameters["rope_type"] == "default")
-    assert ours.tied_head == theirs.tie_word_embeddings
+        rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+        stretch = rope.get("alpha", 1.0) ** (ours.head_size / (ours.head_size - 2))
+        assert ours.rope_theta == rope["rope_theta"] * stretch
+        assert (ours.rope_scaling is None) == (rope["rope_type"] == "default" or "alpha" in rope)
+    assert ours.tied_head == whole.tie_word_embeddings
     if ours.latent is None:
         assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", ours.num_heads)
     whole.save_pretrained(tmp_path)

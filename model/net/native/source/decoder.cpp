@@ -213,6 +213,26 @@ static void recur(Team::Member& team, const Kernels& kernels, const Recurrence& 
 
 // --- the decoder
 
+// What a model is, and each of its layers: decoder.py has the same fields in the same order. What is not there has sizes of 0.
+struct ModelSizes {
+    i64 layers, E, M, V;
+    i64 H, K, D, R, attention_gate;
+    i64 norms_all, normed_after;    // queries and keys are normed over all heads; after they were rotated
+    i64 query_length;               // positions after which queries grow, see Turns
+    i64 activation, gated, centred, place;  // of MLPs; whether norms are layer norms; where they are
+    i64 X, C, F, S;                 // experts, those of a token, their width and that of the shared one
+    i64 undivided, shared_gate, sigmoid, groups, groups_of_token;  // see Mixture
+    i64 key_heads, value_heads, key_size, value_size, delta_kernel, conv_kernel;
+    float eps, output_eps;          // of norms, and of those of a sublayer's output
+    float embedding_scale, residual_scale, limit, slope;  // limit: of gpt-oss' gates, else 0
+    float query_beta, routing_eps, routing_floor, routed_scale, delta_eps, rate_scale;
+};
+
+struct LayerSizes {
+    i64 mixed, mixer, window;
+    float scale, softcap;
+};
+
 struct Norms {  // of a sublayer: of what goes in, of what comes out, of the sum
     Norm input, output, sum;
 };
@@ -556,62 +576,54 @@ int attend_best() {
 
 void attend_choose(int number) { chosen = number; }
 
-// A decoder without its matrices. Sizes: {layers, E, M, V, H, K, D, R, activation, whether the MLP is gated, whether norms are layer norms, whether
-// queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether the weights of experts are not divided by their
-// sum, whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each its Mixer, then of the
-// router whether the shared expert has a gate, whether scores become sigmoids, G, and how many groups a token's experts are from, and W of short
-// convolutions}; what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope
-// of gpt-oss' gates, whose limit is 0 elsewhere, eps, floor and scale of the weights of experts, see Mixture, eps of the norms of delta rules, what
-// their rates are multiplied by}.
+// A decoder without its matrices.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
 // norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
 // the sinks [H] or null, the convolution {[W, C], bias [C]} of what is in place of attention, and of a delta rule {exp(log speed) [H], the bias of
 // its steps [H], its gain [V]}, or nulls, and the correction of the router's scores [X] or null. The embedding is bfloat16, all others float32. All
-// of them must outlive it.
-// Variants: {scale, softcap, window} of each layer. Null where the memory does not suffice.
-Net* attend_new(const i64* sizes, const void* const* arrays, const float* numbers, const float* variants) try {
+// of them must outlive it. Null where the memory does not suffice.
+Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerSizes* own) try {
     auto net = std::make_unique<Net>();
-    i64 layers = sizes[0];
-    net->E = sizes[1], net->M = sizes[2], net->V = sizes[3];
-    net->heads = {sizes[4], sizes[5], sizes[6], sizes[18] != 0};
-    net->gated = sizes[9], net->place = (Place)sizes[12];
-    const i64* router = sizes + 24 + 2 * layers;
-    net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0, router[0] != 0, router[1] != 0, router[2], router[3],
-                    numbers[5], numbers[6], numbers[7]};
-    net->delta = {sizes[19], sizes[20], sizes[21], sizes[22], sizes[23]};
-    net->seen = router[4];
-    net->eps = numbers[0], net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
-    net->clamp = {numbers[3], numbers[4]};
-    net->delta_eps = numbers[8], net->rate_scale = numbers[9];
-    net->activation = (int)sizes[8];
+    net->E = model.E, net->M = model.M, net->V = model.V;
+    net->heads = {model.H, model.K, model.D, model.attention_gate != 0};
+    net->gated = model.gated, net->place = (Place)model.place;
+    net->mixture = {model.X, model.C, model.F, model.S, model.undivided != 0, model.shared_gate != 0, model.sigmoid != 0, model.groups,
+                    model.groups_of_token, model.routing_eps, model.routing_floor, model.routed_scale};
+    net->delta = {model.key_heads, model.value_heads, model.key_size, model.value_size, model.delta_kernel};
+    net->seen = model.conv_kernel;
+    net->eps = model.eps, net->embedding_scale = model.embedding_scale, net->residual_scale = model.residual_scale;
+    net->clamp = {model.limit, model.slope};
+    net->delta_eps = model.delta_eps, net->rate_scale = model.rate_scale;
+    net->activation = (int)model.activation;
     net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + net->activation;
     auto next = [&] { return (const float*)*arrays++; };
-    auto norm = [&] {
-        Norm norm = {next(), nullptr, sizes[10] != 0, numbers[0]};
+    auto norm = [&](float eps) {
+        Norm norm = {next(), nullptr, model.centred != 0, eps};
         norm.bias = next();
         return norm;
     };
     auto norms = [&] {
         Norms norms;
-        norms.input = norm(), norms.output = norm(), norms.sum = norm();
+        norms.input = norm(model.eps), norms.output = norm(model.output_eps), norms.sum = norm(model.eps);
         return norms;
     };
     net->embedding = (const bf16*)next(), net->positions = next();
-    net->last = norm();
-    for (i64 n = 0; n < layers; n++, variants += 3) {
+    net->last = norm(model.eps);
+    for (i64 n = 0; n < model.layers; n++, own++) {
         Layer layer;
         layer.of_attention = norms();
-        layer.turns.q = norm(), layer.turns.k = norm();
-        layer.turns.all = sizes[11];
+        layer.turns.q = norm(model.eps), layer.turns.k = norm(model.eps);
+        layer.turns.all = model.norms_all, layer.turns.after = model.normed_after;
+        layer.turns.length = model.query_length, layer.turns.beta = model.query_beta;
         layer.of_mlp = norms();
         layer.turns.cos = next(), layer.turns.sin = next();
-        layer.turns.R = layer.turns.cos ? sizes[7] : 0;
-        layer.variant = {variants[0], variants[1], (i64)variants[2], next()};
+        layer.turns.R = layer.turns.cos ? model.R : 0;
+        layer.variant = {own->scale, own->softcap, own->window, next()};
         layer.convolution.weight = next(), layer.convolution.bias = next();
         layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
         layer.correction = next();
-        layer.mixed = sizes[24 + n], layer.mixer = (Mixer)sizes[24 + layers + n];
+        layer.mixed = own->mixed, layer.mixer = (Mixer)own->mixer;
         layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
         net->layers.push_back(std::move(layer));
     }

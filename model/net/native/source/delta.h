@@ -127,6 +127,7 @@ INLINE void convolve(const Recurrence& r, const Sequence& row, i64 head) {
         case GELU: return convolve_head<Vector, GELU>(r, row, head);
         case GELU_TANH: return convolve_head<Vector, GELU_TANH>(r, row, head);
         case RELU: return convolve_head<Vector, RELU>(r, row, head);
+        case RELU2: return convolve_head<Vector, RELU2>(r, row, head);
     }
 }
 

@@ -24,10 +24,10 @@ static const i64 MOST_PANELS = 16;  // of a piece of work: long ones read and wr
 static const i64 PIECES = 3;       // work items a thread, where that makes no longer ones: a thread that is done takes another's
 static const i64 LINE = 32;        // numbers in a cache line
 
-enum Activation { SILU, GELU, GELU_TANH, RELU };
+enum Activation { SILU, GELU, GELU_TANH, RELU, RELU2, ACTIVATIONS = 8 };
 // What becomes of results y, with an Activation f: ACTIVATED + f is f(y), GATED + f is f(gate) * value. CLAMPED is gated too, by gpt-oss' own
 // function. SCORES are stored in float32.
-enum Kind { STORE, ADD, SCORES, ACTIVATED = 4, GATED = 8, CLAMPED = 12 };
+enum Kind { STORE, ADD, SCORES, ACTIVATED = ACTIVATIONS, GATED = 2 * ACTIVATIONS, CLAMPED = 3 * ACTIVATIONS };
 
 // Calls RUN<KIND>, so that no loop asks which kind it is.
 #define OF_KIND(KIND, RUN, ...)                                                   \
@@ -39,10 +39,12 @@ enum Kind { STORE, ADD, SCORES, ACTIVATED = 4, GATED = 8, CLAMPED = 12 };
         case ACTIVATED + GELU: return RUN<ACTIVATED + GELU>(__VA_ARGS__);         \
         case ACTIVATED + GELU_TANH: return RUN<ACTIVATED + GELU_TANH>(__VA_ARGS__); \
         case ACTIVATED + RELU: return RUN<ACTIVATED + RELU>(__VA_ARGS__);         \
+        case ACTIVATED + RELU2: return RUN<ACTIVATED + RELU2>(__VA_ARGS__);       \
         case GATED + SILU: return RUN<GATED + SILU>(__VA_ARGS__);                 \
         case GATED + GELU: return RUN<GATED + GELU>(__VA_ARGS__);                 \
         case GATED + GELU_TANH: return RUN<GATED + GELU_TANH>(__VA_ARGS__);       \
         case GATED + RELU: return RUN<GATED + RELU>(__VA_ARGS__);                 \
+        case GATED + RELU2: return RUN<GATED + RELU2>(__VA_ARGS__);               \
         case CLAMPED: return RUN<CLAMPED>(__VA_ARGS__);                           \
     }
 
@@ -342,7 +344,8 @@ struct Product {
 
 template <int ACTIVATION, class Vector>
 INLINE Vector activated(Vector x) {
-    return ACTIVATION == SILU ? silu(x) : ACTIVATION == GELU ? gelu(x) : ACTIVATION == GELU_TANH ? gelu_tanh(x) : relu(x);
+    Vector y = ACTIVATION == SILU ? silu(x) : ACTIVATION == GELU ? gelu(x) : ACTIVATION == GELU_TANH ? gelu_tanh(x) : relu(x);
+    return ACTIVATION == RELU2 ? y * y : y;
 }
 
 // Gates are cut from above, values from both sides. In this order NaN stays NaN.
@@ -369,9 +372,9 @@ struct Keep {
                 Vector y = load<Vector>(from) + load<Vector>(bias);
                 if (KIND >= GATED) {
                     Vector value = load<Vector>(from + PANEL) + load<Vector>(bias + PANEL);
-                    y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % 4>(y) * value;
+                    y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % ACTIVATIONS>(y) * value;
                 } else if (KIND >= ACTIVATED) {
-                    y = activated<KIND % 4>(y);
+                    y = activated<KIND % ACTIVATIONS>(y);
                 }
                 i64 to = (first + t) * p.y_stride + n;
                 if (KIND == SCORES)

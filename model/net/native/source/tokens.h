@@ -84,7 +84,8 @@ INLINE float sum_of(floats x) {
     return sum;
 }
 
-INLINE Moments moments_of(const bf16* x, i64 count, const Norm& norm) {
+template <class Number>
+INLINE Moments moments_of(const Number* x, i64 count, const Norm& norm) {
     Moments m;
     if (norm.centred) {
         floats sums = {};
@@ -152,16 +153,29 @@ INLINE floats normed_head(floats x, const Norm& norm, const Moments& m, i64 i, i
     return norm.bias ? x + get(norm.bias + i, count) : x;
 }
 
-// Norms a head and rotates its first R columns. `to` may be x.
-INLINE void turn_head(const bf16* x, bf16* to, const Norm& norm, const Moments& m, const float* cos, const float* sin, i64 R, i64 D) {
+INLINE void put(float* to, floats x, i64 count) { keep_numbers(to, x, count); }
+
+// Norms a head, rotates its first R columns, and multiplies it by `scale`. `to` may be x.
+template <class Number>
+INLINE void turn_head(const bf16* x, Number* to, const Norm& norm, const Moments& m, const float* cos, const float* sin, float scale, i64 R, i64 D) {
     for (i64 i = 0, half = R / 2; i < half; i += LANES) {
         i64 count = half - i;
         floats a = normed_head(get(x + i, count), norm, m, i, count), c = get(cos + i, count), s = get(sin + i, count);
         floats b = normed_head(get(x + half + i, count), norm, m, half + i, count);
-        put(to + i, a * c - b * s, count);
-        put(to + half + i, b * c + a * s, count);
+        put(to + i, (a * c - b * s) * scale, count);
+        put(to + half + i, (b * c + a * s) * scale, count);
     }
-    for (i64 i = R; i < D; i += LANES) put(to + i, normed_head(get(x + i, D - i), norm, m, i, D - i), D - i);
+    for (i64 i = R; i < D; i += LANES) put(to + i, normed_head(get(x + i, D - i), norm, m, i, D - i) * scale, D - i);
+}
+
+static const i64 MAX_HEAD = 256;
+
+// Rotates a head, and then norms it. `to` may be x.
+INLINE void turn_first(const bf16* x, bf16* to, const Norm& norm, const float* cos, const float* sin, float scale, i64 R, i64 D) {
+    alignas(64) float turned[MAX_HEAD];
+    turn_head(x, turned, Norm{}, Moments{}, cos, sin, 1, R, D);
+    Moments m = moments_of(turned, D, norm);
+    for (i64 i = 0; i < D; i += LANES) put(to + i, normed_head(get(turned + i, D - i), norm, m, i, D - i) * scale, D - i);
 }
 
 struct Heads {
@@ -193,20 +207,27 @@ INLINE Codes codes_of(const bf16* held, i64 block_size, i64 block_and_head, i64 
 
 struct Turns {  // of queries and keys
     Norm q, k;
-    bool all = false;  // one norm over all heads side by side, else over each by itself
+    bool all = false;    // one norm over all heads side by side, else over each by itself
+    bool after = false;  // norms come after the rotation
     const float *cos = nullptr, *sin = nullptr;  // [P, R]
-    i64 R = 0;
+    i64 R = 0, length = 0;
+    float beta = 0;  // see `query_scale_beta` of config.py
+    float scale_at(i64 position) const { return R && beta ? 1 + beta * std::log(1 + (float)(position / length)) : 1; }
 };
 
-// `count` heads side by side, of a token at `position`.
-INLINE void turn_heads(const bf16* x, i64 count, bf16* to, i64 to_stride, const Norm& norm, const Turns& turns, i64 position, i64 D) {
+// `count` heads side by side, of a token at `position`, times `scale`.
+INLINE void turn_heads(const bf16* x, i64 count, bf16* to, i64 to_stride, const Norm& norm, const Turns& turns, float scale, i64 position, i64 D) {
     if (x == to && !norm.gain && !turns.R) return;
     const float *cos = turns.cos + position * turns.R, *sin = turns.sin + position * turns.R;
     Moments m;
     if (norm.gain && turns.all) m = moments_of(x, count * D, norm);
     for (i64 h = 0; h < count; h++) {
+        if (turns.after) {
+            turn_first(x + h * D, to + h * to_stride, norm, cos, sin, scale, turns.R, D);
+            continue;
+        }
         if (norm.gain && !turns.all) m = moments_of(x + h * D, D, norm);
-        turn_head(x + h * D, to + h * to_stride, norm.from(turns.all ? h * D : 0), m, cos, sin, turns.R, D);
+        turn_head(x + h * D, to + h * to_stride, norm.from(turns.all ? h * D : 0), m, cos, sin, scale, turns.R, D);
     }
 }
 
@@ -261,8 +282,8 @@ INLINE void encode_tokens(bf16* qkv, const Heads& heads, const Cache& cache, con
     i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *k = q + heads.keys(), *v = k + K * D;
-        turn_heads(q, H, q, D, turns.q, turns, positions[t], D);
-        turn_heads(k, K, k, D, turns.k, turns, positions[t], D);
+        turn_heads(q, H, q, D, turns.q, turns, turns.scale_at(positions[t]), positions[t], D);
+        turn_heads(k, K, k, D, turns.k, turns, 1, positions[t], D);
         for (i64 head = 0; head < K; head++) {
             i64 piece = slots[t] / B * K + head;
             encode_head(k + head * D, codes_of(cache.keys, B, piece, slots[t] % B, D), D);
@@ -277,8 +298,8 @@ INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, cons
     i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;
-        turn_heads(q, H, q, D, turns.q, turns, positions[t], D);
-        turn_heads(q + heads.keys(), K, keys, B * D, turns.k, turns, positions[t], D);
+        turn_heads(q, H, q, D, turns.q, turns, turns.scale_at(positions[t]), positions[t], D);
+        turn_heads(q + heads.keys(), K, keys, B * D, turns.k, turns, 1, positions[t], D);
     }
     for (i64 t = 0, count; t < T; t += count) {
         i64 at = slots[t] % B;

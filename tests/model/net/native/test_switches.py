@@ -32,10 +32,12 @@ SHARED = {"shared_expert_size": 72}
 GROUPS = {"scoring_func": "sigmoid", "num_experts": 8, "expert_groups": 4, "groups_per_token": 2, "experts_per_token": 3}
 DELTA = {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=16, value_size=32, kernel=4), "delta_layers": (0,)}
 CONV = {"conv_kernel": 3, "conv_layers": (0,)}
+AFTER = {"qk_norm": "head", "qk_norm_after_rope": True}
+SCALED = {"query_scale_beta": 0.7, "query_scale_length": 9}
 CLAMPED = {"swiglu_limit": 0.9, "swiglu_slope": 1.2}
 ALONE = {
-    **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "relu")},
-    **{f"plain-{name}": {"activation": name, "gated_mlp": False} for name in ("silu", "gelu", "gelu_tanh", "relu")},
+    **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "relu", "relu2")},
+    **{f"plain-{name}": {"activation": name, "gated_mlp": False} for name in ("silu", "gelu", "gelu_tanh", "relu", "relu2")},
     **{name: {"norm_place": name} for name in ("sandwich", "output", "post", "parallel", "shared")},
     **{name: {"norm": name} for name in ("layernorm", "layernorm_without_bias")},
     **{f"residual_scale-{name}": {"residual_scale": 0.4, "norm_place": name} for name in get_args(NormPlace)},
@@ -48,6 +50,16 @@ ALONE = {
     "rope_layers": {"rope_layers": (1,)},
     "qk_norm": {"qk_norm": "head"},
     "qk_norm-all": {"qk_norm": "all"},
+    "qk_norm_after_rope": AFTER,
+    "qk_norm_after_rope-odd": AFTER
+    | {"head_size": 42, "rope_size": 20, "rope_scaling": YarnScaling(4.0, 32, attention_factor=1.4)},
+    "qk_norm_after_rope-centred": AFTER | {"norm": "layernorm", "rope_layers": (1,)},
+    "query_scale": SCALED,
+    "query_scale-odd": SCALED | {"head_size": 42, "rope_size": 20, "rope_layers": (1,)},
+    "query_scale-normed": SCALED | AFTER,
+    "post_norm_eps": {"post_norm_eps": 0.5, "norm_place": "sandwich"},
+    "post_norm_eps-output": {"post_norm_eps": 0.5, "norm_place": "output"},
+    "rope_thetas": {"rope_thetas": (100.0, 0, 5e5), "num_layers": 3},
     "learned": {"positions": "learned"},
     "sinusoidal": {"positions": "sinusoidal"},
     "sinks": {"sinks": True},
@@ -140,6 +152,10 @@ TOGETHER = {
     "experts-beside-attention": EXPERTS | SHARED | BIASED | {"norm_place": "parallel", "activation": "gelu"},
     "experts-normed": EXPERTS | SHARED | {"norm_place": "sandwich", "residual_scale": 0.4, "qk_norm": "all"},
     "experts-normed-after": EXPERTS | BIASED | {"norm": "layernorm", "norm_place": "post", "residual_scale": 0.4},
+    "hunyuan": AFTER | {"qkv_bias": True, "out_bias": True},
+    "ministral3": SCALED | {"rope_scaling": YarnScaling(4.0, 32)},
+    "muse_glimmer": {"norm_place": "sandwich", "qk_norm": "head", "post_norm_eps": 1e-8, "attention_gate": True, **WINDOW}
+    | {"rope_layers": (1,), "attention_scale": 0.3},
     "normed-without-positions": {"norm": "layernorm", "qk_norm": "all", "rope_layers": (), "residual_scale": 2.0},
     "normed-heads": {"norm": "layernorm", "qk_norm": "head", "rope_layers": (0,), "norm_place": "sandwich"},
 }
@@ -283,7 +299,7 @@ def test_gains_are_not_rounded(variant):
 
 
 @needs_library
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 @torch.inference_mode()
 def test_an_activation_has_the_value_of_its_own_equation(variant, name):
     """To the precision of bfloat16, in the tails too: the two kinds of GELU are near each other elsewhere."""
@@ -325,7 +341,7 @@ def test_a_clamped_gate_has_the_value_of_its_own_equation(variant):
 
 
 @needs_library
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 @torch.inference_mode()
 def test_what_is_not_a_number_passes_through_every_activation(variant, name):
     for gated in (True, False):

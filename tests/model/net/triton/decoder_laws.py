@@ -66,6 +66,12 @@ MODELS = {
     "lfm2": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (0,), "qk_norm": "head"},
     "olmo_hybrid": {"norm_place": "output", "delta_norm_place": "pre", "qk_norm": "all", "rope_layers": ()}
     | {"delta": replace(DELTA, negative_eigenvalues=True, norm_eps=1e-3), "delta_layers": (0,)},
+    "hunyuan": {"qk_norm": "head", "qk_norm_after_rope": True, "head_size": 12, "num_heads": 6, "qkv_bias": True},
+    "hunyuan-odd": {"qk_norm": "head", "qk_norm_after_rope": True, "norm": "layernorm", "head_size": 10, "rope_size": 6}
+    | {"rope_scaling": YarnScaling(4.0, 32, attention_factor=1.4)},
+    "ministral3": {"query_scale_beta": 0.7, "query_scale_length": 3, "rope_layers": (1,), "qk_norm": "head"},
+    "muse_glimmer": {"norm_place": "sandwich", "post_norm_eps": 0.5, "rope_thetas": (0, 100.0), "attention_gate": True},
+    "arcee": {"activation": "relu2", "gated_mlp": False},
     "qwen3_next": {**QWEN, **MIXTURE, "expert_layers": (0,), "qkv_bias": False},
 }
 """Named for the families that set such switches; together they set all of them."""
@@ -193,7 +199,7 @@ def test_nan_of_a_token_stays_its_own_in_experts():
     assert torch.equal(clean_TE[others], found_TE[others])
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu", "clamped"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped"])
 def test_an_activation_is_torchs_and_what_is_not_a_number_passes_through(name):
     switches = {"swiglu_limit": 2.0} if name == "clamped" else {"activation": name}
     values = torch.cat((torch.linspace(-8, 8, 46), torch.tensor([torch.nan, 0.0])))
