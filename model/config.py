@@ -7,12 +7,10 @@ from typing import Literal, get_args
 
 from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
-from attend.model.sublayers import DeltaSpec, MixtureSpec, Routing
+from attend.model.sublayers import AttentionVariant, DeltaSpec, LayerSpec, MixtureSpec, Routing
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
-KV_GROUP = 32
-"""Numbers of a head that share a scale, in a KV cache of 8 bits."""
 Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
 NormPlace = Literal["pre", "post", "sandwich", "output", "parallel", "shared"]
 """Where a block norms: "pre": x + f(norm(x)) · "output": x + norm(f(x)) (OLMo 2) · "sandwich": x + norm(f(norm(x))) (Gemma 2) ·
@@ -22,36 +20,6 @@ QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionVariant:
-    """How one layer's attention departs from the equation; without values it is softmax(Q Kᵀ / sqrt(d_k) + mask) V."""
-
-    window: int | None = None
-    """Keys that a query sees at most, itself included (Mistral's sliding window); None: all that came before."""
-    softcap: float | None = None
-    """Scores s become softcap * tanh(s / softcap) before the mask (Gemma 2)."""
-    scale: float | None = None
-    """What Q Kᵀ is multiplied by; None: 1 / sqrt(head size)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What one layer of a model is, as far as layers of a model differ."""
-
-    attention: AttentionVariant
-    rope: Rope | None
-    """None: queries and keys are not rotated."""
-    experts: MixtureSpec | None = None
-    """None: an MLP."""
-    delta: DeltaSpec | None = None
-    """What the layer has in place of attention; None: it attends."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
-        return 0 if self.delta is None else self.delta.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +56,9 @@ class ModelConfig:
     """Columns of a head that are rotated, the first ones; None: all of them."""
     rope_scaling: RopeScaling | None = None
     local_rope_theta: float | None = None
-    """The theta of layers with a window, which are not scaled then (Gemma 3, OLMo 3); None: they turn as the others do."""
+    """The theta of layers with a window, which have `local_rope_scaling` then (Gemma 3, OLMo 3); None: they turn as the others
+    do."""
+    local_rope_scaling: RopeScaling | None = None
     rope_layers: tuple[int, ...] | None = None
     """The layers, counted from 0, that rotate (SmolLM3); None: all of them."""
     activation: Activation = "silu"
@@ -111,6 +81,8 @@ class ModelConfig:
     """The layers, counted from 0, that have experts in place of an MLP, where there are any; None: all of them."""
     routing: Routing = "all"
     shared_expert_size: int | None = None
+    experts_beside_mlp: bool = False
+    """Whether layers with experts have their MLP too; see MixtureSpec."""
     qk_norm: QKNorm = "none"
     tied_head: bool = True
     embedding_scale: float = 1.0
@@ -133,6 +105,25 @@ class ModelConfig:
     """What the attention scores are multiplied by; None: 1 / sqrt(head_size)."""
     attention_gate: bool = False
     """Whether the heads' outputs are multiplied by the sigmoid of a projection of their own (Qwen3.5)."""
+    global_head_size: int | None = None
+    """Columns of a head in layers without a window (Gemma 4); None: head_size."""
+    global_kv_heads: int | None = None
+    """Key/value heads of layers without a window (Gemma 4); None: num_kv_heads."""
+    keys_are_values: bool = False
+    """Whether layers without a window take for values what their keys are before their norm (Gemma 4)."""
+    value_norm: bool = False
+    """Whether each head's values are normed, without a gain (Gemma 4)."""
+    kv_shared_layers: int = 0
+    """So many of the last layers have no keys and values of their own: they read those of the last layer before them that has
+    a window as they have, or none as they (Gemma 4)."""
+    kv_shared_mlp_size: int | None = None
+    """Width of the MLP in these layers; None: mlp_size."""
+    layer_scale: bool = False
+    """Whether what a layer ends with is multiplied by a learned number (Gemma 4)."""
+    per_layer_input_size: int | None = None
+    """Columns of a vector that each token has for each layer beside its embedding (Gemma 4); None: there is none."""
+    per_layer_vocab_size: int | None = None
+    """Tokens that have such vectors; None: vocab_size."""
     delta: DeltaSpec | None = None
     """What `delta_layers` have in place of attention."""
     delta_layers: tuple[int, ...] = ()
@@ -158,10 +149,12 @@ class ModelConfig:
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(
-                f"config.json: {self.num_heads} query heads are not divisible by {self.num_kv_heads} key/value heads"
-            )
+        self._check_sizes()
+        for kv_heads in (self.num_kv_heads, self.global_kv_heads or 1):
+            if self.num_heads % kv_heads:
+                raise CheckpointError(
+                    f"config.json: {self.num_heads} query heads are not divisible by {kv_heads} key/value heads"
+                )
         self._check_positions()
         self._check_layers()
         starts = () if self.bos_token_id is None else (self.bos_token_id,)
@@ -170,28 +163,34 @@ class ModelConfig:
                 if not isinstance(token, int) or not 0 <= token < self.vocab_size:
                     raise CheckpointError(f"config.json: {name} {token!r} is not a token of a vocabulary of {self.vocab_size}")
 
-    def _check_positions(self) -> None:
-        size = self.head_size if self.rope_size is None else self.rope_size
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= self.head_size:
-            raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {self.head_size}")
-        if self.positions == "rotary" and size % 2:
-            raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
-        if self.rope_scaling is not None:
-            self.rope_scaling.check(size)
-            if self.rope_theta <= 1:
-                raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {self.rope_theta}")
-
-    def _check_layers(self) -> None:
+    def _check_sizes(self) -> None:
         for name in OPTIONAL_SIZES:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
+
+    def _check_positions(self) -> None:
+        everywhere = (self.rope_theta, self.rope_scaling, self.global_head_size or self.head_size)
+        for theta, scaling, head_size in (everywhere, (self.local_rope_theta, self.local_rope_scaling, self.head_size)):
+            size = head_size if self.rope_size is None else self.rope_size
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= head_size:
+                raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {head_size}")
+            if self.positions == "rotary" and size % 2:
+                raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
+            if scaling is not None:
+                scaling.check(size)
+                if theta is None or theta <= 1:
+                    raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {theta}")
+
+    def _check_layers(self) -> None:
         if self.num_experts is not None and self.experts_per_token > self.num_experts:
             raise CheckpointError(
                 f"config.json: experts_per_token {self.experts_per_token} are more than num_experts {self.num_experts}"
             )
         if self.num_experts is not None and not self.gated_mlp:
             raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
+        if self.num_experts is not None and self.experts_beside_mlp and self.norm_place != "sandwich":
+            raise CheckpointError(f"config.json: experts_beside_mlp with norm_place {self.norm_place!r} is not supported")
         if self.swiglu_limit is not None and self.activation != "silu":
             raise CheckpointError(f"config.json: swiglu_limit is not supported with activation {self.activation!r}")
         known = range(self.num_layers)
@@ -200,7 +199,19 @@ class ModelConfig:
             if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
                 raise CheckpointError(f"config.json: {name} must be some of {self.num_layers} layers, from 0; got {layers!r}")
 
+        self._check_kv_layers()
         self._check_delta()
+
+    def _check_kv_layers(self) -> None:
+        count = self.kv_shared_layers
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise CheckpointError(f"config.json: kv_shared_layers must be an integer from 0; got {count!r}")
+        owners = range(self.num_layers - count)
+        for layer in range(self.num_layers - count, self.num_layers) if count else ():
+            if self.delta_layers or not any(self._slides(owner) == self._slides(layer) for owner in owners):
+                raise CheckpointError(
+                    f"config.json: {count} kv_shared_layers: layer {layer} has no layer before them whose keys it can read"
+                )
 
     def _check_delta(self) -> None:
         if not isinstance(self.delta, DeltaSpec | None):
@@ -215,28 +226,45 @@ class ModelConfig:
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
         """What each layer is, the first layer first."""
-        return tuple(self._layer(number) for number in range(self.num_layers))
+        return tuple(self.layer(number) for number in range(self.num_layers))
 
-    def _layer(self, number: int) -> LayerSpec:
+    def layer(self, number: int) -> LayerSpec:
+        """What one layer is, counted from 0."""
+        experts = self._experts(number)
         if number in self.delta_layers:
-            return LayerSpec(AttentionVariant(), None, self._experts(number), self.delta)
-        slides = self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
+            return LayerSpec(AttentionVariant(), None, experts, self.delta, mlp_size=self.mlp_size)
+        slides = self._slides(number)
         variant = AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale)
-        return LayerSpec(variant, self._rope(number, slides), self._experts(number))
+        size = self.head_size if slides else self.global_head_size or self.head_size
+        kv_heads = self.num_kv_heads if slides else self.global_kv_heads or self.num_kv_heads
+        rope, kv_layer = self._rope(number, size, slides), self._kv_layer(number)
+        width = self.mlp_size if kv_layer is None else self.kv_shared_mlp_size or self.mlp_size
+        same = self.keys_are_values and not slides
+        return LayerSpec(variant, rope, experts, None, self.num_heads, kv_heads, size, width, kv_layer, same)
 
-    def _rope(self, number: int, slides: bool) -> Rope | None:
+    def _slides(self, number: int) -> bool:
+        return self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
+
+    def _kv_layer(self, number: int) -> int | None:
+        owners = range(self.num_layers - self.kv_shared_layers)
+        if number in owners:
+            return None
+        return next(owner for owner in reversed(owners) if self._slides(owner) == self._slides(number))
+
+    def _rope(self, number: int, head_size: int, slides: bool) -> Rope | None:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
             return None
-        size = self.head_size if self.rope_size is None else self.rope_size
+        size = head_size if self.rope_size is None else self.rope_size
         if slides and self.local_rope_theta is not None:
-            return Rope(self.local_rope_theta, size, None)
+            return Rope(self.local_rope_theta, size, self.local_rope_scaling)
         return Rope(self.rope_theta, size, self.rope_scaling)
 
     def _experts(self, number: int) -> MixtureSpec | None:
         if self.num_experts is None or (self.expert_layers is not None and number not in self.expert_layers):
             return None
         size = self.mlp_size if self.expert_size is None else self.expert_size
-        return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, self.shared_expert_size)
+        shared = self.shared_expert_size
+        return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, shared, self.experts_beside_mlp)
 
     @property
     def state_bytes(self) -> int:
@@ -274,39 +302,30 @@ class ModelConfig:
         scaling = self.rope_scaling
         return scaling.original_positions if isinstance(scaling, DynamicScaling) else self.max_positions
 
-    @property
-    def query_size(self) -> int:
-        """Columns of Q: all query heads side by side."""
-        return self.num_heads * self.head_size
-
-    @property
-    def kv_size(self) -> int:
-        """Columns of K, and of V: all key/value heads side by side."""
-        return self.num_kv_heads * self.head_size
-
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it; see `head_bytes`."""
+        """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it."""
         return sum(self.block_bytes(group, 1, bytes_per_value) for group in self.memory_groups if not group.has_state)
 
     def block_bytes(self, group: MemoryGroup, block_size: int, bytes_per_value: int) -> int:
         """Bytes of a block of a group, over all of its layers: of `block_size` tokens, or of one state."""
         if group.has_state:
-            return sum(self.layers[number].state_bytes for number in group.layers)
-        return 2 * len(group.layers) * self.num_kv_heads * self.head_bytes(bytes_per_value) * block_size
-
-    def head_bytes(self, bytes_per_value: int) -> int:
-        """Bytes of a token's keys in one head, or of its values; with one byte a value there is a scale for each group, too."""
-        scales = 2 * -(-self.head_size // KV_GROUP) if bytes_per_value == 1 else 0
-        return self.head_size * bytes_per_value + scales
+            return sum(self.layer(number).state_bytes for number in group.layers)
+        return block_size * sum(self.layer(number).kv_bytes(bytes_per_value) for number in group.layers)
 
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
     "experts_per_token",
 )
-OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size")
+OPTIONAL_SIZES = (
+    *("sliding_window", "num_experts", "expert_size", "shared_expert_size", "global_head_size", "global_kv_heads"),
+    *("kv_shared_mlp_size", "per_layer_input_size", "per_layer_vocab_size"),
+)
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing}
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
-SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate")
+SWITCHES = (
+    *("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate"),
+    *("keys_are_values", "value_norm", "layer_scale", "experts_beside_mlp"),
+)

@@ -18,7 +18,7 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.net.checkpoint import read_config
 from attend.model.net.packed import multiplies_bfloat16
-from attend.model.sublayers import DeltaSpec, MixtureSpec
+from attend.model.sublayers import LayerSpec, MixtureSpec
 from loadtest.bench.figures import Figure, file, table
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
@@ -62,23 +62,24 @@ def distinct_experts(mixture: MixtureSpec, tokens: int) -> float:
 
 def weights(config: ModelConfig, tokens: int = 1) -> float:
     """Parameters of the matrices that a step of so many tokens reads. For one token: those that it is multiplied by."""
-    layers = sum(_mixing_weights(config, layer.delta) + _mlp_weights(config, layer.experts, tokens) for layer in config.layers)
+    layers = sum(_mixing_weights(config, layer) + _mlp_weights(config, layer, tokens) for layer in config.layers)
     return layers + config.hidden_size * config.vocab_size
 
 
-def _mixing_weights(config: ModelConfig, delta: DeltaSpec | None) -> int:
+def _mixing_weights(config: ModelConfig, layer: LayerSpec) -> int:
     """Of one layer's attention, or of what it has in place of it."""
-    if delta is None:
-        return config.hidden_size * ((3 if config.attention_gate else 2) * config.query_size + 2 * config.kv_size)
+    if (delta := layer.delta) is None:
+        return config.hidden_size * ((3 if config.attention_gate else 2) * layer.query_size + sum(layer.kv_projections))
     return config.hidden_size * (delta.channels + 2 * delta.value_width + 2 * delta.value_heads)
 
 
-def _mlp_weights(config: ModelConfig, mixture: MixtureSpec | None, tokens: int) -> float:
+def _mlp_weights(config: ModelConfig, layer: LayerSpec, tokens: int) -> float:
     """Of one layer's MLP, or of its router and of the experts that are needed."""
-    if mixture is None:
-        return (3 if config.gated_mlp else 2) * config.hidden_size * config.mlp_size
+    if (mixture := layer.experts) is None:
+        return (3 if config.gated_mlp else 2) * config.hidden_size * layer.mlp_size
     routed, shared = distinct_experts(mixture, tokens) * mixture.expert_size, mixture.shared_expert_size or 0
     rows = mixture.num_experts + (1 if shared else 0)
+    shared += layer.mlp_size if mixture.beside_mlp else 0
     return config.hidden_size * (3 * (routed + shared) + rows)
 
 
@@ -101,7 +102,8 @@ def prompt_operations(config: ModelConfig, length: int) -> float:
     matrices = weights(config) - config.hidden_size * config.vocab_size
     deltas = [layer.delta for layer in config.layers if layer.delta is not None]
     rules = sum(7 * math.prod(delta.state_shapes[1]) for delta in deltas)
-    return 2 * matrices + 4 * (config.num_layers - len(deltas)) * config.query_size * length / 2 + rules
+    queries = sum(layer.query_size for layer in config.layers if layer.delta is None)
+    return 2 * matrices + 4 * queries * length / 2 + rules
 
 
 def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:

@@ -17,6 +17,10 @@ from attend.model.gguf.container import Container
 Raw = dict[str, Any]
 HARMLESS = frozenset({"vocab_size", "attention.value_length", "expert_group_count", "expert_group_used_count"})
 """Keys that repeat what the tensors say, or whose values are checked beside them."""
+BY_LAYER = {"gemma4": ("feed_forward_length", "attention.head_count_kv")}
+"""Keys of an architecture whose values differ from layer to layer."""
+NO_TURN = 1e30
+"""A factor of a wavelength that no position reaches."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -36,11 +40,13 @@ class Keys:
         return CheckpointError(f"{self.container.path}: {what}")
 
     def get(self, name: str) -> Any:
-        """A value, or None. Where an array has one for each layer, they must all be the same, and it is that one."""
+        """A value, or None. Where an array has one for each layer, they must all be the same, and it is that one; but it is the
+        first of those that the architecture may have differ.
+        """
         self._read.add(name)
         value = self._values.get(name)
         if isinstance(value, list):
-            if not value or any(each != value[0] for each in value):
+            if not value or (name not in BY_LAYER.get(str(self.arch), ()) and any(each != value[0] for each in value)):
                 raise self.wrong(f"{self.arch}.{name} differs from layer to layer, which is not supported")
             value = value[0]
         return value
@@ -268,6 +274,50 @@ def _gemma3(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | common | {"final_logit_softcapping": cap or None} | _query_scalar(raw, 62) | slides
 
 
+def _gemma4(keys: Keys, raw: Raw) -> Raw:
+    """Gemma 4. The file names the heads of layers without a window, and beside them those of the others."""
+    count, found = raw["num_hidden_layers"], _sliding(keys, raw, 6)
+    slides, kv_heads = [kind == "sliding_attention" for kind in found["layer_types"]], keys.layers("attention.head_count_kv")
+    shared = keys.get("attention.shared_kv_layers") or 0
+    local, cap = keys.size("attention.key_length_swa", raw["head_dim"]), keys.number("final_logit_softcapping", 0.0)
+    for name, size in (("attention.value_length_swa", local), ("rope.dimension_count_swa", local)):
+        keys.refuse(name, size)
+    wide, inputs = keys.layers("feed_forward_length") or [1], keys.get("embedding_length_per_layer_input") or 0
+    whole = [layer for layer in range(count - shared) if not slides[layer]]
+    if wide[-1] not in (wide[0], 2 * wide[0]) or any(
+        size != wide[layer >= count - shared and -1] for layer, size in enumerate(wide)
+    ):
+        raise keys.wrong(f"gemma4.feed_forward_length {wide} differs from layer to layer, which is not supported")
+    own = [{"head_dim": raw["head_dim"]} if not slides[layer] else {} for layer in range(count)]
+    for layer, heads in enumerate(kv_heads or []):
+        own[layer]["num_key_value_heads"] = heads
+    found |= {"per_layer_config": {str(layer): heads for layer, heads in enumerate(own) if heads}, "head_dim": local}
+    found |= {"attention_k_eq_v": bool(whole) and not keys.has(f"blk.{whole[0]}.attn_v.weight")}
+    found |= {"num_kv_shared_layers": shared, "use_double_wide_mlp": wide[-1] != wide[0], "rope_scaling": None}
+    found |= {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": raw["vocab_size"]}
+    found |= {"model_type": "gemma4_text", "final_logit_softcapping": cap or None, "rope_parameters": _two_ropes(keys, raw)}
+    if keys.get("expert_count"):
+        experts = _experts(keys, renormed=True)
+        found |= {"enable_moe_block": True, "num_experts": experts["num_experts"]}
+        found |= {"top_k_experts": experts["num_experts_per_tok"]}
+        found |= {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
+    return _eps(keys) | found
+
+
+def _two_ropes(keys: Keys, raw: Raw) -> Raw:
+    """Gemma 4's: a tensor says which pairs of columns of layers without a window turn."""
+    local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", raw["rope_theta"])}
+    scaling, whole = raw.get("rope_scaling"), {"rope_type": "default", "rope_theta": raw["rope_theta"]}
+    if scaling is not None:
+        factors = scaling.get("short_factor") or []
+        turning = factors.count(1.0)
+        if not factors or factors[:turning] != [1.0] * turning or min(factors[turning:], default=NO_TURN) < NO_TURN:
+            raise keys.wrong(f"gemma4: rope scaling by other factors than 1 and {NO_TURN} is not supported")
+        share = min(1.0, (turning + 0.5) / len(factors))  # times the pairs and rounded down it is `turning` again
+        whole |= {"rope_type": "proportional", "partial_rotary_factor": share}
+    return {"full_attention": whole, "sliding_attention": local}
+
+
 def _olmo2(keys: Keys, raw: Raw) -> Raw:
     """OLMo 2, and OLMo 3 where there is a window."""
     if not keys.get("attention.sliding_window"):
@@ -319,6 +369,7 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "glm4": _glm4,
     "gpt-oss": _gpt_oss,
     "granite": _granite,

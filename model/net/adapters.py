@@ -115,7 +115,7 @@ class Targets:
 
     def _modules(self, net: Decoder) -> Iterator[tuple[str, _Module]]:
         for name, linear in net.named_modules():
-            if not isinstance(linear, Linear) or isinstance(linear, ExpertLinear) or linear is net.head:
+            if not isinstance(linear, Linear) or isinstance(linear, ExpertLinear) or not name.startswith("blocks."):
                 continue
             names, first = their_names(self.family, self.config, f"{name}.weight"), 0
             for theirs, shape in zip(names, part_shapes(self.config, f"{name}.weight", linear.whole, len(names)), strict=True):

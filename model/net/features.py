@@ -30,6 +30,7 @@ SWITCHES = {
     "rope_size": "rope_size",
     "rope_scaling": "rope_scaling",
     "local_rope_theta": "rope_by_layer",
+    "local_rope_scaling": "rope_by_layer",
     "rope_layers": "rope_by_layer",
     "sliding_window": "window",
     "window_layers": "window",
@@ -37,6 +38,16 @@ SWITCHES = {
     "attention_scale": "attention_scale",
     "sinks": "sinks",
     "attention_gate": "attention_gate",
+    "global_head_size": "heads_by_layer",
+    "global_kv_heads": "heads_by_layer",
+    "keys_are_values": "keys_are_values",
+    "value_norm": "value_norm",
+    "kv_shared_layers": "kv_shared_layers",
+    "kv_shared_mlp_size": "kv_shared_layers",
+    "layer_scale": "layer_scale",
+    "per_layer_input_size": "per_layer_inputs",
+    "per_layer_vocab_size": "per_layer_inputs",
+    "experts_beside_mlp": "experts_beside_mlp",
     "delta": "gated_delta",
     "delta_layers": "gated_delta",
     "swiglu_limit": "clamped_swiglu",
@@ -60,6 +71,8 @@ ALL = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
+    "experts_beside_mlp",
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 NATIVE = ATTENTION | {
@@ -70,6 +83,8 @@ NATIVE = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
+    "experts_beside_mlp",
 }
 """What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
 TRITON = ATTENTION | {
@@ -80,6 +95,8 @@ TRITON = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
+    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
+    "experts_beside_mlp",
 }
 """What the Triton decoder computes."""
 

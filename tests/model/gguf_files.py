@@ -25,7 +25,7 @@ Blocks = Callable[[str, Tensor], tuple[numpy.ndarray, Type]]
 """(name, tensor) -> what is written of it, and in what type."""
 
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss"}
-ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES |= {"gemma4_text": "gemma4", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 """By `model_type`, where it is not the same word."""
 NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
@@ -51,6 +51,9 @@ MADE |= {
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
+    "gemma4_text": lambda: KINDS["gemma4_text"](),
+    "gemma4_text-shared": lambda: KINDS["gemma4_text-shared"](),
+    "gemma4_text-experts": lambda: KINDS["gemma4_text-experts"](),
 }
 """Tiny checkpoints that GGUF has words for."""
 
@@ -158,7 +161,27 @@ def described(config: Config) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
     }
     rope = config.get("rope_parameters") or {}
-    return said | _rope(config, rope.get("full_attention", rope), rope) | _own(config)
+    said |= _rope(config, rope.get("full_attention", rope), rope) | _own(config)
+    return said | (_gemma4(config) if config["model_type"] == "gemma4_text" else {})
+
+
+def _gemma4(config: Config) -> dict[str, Any]:
+    """Layers without a window have heads of their own, and those that share keys and values may have a wider MLP."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = {int(layer): heads for layer, heads in config["per_layer_config"].items()}
+    whole = own[slides.index(False)]
+    shared, width = config["num_kv_shared_layers"], config["intermediate_size"]
+    said = {f"attention.{name}_length": whole["head_dim"] for name in ("key", "value")}
+    said |= {f"attention.{name}_length_swa": config["head_dim"] for name in ("key", "value")}
+    said |= {"rope.dimension_count": whole["head_dim"], "rope.dimension_count_swa": config["head_dim"]}
+    said |= {"attention.shared_kv_layers": shared, "embedding_length_per_layer_input": config["hidden_size_per_layer_input"]}
+    said |= {"attention.sliding_window_pattern": slides, "attention.sliding_window": config["sliding_window"]}
+    usual = config["num_key_value_heads"]
+    said["attention.head_count_kv"] = [own.get(layer, {}).get("num_key_value_heads", usual) for layer in range(len(slides))]
+    said["rope.freq_base_swa"] = float(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if config["use_double_wide_mlp"]:
+        said["feed_forward_length"] = [width * (2 if layer >= len(slides) - shared else 1) for layer in range(len(slides))]
+    return said | {"expert_used_count": config["top_k_experts"]}
 
 
 def _rope(config: Config, rope: Config, ropes: Config) -> dict[str, Any]:
@@ -209,6 +232,10 @@ def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
     arch = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture(config))
     names = get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in _merged(load_file(folder / "model.safetensors"), config):
+        if name.endswith(("router.scale", "per_expert_scale")):
+            part = "ffn_gate_inp" if name.endswith("router.scale") else "ffn_down_exps"
+            yield f"blk.{name.split('.')[2]}.{part}.scale", tensor.float()
+            continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         yield found, _arranged(name, tensor.float(), config)
@@ -220,7 +247,7 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
     if config["model_type"] in NEIGHBOURS and part.endswith(("q_proj", "k_proj")):
         heads = config["num_attention_heads" if part.endswith("q_proj") else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+    if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
     return tensor.squeeze() if "shared_expert_gate" in name else tensor
 
@@ -229,7 +256,7 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
     """Experts as one tensor of each projection; sinks with an ending."""
     for name, tensor in sorted(tensors.items()):
         start, mark, rest = name.partition(".experts.")
-        if name.endswith(".sinks"):
+        if name.endswith((".sinks", ".layer_scalar")) or (config["model_type"] == "gemma4_text" and mark):
             yield f"{name}.weight", tensor
         elif not mark:
             yield name, tensor
@@ -249,6 +276,10 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
 def _factors(config: Config) -> Iterator[tuple[str, Tensor]]:
     """Factors of wavelengths, which GGUF keeps as tensors."""
     rope = config.get("rope_parameters") or {}
+    if config["model_type"] == "gemma4_text":
+        half = config["per_layer_config"]["1"]["head_dim"] // 2
+        turning = half // 4
+        yield "rope_freqs.weight", torch.tensor([1.0] * turning + [1e30] * (half - turning))
     if rope.get("rope_type") == "longrope":
         yield "rope_factors_long.weight", torch.tensor(rope["long_factor"])
         yield "rope_factors_short.weight", torch.tensor(rope["short_factor"])

@@ -76,7 +76,8 @@ POSITIONS = {
     **dict.fromkeys(("cohere2", "gemma", "gemma2"), 8192),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"), 32768),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 32768),
-    **dict.fromkeys(("gemma3_text", "glm4", "gpt_oss", "mistral", "mixtral"), 131072),
+    **dict.fromkeys(("gemma3_text", "gemma4", "gemma4_text", "glm4", "gpt_oss", "mistral", "mixtral"), 131072),
+    **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), 262144),
 }
 """How many a model has whose config.json does not say, by `model_type`."""
 

@@ -11,6 +11,7 @@ from attend.model.net.families import (
     attend,
     cohere2,
     gemma,
+    gemma4,
     glm4,
     gpt2,
     gpt_neox,
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     **attend.FAMILIES,
     **cohere2.FAMILIES,
     **gemma.FAMILIES,
+    **gemma4.FAMILIES,
     **glm4.FAMILIES,
     **gpt2.FAMILIES,
     **gpt_neox.FAMILIES,
@@ -54,6 +56,10 @@ TITLES = {
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, text alone",
+    "gemma4": "Gemma 4, text alone",
+    "gemma4_text": "its text model by itself",
+    "gemma4_unified": "Gemma 4 12B, text alone",
+    "gemma4_unified_text": "its text model by itself",
     "glm4": "GLM-4",
     "gpt2": "GPT-2",
     "gpt_neox": "GPT-NeoX, Pythia",
@@ -96,6 +102,8 @@ def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ..
     template = re.sub(r"^blocks\.\d+\.", "blocks.{}.", ours)
     number = ours.split(".")[1]
     names = tuple(name.replace("{}", number) for name in family.weights[template])
+    if ".attention.qkv." in ours:
+        return names[: 1 + len(config.layer(int(number)).kv_projections)]
     if "{e}" not in names[0]:
         return names
     return tuple(name.replace("{e}", str(expert)) for expert in range(config.num_experts or 0) for name in names)
@@ -151,8 +159,9 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
     if parts == 1:
         return [tuple(whole)]
     if ".qkv." in ours:
-        queries = config.query_size * (2 if config.attention_gate else 1)
-        return [(rows, *whole[1:]) for rows in (queries, config.kv_size, config.kv_size)]
+        layer = config.layer(int(ours.split(".")[1]))
+        queries = layer.query_size * (2 if config.attention_gate else 1)
+        return [(rows, *whole[1:]) for rows in (queries, *layer.kv_projections)]
     if ".attention.inputs." in ours and config.delta is not None:
         return [(rows, *whole[1:]) for rows in (config.delta.channels, config.delta.value_width)]
     rows, shape = (whole[0] * whole[1], whole[2:]) if ".experts." in ours else (whole[0], whole[1:])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.net.backends import BatchLayout, Paged
 from attend.model.net.delta import GatedDelta
 from attend.model.net.features import NATIVE, features
@@ -24,9 +24,11 @@ from attend.model.net.native.packing import NO_ROOM, pack
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
+from attend.model.sublayers import AttentionVariant, LayerSpec
 
 MAX_GROUP = 16
-MAX_HEAD = 256
+MAX_HEAD = 512
+MAX_DELTA = 256
 BLOCK = 32
 """Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
@@ -55,9 +57,10 @@ class NativeBackend:
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
         """Whether the native decoder computes all that this model asks for. A block must be whole tiles."""
-        heads = config.head_size <= MAX_HEAD and config.num_heads // config.num_kv_heads <= MAX_GROUP
+        layers = [layer for layer in config.layers if layer.delta is None]
+        heads = all(layer.head_size <= MAX_HEAD and layer.num_heads // layer.num_kv_heads <= MAX_GROUP for layer in layers)
         delta = config.delta is None or (
-            max(config.delta.key_size, config.delta.value_size) <= MAX_HEAD and config.delta.kernel <= MAX_KERNEL
+            max(config.delta.key_size, config.delta.value_size) <= MAX_DELTA and config.delta.kernel <= MAX_KERNEL
         )
         fits = heads and delta and block_size % BLOCK == 0 and dtype == torch.bfloat16 and device == "cpu"
         return fits and features(config) <= NATIVE
@@ -83,7 +86,7 @@ class NativeBackend:
         sizes = (len(qkv), q_THD.shape[1], k_TKD.shape[1], q_THD.shape[2])
         caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size, cache.in_8_bits)
         rows, held = _rows(layout)
-        numbers = _numbers(self._variants[layer : layer + 1], q_THD.shape[2])
+        numbers = (ctypes.c_float * 3)(*_numbers(self._variants[layer], q_THD.shape[2]))
         sinks = None if sinks_H is None else sinks_H.float().contiguous()
         outside = (out_THD.data_ptr(), numbers, None if sinks is None else sinks.data_ptr())
         self._library.attend_layer(qkv.data_ptr(), layout.slots_T.data_ptr(), *sizes, *caches, *rows, *outside)
@@ -110,13 +113,14 @@ class NativeDecoder:
             (ctypes.c_int64 * len(sizes))(*sizes),
             _addresses(arrays),
             (ctypes.c_float * len(numbers))(*numbers),
-            _numbers(config.attention_variants, config.head_size),
+            (ctypes.c_float * (4 * config.num_layers))(*_layer_numbers(net)),
         )
         if self._net is None:
             raise MemoryError(NO_ROOM)
         # not at exit: the step thread, a daemon, may be inside a step then
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self.library, self.handle = self._library, self._net
+        self._per_layer = net.per_layer
         self.reading = pack(self, net, spend=spend, report=report)
         """Seconds in which files were read, of those that packing took."""
         self._caches: tuple[KVCache | None, tuple[ctypes.Array, ...]] = (None, ())  # a cache, and what `_layers_of` says of it
@@ -133,12 +137,22 @@ class NativeDecoder:
         (starts, counts, num_rows, _, width), held = _rows(layout)
         assert layout.states_R is not None or not attention.cache.states, "nobody said where the states lie"
         places = None if layout.states_R is None else layout.states_R.data_ptr()
-        buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr())
+        vectors_TV = self._vectors(tokens_T)
+        vectors = None if vectors_TV is None else vectors_TV.data_ptr()
+        buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr(), vectors)
         caches = (keys, values, attention.cache.block_size, attention.cache.in_8_bits, groups)
         of_rows = (starts, counts, num_rows, tables, width)
         _check(self._library.attend_step(self._net, *tokens, *caches, *of_rows, *buffers, attention.pulse.address))
         del held
         return hidden_TE
+
+    def _vectors(self, tokens_T: Tensor) -> Tensor | None:
+        """What each token has by itself for each layer, bfloat16 [T, L P]; None where there is nothing."""
+        if self._per_layer is None:
+            return None
+        scale = self._per_layer.scale * math.sqrt(0.5)
+        vectors_TV: Tensor = self._per_layer.tokens(tokens_T) * scale
+        return vectors_TV.to(torch.bfloat16)
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """Scores of the next token [T, V] in float32: not rounded to the weights' precision."""
@@ -202,25 +216,31 @@ def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     return (starts_R.data_ptr(), counts_R.data_ptr(), len(table), table.data_ptr(), table.shape[1]), (starts_R, counts_R, table)
 
 
-def _numbers(variants: Sequence[AttentionVariant], head_size: int) -> ctypes.Array:
-    numbers = [
-        number
-        for variant in variants
-        for number in (variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING)
-    ]
-    return (ctypes.c_float * len(numbers))(*numbers)
+def _numbers(variant: AttentionVariant, head_size: int) -> tuple[float, ...]:
+    return variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING
+
+
+def _layer_numbers(net: Decoder) -> Iterator[float]:
+    """In the order that `attend_new` names."""
+    for block, layer in zip(net.blocks, net.config.layers, strict=True):
+        yield from _numbers(layer.attention, layer.head_size)
+        yield 1.0 if block.layer_scale is None else block.layer_scale.item()
 
 
 def _sizes(config: ModelConfig) -> tuple[int, ...]:
     """In the order that `attend_new` names."""
-    sizes = (config.num_layers, config.hidden_size, config.mlp_size, config.vocab_size)
-    heads = (config.num_heads, config.num_kv_heads, config.head_size, config.rope_size or config.head_size)
+    sizes = (config.num_layers, config.hidden_size, config.vocab_size, config.num_heads)
     kinds = (ACTIVATIONS.index(config.activation), config.gated_mlp, config.norm != "rmsnorm", config.qk_norm == "all")
     place = PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0
-    mixed, recurs = (
-        [part is not None for part in parts] for parts in zip(*((x.experts, x.delta) for x in config.layers), strict=True)
-    )
-    return (*sizes, *heads, *kinds, place, *_mixture(config), config.attention_gate, *_delta(config), *mixed, *recurs)
+    beside = (*_mixture(config), config.experts_beside_mlp, config.attention_gate)
+    own = [size for layer in config.layers for size in _layer_sizes(layer)]
+    return (*sizes, *kinds, place, *beside, *_delta(config), config.per_layer_input_size or 0, *own)
+
+
+def _layer_sizes(layer: LayerSpec) -> tuple[int, ...]:
+    kinds = (layer.experts is not None, layer.delta is not None)
+    heads = (layer.num_kv_heads, layer.head_size, 0 if layer.rope is None else layer.rope.size)
+    return (*kinds, *heads, layer.mlp_size, layer.kv_layer is not None, layer.keys_are_values)
 
 
 def _mixture(config: ModelConfig) -> tuple[int, ...]:
@@ -244,7 +264,8 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
     if not net.config.tied_head and not isinstance(net.embedding.tokens, QuantisedLinear):
         embedding = net.embedding.tokens.weight
         assert embedding.dtype == torch.bfloat16
-    arrays: list[Tensor | None] = [embedding, _added(net.embedding), *_norm(net.norm)]
+    of_vectors = nn.Identity() if net.per_layer is None else net.per_layer.norm
+    arrays: list[Tensor | None] = [embedding, _added(net.embedding), *_norm(net.norm), *_norm(of_vectors)]
     for block, rope in zip(net.blocks, net.rope_of_layer, strict=True):
         for norm in _norms(block):
             arrays += _norm(norm)
@@ -252,6 +273,8 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         sinks = getattr(block.attention, "sinks", None)
         arrays.append(None if sinks is None else sinks.detach().float())
         arrays += _rule(block.attention) if isinstance(block.attention, GatedDelta) else (None, None, None, None)
+        scale = getattr(block.mlp, "expert_scale", None)
+        arrays.append(None if scale is None else scale.detach().float())
     return arrays
 
 
@@ -278,15 +301,19 @@ def _norms(block: Block) -> list[nn.Module]:
     """The norms of a layer, `nn.Identity` where there is none: before attention, of its output, of the sum, ..."""
     attention, nothing = block.attention, nn.Identity()
     of_attention = [block.attention_norm, block.attention_post_norm, nothing]
-    of_mlp = [block.mlp_norm, block.mlp_post_norm, nothing]
+    of_mlp = [getattr(block.mlp, "shared_norm", block.mlp_norm), block.mlp_post_norm, nothing]
     if isinstance(block, PostNormBlock):
         of_attention, of_mlp = of_attention[::-1], of_mlp[::-1]
-    of_heads = [getattr(attention, name, nothing) for name in ("q_norm", "k_norm")]
-    return [*of_attention, *of_heads, *of_mlp]
+    of_heads = [getattr(attention, name, nothing) for name in ("q_norm", "k_norm", "v_norm")]
+    of_input = nothing if block.per_layer is None else block.per_layer.post_norm
+    beside = ("shared_post_norm", "experts_norm", "experts_post_norm", "router_norm")
+    return [*of_attention, *of_heads, *of_mlp, of_input, *(getattr(block.mlp, name, nothing) for name in beside)]
 
 
 def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """Gain and bias in float32: a gain of 1 + w is kept so, and others lose nothing."""
+    """Gain and bias in float32: a gain of 1 + w is kept so, and others lose nothing. One without a gain has ones."""
+    if isinstance(norm, nn.RMSNorm) and norm.weight is None:
+        return torch.ones(norm.normalized_shape), None
     parts = (getattr(norm, name, None) for name in ("weight", "bias"))
     gain, bias = (None if part is None else part.detach().float().contiguous() for part in parts)
     return gain, bias

@@ -9,7 +9,7 @@
 #include "tokens.h"
 
 static const int KEYS = 32;  // what one tile of values holds
-static const i64 MAX_HEAD = 256;
+static const i64 MAX_HEAD = 512;
 static const float LOWEST = -1e30f;  // below every score; finite, so that LOWEST - LOWEST is 0
 
 struct Variant {

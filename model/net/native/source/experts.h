@@ -13,7 +13,9 @@
 struct Mixture {
     i64 X = 0, C = 0, F = 0, S = 0;  // F, S: widths of an expert and of the shared one; S is 0 where there is none
     bool all = false;                // weights are parts of the softmax over all scores, else over the chosen ones
+    bool beside = false;             // beside an MLP, which is the last of a layer's
     i64 experts() const { return X + (S > 0); }
+    i64 mlps() const { return experts() + beside; }
     i64 calls() const { return C + (S > 0); }  // experts that compute a token
 };
 

@@ -19,7 +19,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attend.model.config import AttentionVariant
 from attend.model.engine.sampler import TokenSampler
 from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
@@ -30,7 +29,7 @@ from attend.model.net.triton import codes, delta, fused, grouped, kernels, sampl
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
-from attend.model.sublayers import DeltaSpec
+from attend.model.sublayers import AttentionVariant, DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 H200 = GPUTarget("cuda", 90, 32)
