@@ -12,12 +12,21 @@ from safetensors.torch import load_file
 
 from attend.model.engine.choice import choose_backend
 from attend.model.errors import CheckpointError
+from attend.model.explain.reference import reference
+from attend.model.net.backends import TorchBackend
 from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.families.table import FAMILIES
+from attend.model.net.formats.codes import INT8
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.native.decoder import NativeBackend
+from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
+from tests.model.gguf_files import Type, stored_as, write_gguf
+from tests.model.net.native.test_native import distance, needs_library, run
 from tests.model.net.test_qwen3_5 import same
+
+TOKENS = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12]
 
 
 @pytest.fixture
@@ -162,3 +171,30 @@ def test_models_of_the_published_sizes_are_computed_by_every_backend(name):
     assert NativeBackend.supports(config, torch.bfloat16, "cpu", 32)
     pytest.importorskip("triton")
     assert choose_backend("auto", config, torch.bfloat16, "cuda", 32).name == "triton"
+
+
+@torch.inference_mode()
+def test_the_table_of_the_layers_may_be_in_8_bits(shared):
+    """Beside the other matrices; the explorer reads it as it is kept."""
+    plain, net = load(shared, torch.float32, "cpu"), load(shared, torch.float32, "cpu", quantize=INT8)
+    table = net.per_layer.tokens
+    assert isinstance(table, QuantisedLinear)
+    assert (table.dense() - plain.per_layer.tokens.weight).abs().max() <= plain.per_layer.tokens.weight.abs().max() / 127
+    wanted, found = (hidden_states(each, torch.tensor([TOKENS])) for each in (net, reference(net)))
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@needs_library
+@torch.inference_mode()
+def test_a_file_of_blocks_is_served_natively_with_the_table_beside_it(shared, tmp_path):
+    """Its matrices are packed straight from the mapped file, and its table is not, for each step reads rows of it."""
+    path = write_gguf(shared, tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
+    copied, mapped = (load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=each) for each in (False, True))
+    assert mapped.per_layer.projection.unread and not mapped.per_layer.tokens.unread
+    variants, texts = copied.config.attention_variants, [torch.tensor(TOKENS)]
+    nets = (NativeDecoder(copied), NativeDecoder(mapped, spend=True))
+    ours, same_again = (run(net, NativeBackend(variants), 1000, 32, torch.bfloat16, texts) for net in nets)
+    theirs = run(copied, TorchBackend(variants), 1000, 32, torch.bfloat16, texts)
+    assert torch.equal(ours, same_again) and distance(ours, theirs) < 0.1
+    seen = hidden_states(reference(mapped), torch.tensor([TOKENS]))
+    assert distance(ours, seen) < 0.1
