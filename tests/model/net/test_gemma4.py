@@ -74,7 +74,7 @@ def test_a_text_model_may_keep_the_names_that_it_has_beside_images(folder, tmp_p
 
 def test_layers_that_share_keys_and_values_may_bring_some_of_their_own(shared):
     """As published files do: they are not read."""
-    wanted, name = load(shared, torch.float32, "cpu"), "model__layers__3__self_attn"
+    wanted, name = load(shared, torch.float32, "cpu"), "model__layers__5__self_attn"
     edit_tensors(shared, **{f"{name}__k_proj__weight": torch.zeros(16, 32), f"{name}__k_norm__weight": torch.zeros(16)})
     assert same(wanted, load(shared, torch.float32, "cpu"))
 
@@ -82,13 +82,13 @@ def test_layers_that_share_keys_and_values_may_bring_some_of_their_own(shared):
 def test_layers_that_share_keys_and_values_take_no_memory_for_them(shared):
     config = read_config(shared)
     alone = load(shared, torch.float32, "cpu")
-    assert [layer.kv_layer for layer in config.layers] == [None, None, 0, 1]
-    token = 2 * (2 * 8 + 1 * 16)  # keys and values of two heads of 8, and of one of 16
-    assert config.kv_bytes_per_token(1) == token + 2 * (2 * 2 + 2)
+    assert [layer.kv_layer for layer in config.layers] == [None, None, None, None, 2, 3]
+    token = 2 * 2 * (2 * 8 + 1 * 16)  # in two layers keys and values of two heads of 8, in two of one of 16
+    assert config.kv_bytes_per_token(1) == token + 2 * 2 * (2 * 2 + 2)
     assert config.kv_bytes_per_token(4) == 4 * token
     cache = KVCache.allocate(alone.config, 3, 8, torch.float32, "cpu")
     assert cache.nbytes == 4 * 8 * 4 * token
-    assert cache.keys[2].data_ptr() == cache.keys[0].data_ptr() and cache.values[3].data_ptr() == cache.values[1].data_ptr()
+    assert cache.keys[4].data_ptr() == cache.keys[2].data_ptr() and cache.values[5].data_ptr() == cache.values[3].data_ptr()
 
 
 def test_published_keys_are_those_that_transformers_writes(shared):
@@ -104,7 +104,7 @@ def test_published_keys_are_those_that_transformers_writes(shared):
 
 def test_the_last_layer_has_no_window_whatever_its_type(shared):
     expected = read_config(shared)
-    edit_config(shared, layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"])
+    edit_config(shared, layer_types=[*["sliding_attention", "full_attention"] * 2, "sliding_attention", "sliding_attention"])
     assert read_config(shared) == expected
 
 
@@ -117,8 +117,8 @@ def test_beside_images_the_outer_config_says_whether_the_head_is_tied(folder, ti
 ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
 REFUSED = {
     "use_bidirectional_attention": {"use_bidirectional_attention": "all"},
-    "layer_types must name full_attention or sliding_attention for each of 4 layers": {"layer_types": ["full_attention"] * 3},
-    "layer_types": {"layer_types": ["linear_attention"] * 4},
+    "layer_types must name full_attention or sliding_attention for each of 6 layers": {"layer_types": ["full_attention"] * 3},
+    "layer_types": {"layer_types": ["linear_attention"] * 6},
     "rope_parameters must have an object full_attention": {"rope_parameters": ROPE},
     "rope_type 'dynamic' of layers with full_attention": {
         "rope_parameters": ROPE | {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
@@ -136,12 +136,12 @@ REFUSED = {
     "intermediate_size of layer 1": {"per_layer_config": {"1": {"intermediate_size": 7}}},
     "heads of layers with full_attention differ": {"per_layer_config": {"1": {"head_dim": 10}, "3": {"head_dim": 16}}},
     "vocab_size_per_layer_input 90 is below vocab_size 96": {"vocab_size_per_layer_input": 90},
-    "kv_shared_layers: layer 0 has no layer before": {"num_kv_shared_layers": 4},
-    "kv_shared_layers": {"num_kv_shared_layers": 3},
+    "kv_shared_layers: layer 0 has no layer before": {"num_kv_shared_layers": 6},
+    "kv_shared_layers": {"num_kv_shared_layers": 5},
     "no 'num_experts'": {"enable_moe_block": True},
     "3 key/value heads": {"num_key_value_heads": 3},
     "sliding_window": {"sliding_window": 0},
-    "even head size": {"per_layer_config": {"1": {"head_dim": 7}, "3": {"head_dim": 7}}},
+    "even head size": {"per_layer_config": {str(layer): {"head_dim": 7} for layer in (1, 3, 5)}},
 }
 
 
