@@ -277,30 +277,32 @@ def _gemma3(keys: Keys, raw: Raw) -> Raw:
 def _gemma4(keys: Keys, raw: Raw) -> Raw:
     """Gemma 4. The file names the heads of layers without a window, and beside them those of the others."""
     count, found = raw["num_hidden_layers"], _sliding(keys, raw, 6)
-    slides, kv_heads = [kind == "sliding_attention" for kind in found["layer_types"]], keys.layers("attention.head_count_kv")
-    shared = keys.get("attention.shared_kv_layers") or 0
+    shared, inputs = (
+        int(keys.number(name, 0.0)) for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
+    )
     local, cap = keys.size("attention.key_length_swa", raw["head_dim"]), keys.number("final_logit_softcapping", 0.0)
-    for name, size in (("attention.value_length_swa", local), ("rope.dimension_count_swa", local)):
-        keys.refuse(name, size)
-    wide, inputs = keys.layers("feed_forward_length") or [1], keys.get("embedding_length_per_layer_input") or 0
-    whole = [layer for layer in range(count - shared) if not slides[layer]]
-    if wide[-1] not in (wide[0], 2 * wide[0]) or any(
-        size != wide[layer >= count - shared and -1] for layer, size in enumerate(wide)
-    ):
-        raise keys.wrong(f"gemma4.feed_forward_length {wide} differs from layer to layer, which is not supported")
-    own = [{"head_dim": raw["head_dim"]} if not slides[layer] else {} for layer in range(count)]
-    for layer, heads in enumerate(kv_heads or []):
-        own[layer]["num_key_value_heads"] = heads
-    found |= {"per_layer_config": {str(layer): heads for layer, heads in enumerate(own) if heads}, "head_dim": local}
-    found |= {"attention_k_eq_v": bool(whole) and not keys.has(f"blk.{whole[0]}.attn_v.weight")}
-    found |= {"num_kv_shared_layers": shared, "use_double_wide_mlp": wide[-1] != wide[0], "rope_scaling": None}
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        keys.refuse(name, local)
+    width = raw["intermediate_size"]
+    widths = keys.layers("feed_forward_length") or [width]
+    kv_heads = keys.layers("attention.head_count_kv") or [raw["num_key_value_heads"]] * count
+    if widths not in ([width], *([width] * (count - shared) + [width * times] * shared for times in (1, 2))):
+        raise keys.wrong(f"gemma4.feed_forward_length {repr(widths)[:100]} differs from layer to layer, which is not supported")
+    if len(kv_heads) != count or len(found["layer_types"]) != count:
+        raise keys.wrong(f"gemma4.attention.head_count_kv and sliding_window_pattern must have {count} values")
+    own: dict[str, Raw] = {str(layer): {"num_key_value_heads": heads} for layer, heads in enumerate(kv_heads)}
+    whole = [layer for layer, kind in enumerate(found["layer_types"]) if kind == "full_attention"]
+    for layer in whole:
+        own[str(layer)]["head_dim"] = raw["head_dim"]
+    same = any(layer < count - shared and not keys.has(f"blk.{layer}.attn_v.weight") for layer in whole)
+    found |= {"per_layer_config": own, "head_dim": local, "attention_k_eq_v": same, "rope_scaling": None}
+    found |= {"num_kv_shared_layers": shared, "use_double_wide_mlp": widths[-1] != width}
     found |= {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": raw["vocab_size"]}
     found |= {"model_type": "gemma4_text", "final_logit_softcapping": cap or None, "rope_parameters": _two_ropes(keys, raw)}
     if keys.get("expert_count"):
-        experts = _experts(keys, renormed=True)
-        found |= {"enable_moe_block": True, "num_experts": experts["num_experts"]}
+        experts, size = _experts(keys, renormed=True), keys.size("expert_feed_forward_length")
+        found |= {"enable_moe_block": True, "moe_intermediate_size": size, "num_experts": experts["num_experts"]}
         found |= {"top_k_experts": experts["num_experts_per_tok"]}
-        found |= {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     return _eps(keys) | found
 
 
@@ -313,7 +315,8 @@ def _two_ropes(keys: Keys, raw: Raw) -> Raw:
         turning = factors.count(1.0)
         if not factors or factors[:turning] != [1.0] * turning or min(factors[turning:], default=NO_TURN) < NO_TURN:
             raise keys.wrong(f"gemma4: rope scaling by other factors than 1 and {NO_TURN} is not supported")
-        share = min(1.0, (turning + 0.5) / len(factors))  # times the pairs and rounded down it is `turning` again
+        share = turning / len(factors)
+        share += 0.25 / len(factors) if share * 2 * len(factors) < 2 * turning else 0.0  # rounded down it is `turning` again
         whole |= {"rope_type": "proportional", "partial_rotary_factor": share}
     return {"full_attention": whole, "sliding_attention": local}
 

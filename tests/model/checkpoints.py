@@ -159,7 +159,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "gemma4_text": lambda: shaped("Gemma4Text", **_GEMMA4),
     "gemma4_text-shared": lambda: shaped("Gemma4Text", **_GEMMA4 | _GEMMA4_SHARED),
     "gemma4_text-experts": lambda: shaped("Gemma4Text", **_GEMMA4 | _GEMMA4_EXPERTS),
-    "gemma4_text-odd": lambda: shaped("Gemma4Text", **_GEMMA4 | _ODD_GEMMA4),
+    "gemma4_text-strange": lambda: shaped("Gemma4Text", **_GEMMA4 | _ODD_GEMMA4),
     "gemma4": lambda: _gemma4("Gemma4", **_GEMMA4 | _GEMMA4_SHARED),
     "gemma4_unified": lambda: _gemma4("Gemma4Unified", **_GEMMA4),
     "gemma4_unified_text": lambda: shaped("Gemma4UnifiedText", **_GEMMA4, tie_word_embeddings=False),
