@@ -7,17 +7,21 @@ from typing import Literal, get_args
 
 from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
-from attend.model.sublayers import ConvSpec, DeltaSpec, LatentSpec, MixtureSpec, Routing, Scoring
+from attend.model.sublayers import (
+    AttentionVariant,
+    ConvSpec,
+    DeltaSpec,
+    LatentSpec,
+    LayerSpec,
+    MixtureSpec,
+    NormPlace,
+    Routing,
+    Scoring,
+)
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
-KV_GROUP = 32
-"""Numbers of a head that share a scale, in a KV cache of 8 bits."""
 Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
-NormPlace = Literal["pre", "post", "sandwich", "output", "parallel", "shared"]
-"""Where a block norms: "pre": x + f(norm(x)) · "output": x + norm(f(x)) (OLMo 2) · "sandwich": x + norm(f(norm(x))) (Gemma 2) ·
-"post": norm(x + f(x)) (Vaswani et al. 2017) · "parallel": x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX) ·
-"shared": the same with one norm for both (Cohere)."""
 IN_TURN = ("pre", "output", "sandwich")
 """Places that may differ from layer to layer."""
 QKNorm = Literal["none", "head", "all"]
@@ -25,37 +29,6 @@ QKNorm = Literal["none", "head", "all"]
 Positions = Literal["rotary", "learned", "sinusoidal"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """relu2: the square of relu (So et al. 2021)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionVariant:
-    """How one layer's attention departs from the equation; without values it is softmax(Q Kᵀ / sqrt(d_k) + mask) V."""
-
-    window: int | None = None
-    """Keys that a query sees at most, itself included (Mistral's sliding window); None: all that came before."""
-    softcap: float | None = None
-    """Scores s become softcap * tanh(s / softcap) before the mask (Gemma 2)."""
-    scale: float | None = None
-    """What Q Kᵀ is multiplied by; None: 1 / sqrt(head size)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What one layer of a model is, as far as layers of a model differ."""
-
-    attention: AttentionVariant
-    rope: Rope | None
-    """None: queries and keys are not rotated."""
-    norm_place: NormPlace = "pre"
-    experts: MixtureSpec | None = None
-    """None: an MLP."""
-    recurrence: DeltaSpec | ConvSpec | None = None
-    """What the layer has in place of attention; None: it attends."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
-        return 0 if self.recurrence is None else self.recurrence.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +67,9 @@ class ModelConfig:
     """Columns of a head that are rotated, the first ones; None: all of them."""
     rope_scaling: RopeScaling | None = None
     local_rope_theta: float | None = None
-    """The theta of layers with a window, which are not scaled then (Gemma 3, OLMo 3); None: they turn as the others do."""
+    """The theta of layers with a window, which have `local_rope_scaling` then (Gemma 3, OLMo 3); None: they turn as the others
+    do."""
+    local_rope_scaling: RopeScaling | None = None
     rope_layers: tuple[int, ...] | None = None
     """The layers, counted from 0, that rotate (SmolLM3); None: all of them."""
     rope_thetas: tuple[float, ...] | None = None
@@ -131,6 +106,8 @@ class ModelConfig:
     routing_eps: float | None = None
     routing_floor: float | None = None
     routed_scaling_factor: float = 1.0
+    experts_beside_mlp: bool = False
+    """Whether layers with experts have their MLP too; see MixtureSpec."""
     qk_norm: QKNorm = "none"
     qk_norm_after_rope: bool = False
     """Whether queries and keys are normed after they were rotated (HunYuan)."""
@@ -158,6 +135,25 @@ class ModelConfig:
     latent: LatentSpec | None = None
     """How queries, keys and values are made of latent vectors (MLA); None: each of the token itself. With it there is one
     key/value head, whose size is that of what is cached."""
+    global_head_size: int | None = None
+    """Columns of a head in layers without a window (Gemma 4); None: head_size."""
+    global_kv_heads: int | None = None
+    """Key/value heads of layers without a window (Gemma 4); None: num_kv_heads."""
+    keys_are_values: bool = False
+    """Whether layers without a window take for values what their keys are before their norm (Gemma 4)."""
+    value_norm: bool = False
+    """Whether each head's values are normed, without a gain (Gemma 4)."""
+    kv_shared_layers: int = 0
+    """So many of the last layers have no keys and values of their own: they read those of the last layer before them that has
+    a window as they have, or none as they (Gemma 4)."""
+    kv_shared_mlp_size: int | None = None
+    """Width of the MLP in these layers; None: mlp_size."""
+    layer_scale: bool = False
+    """Whether what a layer ends with is multiplied by a learned number (Gemma 4)."""
+    per_layer_input_size: int | None = None
+    """Columns of a vector that each token has for each layer beside its embedding (Gemma 4); None: there is none."""
+    per_layer_vocab_size: int | None = None
+    """Tokens that have such vectors; None: vocab_size."""
     delta: DeltaSpec | None = None
     """What `delta_layers` have in place of attention."""
     delta_layers: tuple[int, ...] = ()
@@ -191,10 +187,12 @@ class ModelConfig:
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(
-                f"config.json: {self.num_heads} query heads are not divisible by {self.num_kv_heads} key/value heads"
-            )
+        self._check_sizes()
+        for kv_heads in (self.num_kv_heads, self.global_kv_heads or 1):
+            if self.num_heads % kv_heads:
+                raise CheckpointError(
+                    f"config.json: {self.num_heads} query heads are not divisible by {kv_heads} key/value heads"
+                )
         self._check_latent()
         self._check_positions()
         self._check_layers()
@@ -219,6 +217,12 @@ class ModelConfig:
             if getattr(self, name) != value:
                 raise CheckpointError(f"config.json: {name} {getattr(self, name)!r} is not supported with latent")
 
+    def _check_sizes(self) -> None:
+        for name in OPTIONAL_SIZES:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
+
     def _check_positions(self) -> None:
         thetas = self.rope_thetas
         if thetas is not None and not (
@@ -229,22 +233,20 @@ class ModelConfig:
             raise CheckpointError(f"config.json: rope_thetas must be {self.num_layers} numbers from 0; got {thetas!r}")
         if self.qk_norm_after_rope and self.qk_norm == "all":
             raise CheckpointError("config.json: qk_norm_after_rope is not supported with qk_norm 'all'")
-        size = self._rotated
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= self.head_size:
-            raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {self.head_size}")
-        if self.positions == "rotary" and size % 2:
-            raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
-        if self.rope_scaling is not None:
-            self.rope_scaling.check(size)
-            for theta in (self.rope_theta, *filter(None, self.rope_thetas or ())):
-                if theta <= 1:
-                    raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {theta}")
+        everywhere = (self.rope_theta, self.rope_scaling, self.global_head_size or self.head_size)
+        for theta, scaling, head_size in (everywhere, (self.local_rope_theta, self.local_rope_scaling, self.head_size)):
+            size = self._rotated(head_size)
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= head_size:
+                raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {head_size}")
+            if self.positions == "rotary" and size % 2:
+                raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
+            if scaling is not None:
+                scaling.check(size)
+                for each in (theta, *filter(None, self.rope_thetas or ())):
+                    if each is None or each <= 1:
+                        raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {each}")
 
     def _check_layers(self) -> None:
-        for name in OPTIONAL_SIZES:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
         if self.num_experts is not None:
             self._check_experts(self.num_experts)
         if self.swiglu_limit is not None and self.activation != "silu":
@@ -261,6 +263,8 @@ class ModelConfig:
             raise CheckpointError(f"config.json: experts_per_token {self.experts_per_token} are more than num_experts {count}")
         if not self.gated_mlp:
             raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
+        if self.experts_beside_mlp and self.norm_place != "sandwich":
+            raise CheckpointError(f"config.json: experts_beside_mlp with norm_place {self.norm_place!r} is not supported")
         groups, chosen = self.expert_groups, self.groups_per_token
         if groups > 1 and (count % groups or count < self.group_top * groups):
             raise CheckpointError(
@@ -271,7 +275,19 @@ class ModelConfig:
                 f"config.json: {self.experts_per_token} experts of a token cannot be chosen from {chosen} of {groups} groups"
             )
 
+    def _check_kv_layers(self) -> None:
+        count = self.kv_shared_layers
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise CheckpointError(f"config.json: kv_shared_layers must be an integer from 0; got {count!r}")
+        owners = range(self.num_layers - count)
+        for layer in range(self.num_layers - count, self.num_layers) if count else ():
+            if self.delta_layers or self.conv_layers or not any(self._slides(owner) == self._slides(layer) for owner in owners):
+                raise CheckpointError(
+                    f"config.json: {count} kv_shared_layers: layer {layer} has no layer before them whose keys it can read"
+                )
+
     def _check_states(self) -> None:
+        self._check_kv_layers()
         if not isinstance(self.delta, DeltaSpec | None):
             raise CheckpointError(f"config.json: delta must be an object of sizes; got {self.delta!r}")
         if not isinstance(self.delta_layers, tuple) or (self.delta_layers and self.delta is None):
@@ -297,44 +313,66 @@ class ModelConfig:
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
         """What each layer is, the first layer first."""
-        return tuple(self._layer(number) for number in range(self.num_layers))
+        return tuple(self.layer(number) for number in range(self.num_layers))
 
-    def _layer(self, number: int) -> LayerSpec:
+    def layer(self, number: int) -> LayerSpec:
+        """What one layer is, counted from 0."""
         experts = self._experts(number)
         if number in self.delta_layers:
             place = self.norm_place if self.delta_norm_place is None else self.delta_norm_place
-            return LayerSpec(AttentionVariant(), None, place, experts, self.delta)
+            return LayerSpec(AttentionVariant(), None, place, experts, self.delta, mlp_size=self.mlp_size)
         if number in self.conv_layers:
             assert self.conv_kernel is not None
-            spec = ConvSpec(self.hidden_size, self.conv_kernel, self.conv_bias)
-            return LayerSpec(AttentionVariant(), None, self.norm_place, experts, spec)
-        slides = self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
-        variant = AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale)
-        return LayerSpec(variant, self._rope(number, slides), self.norm_place, experts)
+            conv = ConvSpec(self.hidden_size, self.conv_kernel, self.conv_bias)
+            return LayerSpec(AttentionVariant(), None, self.norm_place, experts, conv, mlp_size=self.mlp_size)
+        slides, kv_layer = self._slides(number), self._kv_layer(number)
+        size = self.head_size if slides else self.global_head_size or self.head_size
+        return LayerSpec(
+            AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale),
+            self._rope(number, size, slides),
+            self.norm_place,
+            experts,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads if slides else self.global_kv_heads or self.num_kv_heads,
+            head_size=size,
+            mlp_size=self.mlp_size if kv_layer is None else self.kv_shared_mlp_size or self.mlp_size,
+            kv_layer=kv_layer,
+            keys_are_values=self.keys_are_values and not slides,
+            cached_parts=2 if self.latent is None else 1,
+        )
 
-    def _rope(self, number: int, slides: bool) -> Rope | None:
+    def _slides(self, number: int) -> bool:
+        return self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
+
+    def _kv_layer(self, number: int) -> int | None:
+        owners = range(self.num_layers - self.kv_shared_layers)
+        if number in owners:
+            return None
+        return next(owner for owner in reversed(owners) if self._slides(owner) == self._slides(number))
+
+    def _rope(self, number: int, head_size: int, slides: bool) -> Rope | None:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
             return None
-        size = self._rotated
+        size = self._rotated(head_size)
         if self.rope_thetas is not None:
             return Rope(self.rope_thetas[number], size, self.rope_scaling) if self.rope_thetas[number] else None
         if slides and self.local_rope_theta is not None:
-            return Rope(self.local_rope_theta, size, None)
+            return Rope(self.local_rope_theta, size, self.local_rope_scaling)
         return Rope(self.rope_theta, size, self.rope_scaling)
 
-    @property
-    def _rotated(self) -> int:
+    def _rotated(self, head_size: int) -> int:
         """Columns of a head that are rotated."""
         if self.latent is not None:
             return self.latent.rope_size
-        return self.head_size if self.rope_size is None else self.rope_size
+        return head_size if self.rope_size is None else self.rope_size
 
     def _experts(self, number: int) -> MixtureSpec | None:
         if self.num_experts is None or (self.expert_layers is not None and number not in self.expert_layers):
             return None
         size = self.mlp_size if self.expert_size is None else self.expert_size
         same = {name: getattr(self, name) for name in ROUTER}
-        return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, self.shared_expert_size, **same)
+        shared = self.shared_expert_size
+        return MixtureSpec(self.num_experts, self.experts_per_token, size, self.routing, shared, **same)
 
     @property
     def state_bytes(self) -> int:
@@ -372,52 +410,38 @@ class ModelConfig:
         scaling = self.rope_scaling
         return scaling.original_positions if isinstance(scaling, DynamicScaling) else self.max_positions
 
-    @property
-    def query_size(self) -> int:
-        """Columns of Q: all query heads side by side."""
-        return self.num_heads * self.head_size
-
-    @property
-    def kv_size(self) -> int:
-        """Columns of K, and of V: all key/value heads side by side."""
-        return self.num_kv_heads * self.head_size
-
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it; see `head_bytes`."""
+        """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it."""
         return sum(self.block_bytes(group, 1, bytes_per_value) for group in self.memory_groups if not group.has_state)
 
     def block_bytes(self, group: MemoryGroup, block_size: int, bytes_per_value: int) -> int:
         """Bytes of a block of a group, over all of its layers: of `block_size` tokens, or of one state."""
         if group.has_state:
-            return sum(self.layers[number].state_bytes for number in group.layers)
-        return self.cached_parts * len(group.layers) * self.num_kv_heads * self.head_bytes(bytes_per_value) * block_size
-
-    @property
-    def cached_parts(self) -> int:
-        """What the KV cache holds of a token in each head: its key and its value, or the latent vector that is both."""
-        return 2 if self.latent is None else 1
-
-    def head_bytes(self, bytes_per_value: int) -> int:
-        """Bytes of a token's keys in one head, or of its values; with one byte a value there is a scale for each group, too."""
-        scales = 2 * -(-self.head_size // KV_GROUP) if bytes_per_value == 1 else 0
-        return self.head_size * bytes_per_value + scales
+            return sum(self.layer(number).state_bytes for number in group.layers)
+        return block_size * sum(self.layer(number).kv_bytes(bytes_per_value) for number in group.layers)
 
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
     *("experts_per_token", "expert_groups", "groups_per_token", "group_top", "query_scale_length"),
 )
-OPTIONAL_SIZES = ("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel")
+OPTIONAL_SIZES = (
+    *("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel", "global_head_size"),
+    *("global_kv_heads", "kv_shared_mlp_size", "per_layer_input_size", "per_layer_vocab_size"),
+)
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing, "scoring_func": Scoring}
 ROUTER = (
     *("shared_expert_gate", "scoring_func", "score_correction", "expert_groups", "groups_per_token", "group_top"),
-    *("routing_eps", "routing_floor", "routed_scaling_factor"),
+    *("routing_eps", "routing_floor", "routed_scaling_factor", "experts_beside_mlp"),
 )
 """Fields that a MixtureSpec has under the same names."""
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
 NUMBERS += ("post_norm_eps", "query_scale_beta")
-SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "conv_bias")
-SWITCHES += ("shared_expert_gate", "score_correction", "qk_norm_after_rope")
+SWITCHES = (
+    *("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "conv_bias"),
+    *("shared_expert_gate", "score_correction", "qk_norm_after_rope"),
+    *("keys_are_values", "value_norm", "layer_scale", "experts_beside_mlp"),
+)

@@ -1,11 +1,18 @@
-"""What a layer may have in place of attention or of an MLP, as frozen, torch-free records."""
+"""What a layer is, and what it may have in place of attention or of an MLP, as frozen, torch-free records."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 from attend.model.errors import CheckpointError
+from attend.model.rope import Rope
 
+KV_GROUP = 32
+"""Numbers of a head that share a scale, in a KV cache of 8 bits."""
+NormPlace = Literal["pre", "post", "sandwich", "output", "parallel", "shared"]
+"""Where a block norms: "pre": x + f(norm(x)) · "output": x + norm(f(x)) (OLMo 2) · "sandwich": x + norm(f(norm(x))) (Gemma 2) ·
+"post": norm(x + f(x)) (Vaswani et al. 2017) · "parallel": x + attention(norm(x)) + mlp(norm'(x)) (GPT-NeoX) ·
+"shared": the same with one norm for both (Cohere)."""
 Routing = Literal["all", "chosen"]
 """What a token's experts are weighted by: what `Scoring` makes of their scores, or its share of the sum over the chosen ones
 ("norm_topk_prob"). With a softmax the second is the softmax over the chosen experts' scores."""
@@ -41,6 +48,9 @@ class MixtureSpec:
     """The least that they are divided by (ERNIE 4.5)."""
     routed_scaling_factor: float = 1.0
     """What the weights are multiplied by in the end."""
+    experts_beside_mlp: bool = False
+    """Beside an MLP, not in its place: both are normed before and after by themselves, the router has a norm of its own, and
+    each expert's weight is multiplied by a learned number (Gemma 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +166,69 @@ class LatentSpec:
     def cached_size(self) -> int:
         """Columns that a layer keeps of a token: the latent vector, and the rotated part of its key."""
         return self.rank + self.rope_size
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionVariant:
+    """How one layer's attention departs from the equation; without values it is softmax(Q Kᵀ / sqrt(d_k) + mask) V."""
+
+    window: int | None = None
+    """Keys that a query sees at most, itself included (Mistral's sliding window); None: all that came before."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap) before the mask (Gemma 2)."""
+    scale: float | None = None
+    """What Q Kᵀ is multiplied by; None: 1 / sqrt(head size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one layer of a model is, as far as layers of a model differ."""
+
+    attention: AttentionVariant
+    rope: Rope | None
+    """None: queries and keys are not rotated."""
+    norm_place: NormPlace = "pre"
+    experts: MixtureSpec | None = None
+    """None: an MLP."""
+    recurrence: DeltaSpec | ConvSpec | None = None
+    """What the layer has in place of attention; None: it attends."""
+    num_heads: int = 1
+    num_kv_heads: int = 1
+    head_size: int = 1
+    mlp_size: int = 1
+    kv_layer: int | None = None
+    """The layer whose keys and values it reads; None: it has its own."""
+    keys_are_values: bool = False
+    """Its values are what its keys are before their norm."""
+    cached_parts: int = 2
+    """What the KV cache holds of a token in each head: its key and its value, or the latent vector that is both."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
+        return 0 if self.recurrence is None else self.recurrence.state_bytes
+
+    @property
+    def query_size(self) -> int:
+        """Columns of Q: all query heads side by side."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Columns of K, and of V: all key/value heads side by side."""
+        return self.num_kv_heads * self.head_size
+
+    @property
+    def kv_projections(self) -> tuple[int, ...]:
+        """Columns of what its own keys and values are made of."""
+        return () if self.kv_layer is not None else (self.kv_size,) * (1 if self.keys_are_values else 2)
+
+    def head_bytes(self, bytes_per_value: int) -> int:
+        """Bytes of a token's keys in one head, or of its values; with one byte a value there is a scale for each group, too."""
+        scales = 2 * -(-self.head_size // KV_GROUP) if bytes_per_value == 1 else 0
+        return self.head_size * bytes_per_value + scales
+
+    def kv_bytes(self, bytes_per_value: int) -> int:
+        """Bytes of a token's keys and values that it keeps."""
+        keeps = self.recurrence is None and self.kv_layer is None
+        return self.cached_parts * self.num_kv_heads * self.head_bytes(bytes_per_value) if keeps else 0

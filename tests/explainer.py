@@ -17,7 +17,7 @@ WINDOW, SINK, ENTROPY = 2, 0.25, 1.5
 class FakeExplainer:
     """Layer 0 attends to everything alike, layer 1 to two tokens beside a sink, layer 2 keeps a state."""
 
-    num_layers, num_heads, group = 3, 2, 2
+    num_layers, num_heads = 3, 2
 
     def __init__(self) -> None:
         self.asked: list[Question] = []
@@ -47,7 +47,7 @@ class FakeExplainer:
         heads = len(question.heads)
         sinks_NT = torch.full((heads, length), SINK) if window else None
         scores_NTT = torch.arange(length).float().expand(heads, length, length) if question.scores else None
-        return LayerView(layer, "attention", window, Seen(weights_TT.expand(heads, -1, -1), sinks_NT, scores_NTT))
+        return LayerView(layer, "attention", window, Seen(weights_TT.expand(heads, -1, -1), sinks_NT, scores_NTT), group=2)
 
 
 def successors(tokens_N: torch.Tensor, count: int) -> Guesses:

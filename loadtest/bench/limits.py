@@ -18,7 +18,7 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.net.checkpoint import read_config
 from attend.model.net.packed import multiplies_bfloat16
-from attend.model.sublayers import ConvSpec, DeltaSpec, MixtureSpec
+from attend.model.sublayers import ConvSpec, DeltaSpec, LayerSpec, MixtureSpec
 from loadtest.bench.figures import Figure, file, table
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
@@ -62,27 +62,26 @@ def distinct_experts(mixture: MixtureSpec, tokens: int) -> float:
 
 def weights(config: ModelConfig, tokens: int = 1) -> float:
     """Parameters of the matrices that a step of so many tokens reads. For one token: those that it is multiplied by."""
-    layers = sum(
-        _mixing_weights(config, layer.recurrence) + _mlp_weights(config, layer.experts, tokens) for layer in config.layers
-    )
+    layers = sum(_mixing_weights(config, layer) + _mlp_weights(config, layer, tokens) for layer in config.layers)
     return layers + config.hidden_size * config.vocab_size
 
 
-def _mixing_weights(config: ModelConfig, recurrence: DeltaSpec | ConvSpec | None) -> int:
+def _mixing_weights(config: ModelConfig, layer: LayerSpec) -> int:
     """Of one layer's attention, or of what it has in place of it."""
-    if recurrence is None:
-        return config.hidden_size * ((3 if config.attention_gate else 2) * config.query_size + 2 * config.kv_size)
+    if (recurrence := layer.recurrence) is None:
+        return config.hidden_size * ((3 if config.attention_gate else 2) * layer.query_size + sum(layer.kv_projections))
     if isinstance(recurrence, ConvSpec):
         return 4 * config.hidden_size * recurrence.channels
     return config.hidden_size * (recurrence.channels + 2 * recurrence.value_width + 2 * recurrence.value_heads)
 
 
-def _mlp_weights(config: ModelConfig, mixture: MixtureSpec | None, tokens: int) -> float:
+def _mlp_weights(config: ModelConfig, layer: LayerSpec, tokens: int) -> float:
     """Of one layer's MLP, or of its router and of the experts that are needed."""
-    if mixture is None:
-        return (3 if config.gated_mlp else 2) * config.hidden_size * config.mlp_size
+    if (mixture := layer.experts) is None:
+        return (3 if config.gated_mlp else 2) * config.hidden_size * layer.mlp_size
     routed, shared = distinct_experts(mixture, tokens) * mixture.expert_size, mixture.shared_expert_size or 0
     rows = mixture.num_experts + (1 if shared and mixture.shared_expert_gate else 0)
+    shared += layer.mlp_size if mixture.experts_beside_mlp else 0
     return config.hidden_size * (3 * (routed + shared) + rows)
 
 
@@ -103,9 +102,11 @@ def prompt_operations(config: ModelConfig, length: int) -> float:
     A delta rule multiplies each number of a state four times, and adds three times. Convolutions are not counted.
     """
     matrices = weights(config) - config.hidden_size * config.vocab_size
-    recurrences = [layer.recurrence for layer in config.layers if layer.recurrence is not None]
-    rules = sum(7 * math.prod(each.state_shapes[1]) for each in recurrences if isinstance(each, DeltaSpec))
-    return 2 * matrices + 4 * (config.num_layers - len(recurrences)) * config.query_size * length / 2 + rules
+    rules = sum(
+        7 * math.prod(each.recurrence.state_shapes[1]) for each in config.layers if isinstance(each.recurrence, DeltaSpec)
+    )
+    queries = sum(layer.query_size for layer in config.layers if layer.recurrence is None)
+    return 2 * matrices + 4 * queries * length / 2 + rules
 
 
 def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:

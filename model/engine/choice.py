@@ -36,9 +36,9 @@ FASTEST_FIRST = ("native", "triton", "torch")
 COMPUTED = {"native": NATIVE, "triton": TRITON}
 """The backends that do not compute every feature."""
 NEEDS = {
-    "native": "it needs bfloat16 on a CPU, a head size of at most 256, at most 16 query heads per KV head, "
+    "native": "it needs bfloat16 on a CPU, a head size of at most 512, at most 16 query heads per KV head, "
     "KV blocks of 32 tokens, and convolutions over at most 16 tokens",
-    "triton": "it needs a CUDA device, a head size of at most 256, and at most 32 query heads per KV head",
+    "triton": "it needs a CUDA device, a head size of at most 512, and at most 32 query heads per KV head",
 }
 OTHER_NEEDS = "this model has a feature that it does not support"
 ABSENT = {"native": "it was not built: run python -P -m attend.model.net.native", "triton": "triton is not installed"}

@@ -44,8 +44,9 @@ def token_sizes(max_batch_tokens: int) -> list[int]:
 class Cut(Paged):
     """The `attention` argument of a step that is recorded: `attend` stands between two pieces, with buffers on both sides."""
 
-    q_THD: Tensor
-    out_THD: Tensor
+    queries: Tensor
+    outputs: Tensor
+    """Numbers of all heads of all tokens, one after the other: layers may have heads of their own."""
     between: Between
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
@@ -55,9 +56,14 @@ class Cut(Paged):
 
     def attend(self, layer: int, q_THD: Tensor, *sinks_H: Tensor, out_THD: Tensor | None = None) -> Tensor:
         """See `Paged`. The queries are in one buffer then, and what is computed of them comes into the other."""
-        self.q_THD.copy_(q_THD)
+        heads_of(self.queries, *q_THD.shape).copy_(q_THD)
         self.between(layer, *sinks_H)
-        return self.out_THD
+        return heads_of(self.outputs, *q_THD.shape)
+
+
+def heads_of(buffer: Tensor, num_tokens: int, heads: int, size: int) -> Tensor:
+    """The heads [T, H, D] of some tokens in a buffer for more."""
+    return buffer[: num_tokens * heads * size].view(num_tokens, heads, size)
 
 
 class StepPieces:
@@ -80,7 +86,9 @@ class StepPieces:
         self._sizes = token_sizes(max_batch_tokens)
         config, keys, most = net.config, cache.keys[0], self._sizes[-1]
         self._inputs_NT = torch.zeros(FIRST_SLOTS + cache.num_groups, most, dtype=torch.int64, device=keys.device)
-        self._q_THD, self._out_THD = (keys.new_zeros(most, config.num_heads, config.head_size) for _ in range(2))
+        self._heads = [(layer.num_heads, layer.head_size) for layer in config.layers]
+        widest = max(heads * size for heads, size in self._heads)
+        self._queries, self._outputs = (keys.new_zeros(most * widest) for _ in range(2))
         self._hidden_TE = keys.new_zeros(most, config.hidden_size)
         # the largest first: the others then find their memory in the pool
         self._replays = {size: record(self._step(size)) for size in reversed(self._sizes)}
@@ -95,7 +103,7 @@ class StepPieces:
                 BatchLayout((), slots_T, positions_T, nothing, self._cache.block_size, 0) for slots_T in slots_GT
             )
             layout = replace(layout, others=tuple(others))
-            attention = Cut(self._backend, self._cache, layout, self._q_THD[:size], self._out_THD[:size], between)
+            attention = Cut(self._backend, self._cache, layout, self._queries, self._outputs, between)
             self._hidden_TE[:size].copy_(self._net(tokens_T, positions_T, attention))
 
         return step
@@ -124,8 +132,12 @@ class StepPieces:
         size = next(size for size in self._sizes if size >= num_tokens)
         self._fill(layout, given if isinstance(given, Tensor) else parcel[given], size)
         paged = Paged(self._backend, self._cache, layout, pulse=pulse or Pulse())
-        q_THD, out_THD = self._q_THD[:num_tokens], self._out_THD[:num_tokens]
-        self._replays[size](lambda layer, *sinks_H: paged.attend(layer, q_THD, *sinks_H, out_THD=out_THD))
+
+        def attend(layer: int, *sinks_H: Tensor) -> None:
+            q_THD, out_THD = (heads_of(part, num_tokens, *self._heads[layer]) for part in (self._queries, self._outputs))
+            paged.attend(layer, q_THD, *sinks_H, out_THD=out_THD)
+
+        self._replays[size](attend)
         return self._hidden_TE[:num_tokens]
 
     def _fill(self, layout: BatchLayout, tokens_T: Tensor, size: int) -> None:

@@ -78,11 +78,11 @@ def _refusal(best: str, config: ModelConfig, dtype: torch.dtype, block_size: int
         return "tensor_parallel", "it does not support tensor parallelism for this model"
     if lacking := sorted(features(config) - COMPUTED[best]):
         return "model", f"it does not support {', '.join(lacking)}"
-    group, most = config.num_heads // config.num_kv_heads, _most_group(best)
-    if group > most:
+    layers, most = [layer for layer in config.layers if layer.recurrence is None], _most_group(best)
+    if (group := max(layer.num_heads // layer.num_kv_heads for layer in layers)) > most:
         return "heads", f"the model has {group} query heads per KV head, and it takes at most {most}"
-    if config.head_size > native.MAX_HEAD:
-        return "heads", f"the model's head size is {config.head_size}, and it takes at most {native.MAX_HEAD}"
+    if (size := max(layer.head_size for layer in layers)) > native.MAX_HEAD:
+        return "heads", f"the model's head size is {size}, and it takes at most {native.MAX_HEAD}"
     if best == "native" and block_size % native.BLOCK:
         return "block_size", f"block_size is {block_size}, and it takes multiples of {native.BLOCK}"
     if best == "native" and dtype != torch.bfloat16:

@@ -48,6 +48,8 @@ class LayerView:
     """A layer with a state has no probabilities."""
     window: int | None
     seen: Seen | None
+    group: int = 1
+    """Query heads that share a key/value head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,6 @@ class Explainer:
         self._net = reference(served, lambda: self._between())
         self.config: ModelConfig = served.config
         self.num_layers, self.num_heads = self.config.num_layers, self.config.num_heads
-        self.group = self.config.num_heads // self.config.num_kv_heads
-        """Query heads that share a key/value head."""
         attending = (layer for layer, spec in enumerate(self.config.layers) if spec.recurrence is None)
         self.last_attention = max(attending, default=0)
         """The last layer that has weights."""
@@ -98,16 +98,13 @@ class Explainer:
     def _outputs(self, tokens_T: Tensor, watched: Watched, *, every: bool) -> Sequence[Tensor]:
         """The final norm of the last layer's output, or of every layer's: [T, E] each. See `Decoder.forward`."""
         net, positions_T, outputs = self._net, torch.arange(len(tokens_T)), []
-        x_TE = net.embedding(tokens_T, positions_T)
-        rotations = net._rotations(positions_T, x_TE.dtype)
-        for layer, (block, rope) in enumerate(zip(net.blocks, net.rope_of_layer, strict=True)):
-            x_TE = block(x_TE, None if rope is None else rotations[rope], layer, watched)
-            if every or block is net.blocks[-1]:
+        for layer, x_TE in enumerate(net.outputs(tokens_T, positions_T, watched)):
+            if every or layer == self.num_layers - 1:
                 outputs.append(net.norm(x_TE))
         return outputs
 
     def _view(self, layer: int, watched: Watched) -> LayerView:
-        spec = self.config.layers[layer]
+        spec = self.config.layer(layer)
         if spec.recurrence is not None:
             return LayerView(layer, "state", None, None)
-        return LayerView(layer, "attention", self.config.attention_variants[layer].window, watched.seen[layer])
+        return LayerView(layer, "attention", spec.attention.window, watched.seen[layer], spec.num_heads // spec.num_kv_heads)

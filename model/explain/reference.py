@@ -52,12 +52,11 @@ class SlicedLinear(Linear):
 
 
 class SlicedEmbedding(nn.Module):
-    """The vectors of tokens in float32: the rows of the table that serves, or of the head that is that table too."""
+    """The vectors of tokens in float32: the rows of a table that serves."""
 
-    def __init__(self, served: Decoder) -> None:
+    def __init__(self, table: nn.Module) -> None:
         super().__init__()
-        tokens = served.embedding.tokens
-        self.kept = (served.head if tokens is None else tokens,)
+        self.kept = (table,)
 
     def forward(self, tokens_T: Tensor) -> Tensor:
         """[T, E]."""
@@ -73,7 +72,10 @@ def reference(served: Decoder, between: Callable[[], None] = lambda: None) -> De
         net = Decoder(served.config, context=0)
     matrices = {name: module for name, module in served.named_modules() if isinstance(module, Linear)}
     replace_linears(net, lambda name, _: SlicedLinear.over(matrices[name], between))
-    net.embedding.tokens = SlicedEmbedding(served)
+    tokens = served.embedding.tokens
+    net.embedding.tokens = SlicedEmbedding(served.head if tokens is None else tokens)  # which may be the head too
+    if net.per_layer is not None and served.per_layer is not None:
+        net.per_layer.tokens = SlicedEmbedding(served.per_layer.tokens)
     for name in dict(net.named_parameters()):
         module, _, kind = name.rpartition(".")
         copied = served.get_parameter(name).detach().to("cpu", torch.float32)

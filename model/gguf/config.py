@@ -10,6 +10,8 @@ from attend.model.gguf import latent, mixtures
 from attend.model.gguf.container import Container
 from attend.model.gguf.keys import Keys, Raw
 
+NO_TURN = 1e30
+"""A factor of a wavelength that no position reaches."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -228,6 +230,53 @@ def _gemma3(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | common | {"final_logit_softcapping": cap or None} | _query_scalar(raw, 62) | slides
 
 
+def _gemma4(keys: Keys, raw: Raw) -> Raw:
+    """Gemma 4. The file names the heads of layers without a window, and beside them those of the others."""
+    count, found = raw["num_hidden_layers"], _sliding(keys, raw, 6)
+    shared, inputs = (
+        int(keys.number(name, 0.0)) for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
+    )
+    local, cap = keys.size("attention.key_length_swa", raw["head_dim"]), keys.number("final_logit_softcapping", 0.0)
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        keys.refuse(name, local)
+    width = raw["intermediate_size"]
+    widths = keys.layers("feed_forward_length") or [width]
+    kv_heads = keys.layers("attention.head_count_kv") or [raw["num_key_value_heads"]] * count
+    if widths not in ([width], *([width] * (count - shared) + [width * times] * shared for times in (1, 2))):
+        raise keys.wrong(f"gemma4.feed_forward_length {repr(widths)[:100]} differs from layer to layer, which is not supported")
+    if len(kv_heads) != count or len(found["layer_types"]) != count:
+        raise keys.wrong(f"gemma4.attention.head_count_kv and sliding_window_pattern must have {count} values")
+    own: dict[str, Raw] = {str(layer): {"num_key_value_heads": heads} for layer, heads in enumerate(kv_heads)}
+    whole = [layer for layer, kind in enumerate(found["layer_types"]) if kind == "full_attention"]
+    for layer in whole:
+        own[str(layer)]["head_dim"] = raw["head_dim"]
+    same = any(layer < count - shared and not keys.has(f"blk.{layer}.attn_v.weight") for layer in whole)
+    found |= {"per_layer_config": own, "head_dim": local, "attention_k_eq_v": same, "rope_scaling": None}
+    found |= {"num_kv_shared_layers": shared, "use_double_wide_mlp": widths[-1] != width}
+    found |= {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": raw["vocab_size"]}
+    found |= {"model_type": "gemma4_text", "final_logit_softcapping": cap or None, "rope_parameters": _two_ropes(keys, raw)}
+    if keys.get("expert_count"):
+        experts, size = _experts(keys, renormed=True), keys.size("expert_feed_forward_length")
+        found |= {"enable_moe_block": True, "moe_intermediate_size": size, "num_experts": experts["num_experts"]}
+        found |= {"top_k_experts": experts["num_experts_per_tok"]}
+    return _eps(keys) | found
+
+
+def _two_ropes(keys: Keys, raw: Raw) -> Raw:
+    """Gemma 4's: a tensor says which pairs of columns of layers without a window turn."""
+    local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", raw["rope_theta"])}
+    scaling, whole = raw.get("rope_scaling"), {"rope_type": "default", "rope_theta": raw["rope_theta"]}
+    if scaling is not None:
+        factors = scaling.get("short_factor") or []
+        turning = factors.count(1.0)
+        if not factors or factors[:turning] != [1.0] * turning or min(factors[turning:], default=NO_TURN) < NO_TURN:
+            raise keys.wrong(f"gemma4: rope scaling by other factors than 1 and {NO_TURN} is not supported")
+        share = turning / len(factors)
+        share += 0.25 / len(factors) if share * 2 * len(factors) < 2 * turning else 0.0  # rounded down it is `turning` again
+        whole |= {"rope_type": "proportional", "partial_rotary_factor": share}
+    return {"full_attention": whole, "sliding_attention": local}
+
+
 def _olmo2(keys: Keys, raw: Raw) -> Raw:
     """OLMo 2, and OLMo 3 where there is a window."""
     if not keys.get("attention.sliding_window"):
@@ -361,6 +410,7 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "glm4": _glm4,
     "glm4moe": mixtures.glm4moe,
     "gpt-oss": _gpt_oss,

@@ -13,6 +13,8 @@ Raw = dict[str, Any]
 """A config.json."""
 HARMLESS = frozenset({"vocab_size", "attention.value_length", "expert_group_count", "expert_group_used_count"})
 """Keys that repeat what the tensors say, or whose values are checked beside them."""
+BY_LAYER = {"gemma4": ("feed_forward_length", "attention.head_count_kv")}
+"""Keys of an architecture whose values differ from layer to layer."""
 
 
 class Keys:
@@ -30,11 +32,13 @@ class Keys:
         return CheckpointError(f"{self.container.path}: {what}")
 
     def get(self, name: str) -> Any:
-        """A value, or None. Where an array has one for each layer, they must all be the same, and it is that one."""
+        """A value, or None. Where an array has one for each layer, they must all be the same, and it is that one; but it is the
+        first of those that the architecture may have differ.
+        """
         self._read.add(name)
         value = self._values.get(name)
         if isinstance(value, list):
-            if not value or any(each != value[0] for each in value):
+            if not value or (name not in BY_LAYER.get(str(self.arch), ()) and any(each != value[0] for each in value)):
                 raise self.wrong(f"{self.arch}.{name} differs from layer to layer, which is not supported")
             value = value[0]
         return value

@@ -115,12 +115,8 @@ class Targets:
 
     def _modules(self, net: Decoder) -> Iterator[tuple[str, _Module]]:
         for name, linear in net.named_modules():
-            if (
-                not isinstance(linear, Linear)
-                or isinstance(linear, ExpertLinear)
-                or linear is net.head
-                or name.endswith(ABSORBED)
-            ):
+            matrix = isinstance(linear, Linear) and not isinstance(linear, ExpertLinear)
+            if not matrix or not name.startswith("blocks.") or name.endswith(ABSORBED):
                 continue
             names, first = their_names(self.family, self.config, f"{name}.weight"), 0
             for theirs, shape in zip(names, part_shapes(self.config, f"{name}.weight", linear.whole, len(names)), strict=True):

@@ -13,16 +13,19 @@ Shapes: T query tokens · S key tokens · H query heads · K key/value heads · 
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.net.layers import make_norm
 from attend.model.net.linear import Linear
 from attend.model.net.rope import Rotation, apply_rotary
 from attend.model.net.states import Recurrence
+from attend.model.sublayers import AttentionVariant, LayerSpec
 
 
 class Attention(Protocol):
@@ -35,6 +38,30 @@ class Attention(Protocol):
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
         """The outputs [T, ...] of a recurrent layer. `inputs_T`: what it made of each token by itself, [T, ...]."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeys:
+    """The `attention` argument of layers of which some read the keys and values of earlier ones."""
+
+    attention: Attention
+    kv_layers: Sequence[int | None]
+    """The layer whose keys and values each reads; None: its own."""
+    held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Those that others read."""
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
+        """See Attention; a layer without keys of its own gives tensors without heads."""
+        owner = self.kv_layers[layer]
+        if owner is not None:
+            k_TKD, v_TKD = self.held[owner]
+        elif layer in self.kv_layers:
+            self.held[layer] = k_TKD, v_TKD
+        return self.attention(layer, q_THD, k_TKD, v_TKD, *sinks_H)
+
+    def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
+        """See Attention."""
+        return self.attention.recur(layer, recurrence, *inputs_T)
 
 
 PLAIN = AttentionVariant()
@@ -91,25 +118,33 @@ def attend(
 class MultiHeadAttention(nn.Module):
     """Project to heads, attend in each, concatenate, project back; with a gate, a part of the first projection, before that."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, spec: LayerSpec) -> None:
         super().__init__()
-        self.head_size = config.head_size
-        queries = [config.query_size] * (2 if config.attention_gate else 1)  # and what gates the heads' outputs
-        sizes = [*queries, config.kv_size, config.kv_size]
-        self.qkv = Linear(config.hidden_size, sizes, bias=config.qkv_bias, cut="rows", unit=config.head_size)
-        self.out = Linear(config.query_size, [config.hidden_size], bias=config.out_bias, cut="columns", unit=config.head_size)
-        normed = {"none": (0, 0), "head": (config.head_size, config.head_size), "all": (config.query_size, config.kv_size)}
-        self.q_norm, self.k_norm = (make_norm(config, size) if size else nn.Identity() for size in normed[config.qk_norm])
+        self.head_size = size = spec.head_size
+        self.num_queries = 2 if config.attention_gate else 1  # parts: with what gates the heads' outputs
+        sizes = [*[spec.query_size] * self.num_queries, *spec.kv_projections]
+        self.qkv = Linear(config.hidden_size, sizes, bias=config.qkv_bias, cut="rows", unit=size)
+        self.out = Linear(spec.query_size, [config.hidden_size], bias=config.out_bias, cut="columns", unit=size)
+        normed = {"none": (0, 0), "head": (size, size), "all": (spec.query_size, spec.kv_size)}
+        of_queries, of_keys = normed[config.qk_norm]
+        self.q_norm = make_norm(config, of_queries) if of_queries else nn.Identity()
+        self.k_norm = make_norm(config, of_keys) if of_keys and spec.kv_projections else nn.Identity()
+        self.v_norm = nn.RMSNorm(size, config.norm_eps, elementwise_affine=False) if config.value_norm else nn.Identity()
         self.norm_heads, self.norm_after_rope = config.qk_norm == "head", config.qk_norm_after_rope
-        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
+        self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if config.sinks else None
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        q_TQ, *gate, k_TQ, v_TQ = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
-        q_THD, k_TKD = self._turned(self.q_norm, q_TQ, rotation), self._turned(self.k_norm, k_TQ, rotation)
+        parts = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
+        (q_TQ, *gate), own = parts[: self.num_queries], parts[self.num_queries :]
+        q_THD = self._turned(self.q_norm, q_TQ, rotation)
+        k_TKD = v_TKD = q_THD[:, :0]
+        if own:
+            k_TKD = self._turned(self.k_norm, own[0], rotation)
+            v_TKD = self.v_norm(self._heads(own[-1]))
         if rotation is not None and rotation.query_scale is not None:
             q_THD = q_THD * rotation.query_scale
         sinks = () if self.sinks is None else (self.sinks,)
-        heads_TQ = attention(layer, q_THD, k_TKD, self._heads(v_TQ), *sinks).flatten(-2)
+        heads_TQ = attention(layer, q_THD, k_TKD, v_TKD, *sinks).flatten(-2)
         return self.out(heads_TQ * gate[0].sigmoid() if gate else heads_TQ)
 
     def _turned(self, norm: nn.Module, x_TQ: Tensor, rotation: Rotation | None) -> Tensor:

@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
 from attend.model.net.features import ALL, features
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.pulse import Pulse
 from attend.model.net.states import Recurrence, StateSlots, advance
+from attend.model.sublayers import AttentionVariant
 from attend.model.transfer import Parcel, integers
 
 LEAST_KEYS = 64

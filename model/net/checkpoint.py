@@ -160,9 +160,10 @@ def fill(
         if tied:
             weights.check_tied(family, net.config)
         weights.check(family, tied=tied)
-        for start, lacking in family.left_out.items():
-            if any(name.startswith(start) for name in weights.where):
-                log.info("the tensors %s* are left out: %s", start, lacking)
+        for lacking in dict.fromkeys(family.left_out.values()):
+            starts = [start for start, said in family.left_out.items() if said == lacking]
+            if left := [f"{start}*" for start in starts if any(name.startswith(start) for name in weights.where)]:
+                log.info("the tensors %s are left out: %s", ", ".join(left), lacking)
     if rounded:
         names, held = " and ".join(sorted(map(str, rounded))).replace("torch.", ""), str(dtype).removeprefix("torch.")
         log.info("weights in %s are rounded to %s; dtype=float32 keeps them, and is slower", names, held)
@@ -226,8 +227,9 @@ def adopt_forms(net: Decoder, forms: Mapping[str, CodeLayout]) -> None:
         return linear if form is None else QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
 
     replace_linears(net, kept)
-    if embedding is not None:
-        net.embedding.tokens = quantised_embedding(net.config, embedding)
+    for holder, form in ((net.embedding, embedding), (net.per_layer, forms.get("per_layer.tokens"))):
+        if holder is not None and form is not None:
+            holder.tokens = quantised_embedding(holder.tokens, form)
 
 
 def formed(folder: Path) -> Decoder:

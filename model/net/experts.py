@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attend.model.config import ModelConfig
-from attend.model.net.layers import GatedMLP, make_gated
+from attend.model.net.layers import GatedMLP, make_gated, make_norm
 from attend.model.net.linear import ExpertLinear, FloatLinear, Linear
 from attend.model.sublayers import MixtureSpec
 
@@ -80,7 +80,14 @@ class Mixture(nn.Module):
             self.shared_gate = Linear(config.hidden_size, [1], bias=False) if mixture.shared_expert_gate else None
 
     def forward(self, x_TE: Tensor) -> Tensor:
-        experts_TC, weights_TC = route(self.router(x_TE), self.mixture, self.correction)
+        out_TE = self.chosen(x_TE, *route(self.router(x_TE), self.mixture, self.correction))
+        if self.shared is not None:
+            shared_TE = self.shared(x_TE)
+            out_TE = out_TE + (shared_TE if self.shared_gate is None else self.shared_gate(x_TE).sigmoid() * shared_TE)
+        return out_TE.to(x_TE.dtype)
+
+    def chosen(self, x_TE: Tensor, experts_TC: Tensor, weights_TC: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, float32 [T, E]."""
         order = experts_TC.flatten().argsort(stable=True)  # pairs of a token and an expert, by expert and then by token
         counts = experts_TC.flatten().bincount(minlength=self.mixture.num_experts).tolist()
         tokens, weights = order // experts_TC.shape[1], weights_TC.flatten()[order, None]
@@ -92,8 +99,27 @@ class Mixture(nn.Module):
                 update = self.experts(x_TE.index_select(0, mine), expert) * weights[begin : begin + count]
                 out_TE.index_add_(0, mine, update)  # no token is twice among them: the order is that of the experts
             begin += count
-        out_TE = self.summed(out_TE)
-        if self.shared is not None:
-            shared_TE = self.shared(x_TE)
-            out_TE = out_TE + (shared_TE if self.shared_gate is None else self.shared_gate(x_TE).sigmoid() * shared_TE)
-        return out_TE.to(x_TE.dtype)
+        return self.summed(out_TE)
+
+
+class ExpertsBesideMLP(Mixture):
+    """norm(mlp(norm(x))) + norm(experts(norm(x))), where the router reads a norm of x of its own (Gemma 4)."""
+
+    def __init__(self, config: ModelConfig, mixture: MixtureSpec, size: int) -> None:
+        """`size`: width of the MLP."""
+        super().__init__(config, mixture)
+        self.shared = GatedMLP(config, size)
+        self.shared_norm, self.shared_post_norm = (make_norm(config, config.hidden_size) for _ in range(2))
+        self.experts_norm, self.experts_post_norm = (make_norm(config, config.hidden_size) for _ in range(2))
+        self.router_norm = make_norm(config, config.hidden_size)
+        self.expert_scale = nn.Parameter(torch.ones(mixture.num_experts))
+        """What each expert's weight is multiplied by."""
+
+    def forward(self, x_TE: Tensor) -> Tensor:
+        out_TE = self.chosen(self.experts_norm(x_TE), *self.route(x_TE)).to(x_TE.dtype)
+        return self.shared_post_norm(self.shared(self.shared_norm(x_TE))) + self.experts_post_norm(out_TE)
+
+    def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """See `route`; with the experts' scales."""
+        experts_TC, weights_TC = route(self.router(self.router_norm(x_TE)), self.mixture, self.correction)
+        return experts_TC, weights_TC * self.expert_scale[experts_TC]

@@ -30,6 +30,7 @@ SWITCHES = {
     "rope_size": "rope_size",
     "rope_scaling": "rope_scaling",
     "local_rope_theta": "rope_by_layer",
+    "local_rope_scaling": "rope_by_layer",
     "rope_layers": "rope_by_layer",
     "rope_thetas": "rope_by_layer",
     "query_scale_beta": "query_scale",
@@ -43,6 +44,16 @@ SWITCHES = {
     "sinks": "sinks",
     "attention_gate": "attention_gate",
     "latent": "latent_attention",
+    "global_head_size": "heads_by_layer",
+    "global_kv_heads": "heads_by_layer",
+    "keys_are_values": "keys_are_values",
+    "value_norm": "value_norm",
+    "kv_shared_layers": "kv_shared_layers",
+    "kv_shared_mlp_size": "kv_shared_layers",
+    "layer_scale": "layer_scale",
+    "per_layer_input_size": "per_layer_inputs",
+    "per_layer_vocab_size": "per_layer_inputs",
+    "experts_beside_mlp": "experts_beside_mlp",
     "delta": "gated_delta",
     "delta_layers": "gated_delta",
     "delta_norm_place": "norm_by_layer",
@@ -83,6 +94,8 @@ ALL = ATTENTION | {
     *("latent_attention", "group_top"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
     *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
+    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
+    "experts_beside_mlp",
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
 NATIVE = ATTENTION | {
@@ -96,6 +109,8 @@ NATIVE = ATTENTION | {
     *("norm_by_layer", "short_conv"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
     *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
+    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
+    "experts_beside_mlp",
 }
 """What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
 TRITON = ATTENTION | {
@@ -109,6 +124,8 @@ TRITON = ATTENTION | {
     *("norm_by_layer", "short_conv"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
     *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
+    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
+    "experts_beside_mlp",
 }
 """What the Triton decoder computes."""
 

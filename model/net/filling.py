@@ -54,7 +54,9 @@ class Filler:
         if isinstance(piece, Tensor) and (piece.dim() < 2 or piece.dtype != self._dtype or not weights.owns(piece)):
             return False
         unread = Unread(piece, weights.origin)
-        if isinstance(slot.module, Linear):
+        if slot.ours.startswith("per_layer.tokens."):  # whose rows are read in each step
+            left = False
+        elif isinstance(slot.module, Linear):
             left = slot.module.leave(unread)
         else:
             left = tied and slot.ours.startswith("embedding.tokens.") and isinstance(piece, Tensor)

@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attend.model.config import KV_GROUP, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.net.mapped import large_pages
 from attend.model.net.states import State, allocate
+from attend.model.sublayers import KV_GROUP
 
 LARGEST = 127
 """Codes are -127 to 127."""
@@ -39,7 +40,7 @@ class KVCache:
     """
 
     keys: list[Tensor]
-    """Of a layer with a state it is empty."""
+    """Of a layer with a state it is empty; of one that reads another layer's it is that layer's."""
     values: list[Tensor]
     """With latent attention they are the keys: the same tensors."""
     block_size: int
@@ -47,6 +48,8 @@ class KVCache:
     """Which of the layout's groups each layer belongs to; empty: there is one."""
     states: dict[int, State] = field(default_factory=dict)
     """Of each layer that keeps a state in place of keys and values: tensors [slots, ...]."""
+    kv_layers: Sequence[int | None] = ()
+    """The layer whose keys and values each reads, None: its own; empty: all have their own."""
 
     @classmethod
     def allocate(
@@ -57,21 +60,33 @@ class KVCache:
         On a CPU a page of it is taken where a step writes to it first, and on a GPU all of it now. With the dtype int8 it is in
         8 bits. Raises MemoryError.
         """
-        groups, of_layer = config.memory_groups, config.group_of_layer
+        groups, of_layer, layers = config.memory_groups, config.group_of_layer, config.layers
         counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
         slots = [0 if group.has_state else (count + 1) * block_size for group, count in zip(groups, counts, strict=True)]
-        width = config.head_bytes(dtype.itemsize) // dtype.itemsize
-        sizes = [slots[group] * config.num_kv_heads * width for group in of_layer * config.cached_parts]
-        memory = large_pages(sum(sizes), dtype) if device == "cpu" else torch.zeros(sum(sizes), dtype=dtype, device=device)
-        parts = [part.view(-1, config.num_kv_heads, width) for part in memory.split(sizes)]
-        states = allocate(config, counts[-1], device)
-        return cls(parts[: config.num_layers], parts[-config.num_layers :], block_size, of_layer, states)
+        parts = 1 if config.latent is not None else 2
+        widths = [layer.head_bytes(dtype.itemsize) // dtype.itemsize for layer in layers]
+        sizes = [
+            0 if layer.kv_layer is not None else slots[group] * layer.num_kv_heads * width
+            for layer, group, width in zip(layers, of_layer, widths, strict=True)
+        ]
+        numbers = parts * sum(sizes)
+        memory = large_pages(numbers, dtype) if device == "cpu" else torch.zeros(numbers, dtype=dtype, device=device)
+        held = [
+            part.view(-1, layer.num_kv_heads, width)
+            for part, layer, width in zip(memory.split(sizes * parts), layers * parts, widths * parts, strict=True)
+        ]
+        kv_layers = [layer.kv_layer for layer in layers]
+        owners = [number if owner is None else owner for number, owner in enumerate(kv_layers)]
+        keys, values = ([half[owner] for owner in owners] for half in (held[: len(layers)], held[-len(layers) :]))
+        return cls(keys, values, block_size, of_layer, allocate(config, counts[-1], device), kv_layers)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all keys, values and states, taken or not."""
-        states = (part for state in self.states.values() for part in state)
-        return sum(part.nbytes for part in (*self.keys, *(() if self.values_are_keys else self.values), *states))
+        states = sum(part.nbytes for state in self.states.values() for part in state)
+        own = [layer for layer in range(len(self.keys)) if not self._shares(layer)]
+        halves = (self.keys,) if self.values_are_keys else (self.keys, self.values)
+        return states + sum(held[layer].nbytes for held in halves for layer in own)
 
     @property
     def values_are_keys(self) -> bool:
@@ -89,10 +104,15 @@ class KVCache:
         return self.keys[0].dtype == torch.int8
 
     def write(self, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:
-        """Put keys and values into their slots."""
+        """Put keys and values into their slots; those of a layer that reads another one's are there."""
+        if self._shares(layer):
+            return
         pairs = ((self.keys[layer], k_TKD), (self.values[layer], v_TKD))
         for held, new_TKD in pairs[: 1 if self.values_are_keys else 2]:
             held.index_copy_(0, slots_T, encode(new_TKD) if self.in_8_bits else new_TKD)
+
+    def _shares(self, layer: int) -> bool:
+        return bool(self.kv_layers) and self.kv_layers[layer] is not None
 
     def read(self, layer: int, slots_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The keys and values [S, K, D] of some slots."""

@@ -41,6 +41,11 @@ def make_norm(config: ModelConfig, size: int, eps: float | None = None) -> nn.Mo
     return LayerNorm(size, eps=eps, bias=config.norm == "layernorm")
 
 
+def empty_table(rows: int, width: int) -> nn.Embedding:
+    """An embedding that draws no values: drawing on the meta device imports torch's compiler, a second or two for nothing."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
 def sinusoidal_table(num_positions: int, width: int) -> Tensor:
     """PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos(same). float32 [P, E] (Vaswani et al. 2017, 3.5).
 
@@ -77,10 +82,9 @@ def make_gated(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
 class GatedMLP(nn.Module):
     """down(gated(gate(x), up(x))), see `make_gated`. Gate and up are one matrix."""
 
-    def __init__(self, config: ModelConfig, size: int | None = None) -> None:
-        """`size`: its width; None: `config.mlp_size`."""
+    def __init__(self, config: ModelConfig, size: int) -> None:
+        """`size`: its width."""
         super().__init__()
-        size = config.mlp_size if size is None else size
         self.gate_up = Linear(config.hidden_size, [size, size], bias=config.mlp_bias, cut="rows")
         self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
         self.gated = make_gated(config)
@@ -93,10 +97,11 @@ class GatedMLP(nn.Module):
 class MLP(nn.Module):
     """down(act(up(x))): the position-wise feed-forward network (Vaswani et al. 2017, equation 2)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, size: int) -> None:
+        """`size`: its width."""
         super().__init__()
-        self.up = Linear(config.hidden_size, [config.mlp_size], bias=config.mlp_bias, cut="rows")
-        self.down = Linear(config.mlp_size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
+        self.up = Linear(config.hidden_size, [size], bias=config.mlp_bias, cut="rows")
+        self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_TE: Tensor) -> Tensor:

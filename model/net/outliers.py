@@ -12,6 +12,7 @@ from torch import nn
 
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import load, save
+from attend.model.net.experts import ExpertsBesideMLP
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.linear import Linear
 from attend.model.net.transformer import Block, Decoder
@@ -52,7 +53,12 @@ def put_outliers(net: Decoder, factor: float) -> None:
 def _norms(block: Block) -> Iterator[tuple[nn.Module, list[Linear]]]:
     """Each norm before a sublayer with the matrices that read it."""
     attention, mlp = _readers(block.attention), _readers(block.mlp)
-    if isinstance(block.mlp_norm, nn.Identity):  # one norm may serve both
+    if isinstance(block.mlp, ExpertsBesideMLP):
+        yield block.attention_norm, attention
+        yield block.mlp.shared_norm, _readers(block.mlp.shared)
+        yield block.mlp.experts_norm, _readers(block.mlp.experts)
+        yield block.mlp.router_norm, [block.mlp.router]
+    elif isinstance(block.mlp_norm, nn.Identity):  # one norm may serve both
         yield block.attention_norm, attention + mlp
     else:
         yield block.attention_norm, attention

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attend.model.config import ModelConfig
 from attend.model.net.formats.blocks import Blocks, Unread
 from attend.model.net.formats.codes import GROUP, INT8, CodeLayout, Codes, Kind, quantise, values_of
 from attend.model.net.linear import ABSORBED, SHAPE, ExpertLinear, Linear, replace_linears
@@ -157,14 +156,16 @@ class QuantisedEmbedding(QuantisedLinear):
 def quantise_matrices(net: Decoder, kind: Kind) -> None:
     """Give the matrices of a decoder without numbers this form; the embedding and the head have 8 bits."""
     replace_linears(net, lambda name, linear: _form_of(name, linear, kind))
-    net.embedding.tokens = quantised_embedding(net.config, CodeLayout(INT8))
+    for holder in (net.embedding, net.per_layer):
+        if holder is not None:
+            holder.tokens = quantised_embedding(holder.tokens, CodeLayout(INT8))
 
 
-def quantised_embedding(config: ModelConfig, form: CodeLayout) -> QuantisedLinear:
+def quantised_embedding(table: nn.Embedding, form: CodeLayout) -> QuantisedLinear:
     """The vectors of tokens in a form, without numbers."""
     with torch.device("meta"):
-        table = Linear(config.hidden_size, [config.vocab_size], bias=False)
-    return QuantisedEmbedding.form(table, form.kind, has_minima=form.has_minima)
+        linear = Linear(table.embedding_dim, [table.num_embeddings], bias=False)
+    return QuantisedEmbedding.form(linear, form.kind, has_minima=form.has_minima)
 
 
 def _form_of(name: str, linear: Linear, kind: Kind) -> Linear:

@@ -7,22 +7,24 @@ Shapes: T tokens · E model width · V vocabulary · P positions.
 """
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from attend.model.config import LayerSpec, ModelConfig
-from attend.model.net.attention import Attention, MultiHeadAttention
+from attend.model.config import ModelConfig
+from attend.model.net.attention import Attention, MultiHeadAttention, SharedKeys
 from attend.model.net.delta import GatedDelta
-from attend.model.net.experts import Mixture
+from attend.model.net.experts import ExpertsBesideMLP, Mixture
 from attend.model.net.formats.blocks import Mapped
 from attend.model.net.latent import LatentAttention
-from attend.model.net.layers import MLP, GatedMLP, make_norm, sinusoidal_table
+from attend.model.net.layers import MLP, GatedMLP, empty_table, make_norm, sinusoidal_table
 from attend.model.net.linear import Linear
+from attend.model.net.per_layer import PerLayerInput, per_layer_embedding
 from attend.model.net.rope import Rotation, query_scale, rotary_table
 from attend.model.net.short_conv import ShortConv
-from attend.model.sublayers import DeltaSpec
+from attend.model.sublayers import DeltaSpec, LayerSpec
 
 
 class Block(nn.Module):
@@ -32,15 +34,28 @@ class Block(nn.Module):
         super().__init__()
         self.scale = config.residual_scale
         before, after = layer.norm_place != "output", layer.norm_place in ("output", "sandwich")
-        between = before and layer.norm_place != "shared"
+        mixture, size = layer.experts, config.per_layer_input_size
+        beside = mixture is not None and mixture.experts_beside_mlp  # which has its own norms before it
+        between = before and layer.norm_place != "shared" and not beside
         self.attention_norm = make_norm(config, config.hidden_size) if before else nn.Identity()
         self.attention = _mixer(config, layer)
         self.attention_post_norm = make_norm(config, config.hidden_size, config.post_norm_eps) if after else nn.Identity()
         self.mlp_norm = make_norm(config, config.hidden_size) if between else nn.Identity()
         self.mlp = _mlp(config, layer)
         self.mlp_post_norm = make_norm(config, config.hidden_size, config.post_norm_eps) if after else nn.Identity()
+        self.per_layer = None if size is None else PerLayerInput(config, size)
+        self.layer_scale = nn.Parameter(torch.ones(1)) if config.layer_scale else None
 
-    def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+    def forward(
+        self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention, input_TP: Tensor | None = None
+    ) -> Tensor:
+        x_TE = self.sublayers(x_TE, rotation, layer, attention)
+        if self.per_layer is not None and input_TP is not None:
+            x_TE = x_TE + self.per_layer(x_TE, input_TP) * self.scale
+        return x_TE if self.layer_scale is None else x_TE * self.layer_scale
+
+    def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+        """Attention and the MLP."""
         update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
         x_TE = x_TE + self.attention_post_norm(update_TE) * self.scale
         return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
@@ -48,7 +63,7 @@ class Block(nn.Module):
 
 def _mixer(config: ModelConfig, layer: LayerSpec) -> MultiHeadAttention | LatentAttention | GatedDelta | ShortConv:
     if layer.recurrence is None:
-        return MultiHeadAttention(config) if config.latent is None else LatentAttention(config, config.latent)
+        return MultiHeadAttention(config, layer) if config.latent is None else LatentAttention(config, config.latent)
     if isinstance(layer.recurrence, DeltaSpec):
         return GatedDelta(config, layer.recurrence)
     return ShortConv(config, layer.recurrence)
@@ -56,21 +71,18 @@ def _mixer(config: ModelConfig, layer: LayerSpec) -> MultiHeadAttention | Latent
 
 def _mlp(config: ModelConfig, layer: LayerSpec) -> nn.Module:
     if layer.experts is not None:
-        return Mixture(config, layer.experts)
-    return GatedMLP(config) if config.gated_mlp else MLP(config)
+        beside = layer.experts.experts_beside_mlp
+        return ExpertsBesideMLP(config, layer.experts, layer.mlp_size) if beside else Mixture(config, layer.experts)
+    return GatedMLP(config, layer.mlp_size) if config.gated_mlp else MLP(config, layer.mlp_size)
 
 
 class PostNormBlock(Block):
     """norm(x + f(x)): Add & Norm as first published (Vaswani et al. 2017, section 3.1)."""
 
-    def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+    def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+        """See Block."""
         x_TE = self.attention_norm(x_TE + self.attention(x_TE, rotation, layer, attention) * self.scale)
         return self.mlp_norm(x_TE + self.mlp(x_TE) * self.scale)
-
-
-def empty_table(rows: int, width: int) -> nn.Embedding:
-    """An embedding that draws no values: drawing on the meta device imports torch's compiler, a second or two for nothing."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 class ParallelBlock(Block):
@@ -80,7 +92,8 @@ class ParallelBlock(Block):
         super().__init__(config, layer)
         self.shared = config.norm_place == "shared"
 
-    def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+    def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
+        """See Block."""
         normed_TE = self.attention_norm(x_TE)
         update_TE = self.mlp(normed_TE if self.shared else self.mlp_norm(x_TE))
         return x_TE + (self.attention(normed_TE, rotation, layer, attention) + update_TE) * self.scale
@@ -134,6 +147,9 @@ class Decoder(nn.Module):
         block = BLOCKS.get(config.norm_place, Block)
         self.config = config
         self.embedding = Embedding(config, context)
+        self.per_layer = per_layer_embedding(config)
+        self.kv_layers = [layer.kv_layer for layer in config.layers]
+        """The layer whose keys and values each reads; None: its own."""
         self.blocks = nn.ModuleList(block(config, layer) for layer in config.layers)
         self.norm = nn.Identity() if config.norm_place == "post" else make_norm(config, config.hidden_size)
         self.head = Linear(config.hidden_size, [config.vocab_size], bias=False)
@@ -171,11 +187,19 @@ class Decoder(nn.Module):
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, E] of `tokens_T` (int64) standing at `positions_T` (int64, below `context`)."""
+        [x_TE] = deque(self.outputs(tokens_T, positions_T, attention), maxlen=1)
+        return self.norm(x_TE)
+
+    def outputs(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Iterator[Tensor]:
+        """What each layer ends with, [T, E], before the last norm."""
         x_TE = self.embedding(tokens_T, positions_T)
         rotations = self._rotations(positions_T, x_TE.dtype)
+        inputs = [None] * len(self.blocks) if self.per_layer is None else self.per_layer(tokens_T, x_TE).unbind(1)
+        if any(layer is not None for layer in self.kv_layers):
+            attention = SharedKeys(attention, self.kv_layers)
         for layer, (block, rope) in enumerate(zip(self.blocks, self.rope_of_layer, strict=True)):
-            x_TE = block(x_TE, None if rope is None else rotations[rope], layer, attention)
-        return self.norm(x_TE)
+            x_TE = block(x_TE, None if rope is None else rotations[rope], layer, attention, inputs[layer])
+            yield x_TE
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """Unnormalised log probabilities of the next token, [T, V]."""

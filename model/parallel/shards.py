@@ -16,10 +16,14 @@ from attend.model.errors import SettingError
 from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.checkpoint import fill, forms_of
 from attend.model.net.experts import Mixture
+from attend.model.net.features import features
 from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.room import check_room
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
+
+NOT_SHARED = {"heads_by_layer", "keys_are_values", "kv_shared_layers", "per_layer_inputs", "experts_beside_mlp"}
+"""Features of models that one rank alone computes."""
 
 
 class SummedLinear(Linear):
@@ -83,6 +87,10 @@ class GatheredNorm(nn.Module):
 
 def check(config: ModelConfig, ranks: int) -> None:
     """Refuse by name what so many ranks cannot share, with the name of the setting: SettingError."""
+    if ranks > 1 and (lacking := sorted(features(config) & NOT_SHARED)):
+        raise SettingError(
+            f"tensor_parallel is {ranks}, but {', '.join(lacking)} are not supported with tensor parallelism yet"
+        )
     shared = config.num_kv_heads % ranks == 0 or ranks % config.num_kv_heads == 0
     sizes = [("heads", config.num_heads), ("columns of the MLP", config.mlp_size)]
     for layer in config.layers:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from attend.model.config import AttentionVariant
 from attend.model.net.attention import PLAIN, causal_mask
 from attend.model.net.backends import fused, variant_of
 from attend.model.net.states import Recurrence
 from attend.model.net.transformer import Decoder
 from attend.model.quality import windows
+from attend.model.sublayers import AttentionVariant
 
 CHUNK = 2048
 """Tokens whose logits live at the same time: 2048 x 8192 floats are 64 MiB."""

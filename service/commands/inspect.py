@@ -67,6 +67,8 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     mlp, tokenizer, weights = found["mlp"], found["tokenizer"], found["weights"]
     kind, size = ("gated " if mlp["gated"] else "") + mlp["activation"], mlp["size"]
     heads = f"{found['num_heads']} heads of {found['head_size']}, {found['num_kv_heads']} for keys and values"
+    if "global_heads" in found:
+        heads += ", and {head_size} and {num_kv_heads} in layers without a window".format(**found["global_heads"])
     layers = f"{found['num_layers']} of size {found['hidden_size']}; {heads}; {kind} MLP of {size}; {found['norm']}"
     ends = ", ".join(map(repr, tokenizer["eos_tokens"])) or "none"
     special = f"starts with {tokenizer['bos_token']!r}, ends with {ends}"
@@ -115,11 +117,18 @@ def _in_words(cache: dict[str, int]) -> str:
 
 def _shape(config: ModelConfig) -> dict[str, Any]:
     names = ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "vocab_size", "norm", "positions")
-    return {name: getattr(config, name) for name in names} | {
-        "mlp": {"size": config.mlp_size, "activation": config.activation, "gated": config.gated_mlp},
-        "tied_head": config.tied_head,
-        "max_model_len": config.default_context,
-    }
+    whole = next((layer for layer in config.layers if layer.recurrence is None and layer.attention.window is None), None)
+    own = {} if whole is None else {"num_kv_heads": whole.num_kv_heads, "head_size": whole.head_size}
+    differ = any(getattr(config, name) != size for name, size in own.items())
+    return (
+        {name: getattr(config, name) for name in names}
+        | ({"global_heads": own} if differ else {})
+        | {
+            "mlp": {"size": config.mlp_size, "activation": config.activation, "gated": config.gated_mlp},
+            "tied_head": config.tied_head,
+            "max_model_len": config.default_context,
+        }
+    )
 
 
 def _on_disk(folder: Path) -> dict[str, Any]:

@@ -35,8 +35,6 @@ class Explainer(Protocol):
 
     num_layers: int
     num_heads: int
-    group: int
-    """Query heads that share a key/value head."""
 
     def explain(self, question: "Question", between: Callable[[], None]) -> "Explanation":
         """See `attend.model.explain.explainer.Explainer.explain`."""

@@ -50,7 +50,7 @@ async def to_response(told: Explained, explaining: Explaining) -> pb.ExplainResp
         kind = pb.LayerAttention.KIND_STATE if view.seen is None else pb.LayerAttention.KIND_ATTENTION
         layer = response.layers.add(layer=view.layer, kind=kind, window=view.window)
         for index, head in enumerate(told.heads if view.seen is not None else ()):
-            await _fill(layer.heads.add(head=head, key_value_head=head // explainer.group), view.seen, index)
+            await _fill(layer.heads.add(head=head, key_value_head=head // view.group), view.seen, index)
     if found.lens is not None:
         count = len(told.tokens)
         for number in range(explainer.num_layers):

@@ -83,12 +83,12 @@ class AttentionWriter:
 
     def _layers(self) -> Iterator[LayerAttention]:
         for view in self._explained.explanation.layers:
-            heads = [] if view.seen is None else [self._head(view.seen, *each) for each in enumerate(self._explained.heads)]
+            heads = [] if view.seen is None else [self._head(view, *each) for each in enumerate(self._explained.heads)]
             yield {"layer": view.layer, "kind": view.kind, "window": view.window, "heads": heads}
 
-    def _head(self, seen: Any, at: int, head: int) -> HeadAttention:
-        group = self._explaining.explainer.group
-        told: HeadAttention = {"head": head, "key_value_head": head // group, "weights": rows(seen.weights_NTT[at])}
+    def _head(self, view: Any, at: int, head: int) -> HeadAttention:
+        seen = view.seen
+        told: HeadAttention = {"head": head, "key_value_head": head // view.group, "weights": rows(seen.weights_NTT[at])}
         if seen.sinks_NT is not None:
             told["sinks"] = seen.sinks_NT[at].numpy()
         if seen.scores_NTT is not None:

@@ -154,6 +154,31 @@ _MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1
 _BETA = {"llama_4_scaling_beta": 0.7}
 _HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 50.0, "factor": 1.0}
 
+_GEMMA4: dict[str, Any] = {"global_head_dim": 16, "sliding_window": 7, "hidden_size_per_layer_input": 0}
+_GEMMA4 |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0}
+_GEMMA4 |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+_GEMMA4_SHARED: dict[str, Any] = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "vocab_size_per_layer_input": VOCAB}
+_GEMMA4_SHARED |= {"hidden_size_per_layer_input": 16, "num_hidden_layers": 6}
+_GEMMA4_SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 3}
+_GEMMA4_EXPERTS: dict[str, Any] = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 20}
+_ODD_GEMMA4: dict[str, Any] = _GEMMA4_SHARED | _GEMMA4_EXPERTS | {"attention_k_eq_v": False, "attention_bias": True}
+_ODD_GEMMA4 |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 12, "global_head_dim": 10}
+_ODD_GEMMA4 |= {"num_hidden_layers": 5, "num_kv_shared_layers": 3, "tie_word_embeddings": False, "hidden_activation": "silu"}
+_ODD_GEMMA4 |= {"vocab_size_per_layer_input": VOCAB + 3, "final_logit_softcapping": None}
+_ODD_GEMMA4 |= {"layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention", "sliding_attention"]}
+
+
+def _gemma4(family: str, **more: Any) -> nn.Module:
+    """A text model beside one of images and one of sound."""
+    config, text = (getattr(transformers, f"{family}{kind}Config") for kind in ("", "Text"))
+    shape = _LLAMA_SHAPE | {"num_hidden_layers": 4, "pad_token_id": 0} | more
+    eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    eyes |= {"num_key_value_heads": 2, "patch_size": 2, "position_embedding_size": 16, "mm_embed_dim": 16, "mm_posemb_size": 4}
+    ears = {"audio_embed_dim": 8} if "Unified" in family else None
+    model = getattr(transformers, f"{family}ForConditionalGeneration")
+    return model(config(text_config=text(**shape).to_dict(), vision_config=eyes, audio_config=ears))
+
+
 _OTHER_LAYERS = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -174,6 +199,13 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "gemma2": lambda: shaped("Gemma2", **_WINDOW),
     "gemma2-uncapped": lambda: shaped("Gemma2", **_WINDOW, attn_logit_softcapping=None, final_logit_softcapping=3.0),
     "gemma3_text": lambda: shaped("Gemma3Text", **_WINDOW, sliding_window_pattern=3),
+    "gemma4_text": lambda: shaped("Gemma4Text", **_GEMMA4),
+    "gemma4_text-shared": lambda: shaped("Gemma4Text", **_GEMMA4 | _GEMMA4_SHARED),
+    "gemma4_text-experts": lambda: shaped("Gemma4Text", **_GEMMA4 | _GEMMA4_EXPERTS),
+    "gemma4_text-strange": lambda: shaped("Gemma4Text", **_GEMMA4 | _ODD_GEMMA4),
+    "gemma4": lambda: _gemma4("Gemma4", **_GEMMA4 | _GEMMA4_SHARED),
+    "gemma4_unified": lambda: _gemma4("Gemma4Unified", **_GEMMA4),
+    "gemma4_unified_text": lambda: shaped("Gemma4UnifiedText", **_GEMMA4, tie_word_embeddings=False),
     "glm4": lambda: shaped("Glm4", tie_word_embeddings=False, head_dim=16),
     "glm4_moe": lambda: shaped("Glm4Moe", **_ROUTED, head_dim=16, n_group=4, topk_group=2, use_qk_norm=True),
     "glm4_moe-plain": lambda: shaped(
@@ -396,6 +428,8 @@ def spread(net: nn.Module) -> None:
     for name, buffer in net.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.uniform_(-0.4, 0.4)
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.6, 1.4)
 
 
 def tiny_config(**switches: Any) -> ModelConfig:

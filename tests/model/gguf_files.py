@@ -31,6 +31,7 @@ ARCHITECTURES |= {
     "lfm2_moe": "lfm2moe",
     "granitemoeshared": "granitemoe",
     "granitemoehybrid": "granitehybrid",
+    "gemma4_text": "gemma4",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 ARCHITECTURES |= {"cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3"}
@@ -84,6 +85,9 @@ MADE |= {
         rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 9}
         | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
     ),
+    "gemma4_text": lambda: KINDS["gemma4_text"](),
+    "gemma4_text-shared": lambda: KINDS["gemma4_text-shared"](),
+    "gemma4_text-experts": lambda: KINDS["gemma4_text-experts"](),
 }
 """Tiny checkpoints that GGUF has words for."""
 
@@ -194,7 +198,27 @@ def described(config: Config) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
     }
     rope = config.get("rope_parameters") or {}
-    return said | _rope(config, rope.get("full_attention", rope), rope) | _own(config)
+    said |= _rope(config, rope.get("full_attention", rope), rope) | _own(config)
+    return said | (_gemma4(config) if config["model_type"] == "gemma4_text" else {})
+
+
+def _gemma4(config: Config) -> dict[str, Any]:
+    """Layers without a window have heads of their own, and those that share keys and values may have a wider MLP."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = {int(layer): heads for layer, heads in config["per_layer_config"].items()}
+    whole = own[slides.index(False)]
+    shared, width = config["num_kv_shared_layers"], config["intermediate_size"]
+    said = {f"attention.{name}_length": whole["head_dim"] for name in ("key", "value")}
+    said |= {f"attention.{name}_length_swa": config["head_dim"] for name in ("key", "value")}
+    said |= {"rope.dimension_count": whole["head_dim"], "rope.dimension_count_swa": config["head_dim"]}
+    said |= {"attention.shared_kv_layers": shared, "embedding_length_per_layer_input": config["hidden_size_per_layer_input"]}
+    said |= {"attention.sliding_window_pattern": slides, "attention.sliding_window": config["sliding_window"]}
+    usual = config["num_key_value_heads"]
+    said["attention.head_count_kv"] = [own.get(layer, {}).get("num_key_value_heads", usual) for layer in range(len(slides))]
+    said["rope.freq_base_swa"] = float(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if config["use_double_wide_mlp"]:
+        said["feed_forward_length"] = [width * (2 if layer >= len(slides) - shared else 1) for layer in range(len(slides))]
+    return said | {"expert_used_count": config["top_k_experts"]}
 
 
 def _rope(config: Config, rope: Config, ropes: Config) -> dict[str, Any]:
@@ -325,6 +349,10 @@ def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
     arch = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture(config))
     names = get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in _merged(_of_text(load_file(folder / "model.safetensors")), config):
+        if name.endswith(("router.scale", "per_expert_scale")):
+            part = "ffn_gate_inp" if name.endswith("router.scale") else "ffn_down_exps"
+            yield f"blk.{name.split('.')[2]}.{part}.scale", tensor.float()
+            continue
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         yield found, _arranged(name, tensor.float(), config)
@@ -347,7 +375,7 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
     if config["model_type"] in NEIGHBOURS and part.endswith(("q_proj", "k_proj")):
         heads = config["num_attention_heads" if part.endswith("q_proj") else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+    if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
     squeezed = ("shared_expert_gate", "e_score_correction", "conv.conv.weight")
     return tensor.squeeze() if any(part in name for part in squeezed) else tensor
@@ -360,7 +388,7 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
         start, mark, rest = name.partition(".experts.")
         halves = {".block_sparse_moe.input_linear.": "mlp.experts", ".shared_mlp.input_linear.": "mlp.shared_experts"}
         half = next((half for half in halves if half in name), None)
-        if name.endswith(".sinks"):
+        if name.endswith((".sinks", ".layer_scalar")) or (config["model_type"] == "gemma4_text" and mark):
             yield f"{name}.weight", tensor
         elif half is not None:
             experts = halves[half] if config["num_local_experts"] else "mlp"
@@ -396,6 +424,10 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
 def _factors(config: Config) -> Iterator[tuple[str, Tensor]]:
     """Factors of wavelengths, which GGUF keeps as tensors."""
     rope = config.get("rope_parameters") or {}
+    if config["model_type"] == "gemma4_text":
+        half = config["per_layer_config"]["1"]["head_dim"] // 2
+        turning = half // 4
+        yield "rope_freqs.weight", torch.tensor([1.0] * turning + [1e30] * (half - turning))
     if rope.get("rope_type") == "longrope":
         yield "rope_factors_long.weight", torch.tensor(rope["long_factor"])
         yield "rope_factors_short.weight", torch.tensor(rope["short_factor"])

@@ -119,9 +119,9 @@ def test_multi_head_attention_concatenates_heads_and_projects():
     """Vaswani et al., 3.2.2: MultiHead(X) = Concat(head_1, ..., head_H) W_O with head_i = Attention(X W_i^Q, ...)."""
     torch.manual_seed(0)
     config = tiny_config(qkv_bias=True, out_bias=True, mlp_bias=True)
-    layer, size, x_TE = MultiHeadAttention(config), config.head_size, torch.randn(S, config.hidden_size)
+    layer, size, x_TE = MultiHeadAttention(config, config.layer(0)), config.head_size, torch.randn(S, config.hidden_size)
     causal = causal_mask(torch.arange(S), S)
-    q, k, v = layer.qkv(x_TE).split([config.query_size, config.kv_size, config.kv_size], dim=-1)
+    q, k, v = layer.qkv(x_TE).split(layer.qkv.parts, dim=-1)
     heads = []
     for head in range(config.num_heads):
         mine = slice(head * size, (head + 1) * size)

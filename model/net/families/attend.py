@@ -7,16 +7,26 @@ from typing import Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Family, Raw
-from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from attend.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    RopeScaling,
+    YarnScaling,
+)
 from attend.model.sublayers import DeltaSpec, LatentSpec
 
 SCALINGS: dict[str, type[RopeScaling]] = {
     "linear": LinearScaling,
     "dynamic": DynamicScaling,
     "llama3": Llama3Scaling,
+    "proportional": ProportionalScaling,
     "yarn": YarnScaling,
     "longrope": LongScaling,
 }
+ROPES = ("rope_scaling", "local_rope_scaling")
 
 
 def read(raw: Raw) -> ModelConfig:
@@ -40,8 +50,9 @@ def read(raw: Raw) -> ModelConfig:
             values[name] = tuple(values[name])
     if not isinstance(values.setdefault("eos_token_ids", ()), tuple):
         raise CheckpointError(f"config.json: eos_token_ids must be a list; got {values['eos_token_ids']!r}")
-    if values.get("rope_scaling") is not None:
-        values["rope_scaling"] = _scaling(values["rope_scaling"])
+    for name in ROPES:
+        if values.get(name) is not None:
+            values[name] = _scaling(name, values[name])
     if isinstance(values.get("delta"), dict):
         values["delta"] = DeltaSpec(**values["delta"])
     if isinstance(values.get("latent"), dict):
@@ -63,7 +74,7 @@ def _today(raw: Raw) -> dict[str, Any]:
     return values
 
 
-def _scaling(given: Any) -> RopeScaling:
+def _scaling(name: str, given: Any) -> RopeScaling:
     try:
         kind = SCALINGS[given.get("rope_type", "llama3")]
         numbers = {
@@ -71,16 +82,17 @@ def _scaling(given: Any) -> RopeScaling:
         }
         return kind(**numbers)
     except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"config.json: rope_scaling {given!r} is not understood: {error}") from error
+        raise CheckpointError(f"config.json: {name} {given!r} is not understood: {error}") from error
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """The inverse of `read`."""
     values = asdict(config)
     del values["family"]
-    if config.rope_scaling is not None:
-        names = {kind: name for name, kind in SCALINGS.items()}
-        values["rope_scaling"]["rope_type"] = names[type(config.rope_scaling)]
+    names = {kind: name for name, kind in SCALINGS.items()}
+    for name in ROPES:
+        if (scaling := getattr(config, name)) is not None:
+            values[name]["rope_type"] = names[type(scaling)]
     return {"model_type": "attend", **values}
 
 

@@ -7,13 +7,22 @@ from typing import Any
 
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Raw, need, number, positions, refuse, size
-from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from attend.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 ORIGINAL = "original_max_position_embeddings"
 KEYS = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "proportional": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "yarn": (
         *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
@@ -62,7 +71,8 @@ def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict
         )
     if strangers:
         _tell(f"config.json: {name} has {', '.join(sorted(strangers))}, which rope_type {kind!r} does not use: ignored")
-    rotated = int(head_size * number(values, "partial_rotary_factor", 1.0))
+    share = number(values, "partial_rotary_factor", 1.0)
+    rotated = head_size if kind == "proportional" else int(head_size * share)
     fields: dict[str, Any] = {"rope_theta": number(values, "rope_theta", 10000.0)}
     fields["rope_size"] = None if rotated == head_size else rotated
     fields["rope_scaling"] = scaling = _scaling(raw, kind, values)
@@ -81,6 +91,8 @@ def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
         return LinearScaling(given("factor"))
     if kind == "dynamic":
         return DynamicScaling(given("factor"), positions(raw))
+    if kind == "proportional":
+        return ProportionalScaling(number(values, "factor", 1.0), number(values, "partial_rotary_factor", 1.0))
     original = original_positions(raw, values)
     if kind == "llama3":
         return Llama3Scaling(given("factor"), given("low_freq_factor"), given("high_freq_factor"), original)

@@ -97,8 +97,16 @@ POSITIONS = {
     "olmo_hybrid": 65536,
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe"), 128000),
     **dict.fromkeys(("gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_oss", "mistral", "mixtral", "youtu"), 131072),
+    **dict.fromkeys(("gemma4", "gemma4_text"), 131072),
     **dict.fromkeys(("ernie4_5", "ernie4_5_moe", "ministral", "mistral3", "muse_glimmer"), 131072),
-    **{"minimax_m2": 196608, "glm4_moe_lite": 202752, "ministral3": 262144, "seed_oss": 524288},
+    **{
+        "minimax_m2": 196608,
+        "glm4_moe_lite": 202752,
+        "ministral3": 262144,
+        "gemma4_unified": 262144,
+        "gemma4_unified_text": 262144,
+        "seed_oss": 524288,
+    },
 }
 """How many a model has whose config.json does not say, by `model_type`."""
 

@@ -16,6 +16,7 @@ from attend.model.net.families import (
     ernie4_5_moe,
     exaone,
     gemma,
+    gemma4,
     glm4,
     glm4_moe,
     gpt2,
@@ -56,6 +57,7 @@ FAMILIES: dict[str, Family] = {
     **ernie4_5_moe.FAMILIES,
     **exaone.FAMILIES,
     **gemma.FAMILIES,
+    **gemma4.FAMILIES,
     **glm4.FAMILIES,
     **glm4_moe.FAMILIES,
     **gpt2.FAMILIES,
@@ -100,6 +102,10 @@ TITLES = {
     "gemma2": "Gemma 2",
     "gemma3": "Gemma 3, text alone",
     "gemma3_text": "Gemma 3's text model by itself",
+    "gemma4": "Gemma 4, text alone",
+    "gemma4_text": "its text model by itself",
+    "gemma4_unified": "Gemma 4 12B, text alone",
+    "gemma4_unified_text": "its text model by itself",
     "glm": "GLM-4-9B",
     "glm4": "GLM-4",
     "glm4_moe": "GLM-4.5, 4.5-Air, 4.6",
@@ -172,6 +178,8 @@ def their_names(family: Family, config: ModelConfig, ours: str) -> tuple[str, ..
     template = re.sub(r"^blocks\.\d+\.", "blocks.{}.", ours)
     number = ours.split(".")[1]
     names = tuple(name.replace("{}", number) for name in family.weights.get(ours) or family.weights[template])
+    if ".attention.qkv." in ours:
+        return names[: len(names) - 2 + len(config.layer(int(number)).kv_projections)]
     if "{e}" not in names[0]:
         return names
     count = config.num_heads if ".attention.kv_up." in ours else config.num_experts or 0
@@ -237,8 +245,10 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
     if parts == 1:
         return [tuple(whole)]
     if ".qkv." in ours:
-        queries = [config.query_size * (2 if config.attention_gate and parts == 3 else 1)] * (parts - 2)
-        return [(rows, *whole[1:]) for rows in (*queries, config.kv_size, config.kv_size)]
+        layer = config.layer(int(ours.split(".")[1]))
+        kv = layer.kv_projections
+        queries = [layer.query_size * (2 if config.attention_gate and parts == 1 + len(kv) else 1)] * (parts - len(kv))
+        return [(rows, *whole[1:]) for rows in (*queries, *kv)]
     if config.delta is not None and (".attention.inputs." in ours or ours.endswith(".attention.convolution")):
         widths = [config.delta.query_width] * 2 + [config.delta.value_width] * 2
         return [(rows, *whole[1:]) for rows in ([config.delta.channels, widths[-1]] if parts == 2 else widths[:parts])]

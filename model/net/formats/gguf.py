@@ -37,6 +37,8 @@ NEIGHBOURS += ("arcee", "command-r", "ernie4_5", "mistral3")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
 
 OUTSIDE = pairs("embedding.tokens", "token_embd") | pairs("norm", "output_norm") | pairs("head", "output")
+OUTSIDE |= pairs("per_layer.tokens", "per_layer_token_embd") | pairs("per_layer.projection", "per_layer_model_proj")
+OUTSIDE |= pairs("per_layer.norm", "per_layer_proj_norm")
 IN_BLOCK = {
     "attention_norm": ("attn_norm",),
     "attention.qkv": ("attn_q", "attn_k", "attn_v"),
@@ -71,16 +73,34 @@ ALONE = {
     "attention.convolution": "shortconv.conv.weight",
     "attention.convolution_bias": "shortconv.conv.bias",
     "mlp.correction": "exp_probs_b.bias",
+    "layer_scale": "layer_output_scale.weight",
+    "mlp.router_norm.weight": "ffn_gate_inp.scale",
+    "mlp.expert_scale": "ffn_down_exps.scale",
 }
 WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {f"blocks.{{}}.{ours}": (f"blk.{{}}.{name}",) for ours, name in ALONE.items()}
 LFM2 = pairs("norm", "token_embd_norm")
 """Its last norm has the name that a norm of the embedding has elsewhere."""
-LATENT = "deepseek2"
-"""Its rows lie as in its checkpoints, and its keys' part of what both are made of is turned round in each head."""
-POST_ATTENTION = ("gpt-oss", "glm4moe", "seed_oss")
-"""Architectures that call the norm before the MLP one after attention."""
+ADAPTED = ("deepseek2", "gemma4")
+"""Architectures whose tensors are turned as in their checkpoints; rows of the first one's latent vectors lie as there too."""
+OTHERS = {
+    **{name: {"mlp_norm": ("post_attention_norm",)} for name in ("gpt-oss", "glm4moe", "seed_oss")},
+    "gemma4": {
+        "mlp.shared_norm": ("ffn_norm",),
+        "mlp.shared_post_norm": ("post_ffw_norm_1",),
+        "mlp.experts_norm": ("pre_ffw_norm_2",),
+        "mlp.experts_post_norm": ("post_ffw_norm_2",),
+        "mlp.shared.gate_up": ("ffn_gate", "ffn_up"),
+        "mlp.shared.down": ("ffn_down",),
+        "per_layer.gate": ("inp_gate",),
+        "per_layer.projection": ("proj",),
+        "per_layer.post_norm": ("post_norm",),
+    },
+}
+"""What single architectures call otherwise."""
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
 """Tensors that the config was read from."""
+SPARE = re.compile(rf"{ROPE.pattern}|\.attn_(k|v|k_norm)\.")
+"""Those, and what layers of Gemma 4 have that share keys and values."""
 _TURNED = ".attn_k_b["
 _EXPERT = re.compile(r"(?P<start>.+)\[(?P<expert>\d+)\](?P<end>\..+)")
 
@@ -110,22 +130,24 @@ class Gguf(Weights):
 
     def spelled(self, family: Family) -> Family:
         """The family with GGUF's names, and with what the converters do to its tensors."""
-        changes = {"mlp_norm": ("post_attention_norm",)} if self._arch in POST_ATTENTION else {}
+        changes = OTHERS.get(self._arch, {})
         if "blk.0.attn_qkv.weight" in self.where:
             changes = changes | {"attention.qkv": ("attn_qkv",)}
+        if "blk.0.ffn_gate_up_exps.weight" in self.where:
+            changes = changes | {"mlp.experts.gate_up": ("ffn_gate_up_exps[{e}]",)}
         if "blk.0.ffn_gate.weight" not in self.where:
             changes = changes | {"mlp.gate_up": ("ffn_up",)}
         return replace(
             family,
             weights=WEIGHTS | in_block("blk", changes) | (LFM2 if self._arch in CONVOLVING else {}),
-            adapt=_from_neighbours if self._arch in NEIGHBOURS else family.adapt if self._arch == LATENT else None,
+            adapt=_from_neighbours if self._arch in NEIGHBOURS else family.adapt if self._arch in ADAPTED else None,
             transposed=None,
             rows=None,
             gain_offset=None if family.gain_offset is None else 0.0,
             prefix="",
             fused={},
             left_out={f"blk.{layer}.": MTP for layer in self._guesses},
-            ignored=ROPE,
+            ignored=SPARE if self._arch == "gemma4" else ROPE,
         )
 
     def form(self, name: str) -> CodeLayout | None:

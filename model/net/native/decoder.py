@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.net.backends import BatchLayout, Paged
 from attend.model.net.delta import GatedDelta
 from attend.model.net.features import NATIVE, features
@@ -26,10 +26,11 @@ from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
-from attend.model.sublayers import ConvSpec, DeltaSpec
+from attend.model.sublayers import AttentionVariant, ConvSpec, DeltaSpec
 
 MAX_GROUP = 16
-MAX_HEAD = 256
+MAX_HEAD = 512
+MAX_DELTA = 256
 BLOCK = 32
 """Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
@@ -60,9 +61,10 @@ class NativeBackend:
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
         """Whether the native decoder computes all that this model asks for. A block must be whole tiles."""
-        heads = config.head_size <= MAX_HEAD and config.num_heads // config.num_kv_heads <= MAX_GROUP
+        layers = [layer for layer in config.layers if layer.recurrence is None]
+        heads = all(layer.head_size <= MAX_HEAD and layer.num_heads // layer.num_kv_heads <= MAX_GROUP for layer in layers)
         delta = config.delta is None or (
-            max(config.delta.key_size, config.delta.value_size) <= MAX_HEAD and config.delta.kernel <= MAX_KERNEL
+            max(config.delta.key_size, config.delta.value_size) <= MAX_DELTA and config.delta.kernel <= MAX_KERNEL
         )
         conv = config.conv_kernel is None or config.conv_kernel <= MAX_KERNEL
         fits = heads and delta and conv and block_size % BLOCK == 0 and dtype == torch.bfloat16 and device == "cpu"
@@ -111,13 +113,14 @@ class NativeDecoder:
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
         self._net = self._library.attend_new(
-            ctypes.byref(_model_sizes(config)), _addresses(arrays), (_LayerSizes * config.num_layers)(*_layer_sizes(config))
+            ctypes.byref(_model_sizes(config)), _addresses(arrays), (_LayerSizes * config.num_layers)(*_layer_sizes(net))
         )
         if self._net is None:
             raise MemoryError(NO_ROOM)
         # not at exit: the step thread, a daemon, may be inside a step then
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self.library, self.handle = self._library, self._net
+        self._per_layer = net.per_layer
         self.reading = pack(self, net, spend=spend, report=report)
         """Seconds in which files were read, of those that packing took."""
         self._caches: tuple[KVCache | None, tuple[ctypes.Array, ...]] = (None, ())  # a cache, and what `_layers_of` says of it
@@ -134,12 +137,22 @@ class NativeDecoder:
         (starts, counts, num_rows, _, width), held = _rows(layout)
         assert layout.states_R is not None or not attention.cache.states, "nobody said where the states lie"
         places = None if layout.states_R is None else layout.states_R.data_ptr()
-        buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr())
+        vectors_TV = self._vectors(tokens_T)
+        vectors = None if vectors_TV is None else vectors_TV.data_ptr()
+        buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr(), vectors)
         caches = (keys, values, attention.cache.block_size, attention.cache.in_8_bits, groups)
         of_rows = (starts, counts, num_rows, tables, width)
         _check(self._library.attend_step(self._net, *tokens, *caches, *of_rows, *buffers, attention.pulse.address))
         del held
         return hidden_TE
+
+    def _vectors(self, tokens_T: Tensor) -> Tensor | None:
+        """What each token has by itself for each layer, bfloat16 [T, L P]; None where there is nothing."""
+        if self._per_layer is None:
+            return None
+        scale = self._per_layer.scale * math.sqrt(0.5)
+        vectors_TV: Tensor = self._per_layer.tokens(tokens_T) * scale
+        return vectors_TV.to(torch.bfloat16)
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """Scores of the next token [T, V] in float32: not rounded to the weights' precision."""
@@ -203,6 +216,10 @@ def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     return (starts_R.data_ptr(), counts_R.data_ptr(), len(table), table.data_ptr(), table.shape[1]), (starts_R, counts_R, table)
 
 
+def _numbers(variant: AttentionVariant, head_size: int) -> tuple[float, ...]:
+    return variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING
+
+
 class _ModelSizes(ctypes.Structure):
     """`ModelSizes` of decoder.cpp."""
 
@@ -211,9 +228,9 @@ class _ModelSizes(ctypes.Structure):
         for kind, names in (
             (
                 ctypes.c_int64,
-                "layers E M V H K D R attention_gate norms_all normed_after query_length activation gated centred place",
+                "layers E V H P attention_gate norms_all normed_after query_length activation gated centred place",
             ),
-            (ctypes.c_int64, "X C F S undivided shared_gate sigmoid groups groups_of_token"),
+            (ctypes.c_int64, "X C F S undivided shared_gate sigmoid groups groups_of_token beside"),
             (ctypes.c_int64, "key_heads value_heads key_size value_size delta_kernel conv_kernel"),
             (ctypes.c_float, "eps output_eps embedding_scale residual_scale limit slope"),
             (ctypes.c_float, "query_beta routing_eps routing_floor routed_scale delta_eps rate_scale"),
@@ -226,8 +243,8 @@ class _LayerSizes(ctypes.Structure):
     """`LayerSizes` of decoder.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("mixed", "mixer", "window")),
-        *((n, ctypes.c_float) for n in ("scale", "softcap")),
+        *((name, ctypes.c_int64) for name in ("mixed", "mixer", "K", "D", "R", "M", "shares", "same", "window")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap", "after")),
     )
 
 
@@ -235,12 +252,9 @@ def _model_sizes(config: ModelConfig) -> _ModelSizes:
     return _ModelSizes(
         layers=config.num_layers,
         E=config.hidden_size,
-        M=config.mlp_size,
         V=config.vocab_size,
         H=config.num_heads,
-        K=config.num_kv_heads,
-        D=config.head_size,
-        R=config.rope_size or config.head_size,
+        P=config.per_layer_input_size or 0,
         attention_gate=config.attention_gate,
         norms_all=config.qk_norm == "all",
         normed_after=config.qk_norm_after_rope,
@@ -280,6 +294,7 @@ def _mixture(config: ModelConfig) -> dict[str, Any]:
         "routing_eps": spec.routing_eps or 0.0,
         "routing_floor": spec.routing_floor or 0.0,
         "routed_scale": spec.routed_scaling_factor,
+        "beside": spec.experts_beside_mlp,
     }
 
 
@@ -299,14 +314,14 @@ def _delta(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _layer_sizes(config: ModelConfig) -> Iterator[tuple[float, ...]]:
-    for layer in config.layers:
-        scale, softcap, window = _numbers(layer.attention, config.head_size)
-        yield layer.experts is not None, MIXERS.index(type(layer.recurrence)), int(window), scale, softcap
-
-
-def _numbers(variant: AttentionVariant, head_size: int) -> tuple[float, ...]:
-    return variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING
+def _layer_sizes(net: Decoder) -> Iterator[tuple[float, ...]]:
+    for block, layer in zip(net.blocks, net.config.layers, strict=True):
+        scale, softcap, window = _numbers(layer.attention, layer.head_size)
+        kinds = (layer.experts is not None, MIXERS.index(type(layer.recurrence)))
+        heads = (layer.num_kv_heads, layer.head_size, 0 if layer.rope is None else layer.rope.size)
+        kept = (layer.kv_layer is not None, layer.keys_are_values)
+        after = 1.0 if block.layer_scale is None else block.layer_scale.item()
+        yield *kinds, *heads, layer.mlp_size, *kept, int(window), scale, softcap, after
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
@@ -315,7 +330,8 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
     if not net.config.tied_head and not isinstance(net.embedding.tokens, QuantisedLinear):
         embedding = net.embedding.tokens.weight
         assert embedding.dtype == torch.bfloat16
-    arrays: list[Tensor | None] = [embedding, _added(net.embedding), *_norm(net.norm)]
+    of_vectors = nn.Identity() if net.per_layer is None else net.per_layer.norm
+    arrays: list[Tensor | None] = [embedding, _added(net.embedding), *_norm(net.norm), *_norm(of_vectors)]
     for block, rope in zip(net.blocks, net.rope_of_layer, strict=True):
         for norm in _norms(block):
             arrays += _norm(norm)
@@ -323,8 +339,9 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         sinks = getattr(block.attention, "sinks", None)
         arrays.append(None if sinks is None else sinks.detach().float())
         arrays += _recurrence(block.attention)
-        correction = getattr(block.mlp, "correction", None)
-        arrays.append(None if correction is None else correction.detach().float())
+        for name in ("correction", "expert_scale"):
+            numbers = getattr(block.mlp, name, None)
+            arrays.append(None if numbers is None else numbers.detach().float())
     return arrays
 
 
@@ -351,15 +368,19 @@ def _norms(block: Block) -> list[nn.Module]:
     """The norms of a layer, `nn.Identity` where there is none: before attention, of its output, of the sum, ..."""
     attention, nothing = block.attention, nn.Identity()
     of_attention = [block.attention_norm, block.attention_post_norm, nothing]
-    of_mlp = [block.mlp_norm, block.mlp_post_norm, nothing]
+    of_mlp = [getattr(block.mlp, "shared_norm", block.mlp_norm), block.mlp_post_norm, nothing]
     if isinstance(block, PostNormBlock):
         of_attention, of_mlp = of_attention[::-1], of_mlp[::-1]
-    of_heads = [getattr(attention, name, nothing) for name in ("q_norm", "k_norm")]
-    return [*of_attention, *of_heads, *of_mlp]
+    of_heads = [getattr(attention, name, nothing) for name in ("q_norm", "k_norm", "v_norm")]
+    of_input = nothing if block.per_layer is None else block.per_layer.post_norm
+    beside = ("shared_post_norm", "experts_norm", "experts_post_norm", "router_norm")
+    return [*of_attention, *of_heads, *of_mlp, of_input, *(getattr(block.mlp, name, nothing) for name in beside)]
 
 
 def _norm(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """Gain and bias in float32: a gain of 1 + w is kept so, and others lose nothing."""
+    """Gain and bias in float32: a gain of 1 + w is kept so, and others lose nothing. One without a gain has ones."""
+    if isinstance(norm, nn.RMSNorm) and norm.weight is None:
+        return torch.ones(norm.normalized_shape), None
     parts = (getattr(norm, name, None) for name in ("weight", "bias"))
     gain, bias = (None if part is None else part.detach().float().contiguous() for part in parts)
     return gain, bias

@@ -78,7 +78,7 @@ def pack(holder: Holder, net: Decoder, *, spend: bool, report: Callable[[int, in
                 spent.drop()
             holder.library.attend_trim()
     if spend:
-        replace_linears(net, lambda _, linear: left[linear])
+        replace_linears(net, lambda _, linear: left.get(linear, linear))  # vectors for each layer stay where they are
     return reading
 
 
@@ -104,12 +104,15 @@ def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
     numbers, next_number = {}, 1  # behind the head
     for layer, spec in enumerate(config.layers):
         names = [f"attention.{part}" for part in MATRICES[type(spec.recurrence)]]
-        if spec.experts is None:
+        if (experts := spec.experts) is None:
             names += ["mlp.gate_up" if config.gated_mlp else "mlp.up", "mlp.down"]
-        numbers |= {f"blocks.{layer}.{name}": next_number + at for at, name in enumerate(names)}
+        else:
+            names += [""] * (1 + 2 * experts.num_experts)
+            names += ["mlp.shared.gate_up", "mlp.shared.down"] if experts.experts_beside_mlp else []
+            names += [""] * (2 * (experts.shared_expert_size is not None))
+        names += ["per_layer.gate", "per_layer.projection"] if config.per_layer_input_size else []
+        numbers |= {f"blocks.{layer}.{name}": next_number + at for at, name in enumerate(names) if name}
         next_number += len(names)
-        if spec.experts is not None:
-            next_number += 1 + 2 * spec.experts.num_experts + 2 * (spec.experts.shared_expert_size is not None)
     return numbers
 
 
@@ -126,6 +129,10 @@ def _matrices(net: Decoder) -> Iterator[tuple[Linear, ...]]:
             mlp = mlp.shared
         if mlp is not None:
             yield from ((mlp.gate_up if net.config.gated_mlp else mlp.up,), (mlp.down,))
+        if block.per_layer is not None:
+            yield from ((block.per_layer.gate,), (block.per_layer.projection,))
+    if net.per_layer is not None:
+        yield (net.per_layer.projection,)
     if not net.config.tied_head and isinstance(net.embedding.tokens, QuantisedLinear):
         yield (net.embedding.tokens,)
 

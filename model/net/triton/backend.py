@@ -15,11 +15,12 @@ import triton
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.net.backends import BatchLayout, variant_of
 from attend.model.net.features import TRITON, features
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.triton import kernels
+from attend.model.sublayers import AttentionVariant
 from attend.model.transfer import integers
 
 SPLIT = 256
@@ -45,7 +46,7 @@ COUNTED = 256
 COMBINED = 16
 """Splits that the combining kernel reads at once."""
 MAX_GROUP = 32
-MAX_HEAD = 256
+MAX_HEAD = 512
 LOG2_E = kernels.LOG2_E.value
 INTERPRETED = not isinstance(kernels.decode_kernel, triton.JITFunction)
 """Whether the kernels run in Triton's interpreter, on any device: TRITON_INTERPRET was 1 when they were imported."""
@@ -80,6 +81,8 @@ class Tiles(NamedTuple):
         if itemsize == 4:
             lanes = max(16, next_power_of_2(group))
             return cls(16, 32 if size_p <= 128 else 16, lanes, lanes // 4)
+        if size_p > 256:
+            return cls(32, 16, 64, 8)
         return cls(64, 32, 128 if size_p <= 128 else 64, 8)
 
     def stages(self, size_p: int, itemsize: int) -> int:
@@ -331,8 +334,9 @@ class TritonBackend:
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
         """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two."""
-        group = config.num_heads // config.num_kv_heads
-        fits = group <= MAX_GROUP and config.head_size <= MAX_HEAD and block_size == next_power_of_2(block_size)
+        layers = [layer for layer in config.layers if layer.recurrence is None]
+        heads = all(layer.head_size <= MAX_HEAD and layer.num_heads // layer.num_kv_heads <= MAX_GROUP for layer in layers)
+        fits = heads and block_size == next_power_of_2(block_size)
         return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= TRITON
 
     def forward(

@@ -5,6 +5,8 @@ The same equations as `transformer.py`, in some ten launches a layer, or some tw
 Shapes: T tokens · E model width · H query heads · K key/value heads · D head size.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from triton import cdiv, next_power_of_2
@@ -20,14 +22,25 @@ from attend.model.net.triton.codes import multiply_codes
 from attend.model.net.triton.mlp import AT_ONCE, feed_forward
 
 WIDE = 4096
-"""Numbers of a token's queries above which a program has eight warps: with four its registers spill."""
+"""Numbers of a token's queries that four warps keep in registers."""
+
+
+class Joint(NamedTuple):
+    """What happens to the residual stream between two sublayers; `nn.Identity` where there is no norm."""
+
+    after: nn.Module
+    """Of the update of the sublayer before."""
+    before: nn.Module
+    """For the sublayer that comes next; or of the sum."""
+    end: Tensor | None
+    """What the sum is multiplied by."""
 
 
 class TritonDecoder:
     """`Decoder` for serving: the same call, the same scores up to rounding. Keeps the decoder that it was made from.
 
-    The residual stream is joined before each sublayer, 0 .. 2 layers - 1, and at the end: the update of the sublayer before is
-    added, under the norm that comes after it, and the sum is normed for the one that comes next.
+    The residual stream is joined before each sublayer, and at the end: the update of the sublayer before is added, under the
+    norm that comes after it, and the sum is normed for the one that comes next.
     """
 
     def __init__(self, net: Decoder) -> None:
@@ -35,34 +48,35 @@ class TritonDecoder:
         self.net = net
         self.config = net.config
         self.logits = net.logits
-        nothing, place = nn.Identity(), net.config.norm_place
-        before = [norm for block in net.blocks for norm in (block.attention_norm, block.mlp_norm)]
-        after = [norm for block in net.blocks for norm in (block.attention_post_norm, block.mlp_post_norm)]
-        self._after = [nothing, *after]
-        self._before = [nothing, *before] if place == "post" else [*before, net.norm]
-        self._side_by_side = place in ("parallel", "shared")
+        self._side_by_side = net.config.norm_place in ("parallel", "shared")
+        self._layers = net.config.layers
+        self._joints, self._last = _joints(net)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""
         residual_TE, update_TE = self.net.embedding(tokens_T, positions_T), None
-        for layer, block in enumerate(self.net.blocks):
-            normed_TE = self._join(2 * layer, update_TE, residual_TE)
+        of_layers = None if self.net.per_layer is None else self.net.per_layer(tokens_T, residual_TE).unbind(1)
+        for layer, (block, joints) in enumerate(zip(self.net.blocks, self._joints, strict=True)):
+            normed_TE = self._join(joints[0], update_TE, residual_TE)
             update_TE = self._attend(block.attention, normed_TE, layer, attention)
             if self._side_by_side:
                 if self.config.norm_place == "parallel":
-                    normed_TE = self._join(2 * layer + 1, None, residual_TE)
+                    normed_TE = self._join(joints[1], None, residual_TE)
                 update_TE = update_TE + feed_forward(block.mlp, normed_TE, self.config)
             else:
-                normed_TE = self._join(2 * layer + 1, update_TE, residual_TE)
+                normed_TE = self._join(joints[1], update_TE, residual_TE)
                 update_TE = feed_forward(block.mlp, normed_TE, self.config)
-        return self._join(2 * len(self.net.blocks), update_TE, residual_TE)
+            if of_layers is not None:
+                update_TE = block.per_layer.product(self._join(joints[2], update_TE, residual_TE), of_layers[layer])
+        return self._join(self._last, update_TE, residual_TE)
 
-    def _join(self, number: int, update_TE: Tensor | None, residual_TE: Tensor) -> Tensor:
-        """residual += scale * after(update); returns before(residual), which is the residual itself without a norm.
+    def _join(self, joint: Joint, update_TE: Tensor | None, residual_TE: Tensor) -> Tensor:
+        """residual = (residual + scale * after(update)) * end; returns before(residual), which is the residual itself without a
+        norm.
 
         With norms of sums, as first published, the residual becomes what is returned.
         """
-        before, after = self._before[number], self._after[number]
+        before, after, end = joint.before, joint.after, joint.end
         none, replaces = isinstance(before, nn.Identity), self.config.norm_place == "post"
         normed_TE = residual_TE if none or replaces else torch.empty_like(residual_TE)
         if none and update_TE is None:
@@ -77,11 +91,13 @@ class TritonDecoder:
             self.config.norm_eps,
             self.config.post_norm_eps or self.config.norm_eps,
             self.config.residual_scale,
+            residual_TE if end is None else end,
             E=width,
             E_P=next_power_of_2(width),
             UPDATES=update_TE is not None,
             AFTER=not isinstance(after, nn.Identity),
-            KEPT=not replaces,
+            ENDS=end is not None,
+            KEPT=none or not replaces,
             NORM=not none,
             **self._norm_kind,
         )
@@ -107,8 +123,8 @@ class TritonDecoder:
 
     def _turn(self, module: MultiHeadAttention, qkv: Tensor, layer: int, attention: Paged) -> Tensor:
         """The step's queries, normed and rotated, [T, H, D]; its keys and values go to the cache."""
-        config, cache, layout = self.config, attention.cache, attention.layout_of(layer)
-        heads, kv_heads, size, rope = config.num_heads, config.num_kv_heads, config.head_size, self.net.rope_of_layer[layer]
+        config, cache, layout, spec = self.config, attention.cache, attention.layout_of(layer), self._layers[layer]
+        heads, kv_heads, size, rope = spec.num_heads, spec.num_kv_heads, spec.head_size, self.net.rope_of_layer[layer]
         q_THD = qkv.new_empty(len(qkv), heads, size)
         cos, sin = (qkv, qkv) if rope is None else self.net.rope_tables[rope]
         heads_p, size_p = next_power_of_2(heads), next_power_of_2(size)
@@ -124,19 +140,39 @@ class TritonDecoder:
             D=size,
             D_P=size_p,
             R=0 if rope is None else cos.shape[1],
-            BEGIN=sum(module.qkv.parts[:-2]),
+            BEGIN=sum(module.qkv.parts[: module.num_queries]),
+            WIDTH=qkv.shape[1],
             NORM=config.qk_norm,
             AFTER=config.qk_norm_after_rope,
             BETA=config.query_scale_beta,
             LENGTH=config.query_scale_length,
+            NORMED_VALUES=config.value_norm,
             **self._norm_kind,
-            num_warps=4 if heads_p * size_p <= WIDE else 8,
+            num_warps=min(16, max(4, 4 * cdiv(heads_p * size_p, WIDE))),
         )
         return q_THD
 
     @property
     def _norm_kind(self) -> dict[str, bool]:
         return {"CENTRED": self.config.norm != "rmsnorm", "BIASED": self.config.norm == "layernorm"}
+
+
+def _joints(net: Decoder) -> tuple[list[list[Joint]], Joint]:
+    """Those before each layer's sublayers, and the last one."""
+    nothing, sums = nn.Identity(), net.config.norm_place == "post"
+    after: nn.Module = nothing
+    norm_of_sum: nn.Module = nothing
+    end: Tensor | None = None
+    layers = []
+    for block in net.blocks:
+        joints = [Joint(after, norm_of_sum if sums else block.attention_norm, end)]
+        joints.append(Joint(block.attention_post_norm, block.attention_norm if sums else block.mlp_norm, None))
+        after, norm_of_sum, end = block.mlp_post_norm, block.mlp_norm, block.layer_scale
+        if block.per_layer is not None:
+            joints.append(Joint(after, norm_of_sum if sums else nothing, None))
+            after, norm_of_sum = block.per_layer.post_norm, nothing
+        layers.append(joints)
+    return layers, Joint(after, norm_of_sum if sums else net.norm, end)
 
 
 def _parameters(norm: nn.Module, stand_in: Tensor) -> tuple[Tensor, Tensor]:

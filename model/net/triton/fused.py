@@ -66,10 +66,12 @@ def join_kernel(
     eps: tl.tensor,
     after_eps: tl.tensor,
     scale: tl.tensor,
+    end_ptr: tl.tensor,  # [1]
     E: tl.constexpr,
     E_P: tl.constexpr,
     UPDATES: tl.constexpr,
     AFTER: tl.constexpr,
+    ENDS: tl.constexpr,
     KEPT: tl.constexpr,
     NORM: tl.constexpr,
     CENTRED: tl.constexpr,
@@ -77,7 +79,8 @@ def join_kernel(
 ) -> None:
     """x = residual + scale * update if UPDATES, the update under a norm of its own if AFTER; normed = norm(x) if NORM.
 
-    The residual becomes x if KEPT. CENTRED: LayerNorm (Ba et al. 2016), else RMSNorm (Zhang & Sennrich 2019). Grid (T,).
+    If ENDS, x is multiplied by `end`, after its norm where the residual is not kept. The residual becomes x if KEPT.
+    CENTRED: LayerNorm (Ba et al. 2016), else RMSNorm (Zhang & Sennrich 2019). Grid (T,).
     """
     at = tl.arange(0, E_P)[None, :]
     inside = at < E
@@ -89,11 +92,16 @@ def join_kernel(
             mean, factor = _moments(update, inside, after_eps, E, False, CENTRED)
             update = _scaled(update, mean, factor, after_gain_ptr, after_bias_ptr, at, inside, BIASED)
         x += update * scale
+        if ENDS and KEPT:
+            x *= tl.load(end_ptr).to(tl.float32)
         if KEPT:
             tl.store(residual_ptr + places, x, mask=inside)
     if NORM:
         mean, factor = _moments(x, inside, eps, E, False, CENTRED)
-        tl.store(normed_ptr + places, _scaled(x, mean, factor, gain_ptr, bias_ptr, at, inside, BIASED), mask=inside)
+        x = _scaled(x, mean, factor, gain_ptr, bias_ptr, at, inside, BIASED)
+        if ENDS and not KEPT:
+            x *= tl.load(end_ptr).to(tl.float32)
+        tl.store(normed_ptr + places, x, mask=inside)
 
 
 @triton.jit
@@ -142,7 +150,7 @@ def _turned(
 
 @triton.jit(do_not_specialize_on_alignment=PLACES)
 def turn_kernel(
-    qkv_ptr: tl.tensor,  # [T, BEGIN + 2 K D]: queries, what gates them if anything does, keys from column BEGIN on, values
+    qkv_ptr: tl.tensor,  # [T, WIDTH]: queries, what gates them if anything does, keys from column BEGIN on, values
     q_ptr: tl.tensor,  # [T, H, D]
     keys_ptr: tl.tensor,  # [slots, K, D]
     values_ptr: tl.tensor,
@@ -163,20 +171,24 @@ def turn_kernel(
     D_P: tl.constexpr,
     R: tl.constexpr,
     BEGIN: tl.constexpr,
+    WIDTH: tl.constexpr,
     NORM: tl.constexpr,
     AFTER: tl.constexpr,
     BETA: tl.constexpr,
     LENGTH: tl.constexpr,
+    NORMED_VALUES: tl.constexpr,
     CENTRED: tl.constexpr,
     BIASED: tl.constexpr,
 ) -> None:
     """Norm and rotate a token's queries and, on their way to the cache, its keys; copy its values there. Grid (T,).
 
     Rotated queries are scaled by `query_scale_beta`, BETA, unless that is None, and `query_scale_length`, LENGTH.
+    Values are normed without a gain if NORMED_VALUES. With K D columns behind BEGIN, keys before their norm are the values too;
+    with none, keys and values are another layer's.
     """
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots_ptr + token), tl.load(positions_ptr + token)
-    qkv_ptr += token * (BEGIN + 2 * K * D)
+    qkv_ptr += token * WIDTH
     cos_ptr += position * R
     sin_ptr += position * R
     column = tl.arange(0, D_P)[None, :]
@@ -186,12 +198,18 @@ def turn_kernel(
         q *= 1.0 + BETA * tl.log(1.0 + (position // LENGTH).to(tl.float32))
     tl.store(q_ptr + (token * H + head) * D + column, q, mask=(head < H) & (column < D))
 
-    head = tl.arange(0, K_P)[:, None]
-    inside, cached = (head < K) & (column < D), (slot * K + head) * D + column
-    qkv_ptr += BEGIN
-    k = _turned(qkv_ptr, head, k_gain_ptr, k_bias_ptr, cos_ptr, sin_ptr, eps, K, D, D_P, R, NORM, AFTER, CENTRED, BIASED)
-    tl.store(keys_ptr + cached, k, mask=inside)
-    tl.store(values_ptr + cached, tl.load(qkv_ptr + (K + head) * D + column, mask=inside), mask=inside)
+    if WIDTH > BEGIN:
+        head = tl.arange(0, K_P)[:, None]
+        inside, cached = (head < K) & (column < D), (slot * K + head) * D + column
+        qkv_ptr += BEGIN
+        k = _turned(qkv_ptr, head, k_gain_ptr, k_bias_ptr, cos_ptr, sin_ptr, eps, K, D, D_P, R, NORM, AFTER, CENTRED, BIASED)
+        tl.store(keys_ptr + cached, k, mask=inside)
+        v = tl.load(qkv_ptr + (WIDTH - BEGIN - K * D) + head * D + column, mask=inside, other=0.0)
+        if NORMED_VALUES:
+            v = v.to(tl.float32)
+            _, factor = _moments(v, inside, eps, D, False, False)
+            v *= factor
+        tl.store(values_ptr + cached, v, mask=inside)
 
 
 @triton.jit

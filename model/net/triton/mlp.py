@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from triton import cdiv, next_power_of_2
 
 from attend.model.config import ModelConfig
-from attend.model.net.experts import Mixture, route
+from attend.model.net.experts import ExpertsBesideMLP, Mixture, route
 from attend.model.net.layers import GatedMLP
 from attend.model.net.triton import fused, grouped
 from attend.model.net.triton.backend import COUNTED, INTERPRETED, Shares
@@ -29,6 +29,10 @@ ROW_BYTES = 128
 
 def feed_forward(module: nn.Module, x_TE: Tensor, config: ModelConfig) -> Tensor:
     """What a block's `mlp` makes of x, [T, E]. Waits for nothing."""
+    if isinstance(module, ExpertsBesideMLP):
+        made_TE = module.shared_post_norm(feed_forward(module.shared, module.shared_norm(x_TE), config))
+        chosen_TE = _summed(module, module.experts_norm(x_TE), module.route(x_TE), config)
+        return made_TE + module.experts_post_norm(chosen_TE)
     if isinstance(module, Mixture):
         return _mix(module, x_TE, config)
     gated = isinstance(module, GatedMLP)
@@ -47,13 +51,22 @@ def _activation(config: ModelConfig) -> dict[str, Any]:
 
 def _mix(module: Mixture, x_TE: Tensor, config: ModelConfig) -> Tensor:
     """See `Mixture`."""
-    experts_TC, weights_TC = route(module.router(x_TE), module.mixture, module.correction)
+    routed = route(module.router(x_TE), module.mixture, module.correction)
+    if module.shared is None:
+        return _summed(module, x_TE, routed, config)
+    gates = () if module.shared_gate is None else (module.shared_gate(x_TE),)
+    return _summed(module, x_TE, routed, config, feed_forward(module.shared, x_TE, config), *gates)
+
+
+def _summed(module: Mixture, x_TE: Tensor, routed: tuple[Tensor, Tensor], config: ModelConfig, *shared: Tensor) -> Tensor:
+    """The sum of what each token's experts make, and of the shared one's [T, E], with its gate [T, 1] or without, where there
+    is one.
+    """
+    experts_TC, weights_TC = routed
     parts_PE = _computed(module, x_TE, experts_TC, weights_TC, config)
     num_tokens, width = x_TE.shape
-    out_TE, shared_TE, gate_T1 = torch.empty_like(x_TE), x_TE, x_TE
-    if module.shared is not None:
-        shared_TE = feed_forward(module.shared, x_TE, config)
-        gate_T1 = gate_T1 if module.shared_gate is None else module.shared_gate(x_TE)
+    out_TE = torch.empty_like(x_TE)
+    shared_TE, gate_T1 = (*shared, x_TE, x_TE)[:2]
     chosen, size = experts_TC.shape[1], min(AT_ONCE, next_power_of_2(width))
     grouped.sum_kernel[(num_tokens, cdiv(width, size))](
         parts_PE,
@@ -65,8 +78,8 @@ def _mix(module: Mixture, x_TE: Tensor, config: ModelConfig) -> Tensor:
         C=chosen,
         C_P=next_power_of_2(chosen),
         SIZE=size,
-        SHARED=module.shared is not None,
-        GATED=module.shared_gate is not None,
+        SHARED=bool(shared),
+        GATED=len(shared) == 2,
     )
     return out_TE
 

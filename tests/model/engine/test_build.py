@@ -108,7 +108,7 @@ def test_auto_is_bfloat16_where_it_is_fast(monkeypatch, multiplied, natively, de
         ("", {}, {}, False),
         ("avx2", {}, {"backend": "torch"}, False),
         ("avx2", {}, {"block_size": 16}, False),
-        ("avx2", {"head_size": 512}, {}, False),
+        ("avx2", {"head_size": 1024}, {}, False),
     ],
 )
 def test_the_native_decoder_serves_what_it_computes_with_the_vectors_of_a_cpu(monkeypatch, variant, changes, options, natively):

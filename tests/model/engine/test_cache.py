@@ -105,7 +105,9 @@ def test_there_is_a_state_for_each_request_and_the_rest_is_for_keys_and_values()
     memory = 5 * 11 * 1000 + 101 * STATEFUL.block_bytes(STATEFUL.memory_groups[0], SIZE, 4)
     config = size_engine(STATEFUL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory))
     assert (GroupSize(100), GroupSize(4, has_state=True)) == config.groups
-    assert 2 * STATEFUL.kv_size * 4 == STATEFUL.kv_bytes_per_token(4), "of the one layer with keys and values"
+    assert 2 * STATEFUL.num_kv_heads * STATEFUL.head_size * 4 == STATEFUL.kv_bytes_per_token(4), (
+        "of the one layer with keys and values"
+    )
 
 
 def test_prefix_caching_is_off_where_layers_keep_a_state():

@@ -33,7 +33,7 @@ def path(name="torch", dtype=torch.bfloat16, device="cpu", block_size=32, shared
         ({"block_size": 16}, "block_size", "block_size is 16, and it takes multiples of 32"),
         ({"block_size": 8, "dtype": torch.float32}, "block_size", "block_size is 8, and it takes multiples of 32"),
         ({"dtype": torch.float16}, "dtype", "dtype is float16, and it computes in bfloat16"),
-        ({"head_size": 512}, "heads", "the model's head size is 512, and it takes at most 256"),
+        ({"head_size": 1024}, "heads", "the model's head size is 1024, and it takes at most 512"),
         ({"num_heads": 34, "num_kv_heads": 2}, "heads", "17 query heads per KV head, and it takes at most 16"),
         ({"shared": True}, "tensor_parallel", "it does not support tensor parallelism for this model"),
     ],
@@ -53,7 +53,7 @@ def test_a_feature_that_is_not_computed_is_the_reason(built, monkeypatch):
 
 @pytest.mark.parametrize("block_size", [8, 32])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("changes", [{}, {"head_size": 512}, {"num_heads": 34, "num_kv_heads": 2}])
+@pytest.mark.parametrize("changes", [{}, {"head_size": 1024}, {"num_heads": 34, "num_kv_heads": 2}])
 def test_there_is_a_named_reason_exactly_where_the_native_decoder_refuses(built, block_size, dtype, changes):
     refuses = not NativeBackend.supports(tiny_config(**changes), dtype, "cpu", block_size)
     assert refuses == (path(dtype=dtype, block_size=block_size, **changes).cause.rpartition(": ")[2] != choice.OTHER_NEEDS)

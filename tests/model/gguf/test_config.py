@@ -94,6 +94,23 @@ def test_what_is_not_carried_out_is_refused_by_its_key(key, made, tmp_path):
     assert refusal(path).startswith(sentence)
 
 
+GEMMA4 = {
+    "feed_forward_length": ([48, 48, 48, 48, 96, 50], "gemma4.feed_forward_length [48, 48, 48, 48, 96, 50] differs from layer"),
+    "attention.head_count_kv": ([2, 1], "gemma4.attention.head_count_kv and sliding_window_pattern must have 6 values"),
+    "attention.shared_kv_layers": (1, "gemma4.feed_forward_length [48, 48, 48, 48, 96, 96] differs from layer to layer"),
+    "attention.value_length_swa": (4, "gemma4.attention.value_length_swa = 4 is not supported"),
+    "rope.dimension_count_swa": (4, "gemma4.rope.dimension_count_swa = 4 is not supported"),
+    "rope.scaling.type": ("yarn", "tensor rope_freqs.weight beside gemma4.rope.scaling.type is not supported"),
+}
+
+
+@pytest.mark.parametrize("key", GEMMA4)
+def test_sizes_of_layers_that_no_model_has_are_refused(key, made, tmp_path):
+    value, sentence = GEMMA4[key]
+    path = write_gguf(made("gemma4_text-shared"), tmp_path / "tiny.gguf", metadata={f"gemma4.{key}": value})
+    assert refusal(path).startswith(sentence)
+
+
 def test_experts_that_are_weighted_otherwise_are_refused(made, tmp_path):
     path = write_gguf(made("qwen3_moe"), tmp_path / "tiny.gguf", metadata={"qwen3moe.expert_gating_func": 2})
     assert refusal(path) == "qwen3moe.expert_gating_func = 2 is not supported"

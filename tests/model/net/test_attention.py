@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attend.model.config import AttentionVariant
 from attend.model.net.attention import attend, causal_mask
 from attend.model.net.transformer import Decoder
+from attend.model.sublayers import AttentionVariant
 from attend.model.train.loss import DenseCausal
 from tests.model.checkpoints import tiny_config, tiny_decoder
 

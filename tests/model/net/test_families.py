@@ -163,7 +163,7 @@ def test_strangers_are_models_that_there_are_and_that_are_not_served():
 
 
 REFUSED = {
-    "proportional": {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}},
+    "axial": {"rope_scaling": {"rope_type": "axial", "factor": 4.0}},
     "full_attention": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
     "partial_rotary_factor inside": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "factor": {
@@ -451,6 +451,17 @@ ATTEND_VALUES = {
     "swiglu_slope": None,
     "attention_gate": "yes",
     "latent": {"rank": 4, "query_rank": 0, "key_size": 8, "rope_size": 4, "value_size": 8},
+    "global_head_size": 0,
+    "global_kv_heads": 0,
+    "keys_are_values": "yes",
+    "value_norm": "yes",
+    "kv_shared_layers": 2,
+    "kv_shared_mlp_size": 0,
+    "layer_scale": "yes",
+    "per_layer_input_size": 2.5,
+    "per_layer_vocab_size": True,
+    "experts_beside_mlp": "yes",
+    "local_rope_scaling": {"factor": 2.0},
     "delta": {"key_heads": 1, "value_heads": 2, "key_size": 8, "value_size": 8, "kernel": 0},
     "delta_layers": [2],
     "delta_norm_place": "behind",

@@ -18,7 +18,20 @@ MIXTURES = (
 )
 FAMILIES = (
     *LLAMA_ROPES,
-    *("Gemma3Text", "Glm", "Glm4", "Helium", "Lfm2", "Lfm2Moe", "MiniCPM3", "Ministral3", "NanoChat", "Nemotron"),
+    *(
+        "Gemma3Text",
+        "Gemma4Text",
+        "Gemma4UnifiedText",
+        "Glm",
+        "Glm4",
+        "Helium",
+        "Lfm2",
+        "Lfm2Moe",
+        "MiniCPM3",
+        "Ministral3",
+        "NanoChat",
+        "Nemotron",
+    ),
     *("Olmo3", "OlmoHybrid", "Phi3", "Qwen3_5Text", "StableLm", "Youtu"),
     *MIXTURES,
 )
@@ -71,6 +84,39 @@ def _gemma2(dice: random.Random, layers: int) -> dict[str, Any]:
 
 def _gemma3(dice: random.Random, layers: int) -> dict[str, Any]:
     return _gemma(dice, layers) | {"sliding_window_pattern": dice.choice([2, 6])} | _two_ropes(dice)
+
+
+def _gemma4_unified(dice: random.Random, layers: int) -> dict[str, Any]:
+    kinds = [dice.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    turning = {"rope_theta": dice.choice([100.0, 1e6])}
+    whole = [{"rope_type": "proportional", "partial_rotary_factor": dice.choice([0.25, 0.5, 1.0]), "factor": 2.0}]
+    whole += [{"rope_type": "default"}, {"rope_type": "linear", "factor": 3.0}, *ROPES[2:]]
+    ropes = [{"factor": 4.0} | dice.choice(whole) | turning, {"factor": 2.0} | dice.choice(whole) | {"rope_theta": 30.0}]
+    own = {"layer_types": kinds} if dice.random() < 0.8 else {}
+    if dice.random() < 0.7:
+        own["rope_parameters"] = dict(zip(("full_attention", "sliding_attention"), ropes, strict=True))
+    return own | {
+        "sliding_window": dice.choice([1, 3, 9, 200]),
+        "global_head_dim": dice.choice([4, 6, 16]),
+        "attention_k_eq_v": dice.random() < 0.5,
+        "num_global_key_value_heads": dice.choice([None, 1]),
+        "final_logit_softcapping": dice.choice([None, 5.0]),
+        "hidden_activation": dice.choice(["silu", "gelu", "gelu_pytorch_tanh"]),
+    }
+
+
+def _gemma4(dice: random.Random, layers: int) -> dict[str, Any]:
+    own = _gemma4_unified(dice, layers) | {"hidden_size_per_layer_input": 0}
+    if dice.random() < 0.7:
+        known = {"vocab_size_per_layer_input": dice.choice([VOCAB, VOCAB + 5])}
+        own |= known | {"hidden_size_per_layer_input": dice.choice([1, 5, 8])}
+    if dice.random() < 0.5:
+        experts = {"num_experts": 5, "top_k_experts": dice.choice([1, 2, 5]), "moe_intermediate_size": dice.choice([8, 20])}
+        own |= experts | {"enable_moe_block": True}
+    if layers == 5 and own["hidden_size_per_layer_input"]:
+        kinds = ["sliding_attention", "full_attention", *dice.choices(["full_attention", "sliding_attention"], k=3)]
+        own |= {"layer_types": kinds, "num_kv_shared_layers": dice.choice([1, 3]), "use_double_wide_mlp": dice.random() < 0.5}
+    return own
 
 
 def _sliding(dice: random.Random, layers: int) -> dict[str, Any]:
@@ -301,6 +347,8 @@ OWN = {
     "VaultGemma": _gemma2,
     "Gemma2": _gemma2,
     "Gemma3Text": _gemma3,
+    "Gemma4Text": _gemma4,
+    "Gemma4UnifiedText": _gemma4_unified,
     "Granite": _granite,
     "Lfm2": _lfm2,
     "Lfm2Moe": _lfm2_moe,

@@ -79,6 +79,16 @@ ON = {
     "query_scale_length": 64,
     "qk_norm_after_rope": True,
     "post_norm_eps": 1e-8,
+    "global_head_size": 16,
+    "global_kv_heads": 1,
+    "keys_are_values": True,
+    "value_norm": True,
+    "kv_shared_layers": 1,
+    "kv_shared_mlp_size": 16,
+    "layer_scale": True,
+    "per_layer_input_size": 8,
+    "per_layer_vocab_size": 100,
+    "experts_beside_mlp": True,
     "delta": DeltaSpec(key_heads=1, value_heads=2, key_size=8, value_size=8, kernel=4),
     "delta_norm_place": "output",
     "conv_kernel": 3,
@@ -103,7 +113,8 @@ def test_a_feature_that_nobody_computes_yet_is_refused_by_every_backend(monkeypa
 
 
 def test_all_switches_are_tried():
-    assert set(ON) == set(SWITCHES) - {"window_layers", "delta_layers", "conv_layers"}  # which say nothing alone
+    alone = {"window_layers", "delta_layers", "conv_layers", "local_rope_scaling"}  # which say nothing alone
+    assert set(ON) == set(SWITCHES) - alone
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

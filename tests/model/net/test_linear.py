@@ -300,5 +300,9 @@ def test_the_outputs_of_two_shards_of_a_layer_add_up_to_it(kv_heads):
     config = tiny_config(num_kv_heads=kv_heads, qkv_bias=True, out_bias=True, mlp_bias=True)
     x = torch.randn(7, 32, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(4)
-    for layer, more in ((MultiHeadAttention(config), (None, 0, DenseCausal(7))), (GatedMLP(config), ()), (MLP(config), ())):
+    for layer, more in (
+        (MultiHeadAttention(config, config.layer(0)), (None, 0, DenseCausal(7))),
+        (GatedMLP(config, 48), ()),
+        (MLP(config, 48), ()),
+    ):
         torch.testing.assert_close(layer(x, *more), sum(part(x, *more) for part in sharded(layer)), rtol=0, atol=1e-6)

@@ -176,6 +176,7 @@ def test_a_silent_rank_ends_a_collective():
         ({"num_heads": 6, "num_kv_heads": 2}, 4, "6 heads"),
         ({"num_heads": 12, "num_kv_heads": 6}, 4, "6 key/value heads"),
         ({"num_heads": 4, "num_kv_heads": 4, "mlp_size": 50}, 4, "50 columns of the MLP"),
+        ({"kv_shared_layers": 1, "global_head_size": 16}, 2, "heads_by_layer, kv_shared_layers are not supported"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_by_name(changes, ranks, named, tmp_path):

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <map>
 #include <memory>
 
 #include "attention_tiles.h"
@@ -29,6 +30,7 @@
 struct Kernels {
     void (*embed)(const bf16* token, const float* position, float scale, bf16* to, i64 E);
     void (*join)(bf16* residual, const bf16* update, bf16* y, const Joint&, i64 E);
+    void (*modulate)(bf16* x, const bf16* factors, i64 E);
     void (*write)(bf16* qkv, const Heads&, const Cache&, const Turns&, const i64* positions, const i64* slots, i64 T);
     void (*multiply)(const Product&, i64 item);
     void (*multiply_whole)(const Product&, i64 item);
@@ -54,6 +56,7 @@ struct Kernels {
     TARGET static void join_##NAME(bf16* residual, const bf16* update, bf16* y, const Joint& joint, i64 E) {                     \
         join_token(residual, update, y, joint, E);                                                                               \
     }                                                                                                                            \
+    TARGET static void modulate_##NAME(bf16* x, const bf16* factors, i64 E) { modulate_token(x, factors, E); }                   \
     TARGET static void write_##NAME(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, \
                                     const i64* slots, i64 T) {                                                                   \
         write_tokens(qkv, heads, cache, turns, positions, slots, T);                                                             \
@@ -79,7 +82,7 @@ struct Kernels {
     TARGET static void short_convolve_##NAME(const ShortConv& c, const Sequence& row, i64 part) {                                \
         convolve_part<VECTOR>(c, row, part);                                                                                     \
     }                                                                                                                            \
-    static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
+    static const Kernels NAME = {embed_##NAME, join_##NAME, modulate_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
                                  sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
@@ -215,13 +218,14 @@ static void recur(Team::Member& team, const Kernels& kernels, const Recurrence& 
 
 // What a model is, and each of its layers: decoder.py has the same fields in the same order. What is not there has sizes of 0.
 struct ModelSizes {
-    i64 layers, E, M, V;
-    i64 H, K, D, R, attention_gate;
+    i64 layers, E, V, H;
+    i64 P;                          // columns of a token's vector for each layer
+    i64 attention_gate;
     i64 norms_all, normed_after;    // queries and keys are normed over all heads; after they were rotated
     i64 query_length;               // positions after which queries grow, see Turns
     i64 activation, gated, centred, place;  // of MLPs; whether norms are layer norms; where they are
     i64 X, C, F, S;                 // experts, those of a token, their width and that of the shared one
-    i64 undivided, shared_gate, sigmoid, groups, groups_of_token;  // see Mixture
+    i64 undivided, shared_gate, sigmoid, groups, groups_of_token, beside;  // see Mixture
     i64 key_heads, value_heads, key_size, value_size, delta_kernel, conv_kernel;
     float eps, output_eps;          // of norms, and of those of a sublayer's output
     float embedding_scale, residual_scale, limit, slope;  // limit: of gpt-oss' gates, else 0
@@ -229,12 +233,16 @@ struct ModelSizes {
 };
 
 struct LayerSizes {
-    i64 mixed, mixer, window;
+    i64 mixed, mixer, K, D, R, M;
+    i64 shares, same;  // its keys and values are another layer's; its values are its keys
+    i64 window;
     float scale, softcap;
+    float after;       // what it ends by being multiplied with
 };
 
 struct Norms {  // of a sublayer: of what goes in, of what comes out, of the sum
     Norm input, output, sum;
+    float after = 1;  // what the sum is multiplied by, at the end of a layer
 };
 
 enum Mixer { ATTENTION, DELTA_RULE, SHORT_CONV };  // what mixes tokens; no model has both of the last
@@ -246,7 +254,9 @@ struct MLP {
 };
 
 struct Layer {
-    Norms of_attention, of_mlp;
+    Heads heads;
+    i64 M;
+    Norms of_attention, of_mlp, of_input;
     Turns turns;
     Matrix qkv, out, router;  // router: with the gate of the shared expert as its last row, if it has one
     const float* correction = nullptr;  // of the router's scores [X], or null
@@ -255,7 +265,10 @@ struct Layer {
     Convolution convolution;
     Delta delta;
     bool mixed = false;       // experts, else one MLP
-    std::vector<MLP> mlps;    // the shared expert is the last
+    std::vector<MLP> mlps;    // the shared expert is the last, or the MLP that experts are beside
+    Norm mlp_output, experts_input, experts_output, router_input;  // of experts beside an MLP
+    const float* expert_scale = nullptr;                           // [X]
+    Matrix gate, projection;  // of what the token's vector for this layer gates
     Variant variant;
 };
 
@@ -269,8 +282,8 @@ struct Slot {  // a matrix that is packed one day, from [N, K]
 static i64 stride_of(i64 columns) { return (ceiling(columns, PAD) | 1) * PAD; }
 
 struct Net {
-    Heads heads;
-    i64 E, M, V;
+    i64 E, V;
+    i64 P;  // columns of a token's vector for each layer
     Mixture mixture;
     DeltaSizes delta;
     i64 seen;  // tokens that short convolutions see
@@ -284,6 +297,8 @@ struct Net {
     Norm last;
     Arena arena;
     Matrix head, table;  // table: an embedding in whole numbers that is not the head
+    Matrix per_layer;    // from embeddings to vectors for each layer, which have a norm
+    Norm of_vectors;
     std::vector<Layer> layers;
     std::vector<Slot> slots;
     Routing routing;
@@ -294,14 +309,20 @@ struct Net {
     std::vector<int32_t> rounded_sums;
     std::vector<float> rounded_scales;
     Rounded rounded = {};
-    bf16 *normed = nullptr, *qkv = nullptr, *mixed = nullptr, *active = nullptr;
+    bf16 *normed = nullptr, *qkv = nullptr;
+    std::map<i64, bf16*> mixed, active;  // heads' outputs and activations, by their columns: what fills up a row must stay zero
+    bf16 *vectors = nullptr, *gated_by_vectors = nullptr;
+    bf16 *beside = nullptr, *routed = nullptr;  // of experts beside an MLP: what the MLP makes, and what the router reads
     bf16 *pairs = nullptr, *inner = nullptr, *shared = nullptr;  // of experts: what each pair reads, and then its update; what lies between
     bf16 *inputs = nullptr, *recurred = nullptr;  // of what is in place of attention: [T, width], and what is merged
     std::vector<float> gates, delta_heads;        // see Recurrence
-    std::vector<bf16**> buffers() { return {&normed, &qkv, &mixed, &active, &pairs, &inner, &shared, &inputs, &recurred}; }
+    std::vector<bf16**> buffers() {
+        std::vector<bf16**> all = {&normed, &qkv, &vectors, &gated_by_vectors, &beside, &routed, &pairs, &inner, &shared, &inputs, &recurred};
+        for (auto* sized : {&mixed, &active})
+            for (auto& [columns, buffer] : *sized) all.push_back(&buffer);
+        return all;
+    }
     i64 normed_stride() const { return stride_of(E); }
-    i64 mixed_stride() const { return stride_of(heads.H * heads.D); }
-    i64 active_stride() const { return stride_of(M); }
     i64 inputs_width() const { return seen ? 3 * E : delta.width(); }
     i64 recurred_width() const { return seen ? E : delta.H * delta.V; }
     i64 recurred_stride() const { return stride_of(recurred_width()); }
@@ -322,9 +343,13 @@ static void make_room(Net& net, i64 T) {
     net.room = 0;
     i64 room = ceiling(std::max<i64>(T, 64), PAD) * PAD;
     net.normed = zeros(room * net.normed_stride());
-    net.qkv = zeros(room * net.heads.width());
-    net.mixed = zeros(room * net.mixed_stride());
-    net.active = zeros(room * net.active_stride());
+    i64 width = 0;
+    for (const Layer& layer : net.layers) width = std::max(width, layer.heads.width());
+    net.qkv = zeros(room * width);
+    for (auto* sized : {&net.mixed, &net.active})
+        for (auto& [columns, buffer] : *sized) buffer = zeros(room * stride_of(columns));
+    if (net.P) net.vectors = zeros(room * net.P * (i64)net.layers.size()), net.gated_by_vectors = zeros(room * stride_of(net.P));
+    if (net.mixture.beside) net.beside = zeros(room * net.normed_stride()), net.routed = zeros(room * net.normed_stride());
     i64 widest = 0;  // of what is multiplied by codes
     for (const Slot& slot : net.slots) widest = std::max(widest, slot.matrix->codes ? slot.matrix->K : 0);
     if (widest) {
@@ -357,7 +382,7 @@ static const i64 WORTH_THREADS = 1 << 15;  // scores: a thread that sleeps takes
 // From one sublayer to the next, which reads y; `last` is null before the first.
 static void join(Team::Member& team, const Kernels& kernels, const Net& net, const Norms* last, const Norm& next, bf16* residual, bf16* y,
                  i64 y_stride, i64 T) {
-    Joint joint = {last ? last->output : Norm{}, last ? last->sum : Norm{}, next, net.residual_scale};
+    Joint joint = {last ? last->output : Norm{}, last ? last->sum : Norm{}, next, net.residual_scale, last ? last->after : 1};
     team.share(T, TOKENS, [&](i64 begin, i64 end) {
         for (i64 t = begin; t < end; t++)
             kernels.join(residual + t * net.E, net.normed + t * net.normed_stride(), y + t * y_stride, joint, net.E);
@@ -405,18 +430,21 @@ static void multiply_groups(Team::Member& team, const Kernels& kernels, const Ro
 
 static const i64 FEW = 64;  // tokens: one thread sends them to their experts in less time than two take to share that
 
-// Sends tokens to experts, and copies what each pair reads.
-static void route(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
+// Sends tokens to experts by what the router makes of x, and copies what each pair reads.
+static void route(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const bf16* x, i64 T) {
     const Mixture& m = net.mixture;
     Routing& r = net.routing;
     i64 stride = net.normed_stride(), pairs = T == 1 ? 0 : T * m.C;
     auto send = [&](i64 begin, i64 end) {
-        for (i64 t = begin; t < end; t++) route_token(m, layer.correction, r, t);
+        for (i64 t = begin; t < end; t++) {
+            route_token(m, layer.correction, r, t);
+            for (i64 c = t * m.calls(); layer.expert_scale && c < (t + 1) * m.calls(); c++) r.weights[c] *= layer.expert_scale[r.experts[c]];
+        }
     };
     auto copy = [&](i64 begin, i64 end) {
         for (i64 pair = begin; pair < end; pair++) memcpy(net.pairs + pair * stride, net.normed + r.tokens[pair] * stride, net.E * 2);
     };
-    multiply(team, kernels, net.rounded, {net.normed, stride, T, &layer.router, SCORES, r.scores.data(), m.scores()});
+    multiply(team, kernels, net.rounded, {x, stride, T, &layer.router, SCORES, r.scores.data(), m.scores()});
     if (T > FEW) team.share(T, TOKENS, send);
     team.share(1, 1, [&](i64, i64) {
         if (T <= FEW) send(0, T);
@@ -432,33 +460,85 @@ static void route(Team::Member& team, const Kernels& kernels, Net& net, const La
     if (T > FEW) team.share(pairs, TOKENS, copy);
 }
 
-// An MLP up to its activation, which stays where it is until `mlp_out`.
-static void mlp_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
+static void active_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const MLP& mlp, i64 T) {
+    bf16* active = net.active.at(layer.M);
+    adapted(team, kernels, net.adapters, net.rounded,
+            {net.normed, net.normed_stride(), T, &mlp.up, net.kind, active, stride_of(layer.M), 1, net.clamp});
+}
+
+// The MLP beside experts, its output under its norm; then what the experts and their router read.
+static void mlp_beside(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
     i64 stride = net.normed_stride();
-    if (!layer.mixed)
-        return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.mlps[0].up, net.kind, net.active, net.active_stride(), 1, net.clamp});
-    route(team, kernels, net, layer, T);
+    const MLP& mlp = layer.mlps.back();
+    active_in(team, kernels, net, layer, mlp, T);
+    adapted(team, kernels, net.adapters, net.rounded,
+            {net.active.at(layer.M), stride_of(layer.M), T, &mlp.down, STORE, net.normed, stride});
+    team.share(T, TOKENS, [&](i64 begin, i64 end) {
+        for (i64 t = begin; t < end; t++) {
+            bf16 *normed = net.normed + t * stride, *from = residual + t * net.E;
+            kernels.join(normed, normed, net.beside + t * stride, {{}, {}, layer.mlp_output}, net.E);
+            kernels.join(from, normed, normed, {{}, {}, layer.experts_input}, net.E);
+            kernels.join(from, normed, net.routed + t * stride, {{}, {}, layer.router_input}, net.E);
+        }
+    });
+}
+
+// An MLP up to its activation, which stays where it is until `mlp_out`.
+static void mlp_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
+    if (!layer.mixed) return active_in(team, kernels, net, layer, layer.mlps[0], T);
+    if (net.mixture.beside) mlp_beside(team, kernels, net, layer, T, residual);
+    route(team, kernels, net, layer, net.mixture.beside ? net.routed : net.normed, T);
     multiply_groups(team, kernels, net.routing, &Group::up_items, [&](const Group& group) { return up_of(net, layer, group, T); });
 }
 
 static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
     if (!layer.mixed)
-        return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_mlp, net.active, net.active_stride(), T, layer.mlps[0].down, residual));
+        return adapted(team, kernels, net.adapters, net.rounded,
+                       update(net, layer.of_mlp, net.active.at(layer.M), stride_of(layer.M), T, layer.mlps[0].down, residual));
     const Routing& r = net.routing;
     i64 stride = net.normed_stride(), calls = net.mixture.calls();
     bool added = !layer.of_mlp.output.gain;
     multiply_groups(team, kernels, r, &Group::down_items, [&](const Group& group) { return down_of(net, layer, group); });
     team.share(T, TOKENS, [&](i64 begin, i64 end) {
-        for (i64 t = begin; t < end; t++)
+        for (i64 t = begin; t < end; t++) {
+            bf16* normed = net.normed + t * stride;
             kernels.sum(net.pairs, stride, r.pairs.data() + t * calls, r.weights.data() + t * calls, calls,
-                        added ? residual + t * net.E : nullptr, net.normed + t * stride, net.residual_scale, net.E);
+                        added ? residual + t * net.E : nullptr, normed, net.residual_scale, net.E);
+            if (net.mixture.beside) kernels.join(net.beside + t * stride, normed, normed, {layer.experts_output, {}, {}}, net.E);
+        }
     });
 }
 
-static const i64 PHASES_OF_LAYER = 20, PHASES_OF_ADAPTERS = 5;  // at most
+// The vectors [T, layers, P] of a step's tokens: to what each token has by itself comes the norm of a product of its embedding.
+static void vectors_of(Team::Member& team, const Kernels& kernels, Net& net, i64 T, bf16* residual, bf16* vectors) {
+    i64 layers = net.layers.size(), width = layers * net.P;
+    join(team, kernels, net, nullptr, {}, residual, net.normed, net.normed_stride(), T);
+    multiply(team, kernels, net.rounded, {net.normed, net.normed_stride(), T, &net.per_layer, STORE, net.vectors, width});
+    team.share(T * layers, layers, [&](i64 begin, i64 end) {
+        for (i64 n = begin; n < end; n++) {
+            bf16* projected = net.vectors + n * net.P;
+            kernels.join(vectors + n * net.P, projected, projected, {net.of_vectors, {}, {}, std::sqrt(0.5f)}, net.P);
+        }
+    });
+}
+
+// What a layer adds last: its vectors gate it.
+static void add_input(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, const bf16* vectors, bf16* residual) {
+    i64 stride = net.normed_stride(), width = (i64)net.layers.size() * net.P, gate_stride = stride_of(net.P);
+    join(team, kernels, net, &layer.of_mlp, {}, residual, net.normed, stride, T);
+    adapted(team, kernels, net.adapters, net.rounded,
+            {net.normed, stride, T, &layer.gate, ACTIVATED + net.activation, net.gated_by_vectors, gate_stride});
+    team.share(T, TOKENS, [&](i64 begin, i64 end) {
+        for (i64 t = begin; t < end; t++) kernels.modulate(net.gated_by_vectors + t * gate_stride, vectors + t * width, net.P);
+    });
+    adapted(team, kernels, net.adapters, net.rounded,
+            {net.gated_by_vectors, gate_stride, T, &layer.projection, STORE, net.normed, stride});
+}
+
+static const i64 PHASES_OF_LAYER = 36, PHASES_OF_ADAPTERS = 10;  // at most
 
 struct Rows {  // of a step, as attention and as delta rules go through them
-    std::vector<Work> work;
+    std::map<i64, std::vector<Work>> work;  // by the tokens of a tile
     std::vector<Sequence> sequences;
 };
 
@@ -470,7 +550,7 @@ struct Memory {  // of one layer: keys and values, or states in all slots, see R
 // The products that attention begins with, or what is in its place.
 static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
-    if (layer.mixer == ATTENTION) return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
+    if (layer.mixer == ATTENTION) return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, layer.heads.width()});
     adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.inputs_width()});
     if (layer.mixer == DELTA_RULE)
         adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
@@ -480,9 +560,11 @@ static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const L
 static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Memory& memory, const Input& in,
                     const Step& step, const Rows& rows, bf16* residual) {
     if (layer.mixer == ATTENTION) {
-        i64 stride = net.mixed_stride();
-        attend(team, kernels, in, step, rows.work, layer.turns, {net.heads, memory.cache, layer.variant, net.qkv, net.mixed, stride});
-        return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.mixed, stride, in.T, layer.out, residual));
+        i64 columns = layer.heads.H * layer.heads.D, stride = stride_of(columns);
+        bf16* mixed = net.mixed.at(columns);
+        Attention attention = {layer.heads, memory.cache, layer.variant, net.qkv, mixed, stride};
+        attend(team, kernels, in, step, rows.work.at(attention.tokens_of_tile()), layer.turns, attention);
+        return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, mixed, stride, in.T, layer.out, residual));
     }
     i64 stride = net.recurred_stride();
     if (layer.mixer == DELTA_RULE) {
@@ -497,19 +579,23 @@ static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const 
     adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.recurred, stride, in.T, layer.merge, residual));
 }
 
-static void layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Memory& memory,
-                     const Input& in, const Step& step, const Rows& rows, bf16* residual) {
+// Returns the norms of what it adds last, which is not in the residual yet.
+static const Norms* layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Memory& memory,
+                             const Input& in, const Step& step, const Rows& rows, const bf16* vectors, bf16* residual) {
     i64 T = in.T, stride = net.normed_stride();
     join(team, kernels, net, last, layer.of_attention.input, residual, net.normed, stride, T);
     mix_in(team, kernels, net, layer, T);
     if (net.place == PARALLEL) join(team, kernels, net, nullptr, layer.of_mlp.input, residual, net.normed, stride, T);
-    if (net.place != IN_TURN) mlp_in(team, kernels, net, layer, T);
+    if (net.place != IN_TURN) mlp_in(team, kernels, net, layer, T, residual);
     mix_out(team, kernels, net, layer, memory, in, step, rows, residual);
     if (net.place == IN_TURN) {
         join(team, kernels, net, &layer.of_attention, layer.of_mlp.input, residual, net.normed, stride, T);
-        mlp_in(team, kernels, net, layer, T);
+        mlp_in(team, kernels, net, layer, T, residual);
     }
     mlp_out(team, kernels, net, layer, T, residual);
+    if (!net.P) return &layer.of_mlp;
+    add_input(team, kernels, net, layer, T, vectors, residual);
+    return &layer.of_input;
 }
 
 // The matrices in the order in which they are packed: see `attend_pack`.
@@ -518,9 +604,9 @@ static void list_matrices(Net& net) {
     const Mixture& m = net.mixture;
     add(net.head, net.V, net.E);
     for (Layer& layer : net.layers) {
-        i64 count = layer.mixed ? m.X : 1, width = layer.mixed ? m.F : net.M, sides = net.gated ? 2 : 1;
+        i64 count = layer.mixed ? m.X : 1, width = layer.mixed ? m.F : layer.M, sides = net.gated ? 2 : 1;
         if (layer.mixer == ATTENTION) {
-            add(layer.qkv, net.heads.width(), net.E), add(layer.out, net.E, net.heads.H * net.heads.D);
+            add(layer.qkv, layer.heads.computed(), net.E), add(layer.out, net.E, layer.heads.H * layer.heads.D);
         } else {
             add(layer.inputs, net.inputs_width(), net.E);
             if (layer.mixer == DELTA_RULE) add(layer.gates, 2 * net.delta.H, net.E);
@@ -530,7 +616,10 @@ static void list_matrices(Net& net) {
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
         if (layer.mixed && m.S) add(layer.mlps[m.X].up, 2 * m.S, net.E, true), add(layer.mlps[m.X].down, net.E, m.S);
+        if (layer.mixed && m.beside) add(layer.mlps.back().up, 2 * layer.M, net.E, true), add(layer.mlps.back().down, net.E, layer.M);
+        if (net.P) add(layer.gate, net.P, net.E), add(layer.projection, net.E, net.P);
     }
+    if (net.P) add(net.per_layer, (i64)net.layers.size() * net.P, net.E);
     add(net.table, net.V, net.E);
 }
 
@@ -579,17 +668,17 @@ void attend_choose(int number) { chosen = number; }
 // A decoder without its matrices.
 //
 // A norm is {gain, bias}, null where there is none. Arrays: {embedding [V, E], or null where the head is it, positions [P, E] or null}, the final
-// norm, then for each layer the norms of {attention's input, output, sum, queries, keys, the MLP's input, output, sum}, {cos, sin [P, R]} or nulls,
-// the sinks [H] or null, the convolution {[W, C], bias [C]} of what is in place of attention, and of a delta rule {exp(log speed) [H], the bias of
-// its steps [H], its gain [V]}, or nulls, and the correction of the router's scores [X] or null. The embedding is bfloat16, all others float32. All
-// of them must outlive it. Null where the memory does not suffice.
+// norm, the norm of vectors for each layer, then for each layer the norms of {attention's input, output, sum, queries, keys, values, the MLP's input,
+// output, sum, what a token's vector gates, and of experts beside an MLP its output, their input, their output, their router's input}, {cos, sin
+// [P, R]} or nulls, the sinks [H] or null, the convolution {[W, C], bias [C]} of what is in place of attention, and of a delta rule {exp(log speed)
+// [H], the bias of its steps [H], its gain [V]}, or nulls, the correction of the router's scores [X], and what each expert's weight is multiplied by
+// [X], or nulls. The embedding is bfloat16, all others float32. All of them must outlive it. Null where the memory does not suffice.
 Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerSizes* own) try {
     auto net = std::make_unique<Net>();
-    net->E = model.E, net->M = model.M, net->V = model.V;
-    net->heads = {model.H, model.K, model.D, model.attention_gate != 0};
+    net->E = model.E, net->V = model.V, net->P = model.P;
     net->gated = model.gated, net->place = (Place)model.place;
     net->mixture = {model.X, model.C, model.F, model.S, model.undivided != 0, model.shared_gate != 0, model.sigmoid != 0, model.groups,
-                    model.groups_of_token, model.routing_eps, model.routing_floor, model.routed_scale};
+                    model.groups_of_token, model.routing_eps, model.routing_floor, model.routed_scale, model.beside != 0};
     net->delta = {model.key_heads, model.value_heads, model.key_size, model.value_size, model.delta_kernel};
     net->seen = model.conv_kernel;
     net->eps = model.eps, net->embedding_scale = model.embedding_scale, net->residual_scale = model.residual_scale;
@@ -603,6 +692,11 @@ Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerS
         norm.bias = next();
         return norm;
     };
+    auto mean_square_norm = [&](float eps) {
+        Norm all = norm(eps);
+        all.centred = false;
+        return all;
+    };
     auto norms = [&] {
         Norms norms;
         norms.input = norm(model.eps), norms.output = norm(model.output_eps), norms.sum = norm(model.eps);
@@ -610,21 +704,28 @@ Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerS
     };
     net->embedding = (const bf16*)next(), net->positions = next();
     net->last = norm(model.eps);
+    net->of_vectors = mean_square_norm(model.eps * net->E);
     for (i64 n = 0; n < model.layers; n++, own++) {
         Layer layer;
+        layer.mixed = own->mixed, layer.mixer = (Mixer)own->mixer, layer.M = own->M;
+        layer.heads = {model.H, own->K, own->D, model.attention_gate != 0, own->shares != 0, own->same != 0};
         layer.of_attention = norms();
-        layer.turns.q = norm(model.eps), layer.turns.k = norm(model.eps);
+        layer.turns.q = norm(model.eps), layer.turns.k = norm(model.eps), layer.turns.v = mean_square_norm(model.eps);
         layer.turns.all = model.norms_all, layer.turns.after = model.normed_after;
         layer.turns.length = model.query_length, layer.turns.beta = model.query_beta;
-        layer.of_mlp = norms();
+        layer.of_mlp = norms(), layer.of_input.output = norm(model.eps);
+        (net->P ? layer.of_input : layer.of_mlp).after = own->after;
+        layer.mlp_output = norm(model.eps), layer.experts_input = norm(model.eps);
+        layer.experts_output = norm(model.eps), layer.router_input = norm(model.eps);
         layer.turns.cos = next(), layer.turns.sin = next();
-        layer.turns.R = layer.turns.cos ? model.R : 0;
+        layer.turns.R = layer.turns.cos ? own->R : 0;
         layer.variant = {own->scale, own->softcap, own->window, next()};
         layer.convolution.weight = next(), layer.convolution.bias = next();
         layer.delta.speed = next(), layer.delta.step_bias = next(), layer.delta.gain = next();
-        layer.correction = next();
-        layer.mixed = own->mixed, layer.mixer = (Mixer)own->mixer;
-        layer.mlps.resize(layer.mixed ? net->mixture.experts() : 1);
+        layer.correction = next(), layer.expert_scale = next();
+        layer.mlps.resize(layer.mixed ? net->mixture.mlps() : 1);
+        net->active[layer.M] = nullptr;
+        if (layer.mixer == ATTENTION) net->mixed[layer.heads.H * layer.heads.D] = nullptr;
         net->layers.push_back(std::move(layer));
     }
     list_matrices(*net);
@@ -636,11 +737,13 @@ Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerS
 enum Packing { PACKED, NO_MEMORY, NOT_FINITE };
 
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
-// queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; or of a short
-// convolution inputs [3E, E] and merge [E, E]; then gate and up [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last
-// row is the gate of the shared one, if any, gate and up of each expert
-// [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The last number is an embedding [V, E] in whole numbers that is not the
-// head. It comes in parts that lie under each other. The bias may be null. Returns a Packing, NOT_FINITE + n for part n, counted from 0.
+// queries where attention is gated, and fewer where values are keys or both are another layer's, and out [E, H D]; or of a delta rule inputs
+// [C + H V, E], gates [2H, E] and merge [E, H V]; or of a short convolution inputs [3E, E] and merge [E, E]; then gate and up [2M, E], or up [M, E],
+// and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, if any, gate and up of each expert [2F, E], down of
+// each [E, F], and of the shared one [2S, E] and [E, S], or of the MLP beside them [2M, E] and [E, M]; then, where tokens have vectors of P columns for
+// each layer, the gate [P, E] and the projection [E, P]. Behind the layers come what makes these vectors [layers P, E], and an embedding [V, E] in
+// whole numbers that is not the head. A matrix comes in parts that lie under each other. The bias may be null. Returns a Packing, NOT_FINITE + n for
+// part n, counted from 0.
 int attend_pack(Net* net, i64 number, const PlainRows* parts, const bf16* bias) try {
     const Slot& slot = net->slots[number];
     i64 broken;
@@ -729,17 +832,24 @@ void attend_free(Net* net) { delete net; }
 
 // One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches, bfloat16 or in 8 bits. Layers belong to groups:
 // slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. states are {before, state} of each layer,
-// see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result.
+// see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result. vectors
+// [T, layers, P] are what each token has by itself for each layer, times sqrt(P / 2), or null; they are for use in between too. The caches of a
+// layer whose keys and values are another one's are that one's.
 // Each thread adds 1 to `pulse` after each layer: others may read it meanwhile.
 // Not for two threads at once. 1 where the memory does not suffice, else 0.
 int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
                  i64 block_size, int in_8_bits, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
-                 float* const* states, const i64* places, bf16* residual, bf16* hidden, i64* pulse) try {
+                 float* const* states, const i64* places, bf16* residual, bf16* hidden, bf16* vectors, i64* pulse) try {
     make_room(*net, T);
-    Rows all = {work_of({starts, counts, blocks[0], rows, width}, LANES / (net->heads.H / net->heads.K)), {}};
+    Rows all;
+    for (const Layer& layer : net->layers) {
+        if (layer.mixer != ATTENTION) continue;
+        i64 tokens = LANES / (layer.heads.H / layer.heads.K);
+        if (!all.work.count(tokens)) all.work[tokens] = work_of({starts, counts, blocks[0], rows, width}, tokens);
+    }
     for (i64 row = 0, first = 0; places && row < rows; first += counts[row++]) all.sequences.push_back({first, counts[row], starts[row], places[row]});
     i64 phases = PHASES_OF_LAYER + (net->adapters.of_token.empty() ? 0 : PHASES_OF_ADAPTERS);
-    compute(phases * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
+    compute(phases * (i64)net->layers.size() + 6, [&](Team::Member& team, const Kernels& kernels) {
         team.share(T, TOKENS, [&](i64 a, i64 b) {
             for (i64 t = a; t < b; t++) {
                 const float* position = net->positions ? net->positions + positions[t] * net->E : nullptr;
@@ -747,14 +857,14 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
                 kernels.embed(vector_of(*net, tokens[t], to), position, net->embedding_scale, to, net->E);
             }
         });
+        if (net->P) vectors_of(team, kernels, *net, T, residual, vectors);
         const Norms* last = nullptr;
         for (size_t n = 0; n < net->layers.size(); n++) {
             const Layer& layer = net->layers[n];
             Input in = {tokens, positions, slots[groups[n]], T};
             Step step = {starts, counts, blocks[groups[n]], rows, width};
             Memory memory = {{keys[n], values[n], block_size, in_8_bits != 0}, states[2 * n], states[2 * n + 1]};
-            layer_of(team, kernels, *net, layer, last, memory, in, step, all, residual);
-            last = &layer.of_mlp;
+            last = layer_of(team, kernels, *net, layer, last, memory, in, step, all, vectors + n * net->P, residual);
             __atomic_fetch_add(pulse, 1, __ATOMIC_RELAXED);
         }
         join(team, kernels, *net, last, net->last, residual, hidden, net->E, T);

@@ -18,7 +18,9 @@ struct Mixture {
     bool gated = false, sigmoid = false;  // a shared expert with a gate; sigmoids of scores, else parts of their softmax
     i64 G = 1, best_groups = 1;           // a token's experts are from its best groups
     float eps = 0, floor = 0, scale = 1;  // what is added to the sum, the least of it, and what weights are multiplied by
+    bool beside = false;                  // beside an MLP, which is the last of a layer's
     i64 experts() const { return X + (S > 0); }
+    i64 mlps() const { return experts() + beside; }
     i64 scores() const { return X + gated; }   // rows of the router
     i64 calls() const { return C + (S > 0); }  // experts that compute a token
 };

@@ -125,16 +125,27 @@ INLINE void add_token(bf16* residual, const bf16* update, const Norm& norm, floa
     }
 }
 
+// x *= factor
+INLINE void scale_token(bf16* x, float factor, i64 E) {
+    for (i64 i = 0; i < E; i += LANES) put(x + i, get(x + i, E - i) * factor, E - i);
+}
+
+// x *= factors
+INLINE void modulate_token(bf16* x, const bf16* factors, i64 E) {
+    for (i64 i = 0; i < E; i += LANES) put(x + i, get(x + i, E - i) * get(factors + i, E - i), E - i);
+}
+
 // What happens to a token between two parts of a layer: residual += scale * update_norm(update), unless the product has added it;
-// residual = sum_norm(residual); y = next_norm(residual). y may be the update.
+// residual = sum_norm(residual) * after; y = next_norm(residual). y may be the update.
 struct Joint {
     Norm update, sum, next;
-    float scale;
+    float scale = 1, after = 1;
 };
 
 INLINE void join_token(bf16* residual, const bf16* update, bf16* y, const Joint& joint, i64 E) {
     if (joint.update.gain) add_token(residual, update, joint.update, joint.scale, E);
     if (joint.sum.gain) norm_token(residual, joint.sum, residual, E);
+    if (joint.after != 1) scale_token(residual, joint.after, E);
     norm_token(residual, joint.next, y, E);
 }
 
@@ -168,7 +179,7 @@ INLINE void turn_head(const bf16* x, Number* to, const Norm& norm, const Moments
     for (i64 i = R; i < D; i += LANES) put(to + i, normed_head(get(x + i, D - i), norm, m, i, D - i) * scale, D - i);
 }
 
-static const i64 MAX_HEAD = 256;
+static const i64 MAX_HEAD = 512;
 
 // Rotates a head, and then norms it. `to` may be x.
 INLINE void turn_first(const bf16* x, bf16* to, const Norm& norm, const float* cos, const float* sin, float scale, i64 R, i64 D) {
@@ -181,8 +192,11 @@ INLINE void turn_first(const bf16* x, bf16* to, const Norm& norm, const float* c
 struct Heads {
     i64 H, K, D;
     bool gated = false;                                // whether numbers that gate the outputs come after the queries
+    bool shared = false;                               // whether keys and values are those of another layer
+    bool same = false;                                 // whether values are what keys are before their norm
     i64 keys() const { return (gated ? 2 : 1) * H * D; }  // where a token's keys begin
     i64 width() const { return keys() + 2 * K * D; }   // of a token's queries, keys and values, side by side
+    i64 computed() const { return keys() + (shared ? 0 : (same ? 1 : 2) * K * D); }  // so many of them are a product
 };
 
 struct Cache {  // of one layer
@@ -205,8 +219,8 @@ INLINE Codes codes_of(const bf16* held, i64 block_size, i64 block_and_head, i64 
     return {piece + at * D, (bf16*)(piece + block_size * D) + at * G};
 }
 
-struct Turns {  // of queries and keys
-    Norm q, k;
+struct Turns {  // of queries and keys, and what values are normed by
+    Norm q, k, v;
     bool all = false;    // one norm over all heads side by side, else over each by itself
     bool after = false;  // norms come after the rotation
     const float *cos = nullptr, *sin = nullptr;  // [P, R]
@@ -229,6 +243,13 @@ INLINE void turn_heads(const bf16* x, i64 count, bf16* to, i64 to_stride, const 
         if (norm.gain && !turns.all) m = moments_of(x + h * D, D, norm);
         turn_head(x + h * D, to + h * to_stride, norm.from(turns.all ? h * D : 0), m, cos, sin, scale, turns.R, D);
     }
+}
+
+// A token's queries where they are. Its keys are left to the caller; its values, under their norm, come to their place behind them.
+INLINE void turn_queries(bf16* q, const Heads& heads, const Turns& turns, i64 position) {
+    bf16 *k = q + heads.keys(), *v = k + heads.K * heads.D;
+    turn_heads(q, heads.H, q, heads.D, turns.q, turns, turns.scale_at(position), position, heads.D);
+    if (!heads.shared) turn_heads(heads.same ? k : v, heads.K, v, heads.D, turns.v, Turns{}, 1, 0, heads.D);
 }
 
 // Values of the token at place `at` of a block. Number by number: its neighbour may be in another thread's hands.
@@ -279,10 +300,11 @@ INLINE void encode_head(const bf16* x, const Codes& to, i64 D) {
 
 // `write_tokens` for a cache in 8 bits. Keys become bfloat16 before, as they do in other caches.
 INLINE void encode_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T) {
-    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
+    i64 K = heads.K, D = heads.D, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *k = q + heads.keys(), *v = k + K * D;
-        turn_heads(q, H, q, D, turns.q, turns, turns.scale_at(positions[t]), positions[t], D);
+        turn_queries(q, heads, turns, positions[t]);
+        if (heads.shared) continue;
         turn_heads(k, K, k, D, turns.k, turns, 1, positions[t], D);
         for (i64 head = 0; head < K; head++) {
             i64 piece = slots[t] / B * K + head;
@@ -295,13 +317,13 @@ INLINE void encode_tokens(bf16* qkv, const Heads& heads, const Cache& cache, con
 // T tokens of a step: turns their queries where they are, and writes their keys and values to the cache.
 INLINE void write_tokens(bf16* qkv, const Heads& heads, const Cache& cache, const Turns& turns, const i64* positions, const i64* slots, i64 T) {
     if (cache.in_8_bits) return encode_tokens(qkv, heads, cache, turns, positions, slots, T);
-    i64 H = heads.H, K = heads.K, D = heads.D, B = cache.block_size;
+    i64 K = heads.K, D = heads.D, B = cache.block_size;
     for (i64 t = 0; t < T; t++) {
         bf16 *q = qkv + t * heads.width(), *keys = cache.keys + (slots[t] / B * K * B + slots[t] % B) * D;
-        turn_heads(q, H, q, D, turns.q, turns, turns.scale_at(positions[t]), positions[t], D);
-        turn_heads(q + heads.keys(), K, keys, B * D, turns.k, turns, 1, positions[t], D);
+        turn_queries(q, heads, turns, positions[t]);
+        if (!heads.shared) turn_heads(q + heads.keys(), K, keys, B * D, turns.k, turns, 1, positions[t], D);
     }
-    for (i64 t = 0, count; t < T; t += count) {
+    for (i64 t = 0, count; t < T && !heads.shared; t += count) {
         i64 at = slots[t] % B;
         count = at % 2 == 0 && t + 1 < T && slots[t + 1] == slots[t] + 1 ? 2 : 1;
         const bf16* v = qkv + t * heads.width() + heads.keys() + K * D;

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attend.model.config import AttentionVariant
 from attend.model.engine.choice import choose_backend
 from attend.model.net.backends import BACKENDS
+from attend.model.sublayers import AttentionVariant
 from tests.model.net.laws.ways import (
     DTYPES,
     LAYER,

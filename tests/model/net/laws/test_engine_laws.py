@@ -181,6 +181,17 @@ def test_with_experts_and_sinks_too(backend, coming):
     test_a_request_gets_the_tokens_that_it_gets_alone(Way(backend, torch.float32), EXPERTS, coming)
 
 
+SHARED = tiny_config(num_layers=4, max_positions=256, sliding_window=20, window_layers=(0, 2), kv_shared_layers=2)
+SHARED = replace(SHARED, global_head_size=16, global_kv_heads=1, keys_are_values=True, value_norm=True, per_layer_input_size=8)
+
+
+@pytest.mark.parametrize("coming", COMINGS)
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_with_layers_that_share_keys_and_values_too(backend, coming):
+    """In float32 alone: norms of a few columns make much of rounding."""
+    test_a_request_gets_the_tokens_that_it_gets_alone(Way(backend, torch.float32), SHARED, coming)
+
+
 @cache
 def without_guesses(way: Way, config: ModelConfig) -> dict:
     return answers(engine(way, config), repeating())

@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from attend.model.config import AttentionVariant, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.engine.choice import choose_backend
 from attend.model.errors import SettingError
 from attend.model.net.attention import attention_weights, causal_mask
 from attend.model.net.backends import AttentionBackend, BatchLayout, Row
 from attend.model.net.kv_cache import KVCache, decode, encode
 from attend.model.net.native.library import load as load_native
+from attend.model.sublayers import AttentionVariant
 from tests.model.checkpoints import tiny_config
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -30,6 +30,9 @@ SWITCHES = {
     "cohere": {"norm": "layernorm_without_bias", "norm_place": "shared"},
     "clamped": {"swiglu_limit": 7.0, "mlp_bias": True},
     "mixture": {"num_experts": 4, "experts_per_token": 2, "shared_expert_size": 40},
+    "gemma4": {"norm_place": "sandwich", "per_layer_input_size": 12, "num_layers": 4, "kv_shared_layers": 2, "head_size": 48}
+    | {"kv_shared_mlp_size": 60, "keys_are_values": True, "layer_scale": True},
+    "beside": {"norm_place": "sandwich", "num_experts": 4, "experts_per_token": 4, "experts_beside_mlp": True},
     "delta": {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,), "qk_norm": "head"},
     "conv": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (0,)},
 }
@@ -86,7 +89,7 @@ def run(net, backend, adapters=None, of_text=(), *, chunk: int, texts, dtype=tor
 
 @pytest.fixture(params=SWITCHES)
 def case(request):
-    net = tiny_decoder(shaped(4, 2, 32, **SWITCHES[request.param]))
+    net = tiny_decoder(shaped(4, 2, **({"head_size": 32} | SWITCHES[request.param])))
     adapters = [random_adapter(net, seed) for seed in (1, 2, 3)]
     texts = [random_text(length, at) for at, length in enumerate(LENGTHS)]
     return SimpleNamespace(net=net, adapters=adapters, texts=texts, backend=NativeBackend(net.config.attention_variants))

@@ -10,6 +10,8 @@ from tests.model.net.native.test_native import SHAPES, distance, needs_library, 
 pytestmark = needs_library
 LENGTHS = [130, 3, 65, 33]
 WINDOW = {"qk_norm": "head", "qkv_bias": True, "sliding_window": 40}
+SHARED = {"num_layers": 4, "kv_shared_layers": 2, "global_head_size": 80, "global_kv_heads": 1, "keys_are_values": True}
+SHARED |= {"value_norm": True, "sliding_window": 9, "window_layers": (1, 3)}
 DELTA = {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,)}
 SINKS = {"sinks": True, "softcap": 5.0, "sliding_window": 9, "window_layers": (1,)}
 
@@ -31,7 +33,7 @@ def test_the_decoder_is_no_farther_from_the_plain_one_than_torch_is(variant, sha
 
 @pytest.mark.parametrize(
     ("shape", "view"),
-    [((9, 3, 64), {}), ((6, 2, 80), {}), ((8, 1, 32), WINDOW), ((4, 2, 32), SINKS), ((4, 2, 32), DELTA)],
+    [((9, 3, 64), {}), ((6, 2, 80), {}), ((8, 1, 32), WINDOW), ((4, 2, 32), SINKS), ((4, 2, 32), DELTA), ((4, 2, 32), SHARED)],
     ids=str,
 )
 @torch.inference_mode()
@@ -48,7 +50,7 @@ def test_a_token_has_the_same_bits_whatever_is_computed_beside_it(variant, shape
     torch.set_num_threads(2)
 
 
-@pytest.mark.parametrize("view", [SINKS, DELTA], ids=["sinks", "delta"])
+@pytest.mark.parametrize("view", [SINKS, DELTA, SHARED], ids=["sinks", "delta", "shared"])
 @torch.inference_mode()
 def test_sinks_soft_caps_and_states_stay_as_they_are(variant, view):
     whole, half = pair(shaped(4, 2, 32, **view))

@@ -29,6 +29,7 @@ SHAPES = [  # query heads, key/value heads, head size
     (16, 1, 32),
     (8, 2, 128),
     (2, 1, 256),
+    (2, 1, 512),
     (4, 2, 8),
     (6, 2, 80),
 ]
@@ -199,7 +200,7 @@ def test_what_is_not_a_number_stays_in_its_own_request(variant, more):
 @pytest.mark.parametrize(
     "other",
     [
-        {"head_size": 288},
+        {"head_size": 544},
         {"num_heads": 34},
         {"delta": DeltaSpec(1, 1, 257, 8, 4), "delta_layers": (0,)},
         {"delta": DeltaSpec(1, 1, 8, 257, 4), "delta_layers": (0,)},

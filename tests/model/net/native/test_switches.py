@@ -17,7 +17,7 @@ from attend.model.net.experts import Mixture
 from attend.model.net.layers import ACTIVATIONS
 from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.transformer import Decoder
-from attend.model.rope import LongScaling, YarnScaling
+from attend.model.rope import LongScaling, ProportionalScaling, YarnScaling
 from attend.model.sublayers import DeltaSpec
 from tests.model.net.margins import margins
 from tests.model.net.native.test_native import distance, needs_library, pair, random_text, run, run_native, shaped
@@ -34,6 +34,17 @@ DELTA = {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=16, value_size=
 CONV = {"conv_kernel": 3, "conv_layers": (0,)}
 AFTER = {"qk_norm": "head", "qk_norm_after_rope": True}
 SCALED = {"query_scale_beta": 0.7, "query_scale_length": 9}
+KV_SHARED = {"num_layers": 4, "kv_shared_layers": 2, "sliding_window": 9, "window_layers": (1, 3)}
+PER_LAYER = {"per_layer_input_size": 12, "per_layer_vocab_size": 100}
+GEMMA4 = {
+    "activation": "gelu_tanh",
+    "embedding_scale": 40**0.5,
+    "norm_place": "sandwich",
+    "qk_norm": "head",
+    "value_norm": True,
+}
+GEMMA4 |= {"attention_scale": 0.3, "local_rope_theta": 100.0, **WINDOW, "layer_scale": True, "keys_are_values": True}
+GEMMA4 |= {"global_head_size": 48, "global_kv_heads": 1, "rope_scaling": ProportionalScaling(1.0, 0.25)}
 CLAMPED = {"swiglu_limit": 0.9, "swiglu_slope": 1.2}
 ALONE = {
     **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "relu", "relu2")},
@@ -82,6 +93,17 @@ ALONE = {
     "scaled_routing": EXPERTS | {"routed_scaling_factor": 2.5},
     "attention_gate": {"attention_gate": True},
     "attention_gate-10": {"attention_gate": True, "head_size": 10},
+    "heads_by_layer": WINDOW | {"global_head_size": 10, "global_kv_heads": 1},
+    "heads_by_layer-odd": WINDOW | {"head_size": 10, "global_head_size": 80, "global_kv_heads": 4, "qkv_bias": True},
+    "keys_are_values": {"keys_are_values": True, "qk_norm": "head"},
+    "value_norm": {"value_norm": True},
+    "kv_shared_layers": KV_SHARED,
+    "kv_shared_layers-wide": KV_SHARED | {"kv_shared_mlp_size": 100, "norm": "layernorm", "qk_norm": "all"},
+    "layer_scale": {"layer_scale": True},
+    "layer_scale-post": {"layer_scale": True, "norm_place": "post", "residual_scale": 0.4},
+    "per_layer_inputs": PER_LAYER,
+    "per_layer_inputs-post": PER_LAYER | {"norm": "layernorm", "norm_place": "post", "layer_scale": True},
+    "per_layer_inputs-parallel": PER_LAYER | {"norm_place": "parallel", "activation": "gelu", "residual_scale": 0.4},
     "gated_delta": DELTA,
     "gated_delta-odd": {"delta": DeltaSpec(3, 9, 10, 37, 2), "delta_layers": (0,)},
     "gated_delta-wide": {"delta": DeltaSpec(1, 2, 130, 70, 8), "delta_layers": (1,)},
@@ -101,6 +123,9 @@ TOGETHER = {
     | {"attention_scale": 0.3, **WINDOW},
     "gemma3": {"activation": "gelu_tanh", "embedding_scale": 40**0.5, "norm_place": "sandwich", "qk_norm": "head"}
     | {"attention_scale": 0.3, "local_rope_theta": 100.0, **WINDOW},
+    "gemma4": GEMMA4,
+    "gemma4-shared": GEMMA4 | KV_SHARED | PER_LAYER | {"kv_shared_mlp_size": 144},
+    "gemma4-experts": GEMMA4 | EXPERTS | {"routing": "chosen", "experts_beside_mlp": True},
     "glm4": {"norm_place": "sandwich", "rope_size": 16, "qkv_bias": True},
     "granite": {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.2, "mlp_bias": True},
     "olmo2": {"norm_place": "output", "qk_norm": "all"},
@@ -163,10 +188,14 @@ CASES = ALONE | TOGETHER
 each_case = pytest.mark.parametrize("name", CASES)
 
 
+def _has_gain(module: nn.Module) -> bool:
+    return isinstance(module, nn.RMSNorm) and module.weight is not None
+
+
 def exact_gains(*nets: Decoder) -> None:
     """The same gains in float32 for all nets, which bfloat16 cannot hold."""
     dice = torch.Generator().manual_seed(4)
-    for norms in zip(*([norm for norm in net.modules() if isinstance(norm, nn.RMSNorm)] for net in nets), strict=True):
+    for norms in zip(*([norm for norm in net.modules() if _has_gain(norm)] for net in nets), strict=True):
         gain = 0.6 + torch.rand(norms[0].weight.shape, generator=dice)
         for norm in norms:
             norm.weight = nn.Parameter(gain, requires_grad=False)
@@ -185,7 +214,7 @@ def decide_by_kind(*nets: Decoder) -> None:
         tokens = net.embedding.tokens.weight
         tokens[:, :KINDS] = 24.0 * torch.eye(KINDS)[torch.arange(len(tokens)) % KINDS]
         for name, module in net.named_modules():
-            if name.endswith((".out", ".merge", ".down")):
+            if name.endswith((".out", ".merge", ".down", "per_layer.projection")):
                 module.weight[..., :KINDS, :] = 0
                 if module.bias is not None:
                     module.bias[..., :KINDS] = 0

@@ -19,7 +19,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attend.model.config import AttentionVariant
 from attend.model.engine.sampler import TokenSampler
 from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
@@ -30,7 +29,7 @@ from attend.model.net.triton import codes, delta, fused, grouped, kernels, sampl
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
-from attend.model.sublayers import DeltaSpec
+from attend.model.sublayers import AttentionVariant, DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -58,6 +57,7 @@ SHAPES = [  # query heads, key/value heads, head size, dtype, variant
     (7, 1, 80, torch.float16, AttentionVariant(window=1024)),
     (32, 1, 256, torch.bfloat16, AttentionVariant(window=4096, softcap=50.0)),
     (32, 1, 128, torch.float32, AttentionVariant()),
+    (32, 4, 512, torch.bfloat16, AttentionVariant(scale=1.0)),
 ]
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 LAYERS = {
@@ -66,6 +66,8 @@ LAYERS = {
     "gpt-oss-120b": {"num_heads": 64, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2880, "sinks": True, **BIASED}
     | {"num_experts": 128, "experts_per_token": 4, "expert_size": 2880, "swiglu_limit": 7.0}
     | {"shared_expert_size": 64, "norm_place": "sandwich", "qk_norm": "all"},
+    "Gemma-4-31B": {"num_heads": 32, "num_kv_heads": 4, "head_size": 512, "hidden_size": 5376, "norm_place": "sandwich"}
+    | {"qk_norm": "head", "value_norm": True, "keys_are_values": True, "layer_scale": True, "mlp_size": 21504},
     "Qwen3.5-27B": {
         "num_heads": 24,
         "num_kv_heads": 4,

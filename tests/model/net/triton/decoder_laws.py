@@ -37,6 +37,10 @@ ROUTED |= {"shared_expert_gate": False, "routing": "chosen", "routing_eps": 1e-6
 DELTA = DeltaSpec(key_heads=2, value_heads=4, key_size=6, value_size=12, kernel=4)
 QWEN = {"delta": DELTA, "delta_layers": (0,), "attention_gate": True, "qk_norm": "head", "rope_size": 2, "qkv_bias": True}
 QWEN |= {"num_kv_heads": 1, "head_size": 12}
+GEMMA4 = {"global_head_size": 16, "global_kv_heads": 1, "keys_are_values": True, "value_norm": True, "layer_scale": True}
+GEMMA4 |= {"local_rope_theta": 100.0, **WINDOW, "num_heads": 6}
+GEMMA4_SHARED = {"num_layers": 4, "kv_shared_layers": 2, "kv_shared_mlp_size": 60, "window_layers": (1, 2)}
+GEMMA4_SHARED |= {"per_layer_input_size": 6, "per_layer_vocab_size": 100}
 MODELS = {
     "llama": {"num_heads": 6, "mlp_size": 70},
     "qwen3": {"qk_norm": "head", "num_heads": 6, "head_size": 24, "qkv_bias": True},
@@ -44,6 +48,10 @@ MODELS = {
     | {"rope_scaling": YarnScaling(4.0, 32, attention_factor=1.1)},
     "gemma3": {"norm_place": "sandwich", "activation": "gelu_tanh", "embedding_scale": 6.0, "qk_norm": "head"}
     | {"attention_scale": 0.3, "softcap": 5.0, **WINDOW},
+    "gemma4": {"norm_place": "sandwich", "activation": "gelu_tanh", "qk_norm": "head", "attention_scale": 1.0, **GEMMA4},
+    "gemma4-shared": {"norm_place": "sandwich", "qk_norm": "head", **GEMMA4, **GEMMA4_SHARED},
+    "gemma4-post": {"norm_place": "post", **GEMMA4_SHARED, "layer_scale": True, "window_layers": (0, 2), "sliding_window": 3},
+    "gemma4-experts": {"norm_place": "sandwich", **GEMMA4, **EXPERTS, "routing": "chosen", "experts_beside_mlp": True},
     "granite": {"residual_scale": 0.4, "rope_layers": (1,), "activation": "gelu", "mlp_bias": True, "norm_place": "sandwich"},
     "gpt2": {
         "norm": "layernorm",
@@ -205,7 +213,7 @@ def test_an_activation_is_torchs_and_what_is_not_a_number_passes_through(name):
     values = torch.cat((torch.linspace(-8, 8, 46), torch.tensor([torch.nan, 0.0])))
     for make in (GatedMLP,) if name == "clamped" else (GatedMLP, MLP):
         config = tiny_config(hidden_size=48, mlp_bias=True, **switches)
-        module = make(config).requires_grad_(False)
+        module = make(config, config.mlp_size).requires_grad_(False)
         for parameter in module.parameters():
             parameter.zero_()
         (module.up if make is MLP else module.gate_up).bias.copy_(values if make is MLP else torch.cat((values, values)))

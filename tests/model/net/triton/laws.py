@@ -10,10 +10,10 @@ import math
 import pytest
 import torch
 
-from attend.model.config import AttentionVariant
 from attend.model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
 from attend.model.net.triton import backend as under_test
 from attend.model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend
+from attend.model.sublayers import AttentionVariant
 from tests.model.checkpoints import tiny_config
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -36,6 +36,7 @@ SHAPES = [  # query heads, key/value heads, head size, block size, dtype
     (8, 2, 96, 64, torch.float16),
     (14, 2, 64, 32, torch.bfloat16),
     (8, 1, 256, 128, torch.bfloat16),
+    (4, 1, 512, 32, torch.bfloat16),
     (24, 1, 128, 16, torch.float32),
 ]
 each_shape = pytest.mark.parametrize(
@@ -326,7 +327,7 @@ def test_one_backend_sees_what_a_new_step_brings():
     [
         ({}, 8, True),
         ({"num_heads": 33, "num_kv_heads": 1}, 8, False),
-        ({"head_size": 512}, 8, False),
+        ({"head_size": 1024}, 8, False),
         ({}, 24, False),
     ],
     ids=str,

@@ -1,0 +1,200 @@
+"""What Gemma 4's checkpoints bring beside a text model, the spellings that they have, and what of them is refused."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from attend.model.engine.choice import choose_backend
+from attend.model.errors import CheckpointError
+from attend.model.explain.reference import reference
+from attend.model.net.backends import TorchBackend
+from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.families.table import FAMILIES
+from attend.model.net.formats.codes import INT8
+from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.quantised import QuantisedLinear
+from attend.model.train.loss import hidden_states
+from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
+from tests.model.gguf_files import Type, stored_as, write_gguf
+from tests.model.net.native.test_native import distance, needs_library, run
+from tests.model.net.test_qwen3_5 import same
+
+TOKENS = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_checkpoint("gemma4", tmp_path)
+
+
+@pytest.fixture
+def shared(tmp_path) -> Path:
+    return write_checkpoint("gemma4_text-shared", tmp_path)
+
+
+def raw_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def test_models_of_images_and_sound_are_left_out_and_one_line_says_so(folder, caplog):
+    edit_tensors(folder, model__audio_tower__output_proj__weight=torch.zeros(2, 2))
+    with caplog.at_level(logging.INFO, "attend.model"):
+        load(folder, torch.float32, "cpu")
+    left = "model.vision_tower.*, model.embed_vision.*, model.audio_tower.*"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the tensors {left} are left out: images, videos and sound are not served"
+    ]
+    inspect(folder)
+
+
+def test_another_strange_tensor_is_named(folder):
+    edit_tensors(folder, model__hearing__weight=torch.zeros(2, 2))
+    with pytest.raises(CheckpointError, match=r"tensor model\.hearing\.weight is unexpected"):
+        load(folder, torch.float32, "cpu")
+
+
+def test_a_text_model_may_keep_the_names_that_it_has_beside_images(folder, tmp_path_factory):
+    """And the other way round."""
+    whole, alone = load(folder, torch.float32, "cpu"), tmp_path_factory.mktemp("alone")
+    (alone / "config.json").write_text(json.dumps(raw_of(folder)["text_config"]), encoding="utf-8")
+    (alone / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert same(whole, load(alone, torch.float32, "cpu"))
+    tensors = load_file(folder / "model.safetensors")
+    short = dict.fromkeys(tensors, ...) | {name.replace("language_model.", ""): part for name, part in tensors.items()}
+    edit_tensors(folder, **{name.replace(".", "__"): part for name, part in short.items()})
+    assert same(whole, load(folder, torch.float32, "cpu"))
+
+
+def test_layers_that_share_keys_and_values_may_bring_some_of_their_own(shared):
+    """As published files do: they are not read."""
+    wanted, name = load(shared, torch.float32, "cpu"), "model__layers__5__self_attn"
+    edit_tensors(shared, **{f"{name}__k_proj__weight": torch.zeros(16, 32), f"{name}__k_norm__weight": torch.zeros(16)})
+    assert same(wanted, load(shared, torch.float32, "cpu"))
+
+
+def test_layers_that_share_keys_and_values_take_no_memory_for_them(shared):
+    config = read_config(shared)
+    alone = load(shared, torch.float32, "cpu")
+    assert [layer.kv_layer for layer in config.layers] == [None, None, None, None, 2, 3]
+    token = 2 * 2 * (2 * 8 + 1 * 16)  # in two layers keys and values of two heads of 8, in two of one of 16
+    assert config.kv_bytes_per_token(1) == token + 2 * 2 * (2 * 2 + 2)
+    assert config.kv_bytes_per_token(4) == 4 * token
+    cache = KVCache.allocate(alone.config, 3, 8, torch.float32, "cpu")
+    assert cache.nbytes == 4 * 8 * 4 * token
+    assert cache.keys[4].data_ptr() == cache.keys[2].data_ptr() and cache.values[5].data_ptr() == cache.values[3].data_ptr()
+
+
+def test_published_keys_are_those_that_transformers_writes(shared):
+    """It writes what single layers have; published files name the heads of layers without a window."""
+    expected = read_config(shared)
+    assert (expected.head_size, expected.global_head_size, expected.global_kv_heads) == (8, 16, 1)
+    published = {"global_head_dim": 16, "num_global_key_value_heads": 1}
+    edit_config(shared, per_layer_config=..., **published)
+    assert read_config(shared) == expected
+    edit_config(shared, attention_k_eq_v=False)
+    assert read_config(shared).global_kv_heads is None
+
+
+def test_the_last_layer_has_no_window_whatever_its_type(shared):
+    expected = read_config(shared)
+    edit_config(shared, layer_types=[*["sliding_attention", "full_attention"] * 2, "sliding_attention", "sliding_attention"])
+    assert read_config(shared) == expected
+
+
+@pytest.mark.parametrize(("tied", "expected"), [(False, False), (True, True), (..., True)])
+def test_beside_images_the_outer_config_says_whether_the_head_is_tied(folder, tied, expected):
+    edit_config(folder, tie_word_embeddings=tied, text_config=raw_of(folder)["text_config"] | {"tie_word_embeddings": False})
+    assert read_config(folder).tied_head == expected
+
+
+ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+REFUSED = {
+    "use_bidirectional_attention": {"use_bidirectional_attention": "all"},
+    "layer_types must name full_attention or sliding_attention for each of 6 layers": {"layer_types": ["full_attention"] * 3},
+    "layer_types": {"layer_types": ["linear_attention"] * 6},
+    "rope_parameters must have an object full_attention": {"rope_parameters": ROPE},
+    "rope_type 'dynamic' of layers with full_attention": {
+        "rope_parameters": ROPE | {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+    },
+    "partial_rotary_factor": {
+        "rope_parameters": ROPE
+        | {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    },
+    "no 'rope_theta'": {"rope_parameters": ROPE | {"full_attention": {"rope_type": "default"}}},
+    "rope_scaling": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "at most all pairs": {
+        "rope_parameters": ROPE
+        | {"full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 1.5}}
+    },
+    "intermediate_size of layer 1": {"per_layer_config": {"1": {"intermediate_size": 7}}},
+    "heads of layers with full_attention differ": {"per_layer_config": {"1": {"head_dim": 10}, "3": {"head_dim": 16}}},
+    "vocab_size_per_layer_input 90 is below vocab_size 96": {"vocab_size_per_layer_input": 90},
+    "kv_shared_layers: layer 0 has no layer before": {"num_kv_shared_layers": 6},
+    "kv_shared_layers": {"num_kv_shared_layers": 5},
+    "no 'num_experts'": {"enable_moe_block": True},
+    "3 key/value heads": {"num_key_value_heads": 3},
+    "sliding_window": {"sliding_window": 0},
+    "even head size": {"per_layer_config": {str(layer): {"head_dim": 7} for layer in (1, 3, 5)}},
+}
+
+
+@pytest.mark.parametrize(("named", "changes"), REFUSED.items(), ids=REFUSED)
+def test_arithmetic_that_is_not_built_is_refused_by_key(shared, named, changes):
+    edit_config(shared, **changes)
+    with pytest.raises(CheckpointError, match=f"config.json.* {re.escape(named)}"):
+        read_config(shared)
+
+
+BIG = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512, "num_hidden_layers": 12}
+SIZES = {
+    "31B": {"hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16, "intermediate_size": 21504}
+    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "hidden_size_per_layer_input": 0},
+    "E2B": {"hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 1, "intermediate_size": 6144}
+    | {"num_kv_shared_layers": 6, "use_double_wide_mlp": True},
+    "26B-A4B": {"hidden_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2112}
+    | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0}
+    | {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+}
+"""Of published models, but for their number of layers."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_models_of_the_published_sizes_are_computed_by_every_backend(name):
+    config = FAMILIES["gemma4_text"].read(BIG | SIZES[name])
+    assert NativeBackend.supports(config, torch.bfloat16, "cpu", 32)
+    pytest.importorskip("triton")
+    assert choose_backend("auto", config, torch.bfloat16, "cuda", 32).name == "triton"
+
+
+@torch.inference_mode()
+def test_the_table_of_the_layers_may_be_in_8_bits(shared):
+    """Beside the other matrices; the explorer reads it as it is kept."""
+    plain, net = load(shared, torch.float32, "cpu"), load(shared, torch.float32, "cpu", quantize=INT8)
+    table = net.per_layer.tokens
+    assert isinstance(table, QuantisedLinear)
+    assert (table.dense() - plain.per_layer.tokens.weight).abs().max() <= plain.per_layer.tokens.weight.abs().max() / 127
+    wanted, found = (hidden_states(each, torch.tensor([TOKENS])) for each in (net, reference(net)))
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@needs_library
+@torch.inference_mode()
+def test_a_file_of_blocks_is_served_natively_with_the_table_beside_it(shared, tmp_path):
+    """Its matrices are packed straight from the mapped file, and its table is not, for each step reads rows of it."""
+    path = write_gguf(shared, tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
+    copied, mapped = (load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=each) for each in (False, True))
+    assert mapped.per_layer.projection.unread and not mapped.per_layer.tokens.unread
+    variants, texts = copied.config.attention_variants, [torch.tensor(TOKENS)]
+    nets = (NativeDecoder(copied), NativeDecoder(mapped, spend=True))
+    ours, same_again = (run(net, NativeBackend(variants), 1000, 32, torch.bfloat16, texts) for net in nets)
+    theirs = run(copied, TorchBackend(variants), 1000, 32, torch.bfloat16, texts)
+    assert torch.equal(ours, same_again) and distance(ours, theirs) < 0.1
+    seen = hidden_states(reference(mapped), torch.tensor([TOKENS]))
+    assert distance(ours, seen) < 0.1
