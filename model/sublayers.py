@@ -52,6 +52,13 @@ class MixtureSpec:
     """Beside an MLP, not in its place: both are normed before and after by themselves, the router has a norm of its own, and
     each expert's weight is multiplied by a learned number (Gemma 4)."""
 
+    @property
+    def softmax_of_chosen(self) -> bool:
+        """Whether weights are the softmax over the chosen experts' scores, which chose them: the other scores do not count."""
+        divided = self.routing_eps is not None or self.routing_floor is not None
+        others = self.score_correction or self.expert_groups > 1 or divided
+        return self.scoring_func == "softmax" and self.routing == "chosen" and not others
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:
