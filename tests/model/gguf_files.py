@@ -28,7 +28,7 @@ ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"
 ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense"}
 ARCHITECTURES |= {"ministral3": "mistral3", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 """By `model_type`, where it is not the same word."""
-NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "ministral3")
+NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "ministral3", "olmo")
 
 MADE: dict[str, Callable[[], nn.Module]] = {
     kind: KINDS[kind]
@@ -54,6 +54,8 @@ MADE |= {
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
+    "nemotron": lambda: shaped("Nemotron", head_dim=16),
+    "olmo": lambda: shaped("Olmo"),
     "ministral3": lambda: shaped(
         "Ministral3",
         rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 9}
@@ -161,7 +163,7 @@ def described(config: Config) -> dict[str, Any]:
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
-        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon")),
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon", config.get("norm_eps"))),
         "attention.key_length": head,
         "attention.value_length": head,
         "vocab_size": config["vocab_size"],
@@ -211,6 +213,8 @@ def _own(config: Config) -> dict[str, Any]:
     said["attention.temperature_scale"] = (config.get("rope_parameters") or {}).get("llama_4_scaling_beta")
     if kind.endswith(("_vl", "_vl_moe")):
         said |= {"rope.dimension_sections": [2, 1, 1, 0], "n_deepstack_layers": 1 if "qwen3" in kind else None}
+    if kind == "olmo":
+        said["attention.layer_norm_epsilon"] = 1e-5
     if kind == "exaone4" and config.get("sliding_window"):
         said["attention.sliding_window"] = config["sliding_window"]
         said["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
@@ -248,7 +252,7 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
     if config["model_type"] in NEIGHBOURS and part.endswith(("q_proj", "k_proj")):
         heads = config["num_attention_heads" if part.endswith("q_proj") else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+    if config["model_type"].startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
         return tensor + 1
     return tensor.squeeze() if "shared_expert_gate" in name else tensor
 

@@ -31,7 +31,7 @@ from attend.model.net.formats.weights import Place, Weights
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 """Types that torch has."""
 READ = (*PLAIN, *CODED, Type.Q6_K)
-NEIGHBOURS = ("llama", "granite", "smollm3", "cohere2", "glm4", "arcee", "command-r", "ernie4_5", "mistral3")
+NEIGHBOURS = ("llama", "granite", "smollm3", "cohere2", "glm4", "arcee", "command-r", "ernie4_5", "mistral3", "olmo")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
 
 OUTSIDE = pairs("embedding.tokens", "token_embd") | pairs("norm", "output_norm") | pairs("head", "output")

@@ -66,6 +66,8 @@ LAYERS = {
     "gpt-oss-120b": {"num_heads": 64, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2880, "sinks": True, **BIASED}
     | {"num_experts": 128, "experts_per_token": 4, "expert_size": 2880, "swiglu_limit": 7.0}
     | {"shared_expert_size": 64, "norm_place": "sandwich", "qk_norm": "all"},
+    "Hunyuan-7B": {"num_heads": 32, "num_kv_heads": 8, "head_size": 128, "hidden_size": 4096, "qk_norm": "head"}
+    | {"qk_norm_after_rope": True, "query_scale_beta": 0.1, "activation": "relu2", "gated_mlp": False},
     "Qwen3.5-27B": {
         "num_heads": 24,
         "num_kv_heads": 4,
@@ -77,7 +79,7 @@ LAYERS = {
     | {"delta": DeltaSpec(key_heads=16, value_heads=48, key_size=128, value_size=128, kernel=4), "delta_layers": (0,)}
     | {"num_layers": 2, "attention_gate": True, "qk_norm": "head"},
 }
-"""What differs from `tiny_config`; gpt-oss beside what is its own with what makes its kernels larger."""
+"""What differs from `tiny_config`; gpt-oss and HunYuan beside what is their own with what makes their kernels larger."""
 
 
 class Compiled:
