@@ -77,6 +77,7 @@ class ModelConfig:
     query_scale_beta: float | None = None
     """A rotated query at position p is multiplied by 1 + beta * log(1 + floor(p / length)) (Ministral 3); None: by 1."""
     query_scale_length: int = 16384
+    """Positions of a query's step in that."""
     activation: Activation = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False

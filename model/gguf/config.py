@@ -287,6 +287,18 @@ def _olmo2(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | {"model_type": "olmo3"} | _sliding(keys, raw, 4)
 
 
+def _olmo(keys: Keys, raw: Raw) -> Raw:
+    """Its reference knows one eps alone."""
+    if (eps := keys.number("attention.layer_norm_epsilon")) != 1e-5:
+        raise keys.wrong(f"olmo.attention.layer_norm_epsilon = {eps} is not supported")
+    return {"model_type": "olmo"}
+
+
+def _nemotron(keys: Keys, raw: Raw) -> Raw:
+    eps = {"norm_eps": keys.number("attention.layer_norm_epsilon")}
+    return eps | _biased(keys) | {"model_type": "nemotron"}
+
+
 def _phi3(keys: Keys, raw: Raw) -> Raw:
     """Phi-3 and Phi-4; a window of 0 is none."""
     original = keys.size("rope.scaling.original_context_length", raw["max_position_embeddings"])
@@ -423,6 +435,8 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "llama": _llama,
     "minimax-m2": mixtures.minimax_m2,
     "mistral3": _mistral3,
+    "nemotron": _nemotron,
+    "olmo": _olmo,
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "phi3": _phi3,

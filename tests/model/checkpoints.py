@@ -404,10 +404,10 @@ def write_checkpoint(kind: str, folder: Path) -> Path:
     return folder
 
 
-def their_model(folder: Path) -> nn.Module:
+def their_model(folder: Path, **options: Any) -> nn.Module:
     """What `transformers` makes of a folder."""
     [name] = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-    return getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    return getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, **options).eval()
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ ARCHITECTURES |= {"cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense", "m
 ARCHITECTURES |= {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 """By `model_type`, where it is not the same word."""
 NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoe", "granitemoeshared", "granitemoehybrid")
-NEIGHBOURS += ("arcee", "ministral3")
+NEIGHBOURS += ("arcee", "ministral3", "olmo")
 
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _YARN |= {"mscale": 0.7, "mscale_all_dim": 0.7}
@@ -80,6 +80,8 @@ MADE |= {
     "deepseek_v2-groups": lambda: shaped("DeepseekV2", **LATENT, **DEEPSEEK, topk_method="group_limited_greedy"),
     "deepseek_v3": lambda: shaped("DeepseekV3", **LATENT, **DEEPSEEK, rope_parameters=_YARN),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
+    "nemotron": lambda: shaped("Nemotron", head_dim=16),
+    "olmo": lambda: shaped("Olmo"),
     "ministral3": lambda: shaped(
         "Ministral3",
         rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 9}
@@ -192,7 +194,7 @@ def described(config: Config) -> dict[str, Any]:
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
-        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon")),
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon", config.get("norm_eps"))),
         "attention.key_length": head,
         "attention.value_length": head,
         "vocab_size": config["vocab_size"],
@@ -262,6 +264,8 @@ def _own(config: Config) -> dict[str, Any]:
     said["attention.temperature_scale"] = (config.get("rope_parameters") or {}).get("llama_4_scaling_beta")
     if kind.endswith(("_vl", "_vl_moe")):
         said |= {"rope.dimension_sections": [2, 1, 1, 0], "n_deepstack_layers": 1 if "qwen3" in kind else None}
+    if kind == "olmo":
+        said["attention.layer_norm_epsilon"] = 1e-5
     if kind == "exaone4" and config.get("sliding_window"):
         said["attention.sliding_window"] = config["sliding_window"]
         said["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
@@ -375,7 +379,7 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
     if config["model_type"] in NEIGHBOURS and part.endswith(("q_proj", "k_proj")):
         heads = config["num_attention_heads" if part.endswith("q_proj") else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
-    if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
+    if config["model_type"] in ("gemma", "gemma2", "gemma3_text", "nemotron") and name.endswith("norm.weight"):
         return tensor + 1
     squeezed = ("shared_expert_gate", "e_score_correction", "conv.conv.weight")
     return tensor.squeeze() if any(part in name for part in squeezed) else tensor

@@ -67,10 +67,10 @@ def mistral3(raw: Raw) -> ModelConfig:
 
 
 def qwen2_vl(raw: Raw) -> ModelConfig:
-    """Qwen2-VL and Qwen2.5-VL. Older configs have the text model's keys beside those of images."""
-    text = text_of(raw)
-    text = _with(raw, tied=text.get("tie_word_embeddings") is True, num_key_value_heads=8, max_window_layers=80, rope_theta=1e6)
-    text = {"rms_norm_eps": 1e-5, **text, "head_dim": None}
+    """Qwen2-VL and Qwen2.5-VL. Older configs have the text model's keys beside those of images. Either may tie the head."""
+    absent = {"num_key_value_heads": 8, "max_window_layers": 80, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    text = {**_with(raw, **absent), "head_dim": None}
+    text["tie_word_embeddings"] |= (raw.get("text_config") or {}).get("tie_word_embeddings") is True
     for key in ("rope_parameters", "rope_scaling"):
         values = text.get(key)
         if isinstance(values, dict) and values.get("rope_type", values.get("type")) == "mrope":

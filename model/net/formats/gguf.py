@@ -33,7 +33,7 @@ PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bflo
 """Types that torch has."""
 READ = (*PLAIN, *CODED, Type.Q6_K)
 NEIGHBOURS = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "cohere2", "glm4", "ernie4_5-moe")
-NEIGHBOURS += ("arcee", "command-r", "ernie4_5", "mistral3")
+NEIGHBOURS += ("arcee", "command-r", "ernie4_5", "mistral3", "olmo")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
 
 OUTSIDE = pairs("embedding.tokens", "token_embd") | pairs("norm", "output_norm") | pairs("head", "output")

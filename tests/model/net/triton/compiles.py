@@ -68,6 +68,8 @@ LAYERS = {
     | {"shared_expert_size": 64, "norm_place": "sandwich", "qk_norm": "all"},
     "Gemma-4-31B": {"num_heads": 32, "num_kv_heads": 4, "head_size": 512, "hidden_size": 5376, "norm_place": "sandwich"}
     | {"qk_norm": "head", "value_norm": True, "keys_are_values": True, "layer_scale": True, "mlp_size": 21504},
+    "Hunyuan-7B": {"num_heads": 32, "num_kv_heads": 8, "head_size": 128, "hidden_size": 4096, "qk_norm": "head"}
+    | {"qk_norm_after_rope": True, "query_scale_beta": 0.1, "activation": "relu2", "gated_mlp": False},
     "Qwen3.5-27B": {
         "num_heads": 24,
         "num_kv_heads": 4,
@@ -81,7 +83,7 @@ LAYERS = {
     "LFM2-2.6B": {"num_heads": 32, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2048, "mlp_size": 10752}
     | {"conv_kernel": 3, "conv_layers": (0,), "num_layers": 2, "qk_norm": "head"},
 }
-"""What differs from `tiny_config`; gpt-oss beside what is its own with what makes its kernels larger."""
+"""What differs from `tiny_config`; gpt-oss and HunYuan beside what is their own with what makes their kernels larger."""
 
 
 class Compiled:
