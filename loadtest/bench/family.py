@@ -51,6 +51,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": _WINDOW | {"query_pre_attn_scalar": 64},
     "gemma3_text": _WINDOW | {"query_pre_attn_scalar": 64},
+    "gemma4": _WINDOW | {"global_head_dim": 128, "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 49152},
     "glm4": {},
     "gpt2": {"n_positions": POSITIONS},
     "gpt_neox": {},
@@ -114,7 +115,7 @@ def random_decoder(config: ModelConfig) -> NativeDecoder:
             for part in parameter.view(-1).split(FILLING):
                 part.copy_(numbers[: len(part)])
         else:
-            parameter.fill_(1.0 if ("norm" in name and name.endswith("weight")) or name.endswith("gain") else 0.0)
+            parameter.fill_(1.0 if ("norm" in name and name.endswith("weight")) or name.endswith(("gain", "scale")) else 0.0)
     return NativeDecoder(net, spend=True)
 
 

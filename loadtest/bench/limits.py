@@ -63,7 +63,8 @@ def distinct_experts(mixture: MixtureSpec, tokens: int) -> float:
 def weights(config: ModelConfig, tokens: int = 1) -> float:
     """Parameters of the matrices that a step of so many tokens reads. For one token: those that it is multiplied by."""
     layers = sum(_mixing_weights(config, layer) + _mlp_weights(config, layer, tokens) for layer in config.layers)
-    return layers + config.hidden_size * config.vocab_size
+    inputs = 3 * config.num_layers * (config.per_layer_input_size or 0)  # what makes them, and in each layer two more
+    return layers + config.hidden_size * (config.vocab_size + inputs)
 
 
 def _mixing_weights(config: ModelConfig, layer: LayerSpec) -> int:
