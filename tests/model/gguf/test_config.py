@@ -70,7 +70,7 @@ def test_a_value_for_each_layer_is_read_where_they_are_all_the_same(made, tmp_pa
 
 
 REFUSED = {
-    "general.architecture": ("falcon", "general.architecture 'falcon' is not read from GGUF; known: cohere2, ernie4_5-moe"),
+    "general.architecture": ("falcon", "general.architecture 'falcon' is not read from GGUF; known: cohere2, deepseek2"),
     "general.type": ("adapter", "it holds no model by itself: its general.type is 'adapter'"),
     "llama.attention.causal": (False, "llama.attention.causal = False is not supported"),
     "llama.attention.clamp_kqv": (8.0, "llama.attention.clamp_kqv = 8.0 is not supported"),
@@ -100,6 +100,18 @@ def test_experts_that_are_weighted_otherwise_are_refused(made, tmp_path):
 
 
 ROUTED = [
+    ("deepseek_v3", {"deepseek2.expert_gating_func": 3}, "deepseek2.expert_gating_func = 3 is not supported"),
+    ("deepseek_v3", {"deepseek2.nextn_predict_layers": 1}, "deepseek2.nextn_predict_layers = 1 is not supported"),
+    (
+        "deepseek_v3",
+        {"deepseek2.attention.key_length_mla": None},
+        "deepseek2.attention.key_length_mla is missing: convert the model with a newer llama.cpp",
+    ),
+    (
+        "deepseek_v2",
+        {"deepseek2.rope.scaling.yarn_log_multiplier": None},
+        "deepseek2.rope.scaling.yarn_log_multiplier must be a number; got None",
+    ),
     ("glm4_moe", {"glm4moe.expert_gating_func": 1}, "glm4moe.expert_gating_func = 1 is not supported"),
     ("ernie4_5_moe", {"ernie4_5-moe.expert_gating_func": 2}, "ernie4_5-moe.expert_gating_func = 2 is not supported"),
     ("minimax_m2", {"minimax-m2.expert_gating_func": 1}, "minimax-m2.expert_gating_func = 1 is not supported"),
