@@ -117,6 +117,18 @@ def test_experts_that_are_weighted_otherwise_are_refused(made, tmp_path):
 
 
 ROUTED = [
+    ("deepseek_v3", {"deepseek2.expert_gating_func": 3}, "deepseek2.expert_gating_func = 3 is not supported"),
+    ("deepseek_v3", {"deepseek2.nextn_predict_layers": 1}, "deepseek2.nextn_predict_layers = 1 is not supported"),
+    (
+        "deepseek_v3",
+        {"deepseek2.attention.key_length_mla": None},
+        "deepseek2.attention.key_length_mla is missing: convert the model with a newer llama.cpp",
+    ),
+    (
+        "deepseek_v2",
+        {"deepseek2.rope.scaling.yarn_log_multiplier": None},
+        "deepseek2.rope.scaling.yarn_log_multiplier must be a number; got None",
+    ),
     ("glm4_moe", {"glm4moe.expert_gating_func": 1}, "glm4moe.expert_gating_func = 1 is not supported"),
     ("ernie4_5_moe", {"ernie4_5-moe.expert_gating_func": 2}, "ernie4_5-moe.expert_gating_func = 2 is not supported"),
     ("minimax_m2", {"minimax-m2.expert_gating_func": 1}, "minimax-m2.expert_gating_func = 1 is not supported"),
