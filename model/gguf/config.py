@@ -4,90 +4,15 @@ Sources: the keys of docs/gguf.md of ggml, and what llama.cpp takes a missing on
 arithmetic more often than not: one that is not read here is refused.
 """
 
-import mmap
-import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy
-
-from attend.model.errors import CheckpointError
 from attend.model.gguf.container import Container
+from attend.model.gguf.keys import Keys
 
 Raw = dict[str, Any]
-HARMLESS = frozenset({"vocab_size", "attention.value_length", "expert_group_count", "expert_group_used_count"})
-"""Keys that repeat what the tensors say, or whose values are checked beside them."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-
-
-class Keys:
-    """The metadata of an architecture by what follows its name, ARCH.NAME; remembers which were read."""
-
-    def __init__(self, container: Container) -> None:
-        self.container = container
-        self.arch = container.metadata.get("general.architecture")
-        start = f"{self.arch}."
-        self._values = {key[len(start) :]: value for key, value in container.metadata.items() if key.startswith(start)}
-        self._read = set(HARMLESS)
-
-    def wrong(self, what: str) -> CheckpointError:
-        """What is wrong with the file, as an error."""
-        return CheckpointError(f"{self.container.path}: {what}")
-
-    def get(self, name: str) -> Any:
-        """A value, or None. Where an array has one for each layer, they must all be the same, and it is that one."""
-        self._read.add(name)
-        value = self._values.get(name)
-        if isinstance(value, list):
-            if not value or any(each != value[0] for each in value):
-                raise self.wrong(f"{self.arch}.{name} differs from layer to layer, which is not supported")
-            value = value[0]
-        return value
-
-    def layers(self, name: str) -> list[Any] | None:
-        """An array with a value for each layer, None where there is none."""
-        self._read.add(name)
-        value = self._values.get(name)
-        return value if isinstance(value, list) else None
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.get(name) if self.get(name) is not None else default
-        if type(value) is not int or value < 1:
-            raise self.wrong(f"{self.arch}.{name} must be a positive integer; got {repr(value)[:100]}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A number: of those that float32 keeps alike the one with the fewest digits, as the model's maker wrote it."""
-        value = self.get(name) if self.get(name) is not None else default
-        if type(value) not in (int, float):
-            raise self.wrong(f"{self.arch}.{name} must be a number; got {repr(value)[:100]}")
-        return float(str(numpy.float32(value)))
-
-    def refuse(self, name: str, *harmless: Any) -> None:
-        """Stop at a key that changes the arithmetic in a way that is not built."""
-        value = self.get(name)
-        if value is not None and value not in harmless:
-            raise self.wrong(f"{self.arch}.{name} = {repr(value)[:100]} is not supported")
-
-    def check_all_read(self) -> None:
-        """Raise CheckpointError where there is a key that nobody asked for."""
-        if strangers := sorted(self._values.keys() - self._read):
-            raise self.wrong(f"{self.arch}.{strangers[0]} is not known here, and may change what the model computes")
-
-    def has(self, tensor: str) -> bool:
-        """Whether the files have a tensor."""
-        return tensor in self.container.tensors
-
-    def numbers(self, tensor: str) -> list[float]:
-        """The numbers of a small tensor in float32: factors of rope."""
-        stored = self.container.tensors[tensor]
-        if stored.kind.name != "F32" or len(stored.shape) != 1 or stored.size > mmap.PAGESIZE:
-            raise self.wrong(f"tensor {tensor} must have at most {mmap.PAGESIZE // 4} elements in F32")
-        with stored.file.open("rb") as file:
-            file.seek(stored.start)
-            return list(struct.unpack(f"<{stored.shape[0]}f", file.read(stored.size)))
 
 
 def read_config(container: Container) -> Raw:
@@ -121,8 +46,8 @@ def _common(keys: Keys) -> Raw:
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": keys.size("feed_forward_length"),
-        "num_hidden_layers": keys.size("block_count"),
+        "intermediate_size": keys.size("feed_forward_length", keys.get("expert_feed_forward_length")),
+        "num_hidden_layers": _layers(keys),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", heads),
         "head_dim": head,
@@ -130,6 +55,14 @@ def _common(keys: Keys) -> Raw:
         "tie_word_embeddings": not keys.has("output.weight"),
         **_rope(keys, head),
     }
+
+
+def _layers(keys: Keys) -> int:
+    """Layers without those for multi-token prediction, which are the last ones of a file."""
+    count, predicting = keys.size("block_count"), keys.get("nextn_predict_layers") or 0
+    if type(predicting) is not int or not 0 <= predicting < count:
+        raise keys.wrong(f"{keys.arch}.nextn_predict_layers must be below block_count {count}; got {repr(predicting)[:100]}")
+    return count - predicting
 
 
 def _rope(keys: Keys, head: int) -> Raw:
@@ -241,6 +174,46 @@ def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | _experts(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
 
 
+def _delta(keys: Keys, raw: Raw) -> Raw:
+    """Layers of the delta rule among those of attention, and what positions of a text leave of those of images."""
+    count, heads, inner = raw["num_hidden_layers"], keys.size("ssm.time_step_rank"), keys.size("ssm.inner_size")
+    if inner % heads:
+        raise keys.wrong(f"{keys.arch}.ssm.inner_size {inner} is not divisible by ssm.time_step_rank {heads}")
+    every, named = keys.size("full_attention_interval", 4), keys.array("attention.recurrent_layers")
+    recurrent = [(layer + 1) % every != 0 for layer in range(count)] if named is None else named[:count]
+    if any((keys.array("rope.dimension_sections") or [])[3:]):  # positions of a text are the same but for the fourth
+        raise keys.wrong(f"{keys.arch}.rope.dimension_sections has a fourth section, which is not supported")
+    return {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
+        "linear_num_key_heads": keys.size("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.size("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0),
+        "attention_bias": any(keys.has(f"blk.{layer}.attn_q.bias") for layer in range(count)),
+    }
+
+
+def _qwen35(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | _delta(keys, raw) | {"model_type": "qwen3_5_text"}
+
+
+def _shared(keys: Keys, raw: Raw) -> Raw:
+    """A mixture with a shared expert beside layers of the delta rule."""
+    sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
+    sizes |= {"shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])}
+    return _eps(keys) | _delta(keys, raw) | _experts(keys, renormed=True) | sizes
+
+
+def _qwen35moe(keys: Keys, raw: Raw) -> Raw:
+    return _shared(keys, raw) | {"model_type": "qwen3_5_moe_text"}
+
+
+def _qwen3next(keys: Keys, raw: Raw) -> Raw:
+    return _shared(keys, raw) | {"model_type": "qwen3_next"}
+
+
 def _gemma(keys: Keys, raw: Raw) -> Raw:
     return _eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"}
 
@@ -328,7 +301,10 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "qwen2": _qwen2,
     "qwen2moe": _qwen2moe,
     "qwen3": _qwen3,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
     "qwen3moe": _qwen3moe,
+    "qwen3next": _qwen3next,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
 }

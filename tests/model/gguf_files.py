@@ -25,7 +25,8 @@ Blocks = Callable[[str, Tensor], tuple[numpy.ndarray, Type]]
 """(name, tensor) -> what is written of it, and in what type."""
 
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss"}
-ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next"}
+ARCHITECTURES |= {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
 """By `model_type`, where it is not the same word."""
 NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
@@ -35,8 +36,13 @@ MADE: dict[str, Callable[[], nn.Module]] = {
         *("llama", "llama-tied", "llama-biased", "llama3-rope", "llama-linear", "llama-yarn", "mistral", "mixtral"),
         *("qwen2", "qwen2-tied", "qwen2_moe", "qwen3", "qwen3-tied", "qwen3_moe", "granite", "smollm3", "gemma"),
         *("phi3", "phi3-long", "phi3-partial", "olmo2", "olmo3", "gpt_oss", "glm4"),
+        *("qwen3_5_text", "qwen3_5_text-odd", "qwen3_5_moe_text"),
     )
 }
+_SQUARE: dict[str, Any] = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_SQUARE |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+_EXPERTS |= {"shared_expert_intermediate_size": 12}
 MADE |= {
     "gemma2": lambda: shaped("Gemma2", sliding_window=7, query_pre_attn_scalar=8),
     "gemma3_text": lambda: shaped("Gemma3Text", sliding_window=7, query_pre_attn_scalar=8, num_hidden_layers=7),
@@ -51,6 +57,10 @@ MADE |= {
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
+    "qwen3_5_text-square": lambda: shaped("Qwen3_5Text", **_SQUARE),
+    "qwen3_5_text-alone": lambda: shaped("Qwen3_5Text", **_SQUARE | {"linear_num_key_heads": 4}, tie_word_embeddings=True),
+    "qwen3_5_moe_text-square": lambda: shaped("Qwen3_5MoeText", **_SQUARE, **_EXPERTS),
+    "qwen3_next": lambda: shaped("Qwen3Next", **_SQUARE, **_EXPERTS),
 }
 """Tiny checkpoints that GGUF has words for."""
 
@@ -158,7 +168,7 @@ def described(config: Config) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
     }
     rope = config.get("rope_parameters") or {}
-    return said | _rope(config, rope.get("full_attention", rope), rope) | _own(config)
+    return said | _rope(config, rope.get("full_attention", rope), rope) | _own(config) | _delta(config)
 
 
 def _rope(config: Config, rope: Config, ropes: Config) -> dict[str, Any]:
@@ -204,11 +214,32 @@ def _own(config: Config) -> dict[str, Any]:
     return said
 
 
+def _delta(config: Config) -> dict[str, Any]:
+    """What architectures with the delta rule have; a converter writes an interval alone, llama.cpp reads the layers too."""
+    if "linear_num_value_heads" not in config:
+        return {}
+    said = {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "full_attention_interval": 4,
+    }
+    if config["model_type"] != "qwen3_next":
+        turned = config["head_dim"] // 8  # pairs of columns: a quarter of a head's turn
+        said["rope.dimension_sections"] = [*((turned + 2 - part) // 3 for part in range(3)), 0]
+    recurrent = [kind == "linear_attention" for kind in config["layer_types"]]
+    if recurrent != [(layer + 1) % 4 != 0 for layer in range(len(recurrent))]:
+        said["attention.recurrent_layers"] = recurrent
+    return said
+
+
 def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
     """The tensors under llama.cpp's names, in its order of rows."""
     arch = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture(config))
     names = get_tensor_name_map(arch, config["num_hidden_layers"])
-    for name, tensor in _merged(load_file(folder / "model.safetensors"), config):
+    for name, tensor in _undivided(_merged(load_file(folder / "model.safetensors"), config), config):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         yield found, _arranged(name, tensor.float(), config)
@@ -222,7 +253,52 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
+    if config["model_type"].startswith(("qwen3_5", "qwen3_next")):
+        return _arranged_delta(name, tensor, config)
     return tensor.squeeze() if "shared_expert_gate" in name else tensor
+
+
+def _arranged_delta(name: str, tensor: Tensor, config: Config) -> Tensor:
+    """What converters do to Qwen3-Next and Qwen3.5: value heads lie apart in the latter."""
+    if name.endswith("A_log"):
+        tensor = -tensor.exp()
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return tensor + 1
+    tensor = tensor.squeeze() if "conv1d" in name or "shared_expert_gate" in name else tensor
+    if "linear_attn." not in name or config["model_type"] == "qwen3_next":
+        return tensor
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    order = numpy.arange(heads).reshape(key_heads, -1).T.flatten()  # which head stands in each place
+
+    def apart(rows: Tensor) -> Tensor:
+        return rows.reshape(heads, -1, *rows.shape[1:])[order].reshape(rows.shape)
+
+    if "out_proj" in name:
+        return apart(tensor.T).T
+    if "in_proj_qkv" in name or "conv1d" in name:
+        first = 2 * key_heads * config["linear_key_head_dim"]
+        return torch.cat((tensor[:first], apart(tensor[first:])))
+    return tensor if "linear_attn.norm" in name else apart(tensor)
+
+
+def _undivided(tensors: Iterator[tuple[str, Tensor]], config: Config) -> Iterator[tuple[str, Tensor]]:
+    """With the converters' names, what a checkpoint has in one tensor: experts' gates, and the inputs of the delta rule."""
+    for name, tensor in tensors:
+        name = name.replace("language_model.", "").replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith("experts.gate_up_proj"):
+            for part, rows in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), rows
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("in_proj_qkvz.weight"):
+            heads, keys, values = (config[f"linear_{each}"] for each in ("num_key_heads", "key_head_dim", "value_head_dim"))
+            values *= config["linear_num_value_heads"] // heads
+            parts = tensor.reshape(heads, -1, tensor.shape[1]).split((keys, keys, values, values), dim=1)
+            q, k, v, z = (part.reshape(-1, tensor.shape[1]) for part in parts)
+            yield name.replace("qkvz", "qkv"), torch.cat((q, k, v))
+            yield name.replace("qkvz", "z"), z
+        else:
+            yield name, tensor
 
 
 def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str, Tensor]]:
@@ -231,7 +307,7 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
         start, mark, rest = name.partition(".experts.")
         if name.endswith(".sinks"):
             yield f"{name}.weight", tensor
-        elif not mark:
+        elif not mark or (config["model_type"] != "gpt_oss" and rest in ("gate_up_proj", "down_proj")):
             yield name, tensor
         elif config["model_type"] == "gpt_oss":
             ending = "bias" if rest.endswith("_bias") else "weight"

@@ -72,6 +72,14 @@ def _iq4_nl(blocks: Tensor) -> Parts:
     return IQ4_NL, _nibbles(blocks[..., 2:]), _half(blocks, 0), None
 
 
+def _iq4_xs(blocks: Tensor) -> Parts:
+    places = torch.arange(8)
+    low = blocks[..., 4:8, None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15
+    high = blocks[..., 2:4].contiguous().view(torch.int16).int() >> 2 * places & 3
+    scales = (low.flatten(-2) | high << 4) - 32
+    return IQ4_NL, _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))), _half(blocks, 0)[..., None] * scales, None
+
+
 def _mxfp4(blocks: Tensor) -> Parts:
     powers = torch.ldexp(
         torch.ones(blocks.shape[:-1]), blocks[..., 0].int() - 128
@@ -109,9 +117,14 @@ CODED: dict[Type, Callable[[Tensor], Parts]] = {
     Type.Q4_K: _q4_k,
     Type.Q5_K: _q5_k,
     Type.IQ4_NL: _iq4_nl,
+    Type.IQ4_XS: _iq4_xs,
     Type.MXFP4: _mxfp4,
 }
 """Types whose numbers codes hold as they are: up to the rounding of a minimum in float32."""
+HALVES = (Type.Q2_K, Type.Q3_K, Type.Q6_K)
+"""Types with scales for 16 columns, which native code unpacks too."""
+OTHERS = (*(Type.IQ3_S, Type.IQ3_XXS, Type.IQ2_S, Type.IQ2_XS, Type.IQ2_XXS, Type.IQ1_S, Type.IQ1_M, Type.TQ1_0, Type.TQ2_0),)
+"""Types that the package `gguf` alone unpacks."""
 FORMS = {
     Type.Q4_0: CodeLayout(INT4),
     Type.Q4_1: CodeLayout(INT4, has_minima=True),
@@ -120,8 +133,11 @@ FORMS = {
     Type.Q8_0: CodeLayout(INT8),
     Type.Q4_K: CodeLayout(INT4, has_minima=True),
     Type.Q5_K: CodeLayout(INT8, has_minima=True),
-    Type.Q6_K: CodeLayout(INT8, exact=False),
     Type.IQ4_NL: CodeLayout(IQ4_NL),
+    Type.IQ4_XS: CodeLayout(IQ4_NL),
     Type.MXFP4: CodeLayout(MXFP4),
+    **{kind: CodeLayout(INT8, rounded=(kind.name,)) for kind in (*HALVES, *OTHERS)},
 }
-"""What keeps a matrix of a type in memory. Q6_K has scales for 16 columns: its numbers are rounded once more."""
+"""What keeps a matrix of a type in memory. Where codes with one scale for 32 columns cannot hold its numbers, they are rounded
+once more, to 8 bits: that is little beside the rounding of the type itself, where 4 bits would not be.
+"""
