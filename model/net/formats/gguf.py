@@ -27,7 +27,7 @@ from attend.model.net.families.reading import Family, in_block, pairs
 from attend.model.net.formats import gguf_delta
 from attend.model.net.formats.blocks import SLICE, Blocks
 from attend.model.net.formats.codes import GROUP, CodeLayout, Codes
-from attend.model.net.formats.ggml import CODED, FORMS, OTHERS, codes_of
+from attend.model.net.formats.ggml import CODED, FORMS, NATIVE, codes_of
 from attend.model.net.formats.weights import Place, Weights
 
 Names = dict[str, tuple[str, ...]]
@@ -174,7 +174,7 @@ class Gguf(Weights):
         [bytes_RB], stored = held, self._container.tensors[_base(name)]
         columns_I = self._order(name)
         if stored.kind not in PLAIN:
-            number = None if stored.kind in OTHERS else stored.kind.value
+            number = stored.kind.value if stored.kind in NATIVE else None
             groups_G = None if columns_I is None else columns_I[::GROUP] // GROUP
             yield Blocks(number, bytes_RB, stored.shape[-1], partial(_meaning, stored.kind), groups_G)
             return

@@ -17,7 +17,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.backends import ReferenceBackend
 from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.formats.codes import GROUP, INT8
-from attend.model.net.formats.ggml import FORMS, OTHERS
+from attend.model.net.formats.ggml import FORMS, NATIVE
 from attend.model.net.formats.gguf import READ
 from attend.model.net.linear import Linear
 from attend.model.net.native.decoder import NativeDecoder
@@ -175,7 +175,7 @@ def test_the_native_decoder_unpacks_a_file_to_the_bits_that_torch_makes_of_it(ki
     found = []
     for mapped in (True, False):
         net = load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
-        assert bool(net.blocks[0].attention.qkv.unread) == (mapped and kind not in OTHERS)
+        assert bool(net.blocks[0].attention.qkv.unread) == (mapped and kind in NATIVE)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
     assert found[0].keys() == found[1].keys()
