@@ -7,9 +7,11 @@ Shapes: R rows · B bytes · N blocks of a row · S blocks of 32 in a block of 2
 
 from collections.abc import Callable
 
+import numpy
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize
 from torch import Tensor
 
 from attend.model.net.formats import ggml_grids
@@ -20,9 +22,21 @@ Parts = tuple[Kind, Tensor, Tensor, Tensor | None]
 """Kind, codes [R, N, S, 32] or [R, N, 32], scales and minima [R, N, S] or [R, N]."""
 
 
+def _blocks(kind: Type, bytes_RB: Tensor) -> Tensor:
+    return bytes_RB.view(len(bytes_RB), -1, GGML_QUANT_SIZES[kind][1])
+
+
+def numbers_of(kind: Type, bytes_RB: Tensor) -> Tensor:
+    """The numbers [R, I] of rows of whole blocks, of any type."""
+    if kind in NUMBERED:
+        return NUMBERED[kind](_blocks(kind, bytes_RB))
+    with numpy.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite is noted by the caller
+        return torch.from_numpy(dequantize(bytes_RB.numpy(), kind))
+
+
 def codes_of(kind: Type, bytes_RB: Tensor) -> Codes:
     """What rows of whole blocks hold, of a type in `CODED`."""
-    meaning, codes, scales, minima = CODED[kind](bytes_RB.view(len(bytes_RB), -1, GGML_QUANT_SIZES[kind][1]))
+    meaning, codes, scales, minima = CODED[kind](_blocks(kind, bytes_RB))
     return Codes(meaning, codes.flatten(1), scales.flatten(1), None if minima is None else minima.flatten(1))
 
 
@@ -126,6 +140,8 @@ CODED: dict[Type, Callable[[Tensor], Parts]] = {
 """Types whose numbers codes hold as they are: up to the rounding of a minimum in float32."""
 HALVES = (Type.Q2_K, Type.Q3_K, Type.Q6_K, Type.IQ2_XS, Type.IQ2_S, Type.IQ1_M)
 """Types with scales for 16 columns."""
+NUMBERED = {Type.IQ2_XS: ggml_grids.iq2_xs, Type.IQ2_S: ggml_grids.iq2_s, Type.IQ1_M: ggml_grids.iq1_m}
+"""Types that are unpacked here, to numbers."""
 NATIVE = (
     *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K),
     *(Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4),

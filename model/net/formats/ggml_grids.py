@@ -1,9 +1,9 @@
-"""Blocks of ggml's types of 1 to 3 bits -> codes of 4 bits. Source: the package `gguf`, whose grids they are.
+"""Blocks of ggml's types of 1 to 3 bits -> codes of 4 bits, or numbers. Source: the package `gguf`, whose grids they are.
 
 A grid has the numbers of 4 or 8 neighbours for each index that a block holds. They are few: with their signs at most 16, so a
-table has them all, and the codes are exact.
+table has them all, and the codes are exact. Types with scales for 16 columns become numbers.
 
-Shapes: R rows · N blocks of a row · B bytes of a block · S groups of 32 in a block.
+Shapes: R rows · N blocks of a row · B bytes of a block · S groups of 32 in a block · H halves of groups.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ import torch
 from gguf import quants
 from torch import Tensor
 
-from attend.model.net.formats.codes import INT4, Kind
+from attend.model.net.formats.codes import INT4, Kind, values_of
 
 Parts = tuple[Kind, Tensor, Tensor, Tensor | None]
 """Kind, codes [R, N, S, 32], scales [R, N, S], and no minima."""
@@ -64,6 +64,11 @@ def _words(bytes_: Tensor, kind: torch.dtype) -> Tensor:
     return bytes_.contiguous().view(kind).int()
 
 
+def _nibbles(bytes_: Tensor) -> Tensor:
+    """Two numbers of a byte, the lower first."""
+    return (bytes_[..., None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15).flatten(-2)
+
+
 def _groups(columns: Tensor, signs: Tensor) -> Tensor:
     """Codes [R, N, S, 32] from the places of 256 numbers, and their signs as bytes."""
     return (columns.flatten(2) | _bits(signs.flatten(2)) * SIGN).unflatten(-1, (-1, 32))
@@ -72,9 +77,8 @@ def _groups(columns: Tensor, signs: Tensor) -> Tensor:
 def iq3_s(blocks: Tensor) -> Parts:
     """Four numbers an index of 9 bits; scales of 4 bits."""
     places = blocks[..., 2:66].int() | _bits(blocks[..., 66:74]).int() << 8
-    steps = (blocks[..., 106:110, None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15).flatten(-2)
     codes = _groups(_look_up(_grid(quants.IQ3_S), places), blocks[..., 74:106])
-    return IQ3_S, codes, half(blocks, 0)[..., None] * (1 + 2 * steps.int()), None
+    return IQ3_S, codes, half(blocks, 0)[..., None] * (1 + 2 * _nibbles(blocks[..., 106:110])), None
 
 
 def _signs_and_steps(words: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,3 +125,33 @@ def tq1_0(blocks: Tensor) -> Parts:
     digits = torch.cat([(part[..., None, :] * power).flatten(-2) for part, power in parts], dim=-1)
     codes = ((digits.int() * 3 >> 8) + 7).byte().unflatten(-1, (8, 32))
     return INT4, codes, half(blocks, 52)[..., None].expand(*blocks.shape[:2], 8), None
+
+
+def _halves(kind: Kind, codes: Tensor, scales_RNH: Tensor) -> Tensor:
+    """The numbers [R, I] of codes with a scale for 16 columns."""
+    return (values_of(kind, codes).unflatten(-1, (2, 16)).flatten(2, 3) * scales_RNH[..., None]).flatten(1)
+
+
+def iq2_xs(blocks: Tensor) -> Tensor:
+    """Eight numbers an index of 9 bits, beside which their signs lie."""
+    words = _words(blocks[..., 2:66], torch.int16)
+    codes = _groups(_look_up(_grid(quants.IQ2_XS), words & 511), _look_up(_signs(), words >> 9 & 127))
+    return _halves(IQ2_XXS, codes, half(blocks, 0)[..., None] * (1 + 2 * _nibbles(blocks[..., 66:74])) / 8)
+
+
+def iq2_s(blocks: Tensor) -> Tensor:
+    """Eight numbers an index of 10 bits."""
+    high = (blocks[..., 66:74, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3).flatten(-2)
+    codes = _groups(_look_up(_grid(quants.IQ2_S), blocks[..., 2:34].int() | high.int() << 8), blocks[..., 34:66])
+    return _halves(IQ2_XXS, codes, half(blocks, 0)[..., None] * (1 + 2 * _nibbles(blocks[..., 74:82])) / 8)
+
+
+def iq1_m(blocks: Tensor) -> Tensor:
+    """As IQ1_S, but for eight numbers at a time. The scale of a block lies in the highest bits of four words."""
+    words, high = _words(blocks[..., 48:56], torch.int16), _nibbles(blocks[..., 32:48])
+    bits = (words >> 12 & 15) << torch.tensor([0, 4, 8, 12], dtype=torch.int32)
+    scales = bits.sum(-1, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    steps = (words[..., None] >> torch.tensor([0, 3, 6, 9], dtype=torch.int32) & 7).flatten(-2)
+    places = blocks[..., :32].int() | (high & 7).int() << 8
+    codes = _look_up(_grid(quants.IQ1_M), places) + 3 * (high < 8)[..., None].byte()
+    return _halves(IQ1_S, codes.flatten(2).unflatten(-1, (8, 32)), scales[..., None] * (1 + 2 * steps) / 8)

@@ -11,10 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize
 from torch import Tensor
 
 from attend.model.config import ModelConfig
@@ -27,7 +25,7 @@ from attend.model.net.families.reading import Family, in_block, pairs
 from attend.model.net.formats import gguf_delta
 from attend.model.net.formats.blocks import SLICE, Blocks
 from attend.model.net.formats.codes import GROUP, CodeLayout, Codes
-from attend.model.net.formats.ggml import CODED, FORMS, NATIVE, codes_of
+from attend.model.net.formats.ggml import CODED, FORMS, NATIVE, codes_of, numbers_of
 from attend.model.net.formats.weights import Place, Weights
 
 Names = dict[str, tuple[str, ...]]
@@ -132,7 +130,7 @@ class Gguf(Weights):
             self.problems.append(f"tensor {name} is missing")
             return None
         self.used.add(_base(name))
-        known_kinds = READ if len(shape) > 1 else tuple(PLAIN)
+        known_kinds = READ if len(stored.shape) > 1 else tuple(PLAIN)
         if stored.kind not in known_kinds:
             known = ", ".join(kind.name for kind in known_kinds)
             self.problems.append(f"{stored.file.name}: tensor {name} is {stored.kind.name}, expected one of {known}")
@@ -190,8 +188,7 @@ def _meaning(kind: Type, bytes_RB: Tensor) -> Tensor | Codes:
     codes = codes_of(kind, bytes_RB) if kind in CODED else None
     if codes is not None and (codes.kind.bits == 4 or codes.codes_OI.min() > -128):
         return codes
-    with numpy.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite is noted by the caller
-        return torch.from_numpy(dequantize(bytes_RB.numpy(), kind))
+    return numbers_of(kind, bytes_RB)
 
 
 def _base(name: str) -> str:

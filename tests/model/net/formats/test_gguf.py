@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
@@ -240,6 +240,10 @@ WRONG: dict[str, tuple[Change, str]] = {
     "of a type": (
         lambda tensors: tensors.update({NORM: (numpy.ones(32), Type.F64)}),
         f"tiny.gguf: tensor {NORM} is F64, expected one of F32, F16",
+    ),
+    "a vector in blocks": (
+        lambda tensors: tensors.update({NORM: (quantize(numpy.ones(32, numpy.float32), Type.Q8_0), Type.Q8_0)}),
+        f"tiny.gguf: tensor {NORM} is Q8_0, expected one of F32, F16, BF16",
     ),
 }
 
