@@ -58,7 +58,12 @@ MADE |= {
     ),
     "cohere2": lambda: shaped("Cohere2", sliding_window=7, logit_scale=3.0),
     "qwen3_5_text-square": lambda: shaped("Qwen3_5Text", **_SQUARE),
-    "qwen3_5_text-alone": lambda: shaped("Qwen3_5Text", **_SQUARE | {"linear_num_key_heads": 4}, tie_word_embeddings=True),
+    "qwen3_5_text-whole": lambda: shaped(
+        "Qwen3_5Text",
+        **_SQUARE | {"linear_num_key_heads": 4},
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    ),
     "qwen3_5_moe_text-square": lambda: shaped("Qwen3_5MoeText", **_SQUARE, **_EXPERTS),
     "qwen3_next": lambda: shaped("Qwen3Next", **_SQUARE, **_EXPERTS),
 }
@@ -227,7 +232,7 @@ def _delta(config: Config) -> dict[str, Any]:
         "full_attention_interval": 4,
     }
     if config["model_type"] != "qwen3_next":
-        turned = config["head_dim"] // 8  # pairs of columns: a quarter of a head's turn
+        turned = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]) // 2  # pairs of columns
         said["rope.dimension_sections"] = [*((turned + 2 - part) // 3 for part in range(3)), 0]
     recurrent = [kind == "linear_attention" for kind in config["layer_types"]]
     if recurrent != [(layer + 1) % 4 != 0 for layer in range(len(recurrent))]:
