@@ -145,6 +145,30 @@ def test_a_split_makes_the_words_that_its_models_know(pre):
     assert words == WORDS[pre]
 
 
+BORDERS = {
+    "gpt-2": "ab| '|Cd| 12345| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
+    "smollm": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
+    "llama-bpe": "ab| '|Cd| |123|45| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
+    "qwen2": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
+    "qwen35": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
+    "tekken": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
+    "gpt-4o": "ab| '|Cd| |123|45| 日本| 한| !?| (|x|\t\n\n| we'LL| e\u0301q| `<",
+    "seed-coder": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
+    "deepseek-v3": "ab| '|Cd| |123|45| |日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
+    "deepseek-llm": "ab| '|Cd| |12345| |日本| |한| !?| (|x|\t|\n|\n| we|'|LL| e|\u0301|q| `<",
+    "deepseek-coder": "ab| '|Cd| |1|2|3|4|5| |日本| |한| !?| (|x|\t|\n|\n| we|'|LL| e|\u0301|q| `<",
+    "default": "ab| |'|Cd| |123|45| 日本| 한| |!?| |(|x|\t\n\n| we|'|LL| e|\u0301|q| `|<",
+}
+"""The words of one more text, between bars: llama.cpp's, but for combining marks in tekken and gpt-4o, which it leaves out."""
+
+
+@pytest.mark.parametrize("pre", list(BORDERS))
+def test_a_split_keeps_to_its_borders(pre):
+    words = BORDERS[pre].split("|")
+    found = SPLITS[pre].pre_tokenizer().pre_tokenize_str(text := "".join(words))
+    assert [text[start:end] for _, (start, end) in found] == words
+
+
 THEIRS = {"gpt-2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen35": "Qwen3_5Tokenizer", "command-r": "CohereTokenizer"}
 
 
