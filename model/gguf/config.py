@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from attend.model.gguf import latent, mixtures
 from attend.model.gguf.container import Container
+from attend.model.gguf.delta import delta_layers
 from attend.model.gguf.keys import Keys, Raw
 
 NO_TURN = 1e30
@@ -47,8 +48,8 @@ def _common(keys: Keys) -> Raw:
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": keys.size("feed_forward_length"),
-        "num_hidden_layers": keys.size("block_count"),
+        "intermediate_size": keys.size("feed_forward_length", keys.get("expert_feed_forward_length")),
+        "num_hidden_layers": _layers(keys),
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(keys, heads),
         "head_dim": head,
@@ -71,6 +72,14 @@ def _kv_heads(keys: Keys, heads: int) -> int:
     if len(attending) != 1 or not all(type(count) is int and count > 0 for count in attending):
         raise keys.wrong(f"{keys.arch}.attention.head_count_kv must be 0 or one positive integer; got {repr(counts)[:100]}")
     return int(attending.pop())
+
+
+def _layers(keys: Keys) -> int:
+    """Layers without those for multi-token prediction, which are the last ones of a file."""
+    count, predicting = keys.size("block_count"), keys.get("nextn_predict_layers") or 0
+    if type(predicting) is not int or not 0 <= predicting < count:
+        raise keys.wrong(f"{keys.arch}.nextn_predict_layers must be below block_count {count}; got {repr(predicting)[:100]}")
+    return count - predicting
 
 
 def _rope(keys: Keys, head: int) -> Raw:
@@ -339,7 +348,6 @@ def _hunyuan(keys: Keys, raw: Raw) -> Raw:
 
 def _exaone4(keys: Keys, raw: Raw) -> Raw:
     """The model of 64 layers has a window, also where no key says it."""
-    keys.refuse("nextn_predict_layers", 0)
     slides: Raw = {"sliding_window": None}
     if keys.get("attention.sliding_window") or raw["num_hidden_layers"] == 64:
         slides = _sliding(keys, raw, 4, 4096)
@@ -411,6 +419,21 @@ def _lfm2(keys: Keys, raw: Raw) -> Raw:
     return eps | sizes | biased | own | {"layer_types": kinds}
 
 
+def _qwen35(keys: Keys, raw: Raw) -> Raw:
+    return _eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"}
+
+
+def _with_shared(keys: Keys, raw: Raw) -> Raw:
+    """A mixture with a shared expert beside layers of the delta rule."""
+    sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
+    sizes |= {"shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])}
+    return _eps(keys) | delta_layers(keys, raw) | _experts(keys, renormed=True) | sizes
+
+
+def _qwen35moe(keys: Keys, raw: Raw) -> Raw:
+    return _with_shared(keys, raw) | {"model_type": "qwen3_5_moe_text"}
+
+
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "arcee": _arcee,
     "cohere2": _cohere2,
@@ -444,7 +467,10 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "qwen2moe": _qwen2moe,
     "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
     "qwen3moe": _qwen3moe,
+    "qwen3next": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_next"},
     "qwen3vl": _qwen3vl,
     "qwen3vlmoe": _qwen3vlmoe,
     "seed_oss": _seed_oss,

@@ -49,6 +49,12 @@ class Keys:
         value = self._values.get(name)
         return value if isinstance(value, list) else None
 
+    def array(self, name: str) -> list[Any] | None:
+        """An array, None where there is no such key."""
+        if (value := self.layers(name)) is None and name in self._values:
+            raise self.wrong(f"{self.arch}.{name} must be an array; got {repr(self._values[name])[:100]}")
+        return value
+
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer."""
         value = self.get(name) if self.get(name) is not None else default

@@ -18,7 +18,6 @@ def deepseek2(keys: Keys, raw: Raw) -> Raw:
     scoring = keys.get("expert_gating_func") or (SIGMOID if flash else SOFTMAX)
     if scoring not in (SOFTMAX, SIGMOID):
         raise keys.wrong(f"{keys.arch}.expert_gating_func = {scoring!r} is not supported")
-    keys.refuse("nextn_predict_layers", 0)
     turned, groups = keys.size("rope.dimension_count"), keys.get("expert_group_count") or 1
     return {
         **_scaling(keys, raw),

@@ -4,13 +4,11 @@ from attend.model.gguf.keys import Keys, Raw
 
 
 def glm4moe(keys: Keys, raw: Raw) -> Raw:
-    """GLM-4.5. The layers that guess further tokens are counted among its layers."""
+    """GLM-4.5."""
     keys.refuse("expert_gating_func", 0, 2)  # a sigmoid
-    guesses = keys.get("nextn_predict_layers") or 0
     return {
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "model_type": "glm4_moe",
-        "num_hidden_layers": raw["num_hidden_layers"] - guesses,
         "n_routed_experts": keys.size("expert_count"),
         "num_experts_per_tok": keys.size("expert_used_count"),
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),

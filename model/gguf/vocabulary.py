@@ -1,7 +1,8 @@
 """GGUF metadata -> the tokenizer, its special tokens, and where answers end.
 
-Two kinds are read. "gpt2" is byte-level BPE with merges. "llama" is SentencePiece's BPE: it has scores in place of merges, and
-bytes for what has no token. Source: docs/gguf.md of ggml, and llama.cpp's llama-vocab.cpp for what a missing key means.
+Three kinds are read. "gpt2" is byte-level BPE with merges. "llama" is SentencePiece's BPE: it has scores in place of merges,
+and bytes for what has no token. "gemma4" is the same with merges. Source: docs/gguf.md of ggml, and llama.cpp's
+llama-vocab.cpp for what a missing key means.
 """
 
 from collections.abc import Callable
@@ -174,7 +175,7 @@ def _frame(raw: Tokenizer, vocabulary: Vocabulary, starts: bool) -> None:
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     split = _split(vocabulary)
-    merges = [_pair(vocabulary, text) for text in vocabulary.array("merges", str)] if vocabulary.said("merges") else []
+    merges = _pairs(vocabulary) if vocabulary.said("merges") else []
     raw = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=split.whole_words))
     if (normalizer := split.normalizer()) is not None:
         raw.normalizer = normalizer
@@ -189,21 +190,24 @@ def _split(vocabulary: Vocabulary) -> Any:
     return SPLITS[name]
 
 
-def _pair(vocabulary: Vocabulary, text: str) -> tuple[str, str]:
-    at = text.find(" ", 1)
-    if at < 0:
-        raise vocabulary.wrong(f"tokenizer.ggml.merges has {text[:100]!r}, which is no pair")
-    return text[:at], text[at + 1 :]
+def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The merges as the file has them."""
+    pairs = []
+    for text in vocabulary.array("merges", str):
+        if (at := text.find(" ", 1)) < 0:
+            raise vocabulary.wrong(f"tokenizer.ggml.merges has {text[:100]!r}, which is no pair")
+        pairs.append((text[:at], text[at + 1 :]))
+    return pairs
 
 
-def _scored(vocabulary: Vocabulary) -> Tokenizer:
+def _spaced(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, prefixed: bool) -> Tokenizer:
+    """BPE of characters, with bytes for what has no token. `prefixed`: whether a space stands before a text by default."""
     unknown = vocabulary.token("unknown")
     word = vocabulary.words[0 if unknown is None else unknown]
-    merges = _merges(vocabulary)
     raw = Tokenizer(models.BPE(vocabulary.ids, merges, unk_token=word, fuse_unk=True, byte_fallback=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
     spelled = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if vocabulary.flag("add_space_prefix", True):
+    if vocabulary.flag("add_space_prefix", prefixed):
         spaces, spelled = [normalizers.Prepend(SPACE), *spaces], [*spelled, decoders.Strip(" ", 1, 0)]
     raw.normalizer, raw.decoder = normalizers.Sequence(spaces), decoders.Sequence(spelled)
     return raw
@@ -254,6 +258,7 @@ def _splits(words: list[str], length: NDArray[numpy.int64]) -> tuple[NDArray[num
 
 MAKERS = {
     "gpt2": Maker(_byte_level, lambda vocabulary: _split(vocabulary).starts),
-    "llama": Maker(_scored, lambda vocabulary: True),
+    "llama": Maker(lambda vocabulary: _spaced(vocabulary, _merges(vocabulary), prefixed=True), lambda vocabulary: True),
+    "gemma4": Maker(lambda vocabulary: _spaced(vocabulary, _pairs(vocabulary), prefixed=False), lambda vocabulary: True),
 }
 """By `tokenizer.ggml.model`."""

@@ -219,8 +219,10 @@ def whole_numbers(forms: Mapping[str, CodeLayout]) -> dict[str, CodeLayout]:
 def adopt_forms(net: Decoder, forms: Mapping[str, CodeLayout]) -> None:
     """Give matrices of a decoder without numbers these forms. A tied head has that of the embedding."""
     embedding = forms.get("embedding.tokens")
-    if rounded := sum(not form.exact for form in forms.values()):
-        log.info("%d weight matrices are requantised to int8: their type in the file is not supported in memory", rounded)
+    if rounded := [form.rounded for form in forms.values() if form.rounded]:
+        types = ", ".join(sorted(set().union(*rounded)))
+        words = "%d weight matrices are requantised to int8, 8.5 bits a number: codes cannot hold those of their types, %s"
+        log.info(words, len(rounded), types)
 
     def kept(path: str, linear: Linear) -> Linear:
         form = embedding if path == "head" and net.config.tied_head else forms.get(path)

@@ -116,8 +116,8 @@ class QuantisedLinear(Linear):
             yield self.select(some)
 
     def leave(self, unread: Unread) -> bool:
-        """See Linear: of a file of blocks."""
-        if not isinstance(unread.rows, Blocks):
+        """See Linear: of a file of blocks that native code unpacks."""
+        if not isinstance(unread.rows, Blocks) or unread.rows.number is None:
             return False
         self.unread += (unread,)
         for name in ("codes", "scales", "minima", "units"):

@@ -36,6 +36,7 @@ ARCHITECTURES |= {
 }
 ARCHITECTURES |= {"cohere": "command-r", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3"}
 ARCHITECTURES |= {"qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
+ARCHITECTURES |= {"qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
 """By `model_type`, where it is not the same word."""
 NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "smollm3", "granitemoe", "granitemoeshared", "granitemoehybrid")
 NEIGHBOURS += ("arcee", "ministral3", "olmo")
@@ -61,8 +62,13 @@ MADE: dict[str, Callable[[], nn.Module]] = {
         ),
         *("seed_oss", "ernie4_5", "hunyuan_v1_dense", "hunyuan_v1_dense-alpha", "exaone4", "exaone4-whole", "arcee", "cohere"),
         *("qwen2_vl", "qwen3_vl", "qwen3_vl_moe-everywhere"),
+        *("qwen3_5_text", "qwen3_5_text-odd", "qwen3_5_moe_text"),
     )
 }
+_SQUARE: dict[str, Any] = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_SQUARE |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+_EXPERTS |= {"shared_expert_intermediate_size": 12}
 MADE |= {
     "gemma2": lambda: shaped("Gemma2", sliding_window=7, query_pre_attn_scalar=8),
     "gemma3_text": lambda: shaped("Gemma3Text", sliding_window=7, query_pre_attn_scalar=8, num_hidden_layers=7),
@@ -90,6 +96,15 @@ MADE |= {
     "gemma4_text": lambda: KINDS["gemma4_text"](),
     "gemma4_text-shared": lambda: KINDS["gemma4_text-shared"](),
     "gemma4_text-experts": lambda: KINDS["gemma4_text-experts"](),
+    "qwen3_5_text-square": lambda: shaped("Qwen3_5Text", **_SQUARE),
+    "qwen3_5_text-whole": lambda: shaped(
+        "Qwen3_5Text",
+        **_SQUARE | {"linear_num_key_heads": 4},
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    ),
+    "qwen3_5_moe_text-square": lambda: shaped("Qwen3_5MoeText", **_SQUARE, **_EXPERTS),
+    "qwen3_next": lambda: shaped("Qwen3Next", **_SQUARE, **_EXPERTS),
 }
 """Tiny checkpoints that GGUF has words for."""
 
@@ -200,7 +215,7 @@ def described(config: Config) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
     }
     rope = config.get("rope_parameters") or {}
-    said |= _rope(config, rope.get("full_attention", rope), rope) | _own(config)
+    said |= _rope(config, rope.get("full_attention", rope), rope) | _own(config) | _delta(config)
     return said | (_gemma4(config) if config["model_type"] == "gemma4_text" else {})
 
 
@@ -348,11 +363,32 @@ def _first(config: Config, *keys: str) -> Any:
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
+def _delta(config: Config) -> dict[str, Any]:
+    """What architectures with the delta rule have; a converter writes an interval alone, llama.cpp reads the layers too."""
+    if "linear_num_value_heads" not in config:
+        return {}
+    said = {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "full_attention_interval": 4,
+    }
+    if config["model_type"] != "qwen3_next":
+        turned = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]) // 2  # pairs of columns
+        said["rope.dimension_sections"] = [*((turned + 2 - part) // 3 for part in range(3)), 0]
+    recurrent = [kind == "linear_attention" for kind in config["layer_types"]]
+    if recurrent != [(layer + 1) % 4 != 0 for layer in range(len(recurrent))]:
+        said["attention.recurrent_layers"] = recurrent
+    return said
+
+
 def converted(folder: Path, config: Config) -> Iterator[tuple[str, Tensor]]:
     """The tensors under llama.cpp's names, in its order of rows."""
     arch = next(each for each, name in MODEL_ARCH_NAMES.items() if name == architecture(config))
     names = get_tensor_name_map(arch, config["num_hidden_layers"])
-    for name, tensor in _merged(_of_text(load_file(folder / "model.safetensors")), config):
+    for name, tensor in _undivided(_merged(_of_text(load_file(folder / "model.safetensors")), config), config):
         if name.endswith(("router.scale", "per_expert_scale")):
             part = "ffn_gate_inp" if name.endswith("router.scale") else "ffn_down_exps"
             yield f"blk.{name.split('.')[2]}.{part}.scale", tensor.float()
@@ -381,8 +417,53 @@ def _arranged(name: str, tensor: Tensor, config: Config) -> Tensor:
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     if config["model_type"] in ("gemma", "gemma2", "gemma3_text", "nemotron") and name.endswith("norm.weight"):
         return tensor + 1
+    if config["model_type"].startswith(("qwen3_5", "qwen3_next")):
+        return _arranged_delta(name, tensor, config)
     squeezed = ("shared_expert_gate", "e_score_correction", "conv.conv.weight")
     return tensor.squeeze() if any(part in name for part in squeezed) else tensor
+
+
+def _arranged_delta(name: str, tensor: Tensor, config: Config) -> Tensor:
+    """What converters do to Qwen3-Next and Qwen3.5: value heads lie apart in the latter."""
+    if name.endswith("A_log"):
+        tensor = -tensor.exp()
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return tensor + 1
+    tensor = tensor.squeeze() if "conv1d" in name or "shared_expert_gate" in name else tensor
+    if "linear_attn." not in name or config["model_type"] == "qwen3_next":
+        return tensor
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    order = numpy.arange(heads).reshape(key_heads, -1).T.flatten()  # which head stands in each place
+
+    def apart(rows: Tensor) -> Tensor:
+        return rows.reshape(heads, -1, *rows.shape[1:])[order].reshape(rows.shape)
+
+    if "out_proj" in name:
+        return apart(tensor.T).T
+    if "in_proj_qkv" in name or "conv1d" in name:
+        first = 2 * key_heads * config["linear_key_head_dim"]
+        return torch.cat((tensor[:first], apart(tensor[first:])))
+    return tensor if "linear_attn.norm" in name else apart(tensor)
+
+
+def _undivided(tensors: Iterator[tuple[str, Tensor]], config: Config) -> Iterator[tuple[str, Tensor]]:
+    """With the converters' names, what a checkpoint has in one tensor: experts' gates, and the inputs of the delta rule."""
+    for name, tensor in tensors:
+        name = name.replace("language_model.", "").replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith("experts.gate_up_proj"):
+            for part, rows in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), rows
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("in_proj_qkvz.weight"):
+            heads, keys, values = (config[f"linear_{each}"] for each in ("num_key_heads", "key_head_dim", "value_head_dim"))
+            values *= config["linear_num_value_heads"] // heads
+            parts = tensor.reshape(heads, -1, tensor.shape[1]).split((keys, keys, values, values), dim=1)
+            q, k, v, z = (part.reshape(-1, tensor.shape[1]) for part in parts)
+            yield name.replace("qkvz", "qkv"), torch.cat((q, k, v))
+            yield name.replace("qkvz", "z"), z
+        else:
+            yield name, tensor
 
 
 def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str, Tensor]]:
@@ -405,7 +486,7 @@ def _merged(tensors: Mapping[str, Tensor], config: Config) -> Iterator[tuple[str
             key, value = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
             yield name.replace("kv_b_proj", "k_b_proj"), key.mT
             yield name.replace("kv_b_proj", "v_b_proj"), value
-        elif not mark:
+        elif not mark or (config["model_type"] not in ("gpt_oss", "qwen3_vl_moe") and rest in ("gate_up_proj", "down_proj")):
             yield name, tensor
         elif config["model_type"] == "qwen3_vl_moe":
             halves = tensor.chunk(2, dim=1) if "gate_up" in rest else (tensor,)

@@ -88,16 +88,17 @@ def _delta(raw: Raw) -> dict[str, Any]:
 def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
     """What lies head by head in their matrices lies part by part in ours."""
     if ".q_proj." in name:  # queries and the gate
-        return _by_parts(tensor, config.num_heads, [config.head_size] * 2)
+        return by_parts(tensor, config.num_heads, [config.head_size] * 2)
     if ".in_proj_qkvz." not in name and ".in_proj_ba." not in name:
         return tensor
     assert config.delta is not None
     shared = config.delta.value_heads // config.delta.key_heads
     keys, values = [config.delta.key_size] * 2, [shared * config.delta.value_size] * 2
-    return _by_parts(tensor, config.delta.key_heads, keys + values if "qkvz" in name else [shared] * 2)
+    return by_parts(tensor, config.delta.key_heads, keys + values if "qkvz" in name else [shared] * 2)
 
 
-def _by_parts(tensor: "Tensor", heads: int, sizes: list[int]) -> "Tensor":
+def by_parts(tensor: "Tensor", heads: int, sizes: list[int]) -> "Tensor":
+    """Rows that lie head by head, with parts of these sizes in each: part by part, and head by head in a part."""
     from torch import cat
 
     return cat([part.flatten(0, 1) for part in tensor.unflatten(0, (heads, -1)).split(sizes, dim=1)])

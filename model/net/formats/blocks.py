@@ -1,6 +1,6 @@
 """Rows of a matrix as a file of blocks has them, in the mapped file: the native decoder unpacks them itself.
 
-Shapes: R rows · B bytes of a row.
+Shapes: R rows · B bytes of a row · G groups of columns.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ SLICE = 1 << 22
 class Blocks:
     """Rows of blocks of one type."""
 
-    number: int
-    """The type's, as ggml counts them."""
+    number: int | None
+    """The type's, as ggml counts them; None: one that native code does not unpack."""
     bytes_RB: Tensor
     columns: int
-    unit: int
-    """Rows that `change` keeps together: those of a head."""
     meaning: Callable[[Tensor], Tensor | Codes]
     """Bytes of some rows as codes or numbers."""
+    groups_G: Tensor | None = None
+    """Which group of columns stands in each place; None: each stands in its own."""
     change: Callable[[Tensor], Tensor] | None = None
     """What puts the rows in our order; it mixes none."""
 
@@ -50,12 +50,18 @@ class Blocks:
 
     def slices(self) -> Iterator[Tensor | Codes]:
         """What the rows mean, some at a time."""
-        rows = max(1, SLICE // (self.columns * self.unit)) * self.unit
-        for slice_RB in self.bytes_RB.split(rows):
-            some = self.meaning(slice_RB)
-            if self.change is not None:
-                some = some.each(self.change) if isinstance(some, Codes) else self.change(some)
+        order_R, rows = self.order(), max(1, SLICE // self.columns)
+        for first in range(0, len(self.bytes_RB), rows):
+            places = slice(first, first + rows)
+            some = self.meaning(self.bytes_RB[places if order_R is None else order_R[places]])
+            if self.groups_G is not None:
+                some = some.each(self._place) if isinstance(some, Codes) else self._place(some)
             yield some
+
+    def _place(self, part_RX: Tensor) -> Tensor:
+        """The columns of a part in our order: numbers or codes [R, I], or what a group has one of [R, G]."""
+        assert self.groups_G is not None
+        return part_RX.unflatten(1, (len(self.groups_G), -1))[:, self.groups_G].flatten(1)
 
 
 class Mapped(NamedTuple):

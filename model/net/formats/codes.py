@@ -49,13 +49,14 @@ class CodeLayout(NamedTuple):
 
     kind: Kind
     has_minima: bool = False
-    exact: bool = True
-    """Whether it holds what the files have; otherwise that is rounded once more."""
+    rounded: tuple[str, ...] = ()
+    """Types of the files whose numbers are rounded once more."""
 
     def joined(self, other: "CodeLayout") -> "CodeLayout":
         """What holds the rows of both: values of 4 bits are values of 8 bits, too."""
         kind = self.kind if self.kind == other.kind else INT8
-        return CodeLayout(kind, self.has_minima or other.has_minima, self.exact and other.exact)
+        rounded = tuple(sorted({*self.rounded, *other.rounded}))
+        return CodeLayout(kind, self.has_minima or other.has_minima, rounded)
 
 
 class Codes(NamedTuple):

@@ -6,32 +6,34 @@ Rows of queries and keys may lie so that neighbours rotate together; norms of Ge
 import math
 import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize
 from torch import Tensor
 
 from attend.model.config import ModelConfig
 from attend.model.gguf.config import CONVOLVING, FREQUENCIES, LONG, SHORT, read_config
 from attend.model.gguf.container import Stored
 from attend.model.gguf.documents import container
+from attend.model.gguf.keys import Keys
 from attend.model.net.families.glm4 import halves
 from attend.model.net.families.reading import MTP, Family, in_block, pairs
-from attend.model.net.formats.blocks import Blocks
-from attend.model.net.formats.codes import CodeLayout, Codes
-from attend.model.net.formats.ggml import CODED, FORMS, codes_of
+from attend.model.net.formats import gguf_delta
+from attend.model.net.formats.blocks import SLICE, Blocks
+from attend.model.net.formats.codes import GROUP, CodeLayout, Codes
+from attend.model.net.formats.ggml import CODED, FORMS, NATIVE, codes_of, numbers_of
 from attend.model.net.formats.weights import Place, Weights
 
+Names = dict[str, tuple[str, ...]]
+Adapt = Callable[[ModelConfig, str, Tensor], Tensor]
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 """Types that torch has."""
-READ = (*PLAIN, *CODED, Type.Q6_K)
+READ = (*PLAIN, *FORMS)
 NEIGHBOURS = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "cohere2", "glm4", "ernie4_5-moe")
 NEIGHBOURS += ("arcee", "command-r", "ernie4_5", "mistral3", "olmo")
 """Architectures whose queries and keys rotate neighbour with neighbour."""
@@ -115,8 +117,10 @@ class Gguf(Weights):
         config = read_config(self._container)
         self._head = _rows_of_heads(config)
         """Rows that no change of their order takes apart."""
-        self._guesses = range(config["num_hidden_layers"], self._container.metadata[f"{self._arch}.block_count"])
-        """Those behind the last one, which guess further tokens."""
+        self._layers: tuple[int, int] = config["num_hidden_layers"], Keys(self._container).size("block_count")
+        """Layers of the model, and of the file: the last ones may be there for multi-token prediction."""
+        self._columns_I = gguf_delta.columns(self._arch, config)
+        """Which column of the matrix that reads value heads stands in each place."""
         self._maps: dict[Path, mmap.mmap] = {}
         self.where = {name: stored.file.name for name, stored in self._container.tensors.items()}
 
@@ -130,23 +134,30 @@ class Gguf(Weights):
 
     def spelled(self, family: Family) -> Family:
         """The family with GGUF's names, and with what the converters do to its tensors."""
-        changes = OTHERS.get(self._arch, {})
-        if "blk.0.attn_qkv.weight" in self.where:
+        changes: Names = OTHERS.get(self._arch, {})
+        weights: Names = WEIGHTS | (LFM2 if self._arch in CONVOLVING else {})
+        adapt: Adapt | None = family.adapt if self._arch in ADAPTED else None
+        if self._arch in NEIGHBOURS:
+            adapt = _from_neighbours
+        if self._arch in gguf_delta.ARCHITECTURES:
+            weights = WEIGHTS | gguf_delta.weights(self.where)
+            adapt = partial(gguf_delta.adapt, self._columns_I is not None)
+        elif "blk.0.attn_qkv.weight" in self.where:
             changes = changes | {"attention.qkv": ("attn_qkv",)}
-        if "blk.0.ffn_gate_up_exps.weight" in self.where:
-            changes = changes | {"mlp.experts.gate_up": ("ffn_gate_up_exps[{e}]",)}
         if "blk.0.ffn_gate.weight" not in self.where:
             changes = changes | {"mlp.gate_up": ("ffn_up",)}
+        if "blk.0.ffn_gate_up_exps.weight" in self.where:
+            changes = changes | {"mlp.experts.gate_up": ("ffn_gate_up_exps[{e}]",)}
         return replace(
             family,
-            weights=WEIGHTS | in_block("blk", changes) | (LFM2 if self._arch in CONVOLVING else {}),
-            adapt=_from_neighbours if self._arch in NEIGHBOURS else family.adapt if self._arch in ADAPTED else None,
+            weights=weights | in_block("blk", changes),
+            adapt=adapt,
             transposed=None,
             rows=None,
             gain_offset=None if family.gain_offset is None else 0.0,
             prefix="",
             fused={},
-            left_out={f"blk.{layer}.": MTP for layer in self._guesses},
+            left_out={f"blk.{layer}.": MTP for layer in range(*self._layers)},
             ignored=SPARE if self._arch == "gemma4" else ROPE,
         )
 
@@ -169,14 +180,26 @@ class Gguf(Weights):
             self.problems.append(f"tensor {name} is missing")
             return None
         self.used.add(_base(name))
-        if stored.kind not in READ:
-            known = ", ".join(kind.name for kind in READ)
+        known_kinds = READ if len(stored.shape) > 1 else tuple(PLAIN)
+        if stored.kind not in known_kinds:
+            known = ", ".join(kind.name for kind in known_kinds)
             self.problems.append(f"{stored.file.name}: tensor {name} is {stored.kind.name}, expected one of {known}")
         elif _solid(stored.shape) != _solid(whole):
             self.problems.append(f"{stored.file.name}: tensor {name} has shape {list(stored.shape)}, expected {list(whole)}")
+        elif stored.kind not in PLAIN and self._cuts_groups(name):
+            self.problems.append(f"{stored.file.name}: tensor {name} is {stored.kind.name}, and its heads end within a block")
         else:
             return [(name, stored.file.name)]
         return None
+
+    def _order(self, name: str) -> Tensor | None:
+        """Which column of a matrix stands in each place [I]; None: each stands in its own."""
+        return self._columns_I if f".{gguf_delta.MERGE}." in name else None
+
+    def _cuts_groups(self, name: str) -> bool:
+        """Whether the columns of one group go to places of several."""
+        order_I = self._order(name)
+        return order_I is not None and bool((order_I.view(-1, GROUP).diff() != 1).any())
 
     def _stored(self, name: str) -> Stored | None:
         return self._container.tensors.get(_base(name))
@@ -200,11 +223,18 @@ class Gguf(Weights):
         if _TURNED in name:
             numbers = bytes_RB.view(PLAIN[stored.kind]) if stored.kind in PLAIN else _meaning(stored.kind, bytes_RB)
             yield (numbers.dense() if isinstance(numbers, Codes) else numbers).T
-        elif stored.kind in PLAIN:
-            numbers = bytes_RB.view(PLAIN[stored.kind])
-            yield numbers if len(stored.shape) > 1 else numbers[0]
+            return
+        columns_I = self._order(name)
+        if stored.kind not in PLAIN:
+            number = stored.kind.value if stored.kind in NATIVE else None
+            groups_G = None if columns_I is None else columns_I[::GROUP] // GROUP
+            yield Blocks(number, bytes_RB, stored.shape[-1], partial(_meaning, stored.kind), groups_G)
+            return
+        numbers = bytes_RB.view(PLAIN[stored.kind])
+        if columns_I is not None:
+            yield from (some_RI[:, columns_I] for some_RI in numbers.split(max(1, SLICE // len(columns_I))))
         else:
-            yield Blocks(stored.kind.value, bytes_RB, stored.shape[-1], self._head, partial(_meaning, stored.kind))
+            yield numbers if len(stored.shape) > 1 else numbers[0]
 
 
 def _rows_of_heads(config: Mapping[str, Any]) -> int:
@@ -219,8 +249,7 @@ def _meaning(kind: Type, bytes_RB: Tensor) -> Tensor | Codes:
     codes = codes_of(kind, bytes_RB) if kind in CODED else None
     if codes is not None and (codes.kind.bits == 4 or codes.codes_OI.min() > -128):
         return codes
-    with numpy.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite is noted by the caller
-        return torch.from_numpy(dequantize(bytes_RB.numpy(), kind))
+    return numbers_of(kind, bytes_RB)
 
 
 def _base(name: str) -> str:

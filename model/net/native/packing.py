@@ -43,6 +43,7 @@ class _BlockRows(ctypes.Structure):
     _fields_ = (
         ("bytes", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("stride", ctypes.c_int64),
         ("type", ctypes.c_int64),
@@ -197,8 +198,8 @@ def _split(part: Unread, linear: Linear) -> list[Unread]:
 
 def _block_rows(blocks: Blocks, order_R: Tensor | None) -> _BlockRows:
     rows, stride = blocks.bytes_RB.shape
-    order = None if order_R is None else order_R.data_ptr()
-    return _BlockRows(blocks.bytes_RB.data_ptr(), order, rows, stride, blocks.number)
+    order, groups = (None if each is None else each.data_ptr() for each in (order_R, blocks.groups_G))
+    return _BlockRows(blocks.bytes_RB.data_ptr(), order, groups, rows, stride, blocks.number)
 
 
 def _pointer(tensor: Tensor | None, expert: Any) -> int | None:

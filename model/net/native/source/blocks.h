@@ -12,12 +12,15 @@
 
 #include "tokens.h"
 
-enum BlockType { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, MXFP4 = 39 };  // ggml's numbers
+enum BlockType {  // ggml's numbers
+    Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39
+};
 
 // Rows of a tensor as they lie in a file. As `Part` of decoder.py's ctypes.
 struct BlockRows {
     const uint8_t* bytes;
     const i64* order;  // which row is row n; null: itself
+    const i64* groups;  // which group of a row is group g; null: itself
     i64 rows, stride;  // stride: bytes in a row
     i64 type;
 };
@@ -51,8 +54,8 @@ INLINE uint16_t to_half(float value) {
     return sign | (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
 }
 
-// 32 numbers in 8 bits: the largest becomes 127 or -127. As `quantise` of codes.py.
-INLINE void round_numbers(const float* numbers, CodedGroup& to) {
+// 32 numbers in 8 bits: the largest becomes 127 or -127. As `quantise` of codes.py. A factor of all of them that is not finite stays seen.
+INLINE void round_numbers(const float* numbers, float factor, CodedGroup& to) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, whose bits are then the lowest
     float largest = 0;
     for (i64 i = 0; i < GROUP; i++) largest = std::max(largest, std::fabs(numbers[i]));
@@ -63,7 +66,7 @@ INLINE void round_numbers(const float* numbers, CodedGroup& to) {
         memcpy(&bits, &rounded, 4);
         to.codes[i] = (uint8_t)bits;
     }
-    to.scale = largest / 127, to.minimum = 0;
+    to.scale = largest / 127 + 0 * factor, to.minimum = 0;
 }
 
 // Low halves, then high halves.
@@ -84,7 +87,30 @@ INLINE void k_scales(const uint8_t* block, i64 g, CodedGroup& to) {
     to.scale = half_at(block) * scale, to.minimum = -half_at(block + 2) * minimum;
 }
 
-INLINE void sixes(const uint8_t* block, i64 g, CodedGroup& to) {  // scales for 16 columns: the numbers are rounded once more
+// Types with scales for 16 columns: the numbers are rounded once more. Group g of a block of 256.
+INLINE void twos(const uint8_t* block, i64 g, CodedGroup& to) {
+    const uint8_t* codes = block + 16 + g / 4 * 32;
+    float numbers[GROUP], unit = half_at(block + 80), least = half_at(block + 82);
+    for (i64 i = 0; i < GROUP; i++) {
+        int both = block[2 * g + i / 16];
+        numbers[i] = unit * (both & 15) * (codes[i] >> g % 4 * 2 & 3) - least * (both >> 4);
+    }
+    round_numbers(numbers, unit + least, to);
+}
+
+INLINE void threes(const uint8_t* block, i64 g, CodedGroup& to) {
+    const uint8_t *bits = block, *codes = block + 32 + g / 4 * 32, *scales = block + 96;
+    float numbers[GROUP], unit = half_at(block + 108);
+    for (i64 half = 0; half < 2; half++) {
+        const i64 at = 2 * g + half;
+        float scale = unit * ((scales[at % 8] >> at / 8 * 4 & 15 | (scales[8 + at % 4] >> at / 4 * 2 & 3) << 4) - 32);
+        for (i64 i = half * 16; i < half * 16 + 16; i++)
+            numbers[i] = scale * ((codes[i] >> g % 4 * 2 & 3) - (bits[i] >> g & 1 ? 0 : 4));
+    }
+    round_numbers(numbers, unit, to);
+}
+
+INLINE void sixes(const uint8_t* block, i64 g, CodedGroup& to) {
     const i64 side = g / 4, quarter = g % 4;
     const uint8_t *low = block + 64 * side + 32 * (quarter % 2), *high = block + 128 + 32 * side;
     const int8_t* scales = (const int8_t*)block + 192 + 8 * side + 2 * quarter;
@@ -95,7 +121,7 @@ INLINE void sixes(const uint8_t* block, i64 g, CodedGroup& to) {  // scales for 
         for (i64 i = half * 16; i < half * 16 + 16; i++)
             numbers[i] = scale * (float)((int)((low[i] >> down & 15) | (high[i] >> up & 3) << 4) - 32);
     }
-    round_numbers(numbers, to);
+    round_numbers(numbers, unit, to);
 }
 
 INLINE void eights_of(const uint8_t* block, CodedGroup& to) {
@@ -106,7 +132,7 @@ INLINE void eights_of(const uint8_t* block, CodedGroup& to) {
     if (!reaches) return;
     float numbers[GROUP];  // products take codes from -127 on
     for (i64 i = 0; i < GROUP; i++) numbers[i] = to.scale * (int8_t)to.codes[i];
-    round_numbers(numbers, to);
+    round_numbers(numbers, to.scale, to);
 }
 
 // Group g of a row.
@@ -144,7 +170,16 @@ INLINE void read_group(i64 type, const uint8_t* row, i64 g, CodedGroup& to) {
             else for (i64 i = 0; i < GROUP; i++) to.codes[i] |= (bits[i] >> bit & 1) << 4;
             return;
         }
+        case Q2_K: return twos(row + g / 8 * 84, g % 8, to);
+        case Q3_K: return threes(row + g / 8 * 110, g % 8, to);
         case Q6_K: return sixes(row + g / 8 * 210, g % 8, to);
+        case IQ4_XS: {
+            block = row + g / 8 * 136;
+            const int bit = g % 8, high = (block[2] | block[3] << 8) >> 2 * bit & 3;
+            nibbles(block + 8 + bit * 16, to.codes);
+            to.scale = half_at(block) * ((block[4 + bit / 2] >> bit % 2 * 4 & 15 | high << 4) - 32);
+            return;
+        }
         case MXFP4:
             block = row + g * 17;
             nibbles(block + 1, to.codes), to.scale = std::ldexp(1.0f, block[0] - 128);  // less one more, since the values are doubled
@@ -156,7 +191,15 @@ INLINE const int8_t* values_of(i64 type) {  // of codes of 4 bits; null: the typ
     static const int8_t counted[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
     static const int8_t normal[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     static const int8_t floats[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    return type == Q4_0 || type == Q4_1 || type == Q4_K ? counted : type == IQ4_NL ? normal : type == MXFP4 ? floats : nullptr;
+    switch (type) {
+        case Q4_0:
+        case Q4_1:
+        case Q4_K: return counted;
+        case IQ4_NL:
+        case IQ4_XS: return normal;
+        case MXFP4: return floats;
+        default: return nullptr;
+    }
 }
 
 // The rows of parts under each other, in 4 bits where all of them have those values, else in 8.
@@ -179,7 +222,7 @@ struct BlockParts {
         bool finite = true;
         for (i64 g = 0; g < groups; g++) {
             CodedGroup group;
-            read_group(part->type, bytes, g, group);
+            read_group(part->type, bytes, part->groups ? part->groups[g] : g, group);
             for (i64 i = 0; values && i < GROUP; i++) group.codes[i] = (uint8_t)values[group.codes[i]];
             memcpy(codes + g * GROUP, group.codes, GROUP);
             steps[g] = group.scale, least[g] = group.minimum;

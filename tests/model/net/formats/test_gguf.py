@@ -10,14 +10,14 @@ import numpy
 import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
 from attend.model.net.backends import ReferenceBackend
 from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.formats.codes import GROUP, INT8
-from attend.model.net.formats.ggml import FORMS
+from attend.model.net.formats.ggml import FORMS, NATIVE
 from attend.model.net.formats.gguf import READ
 from attend.model.net.linear import Linear
 from attend.model.net.native.decoder import NativeDecoder
@@ -29,6 +29,7 @@ from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, w
 from tests.model.net.native.test_native import distance, needs_library, run, run_native
 
 TOKENS = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12, 8, 8, 91, 20, 1]
+DELTA_KINDS = [kind for kind in MADE if kind.startswith(("qwen3_5", "qwen3_next"))]
 QUANTISED = [kind for kind in READ if kind not in (Type.F32, Type.F16, Type.BF16)]
 
 
@@ -41,12 +42,12 @@ def our_logits(net: Decoder, tokens: list[int] = TOKENS) -> Tensor:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("kind", list(MADE))
 def test_a_file_has_the_logits_of_its_checkpoint(kind, times, tmp_path):
-    """Also where the text is longer than what a stretched rope has learned."""
+    """Also where the text is longer than what a stretched rope has learned. The delta rule norms what may be near 0."""
     folder, tokens = make(kind, tmp_path / "theirs"), TOKENS * times
     path = write_gguf(folder, tmp_path / "tiny.gguf")
     theirs = their_logits(their_model(folder), tokens)
     ours = our_logits(load(path, torch.float32, "cpu", context=len(tokens)), tokens)
-    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    assert (ours - theirs).abs().max() <= (2e-4 if kind in DELTA_KINDS else 1e-5) * theirs.abs().max()
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +62,31 @@ def wide(tmp_path_factory) -> Path:
     return folder
 
 
+AT_END = {Type.Q2_K: 4, Type.Q3_K: 2, Type.Q6_K: 2, Type.TQ1_0: 2, Type.TQ2_0: 2}
+"""Bytes of the scales at the end of a block; other types have them first."""
+
+
 def random_blocks(kind: Type, seed: int = 0) -> Blocks:
     """Matrices of random bytes, with scales that are numbers: every bit of a block says something."""
     generator = numpy.random.default_rng(seed)
 
     def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
-        if tensor.dim() < 2:
-            return plain(name, tensor)
         columns, size = GGML_QUANT_SIZES[kind]
+        if tensor.dim() < 2 or tensor.shape[-1] % columns:
+            return plain(name, tensor)
         count = tensor.numel() // columns
         numbers = generator.integers(0, 256, (count, size), dtype=numpy.uint8)
-        halves = generator.uniform(-0.002, 0.002, (count, 2)).astype(numpy.float16).view(numpy.uint8)
+        widest = 0.0001 if kind == Type.IQ4_XS else 0.002  # its table and its scales go far
+        halves = generator.uniform(-widest, widest, (count, 2)).astype(numpy.float16).view(numpy.uint8)
         if kind == Type.Q8_0:
             numbers[numbers == 0x80] = 0x81  # -128, which no quantiser writes
         if kind == Type.MXFP4:
             numbers[:, 0] = generator.integers(117, 122, count)
-        elif kind == Type.Q6_K:
-            numbers[:, -2:] = halves[:, :2]
+        elif kind == Type.IQ1_M:  # whose scale lies in the highest bits of four words
+            words, bits = numbers[:, -8:].view(numpy.uint16), halves[:, :2].copy().view(numpy.uint16)
+            numbers[:, -8:] = (words & 0xFFF | (bits >> numpy.array([0, 4, 8, 12]) & 15) << 12).astype("<u2").view(numpy.uint8)
+        elif kind in AT_END:
+            numbers[:, -AT_END[kind] :] = halves[:, : AT_END[kind]]
         else:
             two = kind in (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)
             numbers[:, : 4 if two else 2] = halves[:, : 4 if two else 2]
@@ -176,6 +185,7 @@ def matrices(net: Decoder) -> dict[str, Tensor]:
     return {name: module.dense() for name, module in net.named_modules() if isinstance(module, Linear)}
 
 
+KINDS_OF_256 = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q6_K, Type.IQ4_XS)
 MIXED = {"attn_v": Type.Q6_K, "ffn_down": Type.Q6_K, "attn_k": Type.Q4_1, "ffn_up": Type.Q5_0, "token_embd": Type.Q8_0}
 
 
@@ -193,7 +203,7 @@ def test_the_native_decoder_unpacks_a_file_to_the_bits_that_torch_makes_of_it(ki
     found = []
     for mapped in (True, False):
         net = load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
-        assert mapped == bool(net.blocks[0].attention.qkv.unread)
+        assert bool(net.blocks[0].attention.qkv.unread) == (mapped and kind in NATIVE)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
     assert found[0].keys() == found[1].keys()
@@ -215,15 +225,16 @@ def test_so_it_does_for_experts_and_other_rows(family, kind, tmp_path):
 
 @needs_library
 @pytest.mark.parametrize("name", ["blk.0.attn_k.weight", "blk.0.ffn_down.weight", "output.weight"])
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K, Type.Q6_K, Type.BF16], ids=lambda kind: kind.name)
-def test_a_number_that_is_none_is_named_when_the_native_decoder_unpacks_it(name, kind, wide, tmp_path):
+@pytest.mark.parametrize("kind", [Type.Q8_0, *KINDS_OF_256, Type.BF16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
+def test_a_number_that_is_none_is_named_when_the_native_decoder_unpacks_it(name, kind, bad, wide, tmp_path):
     def broken(tensors: dict[str, tuple[numpy.ndarray, Type]]) -> None:
         numbers = tensors[name][0] if kind == Type.BF16 else tensors[name][0].reshape(-1, GGML_QUANT_SIZES[kind][1])
         if kind == Type.BF16:
-            numbers.view(numpy.uint16)[5, 7] = 0x7F80
+            numbers.view(numpy.uint16)[5, 7] = 0x7F80 if bad == numpy.inf else 0x7FC0
         else:
-            at = 208 if kind == Type.Q6_K else 0
-            numbers[3, at : at + 2] = numpy.array([numpy.inf], numpy.float16).view(numpy.uint8)
+            at = numbers.shape[1] - AT_END[kind] if kind in AT_END else 0
+            numbers[3, at : at + 2] = numpy.array([bad], numpy.float16).view(numpy.uint8)
 
     path = write_gguf(
         wide, tmp_path / "tiny.gguf", stored_as(kind) if kind == Type.BF16 else random_blocks(kind), change=broken
@@ -258,6 +269,10 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda tensors: tensors.update({NORM: (numpy.ones(32), Type.F64)}),
         f"tiny.gguf: tensor {NORM} is F64, expected one of F32, F16",
     ),
+    "a vector in blocks": (
+        lambda tensors: tensors.update({NORM: (quantize(numpy.ones(32, numpy.float32), Type.Q8_0), Type.Q8_0)}),
+        f"tiny.gguf: tensor {NORM} is Q8_0, expected one of F32, F16, BF16",
+    ),
 }
 
 
@@ -271,13 +286,13 @@ def test_a_tensor_that_does_not_fit_is_named_with_its_file(what, tmp_path):
         assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0, Type.Q4_1, Type.Q6_K, Type.Q4_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0, Type.Q4_1, *KINDS_OF_256, Type.TQ2_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
 def test_numbers_and_scales_that_are_not_finite_are_named(kind, bad, wide, tmp_path):
     def spoil(tensors: dict[str, tuple[numpy.ndarray, Type]]) -> None:
         numbers, stored = tensors["blk.0.ffn_up.weight"]
         row = numbers[3].view(numpy.float32 if stored == Type.F32 else numpy.float16)
-        row[-1 if stored == Type.Q6_K else 0] = bad
+        row[-1 if stored in AT_END else 0] = bad
 
     path = write_gguf(wide, tmp_path / "tiny.gguf", plain if kind == Type.F32 else random_blocks(kind), change=spoil)
     with pytest.raises(CheckpointError, match=r"tiny\.gguf: tensor blk\.0\.ffn_up\.weight holds NaN or infinity"):
@@ -298,10 +313,11 @@ def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wid
         assert isinstance(other, QuantisedLinear) and (other.kind, other.has_minima) == (form.kind, form.has_minima)
         groups, kept_groups = (each.unflatten(-1, (-1, GROUP)) for each in (one.weight, other.dense()))
         largest = groups.abs().amax(-1, keepdim=True)
-        assert ((groups - kept_groups).abs() <= (2**-9 if form.exact else 1 / 127) * largest + 1e-9).all()
-    assert ("requantised" in caplog.text) is not form.exact
+        assert ((groups - kept_groups).abs() <= (1 / 127 if form.rounded else 2**-9) * largest + 1e-9).all()
+    said = "are requantised to int8, 8.5 bits a number: codes cannot hold those of their types, " + kind.name
+    assert (said in caplog.text) is bool(form.rounded)
     near = (our_logits(kept) - our_logits(plain_net)).norm() / our_logits(plain_net).norm()
-    assert near < (0.01 if form.exact else 0.05)
+    assert near < (0.05 if form.rounded else 0.01)
 
 
 @pytest.mark.parametrize(("values", "others"), [(Type.Q6_K, Type.Q4_K), (Type.Q4_K, Type.Q6_K), (Type.IQ4_NL, Type.Q4_1)])
@@ -354,7 +370,7 @@ def test_the_native_decoder_multiplies_the_codes_that_are_kept(kind, wide, tmp_p
     found = run_native(load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), 1000, 32, texts=texts)
     whole = load(path, torch.float32, "cpu")
     wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
-    assert distance(found, wanted) <= (0.05 if FORMS[kind].exact else 0.25)
+    assert distance(found, wanted) <= (0.25 if FORMS[kind].rounded else 0.05)
 
 
 def resident(path: Path) -> int:
