@@ -200,7 +200,7 @@ def letters() -> dict[str, Any]:
 
 def described(config: Config) -> dict[str, Any]:
     """The metadata of an architecture, by what follows its name."""
-    heads, head = config["num_attention_heads"], config.get("head_dim")
+    heads, head, convolves = config["num_attention_heads"], config.get("head_dim"), "conv_L_cache" in config
     said: dict[str, Any] = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -208,8 +208,8 @@ def described(config: Config) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
-        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon", config.get("norm_eps"))),
+        "attention.layer_norm_rms_epsilon": _first(config, "rms_norm_eps", *(["norm_eps"] if convolves else [])),
+        "attention.layer_norm_epsilon": _first(config, "layer_norm_eps", "norm_epsilon", *([] if convolves else ["norm_eps"])),
         "attention.key_length": head,
         "attention.value_length": head,
         "vocab_size": config["vocab_size"],

@@ -118,7 +118,6 @@ def test_experts_that_are_weighted_otherwise_are_refused(made, tmp_path):
 
 ROUTED = [
     ("deepseek_v3", {"deepseek2.expert_gating_func": 3}, "deepseek2.expert_gating_func = 3 is not supported"),
-    ("deepseek_v3", {"deepseek2.nextn_predict_layers": 1}, "deepseek2.nextn_predict_layers = 1 is not supported"),
     (
         "deepseek_v3",
         {"deepseek2.attention.key_length_mla": None},
