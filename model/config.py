@@ -144,6 +144,8 @@ class ModelConfig:
     """What the attention scores are multiplied by; None: 1 / sqrt(head_size)."""
     attention_gate: bool = False
     """Whether the heads' outputs are multiplied by the sigmoid of a projection of their own (Qwen3.5)."""
+    head_gate: bool = False
+    """Whether each head's output is multiplied by the sigmoid of one number of its own (LFM3)."""
     delta: DeltaSpec | None = None
     """What `delta_layers` have in place of attention."""
     delta_layers: tuple[int, ...] = ()
@@ -362,5 +364,5 @@ ROUTER = (
 SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
 SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
-SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "conv_bias")
+SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "head_gate", "conv_bias")
 SWITCHES += ("shared_expert_gate", "score_correction")

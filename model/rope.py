@@ -63,6 +63,20 @@ class Llama3Scaling(RopeScaling):
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling(RopeScaling):
+    """Every wavelength times `factor`; the first `share` of the pairs turns, and the others do not (Gemma 4)."""
+
+    factor: float
+    share: float
+
+    def check(self, size: int) -> None:
+        """See RopeScaling."""
+        RopeScaling.check(self, size)
+        if self.share > 1:
+            raise CheckpointError(f"config.json: rope scaling: at most all pairs of columns turn; got a share of {self.share}")
+
+
+@dataclass(frozen=True, slots=True)
 class YarnScaling(RopeScaling):
     """As Llama 3's, with bounds in turns within the original context, and attention made sharper (Peng et al. 2023)."""
 

@@ -102,13 +102,15 @@ class MultiHeadAttention(nn.Module):
         self.q_norm, self.k_norm = (make_norm(config, size) if size else nn.Identity() for size in normed[config.qk_norm])
         self.norm_heads = config.qk_norm == "head"
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
+        self.gates = Linear(config.hidden_size, [config.num_heads], bias=False) if config.head_gate else None
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         q_TQ, *gate, k_TQ, v_TQ = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
         q_THD = apply_rotary(self._normed(self.q_norm, q_TQ), rotation)
         k_TKD = apply_rotary(self._normed(self.k_norm, k_TQ), rotation)
         sinks = () if self.sinks is None else (self.sinks,)
-        heads_TQ = attention(layer, q_THD, k_TKD, self._heads(v_TQ), *sinks).flatten(-2)
+        heads_THD = attention(layer, q_THD, k_TKD, self._heads(v_TQ), *sinks)
+        heads_TQ = (heads_THD if self.gates is None else heads_THD * self.gates(x_TE).sigmoid()[..., None]).flatten(-2)
         return self.out(heads_TQ * gate[0].sigmoid() if gate else heads_TQ)
 
     def _normed(self, norm: nn.Module, x_TQ: Tensor) -> Tensor:

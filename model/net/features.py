@@ -37,6 +37,7 @@ SWITCHES = {
     "attention_scale": "attention_scale",
     "sinks": "sinks",
     "attention_gate": "attention_gate",
+    "head_gate": "head_gate",
     "delta": "gated_delta",
     "delta_layers": "gated_delta",
     "delta_norm_place": "norm_by_layer",
@@ -72,7 +73,7 @@ ALL = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
-    *("norm_by_layer", "short_conv"),
+    *("norm_by_layer", "short_conv", "head_gate"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
@@ -84,7 +85,7 @@ NATIVE = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
-    *("norm_by_layer", "short_conv"),
+    *("norm_by_layer", "short_conv", "head_gate"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
@@ -96,7 +97,7 @@ TRITON = ATTENTION | {
     *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
     *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
     *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
-    *("norm_by_layer", "short_conv"),
+    *("norm_by_layer", "short_conv", "head_gate"),
     *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
 }
 """What the Triton decoder computes."""

@@ -11,7 +11,16 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, Rope, RopeScaling, YarnScaling
+from attend.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
 
 Rotation = tuple[Tensor, Tensor]
 """(cos, sin) of each token's angles, each [T, 1, R]."""
@@ -62,6 +71,12 @@ def _llama3(scaling: Llama3Scaling, rope: Rope, context: int) -> tuple[Tensor, f
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0.0, 1.0)  # 1: short wavelengths stay; 0: long ones stretch by the factor; between: a blend
     return keep * frequencies + (1 - keep) * frequencies / scaling.factor, 1.0
+
+
+@_scaled.register
+def _proportional(scaling: ProportionalScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
+    turning = torch.arange(rope.size // 2, device="cpu") < int(scaling.share * rope.size // 2)
+    return _plain(rope.theta, rope.size) / scaling.factor * turning, 1.0
 
 
 @_scaled.register

@@ -7,13 +7,22 @@ from typing import Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Family, Raw
-from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from attend.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    RopeScaling,
+    YarnScaling,
+)
 from attend.model.sublayers import DeltaSpec
 
 SCALINGS: dict[str, type[RopeScaling]] = {
     "linear": LinearScaling,
     "dynamic": DynamicScaling,
     "llama3": Llama3Scaling,
+    "proportional": ProportionalScaling,
     "yarn": YarnScaling,
     "longrope": LongScaling,
 }

@@ -7,13 +7,22 @@ from typing import Any
 
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Raw, need, number, positions, refuse, size
-from attend.model.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, RopeScaling, YarnScaling
+from attend.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 ORIGINAL = "original_max_position_embeddings"
 KEYS = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "proportional": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "yarn": (
         *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
@@ -62,7 +71,8 @@ def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict
         )
     if strangers:
         _tell(f"config.json: {name} has {', '.join(sorted(strangers))}, which rope_type {kind!r} does not use: ignored")
-    rotated = int(head_size * number(values, "partial_rotary_factor", 1.0))
+    share = number(values, "partial_rotary_factor", 1.0)
+    rotated = head_size if kind == "proportional" else int(head_size * share)
     fields: dict[str, Any] = {"rope_theta": number(values, "rope_theta", 10000.0)}
     fields["rope_size"] = None if rotated == head_size else rotated
     fields["rope_scaling"] = scaling = _scaling(raw, kind, values)
@@ -81,6 +91,8 @@ def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
         return LinearScaling(given("factor"))
     if kind == "dynamic":
         return DynamicScaling(given("factor"), positions(raw))
+    if kind == "proportional":
+        return ProportionalScaling(number(values, "factor", 1.0), number(values, "partial_rotary_factor", 1.0))
     original = _original(raw, values)
     if kind == "llama3":
         return Llama3Scaling(given("factor"), given("low_freq_factor"), given("high_freq_factor"), original)
@@ -149,8 +161,11 @@ def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_t
     local.setdefault("rope_theta", number(raw, local_key, local_theta))
     for object_ in (whole, local):
         refuse(object_, "partial_rotary_factor", None, 1.0)
-    fields = rope_of(raw, "rope_parameters", whole, head_size)
-    slides = rope_of(raw, "rope_parameters", local, head_size)
+    return by_window(*(rope_of(raw, "rope_parameters", object_, head_size) for object_ in (whole, local)))
+
+
+def by_window(fields: dict[str, Any], slides: dict[str, Any]) -> dict[str, Any]:
+    """The fields of ModelConfig from those of layers without a window, and of layers with one."""
     if slides["rope_scaling"] not in (None, fields["rope_scaling"]):
         raise CheckpointError("config.json: RoPE scaling of sliding-window layers must be that of the other layers")
     alike = slides["rope_scaling"] == fields["rope_scaling"] and slides["rope_theta"] == fields["rope_theta"]

@@ -80,7 +80,7 @@ POSITIONS = {
     **dict.fromkeys(("cohere2", "gemma", "gemma2"), 8192),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3"), 32768),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), 32768),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), 128000),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), 128000),
     "olmo_hybrid": 65536,
     **dict.fromkeys(("gemma3_text", "glm4", "glm4_moe", "ernie4_5_moe", "gpt_oss", "mistral", "mixtral"), 131072),
     "minimax_m2": 196608,

@@ -233,7 +233,18 @@ def _sizes(config: ModelConfig) -> tuple[int, ...]:
     sublayers = (*_mixture(config), config.attention_gate, *_delta(config), *mixed, *mixers)
     router = (config.shared_expert_size is not None and config.shared_expert_gate, config.scoring_func == "sigmoid")
     seen = (config.conv_kernel or 0) if config.conv_layers else 0
-    return (*sizes, *heads, *kinds, place, *sublayers, *router, config.expert_groups, config.groups_per_token, seen)
+    return (
+        *sizes,
+        *heads,
+        *kinds,
+        place,
+        *sublayers,
+        *router,
+        config.expert_groups,
+        config.groups_per_token,
+        seen,
+        config.head_gate,
+    )
 
 
 def _mixture(config: ModelConfig) -> tuple[int, ...]:

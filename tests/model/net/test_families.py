@@ -158,12 +158,12 @@ def test_a_known_stranger_is_refused_with_the_nearest_that_is_served_and_what_di
 
 def test_strangers_are_models_that_there_are_and_that_are_not_served():
     assert set(STRANGERS) <= set(CONFIG_MAPPING) - set(FAMILIES)
-    asked = "deepseek_v3 lfm3 mamba falcon bloom gemma3 gemma3n llama4 mistral3 t5"
+    asked = "deepseek_v3 lfm3_vl mamba falcon bloom gemma3 gemma3n llama4 mistral3 t5"
     assert set(asked.split()) <= set(STRANGERS)
 
 
 REFUSED = {
-    "proportional": {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}},
+    "axial": {"rope_scaling": {"rope_type": "axial", "factor": 4.0}},
     "full_attention": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
     "partial_rotary_factor inside": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "factor": {
@@ -452,6 +452,7 @@ ATTEND_VALUES = {
     "delta": {"key_heads": 1, "value_heads": 2, "key_size": 8, "value_size": 8, "kernel": 0},
     "delta_layers": [2],
     "delta_norm_place": "behind",
+    "head_gate": "yes",
     "conv_kernel": 1.5,
     "conv_bias": "yes",
     "conv_layers": [2],

@@ -22,7 +22,19 @@ MIXTURES = (
     "MiniMaxM2",
     "Olmoe",
 )
-FAMILIES = (*LLAMA_ROPES, "Gemma3Text", "Glm4", "Olmo3", "Phi3", "Qwen3_5Text", "Lfm2", "Lfm2Moe", "OlmoHybrid", *MIXTURES)
+FAMILIES = (
+    *LLAMA_ROPES,
+    "Gemma3Text",
+    "Glm4",
+    "Olmo3",
+    "Phi3",
+    "Qwen3_5Text",
+    "Lfm2",
+    "Lfm2Moe",
+    "Lfm3",
+    "OlmoHybrid",
+    *MIXTURES,
+)
 ROLLS = 4
 TOKENS = [(7 * place + 3) % VOCAB for place in range(90)]
 ROPES: list[dict[str, Any]] = [
@@ -140,6 +152,22 @@ def _lfm2_moe(dice: random.Random, layers: int) -> dict[str, Any]:
     }
 
 
+def _lfm3(dice: random.Random, layers: int) -> dict[str, Any]:
+    kinds = [dice.choice(["conv", "sliding_attention", "full_attention"]) for _ in range(layers)]
+    kinds[dice.randrange(layers)] = dice.choice(["sliding_attention", "full_attention"])
+    share = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": dice.choice([0.25, 0.5, 1.0])}
+    whole = dice.choice([share, share | {"factor": 4.0}, dice.choice(ROPES) | {"rope_theta": 500.0, "factor": 4.0}])
+    ropes = {"full_attention": whole, "sliding_attention": dice.choice([dict(whole), {"rope_type": "default"}])}
+    return {
+        "layer_types": kinds,
+        "sliding_window": dice.choice([1, 3, 9, 200]),
+        "conv_bias": dice.random() < 0.5,
+        "norm_eps": dice.choice([1e-5, 1e-3]),
+        "use_sandwich_norm": dice.random() < 0.5,
+        "use_attention_gate": dice.random() < 0.5,
+    } | dice.choice([{}, {"rope_parameters": ropes}])
+
+
 def _hybrid(dice: random.Random, layers: int) -> dict[str, Any]:
     kinds = [dice.choice(["full_attention", "linear_attention"]) for _ in range(layers + 1)]
     kinds[:2] = dice.sample(["full_attention", "linear_attention"], 2)  # the reference wants both
@@ -222,6 +250,7 @@ OWN = {
     "Granite": _granite,
     "Lfm2": _lfm2,
     "Lfm2Moe": _lfm2_moe,
+    "Lfm3": _lfm3,
     "OlmoHybrid": _hybrid,
     "Olmo3": lambda dice, layers: _sliding(dice, layers) | _two_ropes(dice),
     "Phi3": _phi3,

@@ -43,6 +43,7 @@ struct Kernels {
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
     void (*finish)(const Recurrence&, i64 t);
     void (*short_convolve)(const ShortConv&, const Sequence&, i64 part);
+    void (*gate_heads)(bf16* token, const float* gates, i64 H, i64 D);
     auto multiplier(const Matrix& matrix) const { return matrix.codes ? multiply_whole : multiply; }
 };
 
@@ -79,8 +80,11 @@ struct Kernels {
     TARGET static void short_convolve_##NAME(const ShortConv& c, const Sequence& row, i64 part) {                                \
         convolve_part<VECTOR>(c, row, part);                                                                                     \
     }                                                                                                                            \
+    TARGET static void gate_heads_##NAME(bf16* token, const float* gates, i64 H, i64 D) {                                        \
+        gate_token<VECTOR>(token, gates, H, D);                                                                                  \
+    }                                                                                                                            \
     static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME};
+                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -254,6 +258,7 @@ struct Net {
     Mixture mixture;
     DeltaSizes delta;
     i64 seen;  // tokens that short convolutions see
+    bool head_gate;  // whether each head's output is multiplied by the sigmoid of one number
     Place place;
     bool gated;
     int activation, kind;  // kind: of the products that end in an activation
@@ -282,6 +287,7 @@ struct Net {
     i64 normed_stride() const { return stride_of(E); }
     i64 mixed_stride() const { return stride_of(heads.H * heads.D); }
     i64 active_stride() const { return stride_of(M); }
+    i64 gates_of(Mixer mixer) const { return mixer == DELTA_RULE ? 2 * delta.H : mixer == ATTENTION && head_gate ? heads.H : 0; }
     i64 inputs_width() const { return seen ? 3 * E : delta.width(); }
     i64 recurred_width() const { return seen ? E : delta.H * delta.V; }
     i64 recurred_stride() const { return stride_of(recurred_width()); }
@@ -319,9 +325,8 @@ static void make_room(Net& net, i64 T) {
         net.routing.make_room(m, room);
     }
     if (net.recurred_width()) net.inputs = zeros(room * net.inputs_width()), net.recurred = zeros(room * net.recurred_stride());
-    if (const DeltaSizes& s = net.delta; s.H) {
-        net.gates.resize(room * 2 * s.H), net.delta_heads.resize(room * s.channels());
-    }
+    const DeltaSizes& s = net.delta;
+    net.gates.resize(room * std::max(2 * s.H, net.head_gate ? net.heads.H : 0)), net.delta_heads.resize(room * s.channels());
     net.room = room;
 }
 
@@ -435,7 +440,7 @@ static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const 
     });
 }
 
-static const i64 PHASES_OF_LAYER = 20, PHASES_OF_ADAPTERS = 5;  // at most
+static const i64 PHASES_OF_LAYER = 24, PHASES_OF_ADAPTERS = 5;  // at most
 
 struct Rows {  // of a step, as attention and as delta rules go through them
     std::vector<Work> work;
@@ -450,10 +455,12 @@ struct Memory {  // of one layer: keys and values, or states in all slots, see R
 // The products that attention begins with, or what is in its place.
 static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
-    if (layer.mixer == ATTENTION) return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
-    adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.inputs_width()});
-    if (layer.mixer == DELTA_RULE)
-        adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
+    if (layer.mixer == ATTENTION)
+        adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, net.heads.width()});
+    else
+        adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.inputs_width()});
+    i64 gates = net.gates_of(layer.mixer);
+    if (gates) adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), gates});
 }
 
 // What comes between, and the last product.
@@ -462,6 +469,10 @@ static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const 
     if (layer.mixer == ATTENTION) {
         i64 stride = net.mixed_stride();
         attend(team, kernels, in, step, rows.work, layer.turns, {net.heads, memory.cache, layer.variant, net.qkv, net.mixed, stride});
+        if (net.head_gate)
+            team.share(in.T, TOKENS, [&](i64 begin, i64 end) {
+                for (i64 t = begin; t < end; t++) kernels.gate_heads(net.mixed + t * stride, net.gates.data() + t * net.heads.H, net.heads.H, net.heads.D);
+            });
         return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.mixed, stride, in.T, layer.out, residual));
     }
     i64 stride = net.recurred_stride();
@@ -499,13 +510,10 @@ static void list_matrices(Net& net) {
     add(net.head, net.V, net.E);
     for (Layer& layer : net.layers) {
         i64 count = layer.mixed ? m.X : 1, width = layer.mixed ? m.F : net.M, sides = net.gated ? 2 : 1;
-        if (layer.mixer == ATTENTION) {
-            add(layer.qkv, net.heads.width(), net.E), add(layer.out, net.E, net.heads.H * net.heads.D);
-        } else {
-            add(layer.inputs, net.inputs_width(), net.E);
-            if (layer.mixer == DELTA_RULE) add(layer.gates, 2 * net.delta.H, net.E);
-            add(layer.merge, net.E, net.recurred_width());
-        }
+        bool attends = layer.mixer == ATTENTION;
+        add(attends ? layer.qkv : layer.inputs, attends ? net.heads.width() : net.inputs_width(), net.E);
+        if (i64 gates = net.gates_of(layer.mixer)) add(layer.gates, gates, net.E);
+        add(attends ? layer.out : layer.merge, net.E, attends ? net.heads.H * net.heads.D : net.recurred_width());
         if (layer.mixed) add(layer.router, m.scores(), net.E);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
@@ -560,7 +568,7 @@ void attend_choose(int number) { chosen = number; }
 // queries and keys are normed over all heads, the Place of attention and MLP, X, C, F, S, whether the weights of experts are not divided by their
 // sum, whether attention is gated, J, H, K, V, W of delta rules, then for each layer whether it has experts, and for each its Mixer, then of the
 // router whether the shared expert has a gate, whether scores become sigmoids, G, and how many groups a token's experts are from, and W of short
-// convolutions}; what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope
+// convolutions, and whether each head's output has a gate}; what is not there has sizes of 0. Numbers: {eps, scale of the embedding, scale of what is added to the residual, limit and slope
 // of gpt-oss' gates, whose limit is 0 elsewhere, eps, floor and scale of the weights of experts, see Mixture, eps of the norms of delta rules, what
 // their rates are multiplied by}.
 //
@@ -580,7 +588,7 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
     net->mixture = {sizes[13], sizes[14], sizes[15], sizes[16], sizes[17] != 0, router[0] != 0, router[1] != 0, router[2], router[3],
                     numbers[5], numbers[6], numbers[7]};
     net->delta = {sizes[19], sizes[20], sizes[21], sizes[22], sizes[23]};
-    net->seen = router[4];
+    net->seen = router[4], net->head_gate = router[5] != 0;
     net->eps = numbers[0], net->embedding_scale = numbers[1], net->residual_scale = numbers[2];
     net->clamp = {numbers[3], numbers[4]};
     net->delta_eps = numbers[8], net->rate_scale = numbers[9];
@@ -624,7 +632,7 @@ Net* attend_new(const i64* sizes, const void* const* arrays, const float* number
 enum Packing { PACKED, NO_MEMORY, NOT_FINITE };
 
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
-// queries where attention is gated, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; or of a short
+// queries where attention is gated, the gates of heads [H, E], if any, and out [E, H D]; or of a delta rule inputs [C + H V, E], gates [2H, E] and merge [E, H V]; or of a short
 // convolution inputs [3E, E] and merge [E, E]; then gate and up [2M, E], or up [M, E], and down [E, M]; or with experts the router [X, E], whose last
 // row is the gate of the shared one, if any, gate and up of each expert
 // [2F, E], down of each [E, F], and of the shared one [2S, E] and [E, S]. The last number is an embedding [V, E] in whole numbers that is not the

@@ -31,6 +31,7 @@ SWITCHES = {
     "clamped": {"swiglu_limit": 7.0, "mlp_bias": True},
     "mixture": {"num_experts": 4, "experts_per_token": 2, "shared_expert_size": 40},
     "delta": {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,), "qk_norm": "head"},
+    "head_gate": {"head_gate": True, "qk_norm": "head"},
     "conv": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (0,)},
 }
 
