@@ -155,6 +155,8 @@ class ModelConfig:
     """Columns of a vector that each token has for each layer beside its embedding (Gemma 4); None: there is none."""
     per_layer_vocab_size: int | None = None
     """Tokens that have such vectors; None: vocab_size."""
+    head_gate: bool = False
+    """Whether each head's output is multiplied by the sigmoid of one number of its own (LFM3)."""
     delta: DeltaSpec | None = None
     """What `delta_layers` have in place of attention."""
     delta_layers: tuple[int, ...] = ()
@@ -442,7 +444,7 @@ SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
 NUMBERS += ("post_norm_eps", "query_scale_beta")
 SWITCHES = (
-    *("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "conv_bias"),
+    *("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "head_gate", "conv_bias"),
     *("shared_expert_gate", "score_correction", "qk_norm_after_rope"),
     *("keys_are_values", "value_norm", "layer_scale", "experts_beside_mlp"),
 )

@@ -132,6 +132,7 @@ class MultiHeadAttention(nn.Module):
         self.v_norm = nn.RMSNorm(size, config.norm_eps, elementwise_affine=False) if config.value_norm else nn.Identity()
         self.norm_heads, self.norm_after_rope = config.qk_norm == "head", config.qk_norm_after_rope
         self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if config.sinks else None
+        self.gates = Linear(config.hidden_size, [spec.num_heads], bias=False) if config.head_gate else None
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         parts = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
@@ -144,7 +145,8 @@ class MultiHeadAttention(nn.Module):
         if rotation is not None and rotation.query_scale is not None:
             q_THD = q_THD * rotation.query_scale
         sinks = () if self.sinks is None else (self.sinks,)
-        heads_TQ = attention(layer, q_THD, k_TKD, v_TKD, *sinks).flatten(-2)
+        heads_THD = attention(layer, q_THD, k_TKD, v_TKD, *sinks)
+        heads_TQ = (heads_THD if self.gates is None else heads_THD * self.gates(x_TE).sigmoid()[..., None]).flatten(-2)
         return self.out(heads_TQ * gate[0].sigmoid() if gate else heads_TQ)
 
     def _turned(self, norm: nn.Module, x_TQ: Tensor, rotation: Rotation | None) -> Tensor:

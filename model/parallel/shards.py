@@ -94,6 +94,8 @@ def check(config: ModelConfig, ranks: int) -> None:
     shared = config.num_kv_heads % ranks == 0 or ranks % config.num_kv_heads == 0
     sizes = [("heads", config.num_heads), ("columns of the MLP", config.mlp_size)]
     for layer in config.layers:
+        if config.head_gate and ranks > 1:
+            raise SettingError(f"tensor_parallel is {ranks}, but gates of heads are not supported with tensor parallelism yet")
         if layer.recurrence is not None and ranks > 1:
             raise SettingError(
                 f"tensor_parallel is {ranks}, but a recurrent state is not supported with tensor parallelism yet"

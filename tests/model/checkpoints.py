@@ -306,6 +306,22 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         conv_bias=True,
         tie_word_embeddings=False,
     ),
+    "lfm3": lambda: shaped("Lfm3", sliding_window=7, num_hidden_layers=6),
+    "lfm3-plain": lambda: shaped(
+        "Lfm3",
+        layer_types=["sliding_attention", "conv", "sliding_attention", "full_attention"],
+        sliding_window=5,
+        use_sandwich_norm=False,
+        use_attention_gate=False,
+        attention_bias=True,
+        conv_bias=True,
+        conv_L_cache=3,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+            "full_attention": {**_YARN},
+        },
+    ),
     "olmo_hybrid": lambda: shaped("OlmoHybrid", **_HYBRID, rope_parameters={"rope_type": "default", "rope_theta": None}),
     "olmo_hybrid-rotated": lambda: shaped(
         "OlmoHybrid",

@@ -68,9 +68,15 @@ def _common(raw: Raw, kinds: list[str]) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": flag(raw, tied, True),
     }
+    fields = decoder_sizes(raw) | rope(raw, head_size(raw), theta=1e6) | {"qk_norm": "head"}
+    return fields | convolutions(raw, kinds, 3)
+
+
+def convolutions(raw: Raw, kinds: list[str], kernel: int) -> dict[str, Any]:
+    """The fields on the layers that are short convolutions; `kernel` is what an absent key means."""
     layers = tuple(layer for layer, kind in enumerate(kinds) if kind == "conv")
-    conv = {"conv_kernel": size(raw, "conv_L_cache", 3), "conv_bias": flag(raw, "conv_bias"), "conv_layers": layers}
-    return decoder_sizes(raw) | rope(raw, head_size(raw), theta=1e6) | {"qk_norm": "head"} | (conv if layers else {})
+    fields = {"conv_kernel": size(raw, "conv_L_cache", kernel), "conv_bias": flag(raw, "conv_bias"), "conv_layers": layers}
+    return fields if layers else {}
 
 
 BLOCK = llama.ATTENTION | {

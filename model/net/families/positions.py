@@ -162,8 +162,11 @@ def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_t
     local.setdefault("rope_theta", number(raw, local_key, local_theta))
     for object_ in (whole, local):
         refuse(object_, "partial_rotary_factor", None, 1.0)
-    fields = rope_of(raw, "rope_parameters", whole, head_size)
-    slides = rope_of(raw, "rope_parameters", local, head_size)
+    return by_window(*(rope_of(raw, "rope_parameters", object_, head_size) for object_ in (whole, local)))
+
+
+def by_window(fields: dict[str, Any], slides: dict[str, Any]) -> dict[str, Any]:
+    """The fields of ModelConfig from those of layers without a window, and of layers with one."""
     if slides["rope_scaling"] not in (None, fields["rope_scaling"]):
         raise CheckpointError("config.json: RoPE scaling of sliding-window layers must be that of the other layers")
     alike = slides["rope_scaling"] == fields["rope_scaling"] and slides["rope_theta"] == fields["rope_theta"]

@@ -95,7 +95,7 @@ POSITIONS = {
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3", "minicpm3"), 32768),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen2_vl", "qwen2_5_vl"), 32768),
     "olmo_hybrid": 65536,
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe"), 128000),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe", "lfm3"), 128000),
     **dict.fromkeys(("gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_oss", "mistral", "mixtral", "youtu"), 131072),
     **dict.fromkeys(("gemma4", "gemma4_text"), 131072),
     **dict.fromkeys(("ernie4_5", "ernie4_5_moe", "ministral", "mistral3", "muse_glimmer"), 131072),

@@ -22,7 +22,7 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "gptj": ("gpt_neox", "attention and MLP share one norm, and its head has a bias"),
     "jamba": ("mixtral", MAMBA),
     "lfm2_vl": ("lfm2", IMAGES),
-    "lfm3": ("lfm2", "some of its layers have a sliding window, and each head's output has a gate of its own"),
+    "lfm3_vl": ("lfm3", IMAGES),
     "llama4": ("mixtral", f"{CHUNKS}, and {IMAGES}"),
     "llama4_text": ("mixtral", CHUNKS),
     "llava": ("llama", IMAGES),

@@ -231,7 +231,7 @@ class _ModelSizes(ctypes.Structure):
                 "layers E V H P attention_gate norms_all normed_after query_length activation gated centred place",
             ),
             (ctypes.c_int64, "X C F S undivided shared_gate sigmoid groups groups_of_token beside"),
-            (ctypes.c_int64, "key_heads value_heads key_size value_size delta_kernel conv_kernel"),
+            (ctypes.c_int64, "key_heads value_heads key_size value_size delta_kernel conv_kernel head_gate"),
             (ctypes.c_float, "eps output_eps embedding_scale residual_scale limit slope"),
             (ctypes.c_float, "query_beta routing_eps routing_floor routed_scale delta_eps rate_scale"),
         )
@@ -256,6 +256,7 @@ def _model_sizes(config: ModelConfig) -> _ModelSizes:
         H=config.num_heads,
         P=config.per_layer_input_size or 0,
         attention_gate=config.attention_gate,
+        head_gate=config.head_gate,
         norms_all=config.qk_norm == "all",
         normed_after=config.qk_norm_after_rope,
         query_length=config.query_scale_length,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attend.model.config import ModelConfig
+from attend.model.config import LayerSpec, ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.experts import Mixture
 from attend.model.net.formats.blocks import Blocks, Mapped, Unread
@@ -104,7 +104,7 @@ def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
     """The matrices that adapters may change, by our names, as `attend_pack` numbers them."""
     numbers, next_number = {}, 1  # behind the head
     for layer, spec in enumerate(config.layers):
-        names = [f"attention.{part}" for part in MATRICES[type(spec.recurrence)]]
+        names = [f"attention.{part}" for part in _mixing(config, spec)]
         if (experts := spec.experts) is None:
             names += ["mlp.gate_up" if config.gated_mlp else "mlp.up", "mlp.down"]
         else:
@@ -117,12 +117,18 @@ def numbers_of_matrices(config: ModelConfig) -> dict[str, int]:
     return numbers
 
 
+def _mixing(config: ModelConfig, layer: LayerSpec) -> tuple[str, ...]:
+    """The matrices of a layer's attention, or of what is in its place."""
+    gated = layer.recurrence is None and config.head_gate
+    return ("qkv", "gates", "out") if gated else MATRICES[type(layer.recurrence)]
+
+
 def _matrices(net: Decoder) -> Iterator[tuple[Linear, ...]]:
     """In the order in which `attend_pack` numbers them; those of all experts are one module, and some lie under each other."""
     yield (net.head,)
     for block, layer in zip(net.blocks, net.config.layers, strict=True):
         attention, mlp = block.attention, block.mlp
-        for name in MATRICES[type(layer.recurrence)]:
+        for name in _mixing(net.config, layer):
             yield (getattr(attention, name),)
         if isinstance(mlp, Mixture):
             yield (mlp.router,) if mlp.shared_gate is None else (mlp.router, mlp.shared_gate)

@@ -116,10 +116,17 @@ class TritonDecoder:
         sinks = () if module.sinks is None else (module.sinks,)
         heads_TQ = attention.attend(layer, q_THD, *sinks).flatten(1)
         if self.config.attention_gate:
-            width = heads_TQ.shape[1]
-            size = min(AT_ONCE, next_power_of_2(width))
-            fused.gate_kernel[(len(qkv), cdiv(width, size))](heads_TQ, qkv, Q=width, P=qkv.shape[1], SIZE=size)
+            self._gate(heads_TQ, qkv, begin=heads_TQ.shape[1], shared=1)
+        if module.gates is not None:
+            self._gate(heads_TQ, module.gates(normed_TE), begin=0, shared=self.config.head_size)
         return module.out(heads_TQ)
+
+    def _gate(self, heads_TQ: Tensor, gate_TP: Tensor, *, begin: int, shared: int) -> None:
+        """Multiply columns of heads, `shared` of them at a time, by the sigmoids of columns of the gate from `begin` on."""
+        num_tokens, width = heads_TQ.shape
+        size = min(AT_ONCE, next_power_of_2(width))
+        sizes = {"Q": width, "P": gate_TP.shape[1], "BEGIN": begin, "SHARED": shared, "SIZE": size}
+        fused.gate_kernel[(num_tokens, cdiv(width, size))](heads_TQ, gate_TP, **sizes)
 
     def _turn(self, module: MultiHeadAttention, qkv: Tensor, layer: int, attention: Paged) -> Tensor:
         """The step's queries, normed and rotated, [T, H, D]; its keys and values go to the cache."""

@@ -266,14 +266,16 @@ def activation_kernel(
 @triton.jit
 def gate_kernel(
     heads_ptr: tl.tensor,  # [T, Q]
-    qkv_ptr: tl.tensor,  # [T, P], whose columns from Q on are the gate
+    gate_ptr: tl.tensor,  # [T, P], whose columns from BEGIN on are the gate
     Q: tl.constexpr,
     P: tl.constexpr,
+    BEGIN: tl.constexpr,
+    SHARED: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """heads *= sigmoid(gate). Grid (T, Q / SIZE rounded up)."""
+    """heads *= sigmoid(gate), SHARED columns next to each other by the same. Grid (T, Q / SIZE rounded up)."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     heads = tl.load(heads_ptr + token * Q + at, mask=at < Q, other=0.0).to(tl.float32)
-    gate = tl.load(qkv_ptr + token * P + Q + at, mask=at < Q, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + token * P + BEGIN + at // SHARED, mask=at < Q, other=0.0).to(tl.float32)
     tl.store(heads_ptr + token * Q + at, heads / (1.0 + tl.exp(-gate)), mask=at < Q)

@@ -18,7 +18,7 @@ from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import inspect, lacks_head, load, read_config, save
 from attend.model.net.linear import Linear
 from attend.model.net.transformer import Decoder
-from attend.model.rope import Llama3Scaling
+from attend.model.rope import Llama3Scaling, ProportionalScaling
 from attend.model.sublayers import DeltaSpec
 from attend.model.train.loss import hidden_states
 from attend.model.weights import INDEX
@@ -60,6 +60,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "attend-delta": {"delta": DeltaSpec(1, 2, 8, 6, 3), "delta_layers": (1,), "attention_gate": True, "qkv_bias": True},
     "attend-hybrid": {"delta": DeltaSpec(1, 2, 8, 6, 3, negative_eigenvalues=True, norm_eps=1e-4), "delta_layers": (0,)}
     | {"norm_place": "output", "delta_norm_place": "pre", "rope_layers": ()},
+    "attend-head-gate": {"head_gate": True, "rope_scaling": ProportionalScaling(2.0, 0.5)},
     "attend-conv": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (1,)},
     "llama": {"tied_head": False, "rope_theta": 500.0},
     "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},

@@ -158,7 +158,7 @@ def test_a_known_stranger_is_refused_with_the_nearest_that_is_served_and_what_di
 
 def test_strangers_are_models_that_there_are_and_that_are_not_served():
     assert set(STRANGERS) <= set(CONFIG_MAPPING) - set(FAMILIES)
-    asked = "deepseek_v32 lfm3 mamba falcon bloom gemma3n llama4 t5"
+    asked = "deepseek_v32 lfm3_vl mamba falcon bloom gemma3n llama4 t5"
     assert set(asked.split()) <= set(STRANGERS)
 
 
@@ -465,6 +465,7 @@ ATTEND_VALUES = {
     "delta": {"key_heads": 1, "value_heads": 2, "key_size": 8, "value_size": 8, "kernel": 0},
     "delta_layers": [2],
     "delta_norm_place": "behind",
+    "head_gate": "yes",
     "conv_kernel": 1.5,
     "conv_bias": "yes",
     "conv_layers": [2],

@@ -18,21 +18,8 @@ MIXTURES = (
 )
 FAMILIES = (
     *LLAMA_ROPES,
-    *(
-        "Gemma3Text",
-        "Gemma4Text",
-        "Gemma4UnifiedText",
-        "Glm",
-        "Glm4",
-        "Helium",
-        "Lfm2",
-        "Lfm2Moe",
-        "MiniCPM3",
-        "Ministral3",
-        "NanoChat",
-        "Nemotron",
-    ),
-    *("Olmo3", "OlmoHybrid", "Phi3", "Qwen3_5Text", "StableLm", "Youtu"),
+    *("Gemma3Text", "Gemma4Text", "Gemma4UnifiedText", "Glm", "Glm4", "Helium", "Lfm2", "Lfm2Moe", "Lfm3", "MiniCPM3"),
+    *("Ministral3", "NanoChat", "Nemotron", "Olmo3", "OlmoHybrid", "Phi3", "Qwen3_5Text", "StableLm", "Youtu"),
     *MIXTURES,
 )
 EVEN = ("NanoChat", "Phi3", "Helium", "StableLm", "Cohere", "Arcee", "Olmoe")
@@ -185,6 +172,22 @@ def _lfm2_moe(dice: random.Random, layers: int) -> dict[str, Any]:
         "norm_topk_prob": dice.random() < 0.5,
         "routed_scaling_factor": dice.choice([1.0, 2.5]),
     }
+
+
+def _lfm3(dice: random.Random, layers: int) -> dict[str, Any]:
+    kinds = [dice.choice(["conv", "sliding_attention", "full_attention"]) for _ in range(layers)]
+    kinds[dice.randrange(layers)] = dice.choice(["sliding_attention", "full_attention"])
+    share = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": dice.choice([0.25, 0.5, 1.0])}
+    whole = dice.choice([share, share | {"factor": 4.0}, dice.choice(ROPES) | {"rope_theta": 500.0, "factor": 4.0}])
+    ropes = {"full_attention": whole, "sliding_attention": dice.choice([dict(whole), {"rope_type": "default"}])}
+    return {
+        "layer_types": kinds,
+        "sliding_window": dice.choice([1, 3, 9, 200]),
+        "conv_bias": dice.random() < 0.5,
+        "norm_eps": dice.choice([1e-5, 1e-3]),
+        "use_sandwich_norm": dice.random() < 0.5,
+        "use_attention_gate": dice.random() < 0.5,
+    } | dice.choice([{}, {"rope_parameters": ropes}])
 
 
 def _hybrid(dice: random.Random, layers: int) -> dict[str, Any]:
@@ -352,6 +355,7 @@ OWN = {
     "Granite": _granite,
     "Lfm2": _lfm2,
     "Lfm2Moe": _lfm2_moe,
+    "Lfm3": _lfm3,
     "OlmoHybrid": _hybrid,
     "MiniCPM3": _minicpm3,
     "Olmo3": lambda dice, layers: _sliding(dice, layers) | _two_ropes(dice),

@@ -91,6 +91,7 @@ ON = {
     "experts_beside_mlp": True,
     "delta": DeltaSpec(key_heads=1, value_heads=2, key_size=8, value_size=8, kernel=4),
     "delta_norm_place": "output",
+    "head_gate": True,
     "conv_kernel": 3,
     "conv_bias": True,
 }

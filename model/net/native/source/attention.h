@@ -72,6 +72,15 @@ INLINE void gate_tile(const Tile& t, i64 distance) {
     }
 }
 
+// A token's heads [H, D], each times the sigmoid of its gate.
+template <class Vector>
+INLINE void gate_token(bf16* token, const float* gates, i64 H, i64 D) {
+    for (i64 head = 0; head < H; head++, token += D) {
+        float open = 1 / (1 + std::exp(-gates[head]));
+        for (i64 i = 0; i < D; i += sizeof(Vector) / 4) keep_numbers(token + i, numbers<Vector>(token + i, D - i) * open, D - i);
+    }
+}
+
 struct Past {  // KEYS keys and values as they lie in one block; `known` of them are seen by a lane
     const bf16 *keys, *values;
     i64 known;

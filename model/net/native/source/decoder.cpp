@@ -45,6 +45,7 @@ struct Kernels {
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
     void (*finish)(const Recurrence&, i64 t);
     void (*short_convolve)(const ShortConv&, const Sequence&, i64 part);
+    void (*gate_heads)(bf16* token, const float* gates, i64 H, i64 D);
     auto multiplier(const Matrix& matrix) const { return matrix.codes ? multiply_whole : multiply; }
 };
 
@@ -82,8 +83,11 @@ struct Kernels {
     TARGET static void short_convolve_##NAME(const ShortConv& c, const Sequence& row, i64 part) {                                \
         convolve_part<VECTOR>(c, row, part);                                                                                     \
     }                                                                                                                            \
+    TARGET static void gate_heads_##NAME(bf16* token, const float* gates, i64 H, i64 D) {                                        \
+        gate_token<VECTOR>(token, gates, H, D);                                                                                  \
+    }                                                                                                                            \
     static const Kernels NAME = {embed_##NAME, join_##NAME, modulate_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME};
+                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -226,7 +230,7 @@ struct ModelSizes {
     i64 activation, gated, centred, place;  // of MLPs; whether norms are layer norms; where they are
     i64 X, C, F, S;                 // experts, those of a token, their width and that of the shared one
     i64 undivided, shared_gate, sigmoid, groups, groups_of_token, beside;  // see Mixture
-    i64 key_heads, value_heads, key_size, value_size, delta_kernel, conv_kernel;
+    i64 key_heads, value_heads, key_size, value_size, delta_kernel, conv_kernel, head_gate;
     float eps, output_eps;          // of norms, and of those of a sublayer's output
     float embedding_scale, residual_scale, limit, slope;  // limit: of gpt-oss' gates, else 0
     float query_beta, routing_eps, routing_floor, routed_scale, delta_eps, rate_scale;
@@ -287,6 +291,7 @@ struct Net {
     Mixture mixture;
     DeltaSizes delta;
     i64 seen;  // tokens that short convolutions see
+    bool head_gate;  // whether each head's output is multiplied by the sigmoid of one number
     Place place;
     bool gated;
     int activation, kind;  // kind: of the products that end in an activation
@@ -323,6 +328,9 @@ struct Net {
         return all;
     }
     i64 normed_stride() const { return stride_of(E); }
+    i64 gates_of(const Layer& layer) const {  // rows of the gates
+        return layer.mixer == DELTA_RULE ? 2 * delta.H : layer.mixer == ATTENTION && head_gate ? layer.heads.H : 0;
+    }
     i64 inputs_width() const { return seen ? 3 * E : delta.width(); }
     i64 recurred_width() const { return seen ? E : delta.H * delta.V; }
     i64 recurred_stride() const { return stride_of(recurred_width()); }
@@ -364,9 +372,10 @@ static void make_room(Net& net, i64 T) {
         net.routing.make_room(m, room);
     }
     if (net.recurred_width()) net.inputs = zeros(room * net.inputs_width()), net.recurred = zeros(room * net.recurred_stride());
-    if (const DeltaSizes& s = net.delta; s.H) {
-        net.gates.resize(room * 2 * s.H), net.delta_heads.resize(room * s.channels());
-    }
+    const DeltaSizes& s = net.delta;
+    i64 gates = 0;
+    for (const Layer& layer : net.layers) gates = std::max(gates, net.gates_of(layer));
+    net.gates.resize(room * gates), net.delta_heads.resize(room * s.channels());
     net.room = room;
 }
 
@@ -550,20 +559,26 @@ struct Memory {  // of one layer: keys and values, or states in all slots, see R
 // The products that attention begins with, or what is in its place.
 static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
-    if (layer.mixer == ATTENTION) return adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, layer.heads.width()});
-    adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.inputs_width()});
-    if (layer.mixer == DELTA_RULE)
-        adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), 2 * net.delta.H});
+    if (layer.mixer == ATTENTION)
+        adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, layer.heads.width()});
+    else
+        adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.inputs, STORE, net.inputs, net.inputs_width()});
+    i64 gates = net.gates_of(layer);
+    if (gates) adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.gates, SCORES, net.gates.data(), gates});
 }
 
 // What comes between, and the last product.
 static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Memory& memory, const Input& in,
                     const Step& step, const Rows& rows, bf16* residual) {
     if (layer.mixer == ATTENTION) {
-        i64 columns = layer.heads.H * layer.heads.D, stride = stride_of(columns);
+        i64 H = layer.heads.H, D = layer.heads.D, columns = H * D, stride = stride_of(columns);
         bf16* mixed = net.mixed.at(columns);
         Attention attention = {layer.heads, memory.cache, layer.variant, net.qkv, mixed, stride};
         attend(team, kernels, in, step, rows.work.at(attention.tokens_of_tile()), layer.turns, attention);
+        if (net.head_gate)
+            team.share(in.T, TOKENS, [&](i64 begin, i64 end) {
+                for (i64 t = begin; t < end; t++) kernels.gate_heads(mixed + t * stride, net.gates.data() + t * H, H, D);
+            });
         return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, mixed, stride, in.T, layer.out, residual));
     }
     i64 stride = net.recurred_stride();
@@ -605,13 +620,10 @@ static void list_matrices(Net& net) {
     add(net.head, net.V, net.E);
     for (Layer& layer : net.layers) {
         i64 count = layer.mixed ? m.X : 1, width = layer.mixed ? m.F : layer.M, sides = net.gated ? 2 : 1;
-        if (layer.mixer == ATTENTION) {
-            add(layer.qkv, layer.heads.computed(), net.E), add(layer.out, net.E, layer.heads.H * layer.heads.D);
-        } else {
-            add(layer.inputs, net.inputs_width(), net.E);
-            if (layer.mixer == DELTA_RULE) add(layer.gates, 2 * net.delta.H, net.E);
-            add(layer.merge, net.E, net.recurred_width());
-        }
+        bool attends = layer.mixer == ATTENTION;
+        add(attends ? layer.qkv : layer.inputs, attends ? layer.heads.computed() : net.inputs_width(), net.E);
+        if (i64 gates = net.gates_of(layer)) add(layer.gates, gates, net.E);
+        add(attends ? layer.out : layer.merge, net.E, attends ? layer.heads.H * layer.heads.D : net.recurred_width());
         if (layer.mixed) add(layer.router, m.scores(), net.E);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].up, sides * width, net.E, net.gated);
         for (i64 n = 0; n < count; n++) add(layer.mlps[n].down, net.E, width);
@@ -680,7 +692,7 @@ Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerS
     net->mixture = {model.X, model.C, model.F, model.S, model.undivided != 0, model.shared_gate != 0, model.sigmoid != 0, model.groups,
                     model.groups_of_token, model.routing_eps, model.routing_floor, model.routed_scale, model.beside != 0};
     net->delta = {model.key_heads, model.value_heads, model.key_size, model.value_size, model.delta_kernel};
-    net->seen = model.conv_kernel;
+    net->seen = model.conv_kernel, net->head_gate = model.head_gate != 0;
     net->eps = model.eps, net->embedding_scale = model.embedding_scale, net->residual_scale = model.residual_scale;
     net->clamp = {model.limit, model.slope};
     net->delta_eps = model.delta_eps, net->rate_scale = model.rate_scale;
@@ -737,7 +749,7 @@ Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerS
 enum Packing { PACKED, NO_MEMORY, NOT_FINITE };
 
 // Copy one matrix, which may be freed then. Number 0 is the head [V, E]; then come for each layer qkv [(H + 2K) D, E], with H D rows more behind the
-// queries where attention is gated, and fewer where values are keys or both are another layer's, and out [E, H D]; or of a delta rule inputs
+// queries where attention is gated, and fewer where values are keys or both are another layer's, the gates of heads [H, E], if any, and out [E, H D]; or of a delta rule inputs
 // [C + H V, E], gates [2H, E] and merge [E, H V]; or of a short convolution inputs [3E, E] and merge [E, E]; then gate and up [2M, E], or up [M, E],
 // and down [E, M]; or with experts the router [X, E], whose last row is the gate of the shared one, if any, gate and up of each expert [2F, E], down of
 // each [E, F], and of the shared one [2S, E] and [E, S], or of the MLP beside them [2M, E] and [E, M]; then, where tokens have vectors of P columns for

@@ -34,6 +34,7 @@ SWITCHES = {
     | {"kv_shared_mlp_size": 60, "keys_are_values": True, "layer_scale": True},
     "beside": {"norm_place": "sandwich", "num_experts": 4, "experts_per_token": 4, "experts_beside_mlp": True},
     "delta": {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_layers": (0,), "qk_norm": "head"},
+    "head_gate": {"head_gate": True, "qk_norm": "head"},
     "conv": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (0,)},
 }
 

@@ -92,6 +92,8 @@ ALONE = {
     "expert_groups-of-softmax": EXPERTS | GROUPS | {"scoring_func": "softmax", "experts_per_token": 4},
     "scaled_routing": EXPERTS | {"routed_scaling_factor": 2.5},
     "attention_gate": {"attention_gate": True},
+    "head_gate": {"head_gate": True},
+    "head_gate-10": {"head_gate": True, "head_size": 10, "norm_place": "parallel"},
     "attention_gate-10": {"attention_gate": True, "head_size": 10},
     "heads_by_layer": WINDOW | {"global_head_size": 10, "global_kv_heads": 1},
     "heads_by_layer-odd": WINDOW | {"head_size": 10, "global_head_size": 80, "global_kv_heads": 4, "qkv_bias": True},
@@ -168,6 +170,10 @@ TOGETHER = {
     "delta-normed": DELTA | {"norm": "layernorm", "norm_place": "sandwich", "residual_scale": 0.4, "delta_layers": (1,)},
     "delta-normed-after": DELTA | {"norm": "layernorm", "norm_place": "post", "activation": "relu", "gated_mlp": False},
     "lfm2": CONV | {"qk_norm": "head"},
+    "lfm3": CONV
+    | WINDOW
+    | {"qk_norm": "head", "head_gate": True, "norm_place": "sandwich", "local_rope_theta": 100.0}
+    | {"num_layers": 3, "rope_scaling": ProportionalScaling(2.0, 0.5)},
     "lfm2_moe": CONV | EXPERTS | {"qk_norm": "head", "expert_layers": (1,)},
     "olmo_hybrid": {"norm_place": "output", "delta_norm_place": "pre", "qk_norm": "all", "rope_layers": (), "num_layers": 3}
     | {"delta": replace(DELTA["delta"], negative_eigenvalues=True, norm_eps=1e-3), "delta_layers": (0, 2)},

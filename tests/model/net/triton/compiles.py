@@ -80,8 +80,8 @@ LAYERS = {
     }
     | {"delta": DeltaSpec(key_heads=16, value_heads=48, key_size=128, value_size=128, kernel=4), "delta_layers": (0,)}
     | {"num_layers": 2, "attention_gate": True, "qk_norm": "head"},
-    "LFM2-2.6B": {"num_heads": 32, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2048, "mlp_size": 10752}
-    | {"conv_kernel": 3, "conv_layers": (0,), "num_layers": 2, "qk_norm": "head"},
+    "LFM3-1.7B": {"num_heads": 16, "num_kv_heads": 4, "head_size": 128, "hidden_size": 2048, "mlp_size": 7680}
+    | {"conv_kernel": 7, "conv_layers": (0,), "num_layers": 2, "qk_norm": "head", "head_gate": True, "norm_place": "sandwich"},
 }
 """What differs from `tiny_config`; gpt-oss and HunYuan beside what is their own with what makes their kernels larger."""
 

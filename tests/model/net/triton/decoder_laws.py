@@ -71,6 +71,7 @@ MODELS = {
     "glm4_moe": {**MIXTURE, **ROUTED, "qk_norm": "head", "rope_size": 4, "expert_layers": (1,)},
     "qwen3_5": QWEN,
     "qwen3_5_moe": {**QWEN, **MIXTURE},
+    "lfm3": {"head_gate": True, "norm_place": "sandwich", "head_size": 12, "qk_norm": "head", **WINDOW},
     "lfm2": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (0,), "qk_norm": "head"},
     "olmo_hybrid": {"norm_place": "output", "delta_norm_place": "pre", "qk_norm": "all", "rope_layers": ()}
     | {"delta": replace(DELTA, negative_eigenvalues=True, norm_eps=1e-3), "delta_layers": (0,)},
