@@ -42,6 +42,13 @@ class MixtureSpec:
     routed_scaling_factor: float = 1.0
     """What the weights are multiplied by in the end."""
 
+    @property
+    def softmax_of_chosen(self) -> bool:
+        """Whether weights are the softmax over the chosen experts' scores, which chose them: the other scores do not count."""
+        divided = self.routing_eps is not None or self.routing_floor is not None
+        others = self.score_correction or self.expert_groups > 1 or divided
+        return self.scoring_func == "softmax" and self.routing == "chosen" and not others
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:

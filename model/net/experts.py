@@ -23,13 +23,26 @@ from attend.model.sublayers import MixtureSpec
 
 def route(scores_TX: Tensor, mixture: MixtureSpec, correction_X: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers of a token's experts, int64 [T, C], and what each of them weighs, float32 [T, C]."""
-    parts_TX = scores_TX.float().softmax(dim=-1) if mixture.scoring_func == "softmax" else scores_TX.float().sigmoid()
-    experts_TC = merits(parts_TX, mixture, correction_X).topk(mixture.experts_per_token, dim=-1).indices
-    weights_TC = parts_TX.gather(-1, experts_TC)
-    if mixture.routing == "chosen":
-        total_T1 = weights_TC.sum(dim=-1, keepdim=True) + (mixture.routing_eps or 0.0)
-        weights_TC = weights_TC / (total_T1 if mixture.routing_floor is None else total_T1.clamp(min=mixture.routing_floor))
-    return experts_TC, weights_TC * mixture.routed_scaling_factor
+    scores_TX = scores_TX.float()
+    if mixture.softmax_of_chosen:
+        best_TC, experts_TC = scores_TX.topk(mixture.experts_per_token, dim=-1)
+        weights_TC = best_TC.softmax(dim=-1)
+    else:
+        parts_TX = scores_TX.softmax(dim=-1) if mixture.scoring_func == "softmax" else scores_TX.sigmoid()
+        experts_TC = merits(parts_TX, mixture, correction_X).topk(mixture.experts_per_token, dim=-1).indices
+        weights_TC = _divided(parts_TX.gather(-1, experts_TC), mixture)
+    factor = mixture.routed_scaling_factor
+    return experts_TC, weights_TC if factor == 1.0 else weights_TC * factor
+
+
+def _divided(weights_TC: Tensor, mixture: MixtureSpec) -> Tensor:
+    """The weights, or their shares of their sum."""
+    if mixture.routing == "all":
+        return weights_TC
+    total_T1 = weights_TC.sum(dim=-1, keepdim=True)
+    if mixture.routing_eps is not None:
+        total_T1 = total_T1 + mixture.routing_eps
+    return weights_TC / (total_T1 if mixture.routing_floor is None else total_T1.clamp(min=mixture.routing_floor))
 
 
 def merits(parts_TX: Tensor, mixture: MixtureSpec, correction_X: Tensor | None) -> Tensor:

@@ -78,16 +78,23 @@ static void limit_groups(const Mixture& m, float* merits, float* groups) {
     }
 }
 
-// The experts of token t, from its scores; `correction` [X] or null is added where they are chosen.
+// The experts of token t, from its scores; `correction` [X] or null is added where they are chosen. Of a softmax over the chosen scores alone the
+// others are not computed.
 static void route_token(const Mixture& m, const float* correction, Routing& r, i64 t) {
     float *scores = r.scores.data() + t * m.scores(), *merits = r.merits.data() + t * (m.X + m.G);
     i64* experts = r.experts.data() + t * m.calls();
     float *weights = r.weights.data() + t * m.calls(), sum = m.eps;
-    score(m, scores);
+    bool few = !m.all && !m.sigmoid && !correction && m.G == 1 && m.eps == 0 && m.floor == 0;
+    if (!few) score(m, scores);
     for (i64 x = 0; x < m.X; x++) merits[x] = scores[x] + (correction ? correction[x] : 0);
     if (m.G > 1) limit_groups(m, merits, merits + m.X);
     best_of(merits, m.X, m.C, experts);
-    for (i64 c = 0; c < m.C; c++) sum += scores[experts[c]];
+    float highest = merits[experts[0]];
+    for (i64 c = 0; c < m.C; c++) {
+        float& weight = scores[experts[c]];
+        if (few) weight = std::exp(weight - highest);
+        sum += weight;
+    }
     sum = m.all ? 1 : std::max(sum, m.floor);
     std::sort(experts, experts + m.C);
     for (i64 c = 0; c < m.C; c++) weights[c] = scores[experts[c]] / sum * m.scale;

@@ -27,6 +27,8 @@ CHILD = Path(__file__).with_name("llama_cpp_child.py")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="ATTEND_TEST_LLAMA_CPP names no interpreter that has llama-cpp-python")
 
 NOT_ITS = {"gpt_oss": "it rounds the columns of YaRN", "starcoder2-unbiased": "it asks for biases"}
+ROUTED = ("glm4_moe", "glm4_moe-plain", "ernie4_5_moe", "minimax_m2", "olmoe", "granitemoe", "granitemoeshared")
+NOT_ITS |= dict.fromkeys((*ROUTED, "granitemoehybrid", "granitemoehybrid-dense"), "not tried")
 GELU = ("gemma", "gemma2", "gemma3_text", "starcoder2")
 """Its GELU is a table in float16."""
 
