@@ -364,8 +364,12 @@ ROUTER = (
     *("routing_eps", "routing_floor", "routed_scaling_factor"),
 )
 """Fields that a MixtureSpec has under the same names."""
-SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
-SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
+SCALES = (
+    *("embedding_scale", "residual_scale", "logit_scale", "attention_scale"),
+    *("routing_eps", "routing_floor", "routed_scaling_factor"),
+)
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
-SWITCHES = ("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate")
-SWITCHES += ("shared_expert_gate", "score_correction")
+SWITCHES = (
+    *("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate"),
+    *("shared_expert_gate", "score_correction"),
+)

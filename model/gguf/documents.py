@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from attend.model.gguf import config, vocabulary
 from attend.model.gguf.container import Container, read_container
+from attend.model.gguf.keys import Keys
 from attend.model.gguf.places import is_gguf, parts
 
 Document = dict[str, Any]
@@ -56,7 +57,7 @@ def tokenizer(path: Path) -> Tokenizer:
 
 def pooling_type(path: Path) -> int | None:
     """How the file's embeddings are made, as llama.cpp counts the ways; None where it does not say. Raises CheckpointError."""
-    kind: int | None = config.Keys(container(path)).get("pooling_type")
+    kind: int | None = Keys(container(path)).get("pooling_type")
     return kind
 
 
