@@ -439,8 +439,10 @@ ROUTER = (
     *("routing_eps", "routing_floor", "routed_scaling_factor", "experts_beside_mlp"),
 )
 """Fields that a MixtureSpec has under the same names."""
-SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
-SCALES += ("routing_eps", "routing_floor", "routed_scaling_factor")
+SCALES = (
+    *("embedding_scale", "residual_scale", "logit_scale", "attention_scale"),
+    *("routing_eps", "routing_floor", "routed_scaling_factor"),
+)
 NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
 NUMBERS += ("post_norm_eps", "query_scale_beta")
 SWITCHES = (
