@@ -65,7 +65,8 @@ def convolve_kernel(
     weight_ptr: tl.tensor,  # [C, W]
     kept_ptr: tl.tensor,  # float32 [slots, C, W - 1]
     out_ptr: tl.tensor,  # float32 [T, C]
-    slots_ptr: tl.tensor,  # int64 [R]
+    sources_ptr: tl.tensor,  # int64 [R]: where states are read
+    slots_ptr: tl.tensor,  # int64 [R]: where they are written
     positions_ptr: tl.tensor,  # int64 [T]
     last_ptr: tl.tensor,  # int64: the longer rows' tokens, less one
     tokens_ptr: tl.tensor,  # int64: where they lie in T
@@ -88,7 +89,8 @@ def convolve_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     x_ptr += begin * P
     out_ptr += begin * C
-    kept_ptr += tl.load(slots_ptr + row) * (C * (W - 1))
+    new_ptr = kept_ptr + tl.load(slots_ptr + row) * (C * (W - 1))
+    kept_ptr += tl.load(sources_ptr + row) * (C * (W - 1))
     for tile in range(0, count, TOKENS):
         at = tile + tl.arange(0, TOKENS)[:, None]
         inside = (at < count) & (column < C)[None, :]
@@ -102,7 +104,7 @@ def convolve_kernel(
     inside = (place < W - 1) & (column < C)
     last = _inputs(x_ptr, kept_ptr, count - (W - 1) + place, column, inside, known, P, W)
     tl.debug_barrier()  # no other warp is still reading what is written now
-    tl.store(kept_ptr + column * (W - 1) + place, last, mask=inside)
+    tl.store(new_ptr + column * (W - 1) + place, last, mask=inside)
 
 
 @triton.jit
@@ -129,7 +131,8 @@ def rule_kernel(
     step_bias_ptr: tl.tensor,  # [H]
     states_ptr: tl.tensor,  # float32 [slots, H, K, V]
     out_ptr: tl.tensor,  # float32 [T, H, V]
-    slots_ptr: tl.tensor,  # int64 [R]
+    sources_ptr: tl.tensor,  # int64 [R]: where states are read
+    slots_ptr: tl.tensor,  # int64 [R]: where they are written
     positions_ptr: tl.tensor,  # int64 [T]
     last_ptr: tl.tensor,  # int64: the longer rows' tokens, less one
     tokens_ptr: tl.tensor,  # int64: where they lie in T
@@ -149,9 +152,10 @@ def rule_kernel(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, count = _tokens(row, last_ptr, tokens_ptr, num_single)
     key, value = tl.arange(0, K_P), tl.program_id(2) * PART + tl.arange(0, PART)
-    places = (tl.load(slots_ptr + row) * H + head) * (K * V) + key[:, None] * V + value[None, :]
+    places = head * (K * V) + key[:, None] * V + value[None, :]
+    source, slot = tl.load(sources_ptr + row) * (H * K * V), tl.load(slots_ptr + row) * (H * K * V)
     inside = (key < K)[:, None] & (value < V)[None, :]
-    state = tl.load(states_ptr + places, mask=inside & (tl.load(positions_ptr + begin) > 0), other=0.0)
+    state = tl.load(states_ptr + source + places, mask=inside & (tl.load(positions_ptr + begin) > 0), other=0.0)
     speed = tl.exp(tl.load(log_speed_ptr + head).to(tl.float32))
     bias = tl.load(step_bias_ptr + head).to(tl.float32)
     for token in range(begin, begin + count):
@@ -166,7 +170,7 @@ def rule_kernel(
         out = left * tl.sum(state * q[:, None], 0) + tl.sum(q * k, 0) * update
         state = left * state + k[:, None] * update[None, :]
         tl.store(out_ptr + (token * H + head) * V + value, out, mask=value < V)
-    tl.store(states_ptr + places, state, mask=inside)
+    tl.store(states_ptr + slot + places, state, mask=inside)
 
 
 @triton.jit
@@ -195,7 +199,7 @@ def recur(module: GatedDelta, x_TE: Tensor, layer: int, attention: Paged, activa
     assert isinstance(backend, TritonBackend) and layout.states_R is not None
     kept, states = attention.cache.states[layer]
     inputs_TP, rates_TH = module.inputs(x_TE), module.gates(x_TE)
-    rows = (layout.states_R, layout.positions_T, *backend.plan(layout).longer[1:], layout.num_single)
+    rows = (layout.sources_R, layout.states_R, layout.positions_T, *backend.plan(layout).longer[1:], layout.num_single)
     sums_TC, heads_THV, out_TN = _room(inputs_TP, spec)
     convolve_kernel[(len(layout.rows), cdiv(spec.channels, COLUMNS))](
         *(inputs_TP, module.convolution, kept, sums_TC, *rows),

@@ -43,6 +43,27 @@ def test_states_lie_where_they_were_told_and_nowhere_else(variant, chunks, kerne
         assert (found[0][1, :, :4] == 0).all() and (found[0][1, :, 4:] != 0).all()
 
 
+@pytest.mark.parametrize("count", [1, 5])
+@torch.inference_mode()
+def test_a_step_may_write_to_another_slot_than_it_reads(variant, count):
+    net = NativeDecoder(nets_of(DELTA)[1])
+    backend, text = NativeBackend(net.config.attention_variants), random_text(9 + count, 0)
+    found = []
+    for slot in (3, 5):
+        cache = dirty_cache(net.config, 8, 32, torch.bfloat16)
+        for start, some, sources in ((0, 9, [3]), (9, count, [3])):
+            slots = [3 if start == 0 else slot]
+            layout = BatchLayout.build([Row([1, 2], start, some)], 32, "cpu", (), slots, sources)
+            out_TE = net(text[start : start + some], layout.positions_T, Paged(backend, cache, layout))
+            if start == 0:
+                before = [part[3].clone() for part in cache.states[0]]
+        found.append((out_TE, [part[slot] for part in cache.states[0]], [part[3] for part in cache.states[0]]))
+    stays, moves = found
+    assert torch.equal(stays[0], moves[0])
+    assert all(map(torch.equal, stays[1], moves[1]))
+    assert all(map(torch.equal, moves[2], before))
+
+
 @pytest.mark.parametrize("sizes", [(2, 4, 16, 32), (1, 3, 40, 20)], ids=str)
 @torch.inference_mode()
 def test_after_many_tokens_it_is_no_farther_from_float32_than_torch_is(variant, sizes):
