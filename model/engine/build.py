@@ -167,7 +167,7 @@ def build_runner(
     laps.end("cache")
     laps.tell(form.reading if isinstance(form, native.NativeDecoder) else 0.0, cache.nbytes)
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
-        check_guesses(options, dtype, backend.name)
+        check_guesses(config, options, dtype, backend.name)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
     graphs, pieces = None, None
     if not options.deterministic:

@@ -63,14 +63,9 @@ class EngineConfig:
 
     def _check_group(self, group: GroupSize) -> None:
         """Each group holds a request of max_model_len tokens, or with a window what one holds at a time."""
-        if group.has_state:
-            if self.draft_tokens:
-                raise SettingError(
-                    "draft_tokens is set, but this model has a recurrent state: a rejected draft token would stay in it"
-                )
-        elif group.window is not None:
+        if group.window is not None:
             assert group.num_blocks >= self.window_blocks(group.window) + self.step_blocks, "a window without room for a step"
-        elif self.max_model_len > group.num_blocks * self.block_size:
+        elif not group.has_state and self.max_model_len > group.num_blocks * self.block_size:
             raise SettingError(
                 f"max_model_len is {self.max_model_len} tokens, but the KV cache holds {group.num_blocks * self.block_size}: "
                 "raise kv_cache_memory or lower max_model_len"

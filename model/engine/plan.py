@@ -64,9 +64,14 @@ class Plan:
         return all(item.request.finish_reason is not None for item in self.scheduled)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it computes one token of each stream: no drafts, and none that was right once more."""
+        return self.num_tokens == self.num_streams + self.num_prompt_tokens
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return self.num_streams + self.num_prompt_tokens + self.num_drafted
+        return sum(item.num_rows for item in self.scheduled)
 
     @property
     def num_prompt_tokens(self) -> int:

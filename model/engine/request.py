@@ -122,6 +122,8 @@ class Request:
     """Its block table in each KV cache group, int64: a step copies it as it lies in memory. An evicted block is 0. That of a
     state has the slots where its last step reads and writes it.
     """
+    num_replayed: int = 0
+    """Tokens of a right draft that the next step computes once more, since no state is kept behind a draft."""
     slot: int = 0
     """Where its state lies between snapshots, in a model that keeps states."""
     snapshot_at: int = 0

@@ -176,6 +176,8 @@ class ModelRunner:
         So nothing here may wait for the device: numbers are copied to it by `transfer.py`, and none is read before `result`.
         """
         rows, parcel = list(map(Row, step.tables[0], step.starts, step.counts)), Parcel(self.device)
+        for row, name in zip(rows, step.request_ids, strict=True) if self.has_states and step.drafts else ():
+            row.draft = len(step.drafts.get(name, ()))
         part = None if len(step.draws) in (0, step.num_tokens) else parcel.add(step.draw_rows)
         if isinstance(self.draw, Told) and self._draws_from_scores(step.draws, rows):
             self.draw.tell(step.draws, parcel)

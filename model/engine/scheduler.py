@@ -101,7 +101,7 @@ class Scheduler:
         self.tables.begin_step()
         self._planned_at = self._clock()
         plan, prompts = self._streams()
-        left = self.budget - len(plan)
+        left = self.budget - sum(item.count for item in plan)
         if left and (admitted := self._admit()):
             prompts = sorted(prompts + admitted, key=RANK)
         if left and prompts:
@@ -146,7 +146,7 @@ class Scheduler:
             if name in restarted:
                 self._restart(request)
                 continue
-            request.num_computed = item.start + item.count
+            request.num_computed, request.num_replayed = item.start + item.count, 0
             if item.input_pending:
                 self.tables.remember(request, request.num_computed)
             if item.snapshot:
@@ -169,7 +169,7 @@ class Scheduler:
         for item in plan.scheduled if self.tables.has_windows else ():
             if item.request.room:
                 self.tables.let_go(item.request)
-        if plan.scheduled and not (result.errors or result.put_off or plan.num_drafted):
+        if plan.scheduled and plan.is_plain and not (result.errors or result.put_off):
             pairs = sum(self._cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
@@ -219,19 +219,19 @@ class Scheduler:
 
     def _streams(self) -> tuple[list[Scheduled], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
-        plan: list[Scheduled] = []
-        prompts: list[Request] = []
+        plan, prompts, left = list[Scheduled](), list[Request](), self.budget
         for request in tuple(self._running):
-            if not request.room or len(plan) == self.budget:
+            count = 1 + request.num_replayed
+            if not request.room or count > left:
                 break  # the requests after a preempted one were preempted before it
-            computed = request.num_computed
-            if request.num_tokens - computed > 1 or request.scheduled_at is None:
+            if request.num_tokens - request.num_computed > count or request.scheduled_at is None:
                 prompts.append(request)
                 continue
-            if computed >= request.room:
-                self._make_room(request, computed + 1)
+            if request.num_tokens > request.room:
+                self._make_room(request, request.num_tokens)
             if request.room:
-                plan.append(self._planned(request, 1))
+                plan.append(self._planned(request, count))
+                left -= count
         return plan, prompts
 
     def _guess(self, plan: list[Scheduled], left: int) -> int:
@@ -239,7 +239,7 @@ class Scheduler:
         share = min(self.config.draft_tokens, left) // len(plan) if plan else 0
         for item in plan if share else ():
             request = item.request
-            most = min(share, request.max_tokens - len(request.output) - 1)
+            most = min(share, request.max_tokens - len(request.output) - 1, self.tables.draft_room(request))
             if most > 0 and request.draws_from_scores:
                 request.lookup = request.lookup or Lookup()
                 draft = request.lookup.draft(request, most)
@@ -373,7 +373,10 @@ class Scheduler:
         self.num_accepted += len(tokens)
         for token in tokens:
             if output.finish_reason is None:
-                request.num_computed += 1
+                if self.tables.has_states:
+                    request.num_replayed += 1
+                else:
+                    request.num_computed += 1
                 last = self._take(request, token, ())
                 output = last._replace(token_ids=(*output.token_ids, token), prompt_logprobs=output.prompt_logprobs)
         return output

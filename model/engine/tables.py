@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from attend.model.engine.blocks import BlockPool, Parent, Texts
-from attend.model.engine.config import EngineConfig
+from attend.model.engine.config import LONGEST_DRAFT, EngineConfig
 from attend.model.engine.groups import FullGroup, KVCacheGroup, StateGroup, group_of
 from attend.model.engine.plan import Scheduled, StepResult
 from attend.model.engine.request import Lack, Request
@@ -90,6 +90,11 @@ class BlockTables:
         if slot:
             request.snapshot_at = end
         return slot
+
+    def draft_room(self, request: Request) -> int:
+        """Draft tokens that may follow a request's next token: none past a block's end where a step must end for a snapshot."""
+        most, size = LONGEST_DRAFT - request.num_replayed, self.config.block_size
+        return most if self.snapshots is None else min(most, size - 1 - request.num_tokens % size)
 
     def keep(self, request: Request, slot: int) -> None:
         """A step has written its state to the slot that `advance` returned."""
@@ -173,7 +178,7 @@ class BlockTables:
 
     def _begin_again(self, request: Request) -> None:
         request.num_computed, request.num_known, request.parent = 0, 0, None
-        request.snapshot_at, request.known_until = 0, 0
+        request.snapshot_at, request.known_until, request.num_replayed = 0, 0, 0
 
     def looks_up(self, request: Request) -> bool:
         """Whether its prefix may come from the cache: a prompt's scores, and a first or mean hidden state, need it computed."""

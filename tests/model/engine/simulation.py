@@ -194,7 +194,9 @@ class Simulation:
 
     def planned(self) -> Plan:
         """The next step's work, looked at."""
-        before = {name: (r.num_tokens - r.num_computed, r.num_preemptions) for name, r in self.live.items() if r.room}
+        before = {
+            name: (r.num_tokens - r.num_computed - r.num_replayed, r.num_preemptions) for name, r in self.live.items() if r.room
+        }
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
         waited = set(self.scheduler._waiting)
         plan = self.scheduler.schedule()
@@ -306,11 +308,13 @@ class Simulation:
         planned = [item.request for item in plan.scheduled]
         running = self.ranked(running=True)
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
-        assert planned[: len(streams)] == streams[: self.budget], "a stream waits, or not by age"
-        assert plan.num_streams == min(len(streams), self.budget)
-        prompts, parts = [r for r in running if r not in streams], plan.scheduled[len(streams) :]
+        spent = sum(item.count for item in plan.scheduled[: plan.num_streams])
+        assert planned[: plan.num_streams] == streams[: plan.num_streams], "a stream waits, or not by age"
+        if plan.num_streams < len(streams):
+            assert spent + 1 + streams[plan.num_streams].num_replayed > self.budget, "a stream waits"
+        prompts, parts = [r for r in running if r not in streams], plan.scheduled[plan.num_streams :]
         if not parts:
-            assert not prompts or len(streams) >= self.budget, "prompts wait, but the budget is not spent"
+            assert not prompts or spent == self.budget or plan.num_streams < len(streams), "prompts wait for nothing"
             return
         first, size = parts[0], self.config.chunk_size
         others = [before.get(r.request_id, r.num_tokens) for r in prompts if r not in planned]
@@ -336,7 +340,7 @@ class Simulation:
         streams nothing of the budget is left. `served`: each prompt has a part in the step.
         """
         tokens, size = plan.num_prompt_tokens, self.config.chunk_size
-        left = self.budget - plan.num_streams
+        left = self.budget - sum(item.count for item in plan.scheduled[: plan.num_streams])
         served = served and all(item.completes or self.keeps_state(item) for item in plan.scheduled)
         if not plan.num_streams:
             assert left - tokens < size or served, "a budget that nobody else needs is not spent"

@@ -12,7 +12,6 @@ from attend.model.engine.plan import StepInput
 from attend.model.engine.request import FinishReason, Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.engine.snapshots import LEAST
-from attend.model.errors import SettingError
 from tests.model.engine.machines import Clock, ask, fake_answer, run, told
 from tests.model.engine.windows import GroupsRunner
 
@@ -305,6 +304,26 @@ def test_what_is_not_looked_up_is_counted():
     assert {"disabled": 34} == machine.scheduler.tables.lost
 
 
-def test_guesses_are_refused_where_layers_keep_a_state():
-    with pytest.raises(SettingError, match=r"^draft_tokens is set, but this model has a recurrent state"):
-        with_states(draft_tokens=3)
+def test_a_right_draft_is_computed_once_more_and_moves_the_state_on_then():
+    """Under this seed the answer repeats itself."""
+    machine = with_states(draft_tokens=8)
+    machine.add(request := ask("a", fake_answer(text("b", 1, 20, seed=2))[0], 40, seed=2))
+    while not request.output:
+        machine.step()
+    while machine.has_work:
+        computed, again = request.num_computed, request.num_replayed
+        machine.step()
+        assert [("a", computed, 1 + again)] == machine.runner.plans[-1]
+        machine.scheduler.check_integrity()
+    assert fake_answer(request)[0] == request.output
+    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
+    assert any(count > 1 for _, start, count in chain(*machine.runner.plans) if start > 20)
+
+
+def test_beside_snapshots_drafts_stop_before_the_end_of_a_block():
+    """A state is kept at each: the next turn goes on from the last one, whatever was drafted."""
+    machine = keeping(draft_tokens=15)
+    first = ask("a", fake_answer(text("b", 1, 30, seed=2))[0], 40, seed=2)
+    assert 0 == cached(machine, first)
+    assert machine.stats().num_accepted > 0
+    assert 68 == cached(machine, ask("c", [*told_before(first), 1, 2], 2))

@@ -14,8 +14,10 @@ import torch
 
 from attend.model.engine import snapshots
 from attend.model.engine.build import build_engine, size_engine
+from attend.model.engine.choice import check_guesses
 from attend.model.engine.config import GroupSize
 from attend.model.engine.engine import Engine
+from attend.model.engine.lookup import Lookup
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason, Request
 from attend.model.errors import SettingError
@@ -24,7 +26,7 @@ from attend.model.params import SamplingParams
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, their_logits, their_model, tiny_config, write_checkpoint
 from tests.model.engine.machines import ask, run, told
-from tests.model.net.laws.test_engine_laws import Answer, answer, assert_near, engine
+from tests.model.net.laws.test_engine_laws import Answer, answer, assert_near, engine, repeating
 from tests.model.net.laws.ways import Way
 
 needs_library = pytest.mark.skipif(
@@ -184,6 +186,72 @@ def test_an_answer_that_goes_on_from_a_snapshot_is_the_same(coming, monkeypatch)
     assert machine.stats().num_prefix_hits > 0
 
 
+# Drafts.
+
+DRAFTED = {
+    "batched": {},
+    "one at a time": {"max_batch_requests": 1},
+    "preempted": {"num_blocks": 6},
+    "in small steps": {"max_batch_tokens": 9},
+    "with snapshots": {"prefix_caching": True, "num_snapshots": 8},
+}
+
+
+@cache
+def without_drafts(backend: str, dtype: torch.dtype) -> dict[str, Answer]:
+    found = run(stateful(backend, dtype=dtype), [replace(request, logprobs=0) for request in repeating()])
+    return {name: answer(outputs) for name, outputs in found.items()}
+
+
+def draft_from(truth: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are the tokens to come, of which one is wrong as often as not."""
+    dice = random.Random(3)
+
+    def draft(lookup: Lookup, request: Request, most: int) -> list[int]:
+        begin = len(request.output)
+        tokens = truth[request.request_id][begin : begin + dice.randint(0, most)]
+        if tokens and dice.random() < 0.5:
+            at = dice.randrange(len(tokens))
+            tokens[at] = (tokens[at] + 1) % VOCAB
+        return tokens
+
+    monkeypatch.setattr(Lookup, "draft", draft)
+
+
+@pytest.mark.parametrize("draft_tokens", [7, 15, 60])
+@pytest.mark.parametrize("coming", DRAFTED)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("reference", torch.float32),
+        ("torch", torch.float32),
+        pytest.param("native", torch.bfloat16, marks=needs_library),
+    ],
+)
+def test_drafts_change_no_token(backend, dtype, coming, draft_tokens, monkeypatch):
+    """Also where an earlier answer's states are gone on from: a wrong draft leaves nothing in them."""
+    wanted = {name: tokens for name, (tokens, _) in without_drafts(backend, dtype).items()}
+    draft_from(wanted, monkeypatch)
+    machine = stateful(backend, dtype=dtype, draft_tokens=draft_tokens, **DRAFTED[coming])
+    for _ in range(2):
+        assert wanted == {name: told(outputs)[0] for name, outputs in run(machine, repeating()).items()}
+    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
+    assert ("preempted" in coming) <= (machine.stats().num_preemptions > 0)
+
+
+@needs_library
+def test_scores_beside_drafts_have_the_same_bits(monkeypatch):
+    """Those of requests that report them, which have no drafts, beside requests that have some."""
+    wanted = without_drafts("native", torch.bfloat16)
+    draft_from({name: tokens for name, (tokens, _) in wanted.items()}, monkeypatch)
+    machine = stateful(**NATIVE, draft_tokens=30)
+    both = [*repeating()[::2], *[replace(request, logprobs=0) for request in repeating()[1::2]]]
+    found = run(machine, both)
+    assert {name: told(outputs)[0] for name, outputs in found.items()} == {name: tokens for name, (tokens, _) in wanted.items()}
+    assert all(answer(found[request.request_id]) == wanted[request.request_id] for request in repeating()[1::2])
+    assert machine.stats().num_accepted > 0
+
+
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_state_that_is_not_a_number_ends_its_request_alone(async_scheduling):
     """And who takes its place next is not harmed."""
@@ -240,9 +308,32 @@ def test_in_bfloat16_the_native_backend_serves_it_and_may_be_deterministic(folde
     assert served.info.backend.startswith("native-")
 
 
-def test_guesses_are_refused(folder):
-    with pytest.raises(SettingError, match="draft_tokens is set, but this model has a recurrent state"):
-        build_engine(folder, replace(OPTIONS, draft_tokens=4))
+@pytest.mark.parametrize(
+    "way", [{}, pytest.param({"dtype": "bfloat16", "backend": "native"}, marks=needs_library)], ids=["torch", "native"]
+)
+def test_a_built_engine_answers_with_drafts_as_without(folder, way, monkeypatch):
+    async def read(served):
+        async with aclosing(served.generate([ask("a", [5, 17, 80, 3] * 6, 100)])) as stream:
+            return told([output async for batch in stream for output in batch])[0]
+
+    found = []
+    for draft_tokens in (0, 8):
+        draft_from({"a": found[0] if found else [], "warm-up": []}, monkeypatch)
+        served = build_engine(folder, replace(OPTIONS, draft_tokens=draft_tokens, **way))
+        served.start()
+        try:
+            found.append(asyncio.run(read(served)))
+        finally:
+            served.close()
+    assert found[0] == found[1]
+    assert 0 < served.stats().num_accepted
+
+
+def test_drafts_are_refused_where_a_wrong_one_would_stay_in_the_state():
+    options = replace(OPTIONS, draft_tokens=4)
+    with pytest.raises(SettingError, match="the triton backend would leave a rejected draft token in a recurrent state"):
+        check_guesses(CONFIG, options, torch.float32, "triton")
+    check_guesses(CONFIG, options, torch.float32, "torch")
 
 
 STATE = 2 * CONFIG.layers[0].state_bytes

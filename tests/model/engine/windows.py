@@ -31,6 +31,8 @@ class GroupsRunner(FakeRunner):
         """By group and slot."""
         self.states: dict[tuple[int, int], tuple[int, int]] = {}
         """By group and slot: how many tokens a state has seen, and their digest."""
+        self.passed: dict[tuple[int, int], dict[int, int]] = {}
+        """By group and slot: the digest after each token of the last step that wrote it, and of its draft."""
         self.states_before = self.states
         """As the step found them: its rows are computed side by side."""
 
@@ -38,11 +40,11 @@ class GroupsRunner(FakeRunner):
         self.states_before = dict(self.states)
         return super().submit(step)
 
-    def write(self, tables: Tables, start: int, tokens: list[int]) -> None:
+    def write(self, tables: Tables, start: int, tokens: list[int], kept: int) -> None:
         for at, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
             if group.has_state:
                 assert 1 <= len(table) <= 2, "a state is read in one slot and written to one"
-                self._fold(at, table, start, tokens)
+                self._fold(at, table, start, tokens, kept)
             else:
                 for position, token in enumerate(tokens, start):
                     self._compute(at, table, position, token)
@@ -65,11 +67,13 @@ class GroupsRunner(FakeRunner):
             last = last.before
         return True
 
-    def _fold(self, at: int, table: list[int], start: int, tokens: list[int]) -> None:
+    def _fold(self, at: int, table: list[int], start: int, tokens: list[int], kept: int) -> None:
         count, digest = (0, 0) if start == 0 else self.states_before.get((at, table[0]), (0, 0))
-        for token in tokens:
+        passed = self.passed[at, table[-1]] = {}
+        for end, token in enumerate(tokens, start + 1):
             digest = hash((digest, token))
-        self.states[at, table[-1]] = (count + len(tokens), digest if count == start else -1)
+            passed[end] = digest if count == start else -1
+        self.states[at, table[-1]] = (start + kept, passed[start + kept])
 
     def read(self, tables: Tables, end: int, early: bool) -> list[int]:
         """The tokens before `end`; with a wrong last one where a group does not have what it should."""
@@ -87,7 +91,7 @@ class GroupsRunner(FakeRunner):
 
     def _digest(self, at: int, table: list[int], end: int) -> int:
         if self.groups[at].has_state:
-            return self.states[at, table[-1]][1]
+            return self.passed[at, table[-1]][end]
         places = self.places(table, 0 if self.groups[at].window is None else end - 1, end)
         kept = self.kept.get((at, places[-1]))
         return kept.digest if kept is not None and self._follow(at, places, kept) else -1
@@ -97,7 +101,7 @@ def with_groups(config: EngineConfig, dice: random.Random, *, states: bool = Fal
     """The same engine for a model with windows, which have little more room than one request and one step need."""
     windows = dice.choice(WINDOWS)
     if states:
-        config = replace(config, draft_tokens=0, num_snapshots=dice.randint(0, 6))
+        config = replace(config, num_snapshots=dice.randint(0, 6))
     groups = []
     for window in windows:
         least = config.window_blocks(window or 1) + config.step_blocks

@@ -183,6 +183,19 @@ def test_a_step_may_write_to_another_slot_than_it_reads(net, backend):
     assert all(map(torch.equal, before, [part[3] for state in cache.states.values() for part in state]))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_draft_does_not_move_the_state_on(net, backend):
+    attention, text, found = BACKENDS[backend](net.config.attention_variants), torch.tensor(max(TEXTS, key=len)[:9]), []
+    for draft in (0, 2):
+        cache = dirty_cache(net)
+        for start, count, more in ((0, 5, 0), (5, 2 + draft, draft), (7, 2, 0)):
+            layout = BatchLayout.build([Row([1, 2], start, count, more)], 8, "cpu", (), [3])
+            with torch.inference_mode():
+                out_TE = net(text[start : start + count], layout.positions_T, Paged(attention, cache, layout))
+        found.append([out_TE, *(part[3] for state in cache.states.values() for part in state)])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
 SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 8, "value_size": 6, "kernel": 4}
 
 

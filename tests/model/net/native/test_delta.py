@@ -64,6 +64,20 @@ def test_a_step_may_write_to_another_slot_than_it_reads(variant, count):
     assert all(map(torch.equal, moves[2], before))
 
 
+@pytest.mark.parametrize("draft", [1, 15])
+@torch.inference_mode()
+def test_a_draft_does_not_move_the_state_on_and_is_computed_from_it(variant, draft):
+    net = NativeDecoder(nets_of(DELTA)[1])
+    backend, text, found = NativeBackend(net.config.attention_variants), random_text(40, 0), []
+    for steps in ([(0, 9, 0), (9, 3, 0), (12, draft, 0)], [(0, 9, 0), (9, 3 + draft, draft), (12, draft, 0)]):
+        cache, parts = dirty_cache(net.config, 8, 32, torch.bfloat16), []
+        for start, count, more in steps:
+            layout = BatchLayout.build([Row([1, 2], start, count, more)], 32, "cpu", (), [3])
+            parts.append(net(text[start : start + count], layout.positions_T, Paged(backend, cache, layout)))
+        found.append((torch.cat(parts[1:])[: 3 + draft], parts[-1], *(part[3] for part in cache.states[0])))
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("sizes", [(2, 4, 16, 32), (1, 3, 40, 20)], ids=str)
 @torch.inference_mode()
 def test_after_many_tokens_it_is_no_farther_from_float32_than_torch_is(variant, sizes):
