@@ -42,7 +42,7 @@ GROUPS = {
     "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
     "json_whitespace",
     "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
-    "draft_tokens deterministic num_threads",
+    "state_cache_share draft_tokens deterministic num_threads",
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
     "max_connections_per_source max_errors_per_second",
     "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
@@ -172,6 +172,11 @@ class Settings(BaseModel):
     )
     prefix_caching: bool = Field(
         True, description="prefix caching: reuse the KV cache of earlier requests with the same prefix"
+    )
+    state_cache_share: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        0.25,
+        description="share of kv_cache_memory for snapshots of recurrent states, without which prefix caching cannot reuse "
+        "prefixes of models that have some; 0: none",
     )
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="speculative decoding by prompt lookup: draft tokens of a step; answers do not change; 0: off"

@@ -6,7 +6,7 @@ token ids and does not depend on a hash.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 Parent = str | int
 """The predecessor of a block's text: the number of the block before it, or for a first block its adapter and salt."""
@@ -22,8 +22,11 @@ class BlockPool:
         self._known: dict[tuple[Parent, tuple[int, ...]], int] = {}
         self._keys: dict[int, tuple[Parent, tuple[int, ...]]] = {}  # the inverse of _known
         self._numbers: dict[int, int] = {}  # of the known blocks
+        self._alive: set[int] = set()  # the same numbers
         self.next_number = 1
         """Known blocks are numbered in the order in which they became known; no number is used twice."""
+        self.on_forget: Callable[[Parent, int], None] = lambda parent, number: None
+        """Called for each block that becomes unfindable, with its predecessor and its number."""
 
     @property
     def num_free(self) -> int:
@@ -62,11 +65,16 @@ class BlockPool:
         block = self._known.get((parent, tuple(tokens)))
         return None if block is None else (block, self._numbers[block])
 
+    def is_known(self, number: int) -> bool:
+        """Whether a block has the text of this number."""
+        return number in self._alive
+
     def remember(self, parent: Parent, tokens: Sequence[int], block: int) -> int:
         """Make a held block findable; returns the number of the block that holds this text, which may be an older one."""
         key = (parent, tuple(tokens))
         if key not in self._known:
             self._known[key], self._keys[block], self._numbers[block] = block, key, self.next_number
+            self._alive.add(self.next_number)
             self.next_number += 1
         return self._numbers[self._known[key]]
 
@@ -75,7 +83,10 @@ class BlockPool:
         for block in blocks:
             key = self._keys.pop(block, None)
             if key is not None:
-                del self._known[key], self._numbers[block]
+                del self._known[key]
+                number = self._numbers.pop(block)
+                self._alive.remove(number)
+                self.on_forget(key[0], number)
 
     def forget_since(self, number: int) -> set[int]:
         """Make every block unfindable that became known as `number` or later; returns them."""
@@ -94,6 +105,7 @@ class BlockPool:
         assert sorted([*self._free, *held]) == list(range(1, self.num_blocks + 1)), "blocks are lost or doubled"
         assert {block: key for key, block in self._known.items()} == self._keys, "a block is known under another's text"
         assert self._keys.keys() == self._numbers.keys(), "a known block has no number"
+        assert set(self._numbers.values()) == self._alive, "a number without a block"
 
 
 class Texts:

@@ -12,14 +12,16 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
+    USUAL_SNAPSHOTS,
     check_free,
     free_device_memory,
     free_memory,
     give_back,
-    most_requests,
+    keeps_prefixes,
     size_groups,
     tell_states,
     usual_memory,
+    with_states,
 )
 from attend.model.engine.choice import (
     check_guesses,
@@ -159,13 +161,13 @@ def build_runner(
     engine_config = replace(engine_config, max_model_len=min(context, engine_config.max_model_len))
     if device == "cpu" and options.kv_cache_memory is not None:
         check_free(options.kv_cache_memory * ranks)
-    tell_states(options, engine_config, device)
+    tell_states(options, config, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
     laps.end("cache")
     laps.tell(form.reading if isinstance(form, native.NativeDecoder) else 0.0, cache.nbytes)
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
-        check_guesses(options, dtype, backend.name)
+        check_guesses(config, options, dtype, backend.name)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
     graphs, pieces = None, None
     if not options.deterministic:
@@ -346,7 +348,7 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
         block_size=options.block_size,
         max_batch_requests=batch.requests,
         max_batch_tokens=batch.tokens,
-        prefix_caching=options.prefix_caching and not any(group.has_state for group in config.memory_groups),
+        prefix_caching=keeps_prefixes(config, options),
         draft_tokens=options.draft_tokens,
     )
 
@@ -383,11 +385,13 @@ def size_engine(
     context = wanted.max_model_len
     if memory is None:
         memory = free_memory() if options.kv_cache_memory is None else options.kv_cache_memory
-    wanted = replace(wanted, max_batch_requests=most_requests(config, memory, wanted.max_batch_requests))
+    wanted = with_states(config, wanted, memory, options.state_cache_share)
     if device == "cpu" and options.kv_cache_memory is None:
+        wanted = replace(wanted, num_snapshots=min(wanted.num_snapshots, USUAL_SNAPSHOTS))
         memory = min(memory, usual_memory(config, wanted, held))
     groups = size_groups(config, wanted, held, memory, asked or 1)
     if not asked:
         room = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
         context = min([context, *room])
-    return replace(wanted, max_model_len=context, num_blocks=groups[0].num_blocks, groups=groups)
+    kept = groups[-1].num_blocks - wanted.max_batch_requests if groups[-1].has_state else 0
+    return replace(wanted, max_model_len=context, num_blocks=groups[0].num_blocks, num_snapshots=kept, groups=groups)

@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,6 +18,8 @@ CPU_SHARE = 0.25
 """Of the memory that is available, where nothing is set: other replicas and processes live there too."""
 USUAL_CONTEXTS = 16
 """Requests of the longest kind that a CPU's cache has room for, where nothing is set."""
+USUAL_SNAPSHOTS = 4 * USUAL_CONTEXTS
+"""Snapshots of recurrent states that it has room for."""
 
 
 def free_memory() -> int:
@@ -47,6 +50,20 @@ def most_requests(model: ModelConfig, memory: int, wanted: int) -> int:
     """How many of the wanted requests run at a time: where layers keep states, these take half of the memory at most."""
     each = model.state_bytes
     return min(wanted, max(1, memory // 2 // each - 1)) if each else wanted  # and one lies in the reserved place
+
+
+def with_states(model: ModelConfig, config: EngineConfig, memory: int, share: float) -> EngineConfig:
+    """With as many requests at a time as `most_requests` lets run, and the snapshots of their states that a share of the memory
+    holds.
+    """
+    kept = int(share * memory) // model.state_bytes if model.state_bytes and config.prefix_caching else 0
+    return replace(config, max_batch_requests=most_requests(model, memory, config.max_batch_requests), num_snapshots=kept)
+
+
+def keeps_prefixes(model: ModelConfig, options: EngineOptions) -> bool:
+    """Whether prefix caching is on. Where layers keep states, it needs snapshots, and full attention to tell texts apart."""
+    full = any(group.window is None and not group.has_state for group in model.memory_groups)
+    return options.prefix_caching and (not model.state_bytes or (options.state_cache_share > 0 and full))
 
 
 def usual_memory(model: ModelConfig, config: EngineConfig, held: torch.dtype) -> int:
@@ -82,9 +99,9 @@ def size_groups(
 
 
 def _most(group: MemoryGroup, config: EngineConfig) -> int:
-    """Blocks that all requests at once can use."""
+    """Blocks that all requests at once can use, with snapshots of states."""
     if group.has_state:
-        return config.max_batch_requests
+        return config.max_batch_requests + config.num_snapshots
     most = -(-config.max_model_len * config.max_batch_requests // config.block_size)
     if group.window is None or group.window >= config.max_model_len:
         return most
@@ -125,10 +142,17 @@ def _sized(group: MemoryGroup, count: int, config: EngineConfig) -> GroupSize:
     return GroupSize(count, window, group.has_state)
 
 
-def tell_states(options: EngineOptions, config: EngineConfig, device: str) -> None:
-    """Log the settings that do not hold for a model with a recurrent state."""
+def tell_states(options: EngineOptions, model: ModelConfig, config: EngineConfig, device: str) -> None:
+    """Log what follows for a model with a recurrent state."""
+    if not model.state_bytes:
+        return
     if options.prefix_caching and not config.prefix_caching:
-        log.warning("prefix caching is off: this model has layers with a recurrent state, which sequences cannot share")
+        cause = "state_cache_share is 0" if options.state_cache_share == 0 else "no layer has full attention"
+        log.warning("prefix caching is off: this model has layers with a recurrent state, and %s", cause)
+    elif config.prefix_caching:
+        bytes_kept = config.num_snapshots * model.state_bytes
+        text = "prefix caching keeps %d snapshots of the recurrent states, %.1f MiB of the KV cache's memory"
+        log.info(text, config.num_snapshots, bytes_kept / (1 << 20))
     fewer = (config.max_batch_requests, options.batch(device).requests)
     if fewer[0] < fewer[1]:
         log.warning(

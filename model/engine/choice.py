@@ -151,8 +151,14 @@ def record_steps(
     return graphs, StepPieces(net, backend, cache, config.max_batch_tokens, recorder.in_pieces)
 
 
-def check_guesses(options: EngineOptions, dtype: torch.dtype, backend: str) -> None:
-    """Refuse guesses where sums that depend on the number of rows are rounded more coarsely than to float32: SettingError."""
+def check_guesses(config: ModelConfig, options: EngineOptions, dtype: torch.dtype, backend: str) -> None:
+    """Refuse guesses where sums that depend on the number of rows are rounded more coarsely than to float32, and where a state
+    would keep a wrong guess: SettingError.
+    """
+    if backend == "triton" and config.state_bytes:
+        raise SettingError(
+            "draft_tokens is set, but the triton backend would leave a rejected draft token in a recurrent state"
+        )
     how = f"in {name_of(dtype)}" if options.kv_dtype == "auto" else f"with kv_dtype = {options.kv_dtype}"
     if (dtype, options.kv_dtype) != (torch.float32, "auto"):
         why = f"speculative decoding could change an answer of the {backend} backend {how}"

@@ -18,7 +18,9 @@ class GroupSize:
     window: int | None = None
     """A block goes back once all its tokens are out of sight of later queries; None: at the request's end."""
     has_state: bool = False
-    """A request holds one block, of whatever size, from its admission to its end."""
+    """A block is a slot of states, of whatever size: a request holds one from its admission to its end. The others are for
+    snapshots.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class EngineConfig:
     """Seconds: parts of prompts may fill a step beside running streams up to here, however short it is without them."""
     prefix_caching: bool = True
     """Whether a prompt may begin with blocks that an earlier request has computed."""
+    num_snapshots: int = 0
+    """Slots of states beside one for each request, where layers keep states: without them prefixes are seldom reused."""
     draft_tokens: int = 0
     """Guessed tokens of a step: the streams share them, and where there are more streams there are none."""
     groups: tuple[GroupSize, ...] = ()
@@ -59,15 +63,9 @@ class EngineConfig:
 
     def _check_group(self, group: GroupSize) -> None:
         """Each group holds a request of max_model_len tokens, or with a window what one holds at a time."""
-        if group.has_state:
-            assert not self.prefix_caching, "prefix caching with a recurrent state"
-            if self.draft_tokens:
-                raise SettingError(
-                    "draft_tokens is set, but this model has a recurrent state: a rejected draft token would stay in it"
-                )
-        elif group.window is not None:
+        if group.window is not None:
             assert group.num_blocks >= self.window_blocks(group.window) + self.step_blocks, "a window without room for a step"
-        elif self.max_model_len > group.num_blocks * self.block_size:
+        elif not group.has_state and self.max_model_len > group.num_blocks * self.block_size:
             raise SettingError(
                 f"max_model_len is {self.max_model_len} tokens, but the KV cache holds {group.num_blocks * self.block_size}: "
                 "raise kv_cache_memory or lower max_model_len"

@@ -96,7 +96,7 @@ class Engine:
         self._next = None if following is None else self._submitted(following)
         result = self._result(step)
         if (result.errors or result.put_off) and not self.scheduler.tables.has_states:
-            self._drop_next()  # a request that shared blocks with a failed one begins again; models with states share none
+            self._drop_next()  # who shared blocks with a failed request begins again; where there are states, these are filled
         outputs = self.scheduler.commit(plan, result)
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
@@ -121,6 +121,7 @@ class Engine:
             scheduler.num_prefix_hits,
             scheduler.num_drafted,
             scheduler.num_accepted,
+            *map(scheduler.tables.lost.__getitem__, ("disabled", "no_state", "evicted")),
         )
 
     def _submitted(self, plan: Plan) -> "_Step":

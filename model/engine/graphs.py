@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # triton is not there on every machine
 GREEDY = Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)
 LARGEST = 256
 """Rows of the largest graph: a larger batch computes for longer than its launches take."""
-TOKENS, POSITIONS, LINES, STATES, FIRST_SLOTS = range(5)
+TOKENS, POSITIONS, LINES, STATES, SOURCES, FIRST_SLOTS = range(6)
 """Rows of a step's numbers; then the slots of each group of layers."""
 
 
@@ -81,7 +81,7 @@ class DecodeGraphs:
         width = -(-max_model_len // cache.block_size)
         self._lines = TableLines(cache.num_groups, most, width, device)
         self._inputs_NT = torch.zeros(FIRST_SLOTS + cache.num_groups, most, dtype=torch.int64, device=device)
-        """Tokens, positions, lines of tables, places of states, and the slots in each group of layers."""
+        """Tokens, positions, lines of tables, slots of states, written and read, and the slots in each group of layers."""
         self._hidden_TE, self._logits_TV = self._outputs(most)
         self._greedy_T = torch.zeros(most, dtype=torch.int64, device=device)
         # the largest first: the others then find their memory in the pool
@@ -112,12 +112,12 @@ class DecodeGraphs:
     def _layout(self, size: int) -> BatchLayout:
         """That of the first `size` rows of the input buffers, for requests of any length."""
         rows = [Row((), self._max_model_len - 1, 1)] * size  # the most that a backend makes room for
-        _, positions_T, lines_T, states_T, *slots_GT = self._inputs_NT[:, :size].unbind()
+        _, positions_T, lines_T, states_T, sources_T, *slots_GT = self._inputs_NT[:, :size].unbind()
         layout, *others = (
             BatchLayout(rows, slots_T, positions_T, table_LB.index_select(0, lines_T), self._cache.block_size, size)
             for slots_T, table_LB in zip(slots_GT, self._lines.tables_GLB.unbind(), strict=True)
         )
-        return replace(layout, others=tuple(others), states_R=states_T)
+        return replace(layout, others=tuple(others), states_R=states_T, sources_R=sources_T)
 
     def fits(self, rows: Sequence[Row]) -> bool:
         """Whether a graph can compute this step: every row has one token, and there are not too many rows."""
@@ -132,11 +132,12 @@ class DecodeGraphs:
         states: Sequence[int] | None = None,
         versions: Sequence[int] = (),
         parcel: Parcel | None = None,
+        sources: Sequence[int] | None = None,
     ) -> Decoded:
         """Compute a step that `fits`; one token for each row, on the device or not yet. Does not wait.
 
-        `others` and `states` are those of `ModelRunner.hidden`; `versions` those of `StepInput`. The step's numbers go to the
-        device with those in `parcel`.
+        `others`, `states` and `sources` are those of `BatchLayout.build`; `versions` those of `StepInput`. The step's numbers
+        go to the device with those in `parcel`.
         """
         parcel = parcel or Parcel(self._inputs_NT.device)
         size = next(size for size in self._sizes if size >= len(rows))
@@ -144,7 +145,8 @@ class DecodeGraphs:
             tables = [[row.blocks for row in rows], *others]
             if len(tables) < len(self._lines.tables_GLB):  # all groups have the same
                 tables *= len(self._lines.tables_GLB)
-            self._fill(rows, tokens_T, tables, states, versions or [0] * len(rows), size, parcel)
+            slots = () if states is None else (states, sources or states)
+            self._fill(rows, tokens_T, tables, slots, versions or [0] * len(rows), size, parcel)
         except BaseException:
             self._lines.forget()
             raise
@@ -156,7 +158,7 @@ class DecodeGraphs:
         rows: Sequence[Row],
         tokens_T: "Tensor | array[int]",
         tables: Tables,
-        states: Sequence[int] | None,
+        states: Sequence[Sequence[int]],
         versions: Sequence[int],
         size: int,
         parcel: Parcel,
@@ -172,8 +174,8 @@ class DecodeGraphs:
         numbers[POSITIONS, :given] = [row.start for row in rows]
         numbers[LINES] = self._lines.padding
         numbers[LINES, :given] = news.lines
-        if states is not None:
-            numbers[STATES, :given] = states
+        for row, slots in zip((STATES, SOURCES), states, strict=False):
+            numbers[row, :given] = slots
         for slots_T, table in zip(numbers[FIRST_SLOTS:], tables, strict=True):
             write_slots(rows, table, given, self._cache.block_size, slots_T[:given])
         parts = [parcel.add(part) for part in (numbers, news.places, news.values)]

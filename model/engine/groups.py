@@ -5,14 +5,16 @@
   entry in the request's table becomes the reserved block 0, so token p is still at p // block_size. Blocks are taken part by
   part, as tokens are computed, out of the request's claim: blocks for its tokens, at most those that a window spans. The
   claims together are never more than the blocks, so a part of a prompt always finds one, also where blocks are shared.
-- A recurrent state: one block from the admission to the end, which is never shared.
+- A recurrent state: one block of its own, a slot of states, from the admission to the end. A snapshot is a slot that a step
+  has written at the end of a block of tokens, and that no step writes again while it is known. A step reads a state from one
+  slot and writes it to the same or to another one. So a snapshot is made, and used, without a copy.
 """
 
 from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
-from attend.model.engine.blocks import BlockPool
+from attend.model.engine.blocks import BlockPool, Parent
 from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.request import Request
 
@@ -111,21 +113,97 @@ class FullGroup:
         self.pool.check_integrity(block for request in requests for block in request.tables[self._at])
 
 
-class StateGroup(FullGroup):
-    """One block for each request."""
+class StateGroup:
+    """A slot of states for each request, and snapshots. A request's table has the slot that its last planned step reads, and
+    the one that it writes where that is another: its state lies in the last of them.
+    """
 
-    span = 0
+    span = 1
+
+    def __init__(self, at: int, size: GroupSize) -> None:
+        self.pool = BlockPool(size.num_blocks)
+        self.pool.on_forget = lambda parent, number: self.evicted.add(parent)
+        self.evicted: set[Parent] = set()
+        """Numbers of known texts whose snapshots were evicted."""
+        self._at = at
 
     @property
     def free_share(self) -> float:
         return 1.0  # there is one for each request of a batch
 
-    def missing(self, request: Request, num_tokens: int) -> int:
-        return 1 - len(request.tables[self._at])
+    def fits(self, request: Request, num_tokens: int) -> bool:
+        return bool(request.slot) or self.pool.num_free > 0
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        if not request.slot:
+            [request.slot] = _taken(self.pool, 1)
+            request.tables[self._at] = request.tables[self._at] or array("q", [request.slot])
+
+    def reach(self, request: Request, num_tokens: int) -> None:
+        pass
+
+    def let_go(self, request: Request) -> None:
+        pass
+
+    def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
+        self.pool.share(blocks[-1:])
+        self._leave(request, request.tables[self._at])
+        request.tables[self._at] = array("q", blocks[-1:])
+
+    def advance(self, request: Request, *, keep: bool) -> int:
+        """Plan a step: it reads the state where it lies, and writes it to the request's own slot. With `keep` it writes to a
+        new slot, which is returned: a snapshot, once it is remembered. 0 where there is none.
+        """
+        table = request.tables[self._at]
+        if table[-1] == request.slot and len(table) == 1 and not keep:
+            return 0
+        lies, new = table[-1], self.pool.allocate(1) if keep else None
+        writes = request.slot if new is None else new[0]
+        self._leave(request, table[:-1])
+        request.tables[self._at] = array("q", [lies] if lies == writes else [lies, writes])
+        return 0 if new is None else writes
+
+    def remember(self, request: Request, slot: int, number: int) -> bool:
+        """Make a slot that a step has written known as the state after a text. Not if another is, or if the request lost it."""
+        if slot not in request.tables[self._at] or self.has(number):
+            return False
+        self.pool.remember(number, (), slot)
+        self.evicted.discard(number)
+        return True
+
+    def has(self, number: int) -> bool:
+        """Whether there is a snapshot of a text."""
+        return self.pool.find(number, ()) is not None
+
+    def discard(self, number: Parent) -> None:
+        """Evict the snapshot of a text."""
+        known = self.pool.find(number, ())
+        if known is not None:
+            self.pool.share(known[:1])
+            self.pool.forget(known[:1])
+            self.pool.free(known[:1])
+        self.evicted.discard(number)
+
+    def give_back(self, request: Request) -> None:
+        self._leave(request, request.tables[self._at])
+        if request.slot:
+            self.pool.free([request.slot])
+        request.tables[self._at], request.slot = array("q"), 0
+
+    def restart(self, request: Request) -> None:
+        self._leave(request, request.tables[self._at])
+        request.tables[self._at] = array("q", [request.slot])
+
+    def _leave(self, request: Request, slots: Sequence[int]) -> None:
+        """Free slots that are not the request's own."""
+        self.pool.free(slot for slot in slots if slot != request.slot)
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        assert all(len(request.tables[self._at]) == 1 for request in requests), "a request without a state, or with two"
-        self.pool.check_integrity(block for request in requests for block in request.tables[self._at])
+        held = [{request.slot, *request.tables[self._at]} for request in requests]
+        assert all(slots and 0 not in slots for slots in held), "a request without a state"
+        own = [request.slot for request in requests]
+        assert len(own) == len(set(own)), "two requests with one state"
+        self.pool.check_integrity(slot for slots in held for slot in slots)
 
 
 class WindowGroup:
@@ -209,5 +287,6 @@ def _taken(pool: BlockPool, count: int) -> list[int]:
 
 def group_of(at: int, size: GroupSize, config: EngineConfig) -> KVCacheGroup:
     """The group at a place of `config.groups`."""
-    kind = StateGroup if size.has_state else FullGroup if size.window is None else WindowGroup
-    return kind(at, size, config)
+    if size.has_state:
+        return StateGroup(at, size)
+    return FullGroup(at, size, config) if size.window is None else WindowGroup(at, size, config)

@@ -13,7 +13,7 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
     The block tables and the texts of penalties are the requests' own arrays: they hold until the step has been submitted.
     """
     step, items = StepInput(input_pending=plan.input_pending), plan.scheduled
-    if plan.num_drafted or plan.num_streams < len(items):
+    if not plan.is_plain or plan.num_streams < len(items):
         items = tuple(sorted(items, key=lambda item: item.num_rows != 1))
     step.tables = [list(tables) for tables in zip(*(item.request.tables for item in items), strict=True)]
     first = 0

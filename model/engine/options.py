@@ -37,6 +37,8 @@ class EngineOptions:
     kv_dtype: str = "auto"
     """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
     prefix_caching: bool = True
+    state_cache_share: float = 0.25
+    """Of the memory for the cache, for snapshots of recurrent states, by which prefixes are reused; 0: they are not."""
     draft_tokens: int = 0
     """Guessed tokens of a step, see `lookup.py`; refused where a token's scores depend on the other rows of a step."""
     adapters: bool = False

@@ -24,6 +24,8 @@ class Scheduled:
     """A guess at the tokens that are drawn next: computed too, as if they were already drawn."""
     input_pending: bool = False
     """Its one token is drawn by the previous step: this step was submitted before that token reached the host."""
+    snapshot: int = 0
+    """The slot in which its state is kept for others; 0: in none."""
 
     @property
     def num_rows(self) -> int:
@@ -62,9 +64,14 @@ class Plan:
         return all(item.request.finish_reason is not None for item in self.scheduled)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it computes one token of each stream: no drafts, and none that was right once more."""
+        return self.num_tokens == self.num_streams + self.num_prompt_tokens
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return self.num_streams + self.num_prompt_tokens + self.num_drafted
+        return sum(item.num_rows for item in self.scheduled)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -103,7 +110,9 @@ class StepInput:
     request_ids: list[str] = field(default_factory=list)
     """[R], as are starts and counts."""
     tables: list[list["array[int]"]] = field(default_factory=list)
-    """[G][R]: block tables, int64, of each group of layers. That of a state has one entry."""
+    """[G][R]: block tables, int64, of each group of layers. That of a state has the slot where the step reads it, and the one
+    where it writes it if that is another one.
+    """
     versions: list[int] = field(default_factory=list)
     """Those of the tables, see `Request.version`; 0 where nothing is known of them."""
     starts: list[int] = field(default_factory=list)

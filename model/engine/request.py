@@ -119,7 +119,20 @@ class Request:
     num_computed: int = 0
     """Tokens of prompt + output whose keys and values lie in the cache. A step lets it catch up with num_tokens."""
     tables: list["array[int]"] = field(default_factory=list)
-    """Its block table in each KV cache group, int64: a step copies it as it lies in memory. An evicted block is 0."""
+    """Its block table in each KV cache group, int64: a step copies it as it lies in memory. An evicted block is 0. That of a
+    state has the slots where its last step reads and writes it.
+    """
+    num_replayed: int = 0
+    """Tokens of a right draft that the next step computes once more, since no state is kept behind a draft."""
+    slot: int = 0
+    """Where its state lies between snapshots, in a model that keeps states."""
+    snapshot_at: int = 0
+    """Tokens before the last snapshot of its text."""
+    last_snapshot: int = 0
+    """The number of the text up to the last snapshot of its answer; 0: there is none."""
+    known_until: int = 0
+    """Tokens of its text whose keys and values were known when it was looked up; `reason` is why a state was not."""
+    reason: str = ""
     version: int = 0
     """Of its block tables. It changes unless blocks were only appended at the end or evicted (set to 0) at the start."""
     room: int = 0
@@ -284,6 +297,12 @@ class EngineStats:
     """Tokens that were guessed."""
     num_accepted: int = 0
     """Those of them that were drawn."""
+    num_lost_disabled: int = 0
+    """Tokens that were not looked up in the prefix cache."""
+    num_lost_no_state: int = 0
+    """Tokens of known prefixes that were computed for want of a recurrent state: none was kept there."""
+    num_lost_evicted: int = 0
+    """The same where one was kept, and evicted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,8 @@ class ModelRunner:
         So nothing here may wait for the device: numbers are copied to it by `transfer.py`, and none is read before `result`.
         """
         rows, parcel = list(map(Row, step.tables[0], step.starts, step.counts)), Parcel(self.device)
+        for row, name in zip(rows, step.request_ids, strict=True) if self.has_states and step.drafts else ():
+            row.draft = len(step.drafts.get(name, ()))
         part = None if len(step.draws) in (0, step.num_tokens) else parcel.add(step.draw_rows)
         if isinstance(self.draw, Told) and self._draws_from_scores(step.draws, rows):
             self.draw.tell(step.draws, parcel)
@@ -202,15 +204,15 @@ class ModelRunner:
 
     def _computed(self, step: StepInput, rows: Sequence[Row], parcel: Parcel) -> tuple[Tensor, Decoded | None]:
         """The hidden states [T, E] of a step, and what else a graph has computed, where one fits. Sends the parcel."""
-        groups = _other_groups(step.tables, self.has_states)
+        others, states, sources = _other_groups(step.tables, self.has_states)
         given = self._pending_tokens(step.request_ids) if step.input_pending else step.tokens
         if self.graphs is not None and self.graphs.fits(rows):
-            decoded = self.graphs.run(rows, given, *groups, step.versions, parcel)
+            decoded = self.graphs.run(rows, given, others, states, step.versions, parcel, sources)
             return decoded.hidden_TE, decoded if self.graphs.has_scores else None
         if self.pieces is not None and self.pieces.fits(rows):
-            return self.pieces.run(rows, given, groups[0], parcel, self.pulse), None
+            return self.pieces.run(rows, given, others, parcel, self.pulse), None
         part = given if isinstance(given, Tensor) else parcel.add(given)
-        layout = BatchLayout.build(rows, self.cache.block_size, parcel, *groups)
+        layout = BatchLayout.build(rows, self.cache.block_size, parcel, others, states, sources)
         tokens_T = part if isinstance(part, Tensor) else parcel[part]
         with nullcontext() if self.adapters is None else self.adapters.beside(step):
             return self._hidden(tokens_T, layout), None
@@ -260,11 +262,11 @@ class ModelRunner:
 
 def _other_groups(
     tables: Sequence[Sequence[Sequence[int]]], has_states: bool
-) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[int] | None]:
-    """The block tables of all groups but the first, and where the requests' states lie, whose group is the last."""
+) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[int] | None, Sequence[int] | None]:
+    """The block tables of all groups but the first, and the slots where states are written and read: the last group."""
     if not has_states:
-        return tables[1:], None
-    return tables[1:-1], [state for [state] in tables[-1]]
+        return tables[1:], None, None
+    return tables[1:-1], [slots[-1] for slots in tables[-1]], [slots[0] for slots in tables[-1]]
 
 
 def _on_its_way(tokens_R: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

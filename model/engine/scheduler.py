@@ -101,7 +101,7 @@ class Scheduler:
         self.tables.begin_step()
         self._planned_at = self._clock()
         plan, prompts = self._streams()
-        left = self.budget - len(plan)
+        left = self.budget - sum(item.count for item in plan)
         if left and (admitted := self._admit()):
             prompts = sorted(prompts + admitted, key=RANK)
         if left and prompts:
@@ -126,7 +126,7 @@ class Scheduler:
             return None
         for request in streams if self.tables.has_windows else ():
             self.tables.reach(request, request.num_tokens + 1)
-        return Plan(tuple(Scheduled(request, request.num_tokens, 1, input_pending=True) for request in streams), len(streams))
+        return Plan(tuple(self._planned_early(request) for request in streams), len(streams))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Apply a step's result: advance the counters, append drawn tokens, end the requests that are complete."""
@@ -146,9 +146,11 @@ class Scheduler:
             if name in restarted:
                 self._restart(request)
                 continue
-            request.num_computed = item.start + item.count
+            request.num_computed, request.num_replayed = item.start + item.count, 0
             if item.input_pending:
                 self.tables.remember(request, request.num_computed)
+            if item.snapshot:
+                self.tables.keep(request, item.snapshot)
             if name in result.prompt_logprobs:
                 request.prompt_scores += result.prompt_logprobs[name]
             if name in result.hidden_sums:
@@ -167,7 +169,7 @@ class Scheduler:
         for item in plan.scheduled if self.tables.has_windows else ():
             if item.request.room:
                 self.tables.let_go(item.request)
-        if plan.scheduled and not (result.errors or result.put_off or plan.num_drafted):
+        if plan.scheduled and plan.is_plain and not (result.errors or result.put_off):
             pairs = sum(self._cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
             self._cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
@@ -176,25 +178,14 @@ class Scheduler:
 
     def _distrust(self, blocks: Sequence[set[int]], plan: Plan, result: StepResult) -> set[str]:
         """Some of the blocks that a step was to fill, by group, were not filled. Requests outside of the step that share any of
-        them compute their tokens again. Returns the requests of the step that must: those that were put off, and those
-        that begin after a block which no other has filled.
+        them compute their tokens again. Returns the requests of the step that must.
         """
         planned = {item.request.request_id for item in plan.scheduled}
         for request in self._running:
             shares = not all(map(set.isdisjoint, blocks, request.tables))
             if request.request_id not in planned and shares:
                 self._restart(request)
-        restarted: set[str] = set()
-        unfilled = [set(some) for some in blocks]
-        for item in plan.scheduled:
-            name, first = item.request.request_id, item.start // self.config.block_size
-            tables = list(zip(unfilled, item.request.tables, strict=True))
-            if name in result.put_off or not all(some.isdisjoint(table[:first]) for some, table in tables):
-                restarted.add(name)
-            elif name not in result.errors:
-                for some, table in tables:
-                    some.difference_update(table[first:])
-        return restarted
+        return self.tables.begun_after(blocks, plan.scheduled, result)
 
     def _restart(self, request: Request) -> None:
         """It computes its tokens again, as after a preemption: what it finds in the prefix cache then is not counted."""
@@ -228,19 +219,19 @@ class Scheduler:
 
     def _streams(self) -> tuple[list[Scheduled], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
-        plan: list[Scheduled] = []
-        prompts: list[Request] = []
+        plan, prompts, left = list[Scheduled](), list[Request](), self.budget
         for request in tuple(self._running):
-            if not request.room or len(plan) == self.budget:
+            count = 1 + request.num_replayed
+            if not request.room or count > left:
                 break  # the requests after a preempted one were preempted before it
-            computed = request.num_computed
-            if request.num_tokens - computed > 1 or request.scheduled_at is None:
+            if request.num_tokens - request.num_computed > count or request.scheduled_at is None:
                 prompts.append(request)
                 continue
-            if computed >= request.room:
-                self._make_room(request, computed + 1)
+            if request.num_tokens > request.room:
+                self._make_room(request, request.num_tokens)
             if request.room:
-                plan.append(self._planned(request, 1))
+                plan.append(self._planned(request, count))
+                left -= count
         return plan, prompts
 
     def _guess(self, plan: list[Scheduled], left: int) -> int:
@@ -248,7 +239,7 @@ class Scheduler:
         share = min(self.config.draft_tokens, left) // len(plan) if plan else 0
         for item in plan if share else ():
             request = item.request
-            most = min(share, request.max_tokens - len(request.output) - 1)
+            most = min(share, request.max_tokens - len(request.output) - 1, self.tables.draft_room(request))
             if most > 0 and request.draws_from_scores:
                 request.lookup = request.lookup or Lookup()
                 draft = request.lookup.draft(request, most)
@@ -300,7 +291,7 @@ class Scheduler:
 
     def _part(self, request: Request, share: int, first: bool) -> int:
         """The rest of a prompt, or what ends at a multiple of the chunk size; only the first of a step may end elsewhere."""
-        missing = request.num_tokens - request.num_computed
+        missing = self.tables.part_end(request) - request.num_computed
         if missing <= share:
             return missing
         size = self.config.chunk_size
@@ -311,12 +302,14 @@ class Scheduler:
 
     def _begin(self, request: Request) -> None:
         """Before a part of a prompt: skip the blocks that became known since its admission, or since its last part."""
-        before, counts = request.num_computed, request.num_preemptions == 0
-        if request.scheduled_at is None:
+        before, counts, first = request.num_computed, request.num_preemptions == 0, request.scheduled_at is None
+        if first:
             request.scheduled_at = self._clock()
             before, counts = 0, True
             self.num_prefix_queries += request.num_tokens if self.tables.looks_up(request) else 0
         self.tables.skip_known(request)
+        if first:
+            self.tables.count_lost(request)
         if counts:
             request.num_cached += request.num_computed - before
             self.num_prefix_hits += request.num_computed - before
@@ -329,7 +322,12 @@ class Scheduler:
         if self.tables.has_windows:
             self.tables.reach(request, start + count)
         self.tables.remember(request, start + count)
-        return Scheduled(request, start, count)
+        return Scheduled(request, start, count, snapshot=self.tables.advance(request, start + count))
+
+    def _planned_early(self, request: Request) -> Scheduled:
+        """The token that the step before draws."""
+        snapshot = self.tables.advance(request, request.num_tokens + 1, pending=True)
+        return Scheduled(request, request.num_tokens, 1, input_pending=True, snapshot=snapshot)
 
     def _make_room(self, request: Request, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens, taken from the youngest requests if need be: in the end from this one itself."""
@@ -375,7 +373,10 @@ class Scheduler:
         self.num_accepted += len(tokens)
         for token in tokens:
             if output.finish_reason is None:
-                request.num_computed += 1
+                if self.tables.has_states:
+                    request.num_replayed += 1
+                else:
+                    request.num_computed += 1
                 last = self._take(request, token, ())
                 output = last._replace(token_ids=(*output.token_ids, token), prompt_logprobs=output.prompt_logprobs)
         return output

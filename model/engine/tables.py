@@ -2,17 +2,21 @@
 
 A full block is found again by its text. One group tells texts apart and numbers them: that of full attention, or `Texts` where
 all layers have windows. The others know a block by the number of its text. A prefix is found as far as each group has the
-blocks that the next token sees: full attention all of them, a window the last ones.
+blocks that the next token sees: full attention all of them, a window the last ones, and a recurrent state the snapshot at
+its end.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 
 from attend.model.engine.blocks import BlockPool, Parent, Texts
-from attend.model.engine.config import EngineConfig
-from attend.model.engine.groups import FullGroup, KVCacheGroup, group_of
+from attend.model.engine.config import LONGEST_DRAFT, EngineConfig
+from attend.model.engine.groups import FullGroup, KVCacheGroup, StateGroup, group_of
+from attend.model.engine.plan import Scheduled, StepResult
 from attend.model.engine.request import Lack, Request
+from attend.model.engine.snapshots import SPACING, Snapshots
 from attend.model.pooling import Pooling
 
 TEXTS_OF_BLOCK = 4
@@ -31,6 +35,16 @@ class BlockTables:
         self._full = full[0] if full else None
         self._texts: BlockPool | Texts = full[0].pool if full else Texts(TEXTS_OF_BLOCK * config.num_blocks)
         self._others = [(at, group) for at, group in enumerate(self.groups) if group is not self._full]
+        self._windows = [(at, group) for at, group in self._others if not isinstance(group, StateGroup)]
+        self._states = next((group for group in self.groups if isinstance(group, StateGroup)), None)
+        self.snapshots: Snapshots | None = None
+        if self._states is not None and self._full is not None and config.prefix_caching:
+            self.snapshots = Snapshots(self._states, self._full.pool, config)
+        self._gap = SPACING if self.has_states else 0
+        self.lost: Counter[str] = Counter()
+        """Tokens that were not found in the prefix cache, by reason: "disabled" for a request or for all, "no_state" where
+        keys and values were known and no state was kept, "evicted" where it was.
+        """
         self._known_before: list[int] = []
         self._versions = count(1)
         self.begin_step()
@@ -61,6 +75,32 @@ class BlockTables:
         for group in self.groups:
             group.reach(request, num_tokens)
 
+    def part_end(self, request: Request) -> int:
+        """How many tokens are computed at most once the next part of its prompt is: a snapshot is kept of the state then."""
+        return request.num_tokens if self.snapshots is None else self.snapshots.border(request)
+
+    def advance(self, request: Request, end: int, *, pending: bool = False) -> int:
+        """Plan where a step that computes the tokens before `end` writes its state: the slot if it becomes a snapshot, else 0.
+        `pending`: its one token is drawn by the step before.
+        """
+        if self._states is None:
+            return 0
+        keep = self.snapshots is not None and self.snapshots.wanted(request, end, pending=pending)
+        slot = self._states.advance(request, keep=keep)
+        if slot:
+            request.snapshot_at = end
+        return slot
+
+    def draft_room(self, request: Request) -> int:
+        """Draft tokens that may follow a request's next token: none past a block's end where a step must end for a snapshot."""
+        most, size = LONGEST_DRAFT - request.num_replayed, self.config.block_size
+        return most if self.snapshots is None else min(most, size - 1 - request.num_tokens % size)
+
+    def keep(self, request: Request, slot: int) -> None:
+        """A step has written its state to the slot that `advance` returned."""
+        if self.snapshots is not None:
+            self.snapshots.keep(request, slot)
+
     def let_go(self, request: Request) -> None:
         """Free the blocks that no query of a token that is not computed yet sees."""
         for group in self.groups:
@@ -71,7 +111,7 @@ class BlockTables:
         for group in self.groups:
             group.give_back(request)
         request.room = 0
-        request.num_computed, request.num_known, request.parent = 0, 0, None
+        self._begin_again(request)
 
     def admit(self, request: Request) -> bool:
         """Make room for all tokens of a waiting request, in known blocks where possible; or none, and note what it lacks."""
@@ -102,11 +142,27 @@ class BlockTables:
     def begin_step(self) -> None:
         """Blocks that become known from here on are filled by the step under way."""
         self._known_before = [group.pool.next_number for group in self.groups]
+        if self.snapshots is not None:
+            self.snapshots.begin_step()
 
     def forget_step(self) -> list[set[int]]:
         """Make all blocks that became known since `begin_step` unfindable; returns them by group."""
         since = zip(self.groups, self._known_before, strict=True)
         return [group.pool.forget_since(number) for group, number in since]
+
+    def begun_after(self, blocks: Sequence[set[int]], items: Sequence[Scheduled], result: StepResult) -> set[str]:
+        """The requests of a step that were put off, and those that begin after one of `blocks` which no other has filled."""
+        found: set[str] = set()
+        unfilled = [set(some) for some in blocks]
+        for item in items:
+            name, first = item.request.request_id, item.start // self.config.block_size
+            tables = list(zip(unfilled, item.request.tables, strict=True))
+            if name in result.put_off or not all(some.isdisjoint(table[:first]) for some, table in tables):
+                found.add(name)
+            elif name not in result.errors:
+                for some, table in tables:
+                    some.difference_update(table[first:])
+        return found
 
     def forget(self, request: Request) -> None:
         """Make the blocks of a request unfindable."""
@@ -118,12 +174,23 @@ class BlockTables:
         for group in self.groups:
             group.restart(request)
         request.version = next(self._versions)
+        self._begin_again(request)
+
+    def _begin_again(self, request: Request) -> None:
         request.num_computed, request.num_known, request.parent = 0, 0, None
+        request.snapshot_at, request.known_until, request.num_replayed = 0, 0, 0
 
     def looks_up(self, request: Request) -> bool:
         """Whether its prefix may come from the cache: a prompt's scores, and a first or mean hidden state, need it computed."""
         scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
         return self.config.prefix_caching and scored and request.pooling in (None, Pooling.LAST)
+
+    def count_lost(self, request: Request) -> None:
+        """Count the tokens at the beginning of its text that are computed though their keys and values may be known."""
+        if not self.looks_up(request):
+            self.lost["disabled"] += request.num_tokens
+        elif request.known_until > request.num_computed:
+            self.lost[request.reason] += request.known_until - request.num_computed
 
     def parent(self, request: Request) -> Parent:
         """The predecessor of its next block that is not known."""
@@ -135,7 +202,7 @@ class BlockTables:
         for at in range(request.num_known, end // size) if self.config.prefix_caching else ():
             block = 0 if self._full is None else request.tables[0][at]
             number = self._texts.remember(self.parent(request), request.tokens(at * size, size), block)
-            for place, group in self._others:
+            for place, group in self._windows:
                 if request.tables[place][at]:
                     group.pool.remember(number, (), request.tables[place][at])
             request.parent, request.num_known = number, at + 1
@@ -145,22 +212,26 @@ class BlockTables:
         start, inside = divmod(request.num_computed, self.config.block_size)
         if inside or not self.looks_up(request):
             return
-        found = self._known_after(request, start)
-        if not found:
+        known, usable = self._known_after(request, start)
+        if self.snapshots is not None and not start:
+            self.snapshots.note(request, known, usable)
+        if not usable:
             return
+        found = known[:usable]
         if self._full is not None:
             self._full.share(request, start, [block for block, _ in found])
         for _, group in self._others:
             group.share(request, start, [_block_of(group, number) for _, number in found])
         request.version = next(self._versions)
         request.num_known, request.parent = start + len(found), found[-1][1]
-        request.num_computed = request.num_known * self.config.block_size
+        request.num_computed = request.snapshot_at = request.num_known * self.config.block_size
 
-    def _known_after(self, request: Request, start: int) -> list[tuple[int, int]]:
-        """Block and number of the texts from block `start` on, as far as every group has the blocks that the next token sees.
+    def _known_after(self, request: Request, start: int) -> tuple[list[tuple[int, int]], int]:
+        """Block and number of the known texts from block `start` on, and how many of them can be used: as far as every group
+        has the blocks that the next token sees.
 
-        A window may lack blocks far before that token. So the first lookup goes over the whole prompt, and later ones stop at
-        the first gap, so that they cost no more than they find.
+        A window may lack blocks far before that token, and most blocks have no state. So the first lookup goes over the whole
+        prompt, and later ones stop at the first gap, or the first long one, so that they cost little more than they find.
         """
         found: list[tuple[int, int]] = []
         usable, parent = 0, self.parent(request)
@@ -172,9 +243,9 @@ class BlockTables:
                 in_row[at] = in_row[at] + 1 if _block_of(group, known[1]) else 0
             if all(row >= min(end, group.span) for row, (_, group) in zip(in_row, self._others, strict=True)):
                 usable = len(found)
-            elif start:
+            elif start and len(found) - usable > self._gap:
                 break
-        return found[:usable]
+        return found, usable
 
     def _text(self, request: Request, at: int, parent: Parent) -> tuple[int, int] | None:
         """The known text of block `at`: its block under full attention, and its number. None for the last token, which must

@@ -36,11 +36,12 @@ GATHERED = 1 << 14
 
 @dataclass(slots=True)  # freezing it would cost each request a microsecond a step
 class Row:
-    """One request's share of a step: tokens `start .. start + count - 1` of the request that owns `blocks`."""
+    """Tokens `start .. start + count - 1` of the request that owns `blocks`; the last `draft` do not move its state on."""
 
     blocks: Sequence[int]
     start: int
     count: int
+    draft: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class BatchLayout:
     others: "tuple[BatchLayout, ...]" = ()
     """The same step in the other groups of layers; none where all layers have the same tables."""
     states_R: Tensor | None = None
-    """int64: where each request's state lies, in a model that keeps states."""
+    sources_R: Tensor | None = None
+    """int64, in a model that keeps states: the slot where each request's state is written, and the one where it is read."""
     _reads: "dict[int | None, Reads]" = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -71,11 +73,11 @@ class BatchLayout:
         device: str | torch.device | Parcel,
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
+        sources: Sequence[int] | None = None,
     ) -> "BatchLayout":
-        """`rows` must have those with one token first; tokens lie in the order of the rows.
-
-        The rows have the blocks of the first group, `others` [G - 1][R] those of the other groups of layers. A parcel in the
-        place of a device is sent: all that is in it goes to its device with the layout.
+        """`rows` must have those with one token first; tokens lie in their order. They have the blocks of the first group of
+        layers, `others` [G - 1][R] those of the others. Without `sources` states are read where they are written. A parcel in
+        the place of a device is sent: all that is in it goes to its device with the layout.
         """
         parcel = device if isinstance(device, Parcel) else Parcel(device)
         num_single = sum(row.count == 1 for row in rows)
@@ -91,14 +93,14 @@ class BatchLayout:
             write_slots(rows, table, num_single, block_size, part[:num_tokens])
             _block_table(table, part[num_tokens:size].reshape(len(rows), widest))
         sizes = [num_tokens, *[num_tokens, size - num_tokens] * len(tables)]
-        places, written = None if states is None else parcel.add(states), parcel.add(numbers)
-        positions, *parts = parcel[written].split(sizes)
-        states_R = None if places is None else parcel[places]
+        sent = [None if part is None else parcel.add(part) for part in (states, sources or states)]
+        positions, *parts = parcel[parcel.add(numbers)].split(sizes)
+        states_R, sources_R = (None if part is None else parcel[part] for part in sent)
         layouts: tuple[BatchLayout, ...] = ()
-        for slots, table in zip(parts[-2::-2], parts[::-2], strict=True):  # the first group's last, for it has the others
+        for slots_T, table in zip(parts[-2::-2], parts[::-2], strict=True):  # the first group's last, for it has the others
             known = layouts if len(layouts) == len(others) else ()
             at = table.view(len(rows), widest)
-            layouts = (cls(rows, slots, positions, at, block_size, num_single, known, states_R), *layouts)
+            layouts = (cls(rows, slots_T, positions, at, block_size, num_single, known, states_R, sources_R), *layouts)
         return layouts[0]
 
     def of(self, group: int) -> "BatchLayout":
@@ -112,15 +114,16 @@ class BatchLayout:
         return blocks_RS * self.block_size + keys_S % self.block_size
 
     @cached_property
-    def spans(self) -> tuple[Tensor, Tensor]:
-        """int64 [R] each: where a row's tokens start, and how many they are."""
-        return integers([row.start for row in self.rows]), integers([row.count for row in self.rows])
+    def spans(self) -> tuple[Tensor, Tensor, Tensor]:
+        """int64 [R] each: where a row's tokens start, how many they are, and after how many its state is kept."""
+        starts, counts, kept = zip(*((row.start, row.count, row.count - row.draft) for row in self.rows), strict=True)
+        return integers(starts), integers(counts), integers(kept)
 
     @cached_property
     def turns(self) -> StateSlots:
         """How the step moves states on, in a model that keeps them."""
-        assert self.states_R is not None, "nobody said where the states lie"
-        return StateSlots(self.rows, self.states_R)
+        assert self.states_R is not None and self.sources_R is not None, "nobody said where the states lie"
+        return StateSlots(self.rows, self.sources_R, self.states_R)
 
     def reads(self, window: int | None) -> "Reads":
         """What the queries read where they see `window` keys at most; made at the first layer that asks."""
@@ -195,8 +198,7 @@ def _block_table(tables: Sequence[Sequence[int]], table_RB: np.ndarray) -> None:
     for blocks_B, blocks in zip(table_RB, tables, strict=True):
         known = min(widest, len(blocks))
         blocks_B[:known] = np.frombuffer(blocks, np.int64, known) if isinstance(blocks, array) else blocks[:known]
-        if known < widest:
-            blocks_B[known:] = 0
+        blocks_B[known:] = 0
 
 
 class RowBatch(NamedTuple):

@@ -48,6 +48,8 @@ class Row(Protocol):
 
     start: int
     count: int
+    draft: int
+    """So many tokens, the last ones, are computed without moving the state on."""
 
 
 class StateBatch(NamedTuple):
@@ -55,8 +57,10 @@ class StateBatch(NamedTuple):
 
     tokens: slice
     """Their places in T, sequence after sequence."""
-    slots_R: Tensor
+    sources_R: Tensor
     """int64: where their states lie."""
+    slots_R: Tensor | None
+    """int64: where they lie afterwards; None: nowhere."""
     begins_N: Tensor | None
     """int64: those of the R that have no state yet; None: all have one."""
 
@@ -68,9 +72,9 @@ CACHED = 1 << 21
 class StateSlots:
     """How a step moves states on: rows of one token side by side, the others one by one. Made once a step."""
 
-    def __init__(self, rows: Sequence[Row], slots_R: Tensor) -> None:
-        """`rows` have those with one token first. `slots_R`: int64, where the state of each lies."""
-        self._rows, self._slots_R = rows, slots_R
+    def __init__(self, rows: Sequence[Row], sources_R: Tensor, slots_R: Tensor) -> None:
+        """`rows` have those with one token first. `sources_R` and `slots_R`: int64, where each state is read and written."""
+        self._rows, self._sources_R, self._slots_R = rows, sources_R, slots_R
         self._turns: dict[int, list[StateBatch]] = {}
 
     def of(self, held: State) -> list[StateBatch]:
@@ -87,9 +91,13 @@ class StateSlots:
             last = min(first + most, single) if first < single else first + 1
             rows = self._rows[first:last]
             begins = [at for at, row in enumerate(rows) if row.start == 0]
-            end = begin + len(rows) * rows[0].count
+            end = begin + len(rows) * (rows[0].count - rows[0].draft)
             begins_N = integers(begins, self._slots_R.device) if begins else None
-            yield StateBatch(slice(begin, end), self._slots_R[first:last], begins_N)
+            slots_R = self._slots_R[first:last]
+            yield StateBatch(slice(begin, end), self._sources_R[first:last], slots_R, begins_N)
+            if rows[0].draft:
+                yield StateBatch(slice(end, end + rows[0].draft), slots_R, None, None)
+                end += rows[0].draft
             begin, first = end, last
 
 
@@ -99,13 +107,13 @@ def advance(recurrence: Recurrence, inputs_T: Sequence[Tensor], held: State, tur
     Of a sequence that begins, what lies in its slot is not read: another request has left it, NaN even.
     """
     outputs = []
-    for tokens, slots_R, begins_N in turns.of(held):
-        state = tuple(part.index_select(0, slots_R) for part in held)
+    for tokens, sources_R, slots_R, begins_N in turns.of(held):
+        state = tuple(part.index_select(0, sources_R) for part in held)
         if begins_N is not None:
             state = tuple(part.index_fill_(0, begins_N, 0) for part in state)
-        inputs = [x[tokens].unflatten(0, (len(slots_R), -1)) for x in inputs_T]
+        inputs = [x[tokens].unflatten(0, (len(sources_R), -1)) for x in inputs_T]
         out, after = recurrence.advance(inputs, state)
-        for part, new in zip(held, after, strict=True):
+        for part, new in zip(held, after, strict=True) if slots_R is not None else ():
             part.index_copy_(0, slots_R, new)
         outputs.append(out.flatten(0, 1))
     return torch.cat(outputs)

@@ -48,6 +48,19 @@ class EngineCollector(Collector):
         way = GaugeMetricFamily("attend_slower_path_info", about, labels=["model", "reason"])
         way.add_metric([self._model, slower.reason if slower else "none"], 1 if slower else 0)
         yield way
+        about = (
+            "Tokens of prompts that were not taken from the prefix cache, by reason: disabled: not looked up; no_state: of a "
+        )
+        about += "known prefix, no recurrent state was kept there; evicted: it was, and was evicted"
+        lost = CounterMetricFamily("attend_prefix_cache_lost_tokens", about, labels=["model", "reason"])
+        reasons = {
+            "disabled": stats.num_lost_disabled,
+            "no_state": stats.num_lost_no_state,
+            "evicted": stats.num_lost_evicted,
+        }
+        for reason, value in reasons.items():
+            lost.add_metric([self._model, reason], value)
+        yield lost
         counters = (
             ("preemptions", "Preemptions: requests that lost their KV cache blocks and recomputed them", stats.num_preemptions),
             ("prefix_cache_queries", "Prefix cache queries, in tokens", stats.num_prefix_queries),

@@ -134,7 +134,7 @@ class SlotRunner(FakeRunner):
             places[name] = tables
             at += count
         for start, tables, some in sorted(parts, key=lambda part: part[0]):  # who shares what this step fills comes after it
-            self.write(tables, start, some)
+            self.write(tables, start, some, len(some))
         return Pending(self, step, places, tokens)
 
 

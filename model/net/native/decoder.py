@@ -135,11 +135,12 @@ class NativeDecoder:
         slots, tables = (_addresses(parts) for parts in zip(*((of.slots_T, of.block_table_RB) for of in layouts), strict=True))
         tokens = (tokens_T.data_ptr(), positions_T.data_ptr(), slots, len(tokens_T))
         (starts, counts, num_rows, _, width), held = _rows(layout)
+        kept_R = layout.spans[2]
         assert layout.states_R is not None or not attention.cache.states, "nobody said where the states lie"
-        places = None if layout.states_R is None else layout.states_R.data_ptr()
+        places = [None if slots_R is None else slots_R.data_ptr() for slots_R in (layout.sources_R, layout.states_R)]
         vectors_TV = self._vectors(tokens_T)
         vectors = None if vectors_TV is None else vectors_TV.data_ptr()
-        buffers = (states, places, residual_TE.data_ptr(), hidden_TE.data_ptr(), vectors)
+        buffers = (states, *places, kept_R.data_ptr(), residual_TE.data_ptr(), hidden_TE.data_ptr(), vectors)
         caches = (keys, values, attention.cache.block_size, attention.cache.in_8_bits, groups)
         of_rows = (starts, counts, num_rows, tables, width)
         _check(self._library.attend_step(self._net, *tokens, *caches, *of_rows, *buffers, attention.pulse.address))
@@ -211,7 +212,7 @@ def _check(failed: int) -> None:
 
 def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """A step's requests as the library takes them, and the tensors that must live until it returns."""
-    starts_R, counts_R = layout.spans
+    starts_R, counts_R, _ = layout.spans
     table = layout.block_table_RB
     return (starts_R.data_ptr(), counts_R.data_ptr(), len(table), table.data_ptr(), table.shape[1]), (starts_R, counts_R, table)
 

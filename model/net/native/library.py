@@ -35,7 +35,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_adapter_set": ((_P, _P, _I, _P, _P, _I, _I, _P, _I), ctypes.c_int),
     "attend_adapter_free": ((_P,), None),
     "attend_adapt": ((_P, _P, _I, _I), ctypes.c_int),
-    "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, ctypes.c_int, _P, *_ROWS, _P, _P, _P, _P, _P, _P), ctypes.c_int),
+    "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, ctypes.c_int, _P, *_ROWS, *[_P] * 8), ctypes.c_int),
     "attend_logits": ((_P, _P, _I, _P), ctypes.c_int),
     "attend_draw": ((_P, _I, _I, _P, _P), None),
     "attend_layer": ((_P, _P, _I, _I, _I, _I, _P, _P, _I, ctypes.c_int, *_ROWS, _P, _P, _P), None),

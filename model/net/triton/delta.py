@@ -74,7 +74,8 @@ def convolve_kernel(
     bias_ptr: tl.tensor,  # [C], if BIASED
     kept_ptr: tl.tensor,  # float32 [slots, C, W - 1]
     out_ptr: tl.tensor,  # [T, C]
-    slots_ptr: tl.tensor,  # int64 [R]
+    sources_ptr: tl.tensor,  # int64 [R]: where states are read
+    slots_ptr: tl.tensor,  # int64 [R]: where they are written
     positions_ptr: tl.tensor,  # int64 [T]
     last_ptr: tl.tensor,  # int64: the longer rows' tokens, less one
     tokens_ptr: tl.tensor,  # int64: where they lie in T
@@ -102,7 +103,8 @@ def convolve_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     x_ptr += begin * P
     out_ptr += begin * C
-    kept_ptr += tl.load(slots_ptr + row) * (C * (W - 1))
+    new_ptr = kept_ptr + tl.load(slots_ptr + row) * (C * (W - 1))
+    kept_ptr += tl.load(sources_ptr + row) * (C * (W - 1))
     for tile in range(0, count, TOKENS):
         at = tile + tl.arange(0, TOKENS)[:, None]
         inside = (at < count) & (column < C)[None, :]
@@ -122,7 +124,7 @@ def convolve_kernel(
     inside = (place < W - 1) & (column < C)
     last = _inputs(x_ptr, kept_ptr, count - (W - 1) + place, column, inside, known, P, W, GATE)
     tl.debug_barrier()  # no other warp is still reading what is written now
-    tl.store(kept_ptr + column * (W - 1) + place, last, mask=inside)
+    tl.store(new_ptr + column * (W - 1) + place, last, mask=inside)
 
 
 @triton.jit
@@ -149,7 +151,8 @@ def rule_kernel(
     step_bias_ptr: tl.tensor,  # [H]
     states_ptr: tl.tensor,  # float32 [slots, H, K, V]
     out_ptr: tl.tensor,  # float32 [T, H, V]
-    slots_ptr: tl.tensor,  # int64 [R]
+    sources_ptr: tl.tensor,  # int64 [R]: where states are read
+    slots_ptr: tl.tensor,  # int64 [R]: where they are written
     positions_ptr: tl.tensor,  # int64 [T]
     last_ptr: tl.tensor,  # int64: the longer rows' tokens, less one
     tokens_ptr: tl.tensor,  # int64: where they lie in T
@@ -170,9 +173,10 @@ def rule_kernel(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, count = _tokens(row, last_ptr, tokens_ptr, num_single)
     key, value = tl.arange(0, K_P), tl.program_id(2) * PART + tl.arange(0, PART)
-    places = (tl.load(slots_ptr + row) * H + head) * (K * V) + key[:, None] * V + value[None, :]
+    places = head * (K * V) + key[:, None] * V + value[None, :]
+    source, slot = tl.load(sources_ptr + row) * (H * K * V), tl.load(slots_ptr + row) * (H * K * V)
     inside = (key < K)[:, None] & (value < V)[None, :]
-    state = tl.load(states_ptr + places, mask=inside & (tl.load(positions_ptr + begin) > 0), other=0.0)
+    state = tl.load(states_ptr + source + places, mask=inside & (tl.load(positions_ptr + begin) > 0), other=0.0)
     speed = tl.exp(tl.load(log_speed_ptr + head).to(tl.float32))
     bias = tl.load(step_bias_ptr + head).to(tl.float32)
     for token in range(begin, begin + count):
@@ -187,7 +191,7 @@ def rule_kernel(
         out = left * tl.sum(state * q[:, None], 0) + tl.sum(q * k, 0) * update
         state = left * state + k[:, None] * update[None, :]
         tl.store(out_ptr + (token * H + head) * V + value, out, mask=value < V)
-    tl.store(states_ptr + places, state, mask=inside)
+    tl.store(states_ptr + slot + places, state, mask=inside)
 
 
 @triton.jit
@@ -250,12 +254,12 @@ def convolve(module: ShortConv, x_TE: Tensor, layer: int, attention: Paged) -> T
     return module.merge(out_TC)
 
 
-def _rows(attention: Paged) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+def _rows(attention: Paged) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]:
     """A step's rows as the kernels go through them, see `convolve_kernel`."""
     layout, backend = attention.layout, attention.backend
-    assert isinstance(backend, TritonBackend) and layout.states_R is not None
+    assert isinstance(backend, TritonBackend) and layout.states_R is not None and layout.sources_R is not None
     last, tokens = backend.plan(layout).longer[1:]
-    return layout.states_R, layout.positions_T, last, tokens, layout.num_single
+    return layout.sources_R, layout.states_R, layout.positions_T, last, tokens, layout.num_single
 
 
 def _convolve(

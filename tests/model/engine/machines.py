@@ -66,8 +66,9 @@ def fake_token(plan: SamplingPlan, context: list[int], banned: Collection[int] =
     """The token after `context`: a hash of (seed, answer, context), moved on past banned ones.
 
     Under every third seed little but the last token of the context counts, so that the answer soon repeats itself, for a while.
+    A context that ends with -1 is wrong, and the token after it is too.
     """
-    seen = [context[-1] % 8, len(context) // 9] if plan.seed % 3 == 2 else context
+    seen = [context[-1] % 8, len(context) // 9] if plan.seed % 3 == 2 and context[-1] >= 0 else context
     token = crc32(f"{plan.seed} {plan.answer_index} {seen}".encode()) % FAKE_VOCAB
     while token in banned:
         token = (token + 1) % FAKE_VOCAB
@@ -109,16 +110,20 @@ class FakeRunner:
 
     def submit(self, step: StepInput) -> Done:
         rows = list(zip(step.request_ids, zip(*step.tables, strict=True), step.starts, step.counts, strict=True))
+        longer = [count > 1 for count in step.counts]
+        assert longer == sorted(longer), "rows of one token come first"
         self.plans.append([(name, start, count - len(step.drafts.get(name, ()))) for name, _, start, count in rows])
         if self.error is not None:
             raise self.error
         tokens = [self.drawn.get(name, 0) for name in step.request_ids] if step.input_pending else list(step.tokens)
         parts = []
-        for _, tables, start, count in rows:
-            parts.append((start, tables, tokens[:count]))
+        for name, tables, start, count in rows:
+            parts.append((start, tables, tokens[:count], count - len(step.drafts.get(name, ()))))
             tokens = tokens[count:]
-        for start, tables, some in sorted(parts, key=lambda part: part[0]):  # who shares what this step fills comes after it
-            self.write(tables, start, some)
+        for start, tables, some, kept in sorted(
+            parts, key=lambda part: part[0]
+        ):  # who shares what this step fills comes after it
+            self.write(tables, start, some, kept)
         drawing = dict(zip(reversed(step.draw_ids), reversed(step.draws), strict=True))  # the first of each request's
         good = [row for row in rows if row[0] in drawing and row[0] not in self.broken]
         drawn = {name: self._drawn(step, name, tables, drawing[name]) for name, tables, *_ in good}
@@ -141,8 +146,8 @@ class FakeRunner:
                 break
         return tokens
 
-    def write(self, tables: Tables, start: int, tokens: Sequence[int]) -> None:
-        """Put tokens `start`, `start + 1`, .. of a request into their slots."""
+    def write(self, tables: Tables, start: int, tokens: Sequence[int], kept: int) -> None:
+        """Put tokens `start`, `start + 1`, .. of a request into their slots; those after the first `kept` are a draft."""
         self.slots.update(zip(self.places(tables[0], start, start + len(tokens)), tokens, strict=True))
 
     def read(self, tables: Tables, end: int, early: bool) -> list[int]:

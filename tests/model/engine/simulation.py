@@ -2,10 +2,11 @@
 
 import random
 from dataclasses import replace
+from itertools import chain
 
 from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.plan import Plan, StepResult
+from attend.model.engine.plan import Plan, Scheduled, StepResult
 from attend.model.engine.repeat import by_halves, failed
 from attend.model.engine.request import FinishReason, Output, Request
 from attend.model.engine.scheduler import Scheduler
@@ -66,6 +67,8 @@ class Simulation:
         self.stems = [self.dice.choices(range(FAKE_VOCAB), k=self.config.max_model_len) for _ in range(2)]
         self.clock = Clock()
         self.scheduler = scheduler(self.config, self.clock)
+        if (snapshots := self.scheduler.tables.snapshots) is not None:
+            snapshots.least, snapshots.spacing = block_size * (1 + seed % 3), block_size * (1 + seed % 4)
         self.runner = FakeRunner(block_size) if groups == "full" else GroupsRunner(self.config)
         self.async_scheduling = self.dice.random() < 0.5
         self.next: tuple[Plan, StepResult | Exception] | None = None
@@ -131,7 +134,9 @@ class Simulation:
             cache_salt=self.dice.choice(["", "", "salt"]),
             priority=self.dice.choice([5, 5, 5, self.dice.randint(0, 9)]),
         )
-        if request.seed % 3 == 2:  # a prompt in the answer's own words, stop tokens among them
+        if self.scheduler.tables.snapshots is not None and self.asked and self.dice.random() < 0.6:
+            self.go_on(request, self.dice.choice(self.asked))
+        elif request.seed % 3 == 2:  # a prompt in the answer's own words, stop tokens among them
             own = replace(request, prompt=request.prompt[:1], max_tokens=length - 1, stop_token_ids=frozenset(), min_tokens=0)
             request.prompt = [*own.prompt, *fake_answer(own)[0]]
         if self.dice.random() < 0.04:
@@ -143,6 +148,15 @@ class Simulation:
         self.alone[request.request_id] = fake_answer(request)
         self.ranks[request] = self.clock.now - 10 * request.priority
         self.scheduler.add(request)
+
+    def go_on(self, request: Request, earlier: Request) -> None:
+        """Make it the next turn of a chat, as far as there is room."""
+        text = [*earlier.prompt, *earlier.output, *self.dice.choices(range(FAKE_VOCAB), k=2)]
+        room = request.max_total_tokens
+        request.prompt = text[: room - 1]
+        request.max_tokens = room - len(request.prompt)
+        request.min_tokens = min(request.min_tokens, request.max_tokens)
+        request.cache_salt = earlier.cache_salt
 
     def ranked(self, *, running: bool) -> list[Request]:
         """The live requests that hold room, or those that wait: better ranks first, of equal ones the older."""
@@ -180,7 +194,9 @@ class Simulation:
 
     def planned(self) -> Plan:
         """The next step's work, looked at."""
-        before = {name: (r.num_tokens - r.num_computed, r.num_preemptions) for name, r in self.live.items() if r.room}
+        before = {
+            name: (r.num_tokens - r.num_computed - r.num_replayed, r.num_preemptions) for name, r in self.live.items() if r.room
+        }
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
         waited = set(self.scheduler._waiting)
         plan = self.scheduler.schedule()
@@ -292,32 +308,40 @@ class Simulation:
         planned = [item.request for item in plan.scheduled]
         running = self.ranked(running=True)
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
-        assert planned[: len(streams)] == streams[: self.budget], "a stream waits, or not by age"
-        assert plan.num_streams == min(len(streams), self.budget)
-        prompts, parts = [r for r in running if r not in streams], plan.scheduled[len(streams) :]
+        spent = sum(item.count for item in plan.scheduled[: plan.num_streams])
+        assert planned[: plan.num_streams] == streams[: plan.num_streams], "a stream waits, or not by age"
+        if plan.num_streams < len(streams):
+            assert spent + 1 + streams[plan.num_streams].num_replayed > self.budget, "a stream waits"
+        prompts, parts = [r for r in running if r not in streams], plan.scheduled[plan.num_streams :]
         if not parts:
-            assert not prompts or len(streams) >= self.budget, "prompts wait, but the budget is not spent"
+            assert not prompts or spent == self.budget or plan.num_streams < len(streams), "prompts wait for nothing"
             return
         first, size = parts[0], self.config.chunk_size
         others = [before.get(r.request_id, r.num_tokens) for r in prompts if r not in planned]
         shortest = all(first.request.num_tokens - first.start <= lacking for lacking in others)
         self.turns.append((first.request is prompts[0], shortest))
         assert all(map(any, zip(*self.turns[-2:], strict=True))) or len(self.turns) < 2, "a prompt is passed over twice"
-        whole = [item.completes or (item.start + item.count) % size == 0 for item in parts]
+        whole = [item.completes or (item.start + item.count) % size == 0 or self.keeps_state(item) for item in parts]
         assert all(whole[1:]) and (whole[0] or (len(parts) == 1 and first.count < size)), "a part ends within a chunk"
         left = self.budget
         for item in () if plan.num_streams else parts:
-            assert item.completes or item.request.num_tokens - item.start > left, "what fits is cut"
+            ends = item.completes or self.keeps_state(item)
+            assert ends or item.request.num_tokens - item.start > left, "what fits is cut"
             left -= item.count
         self.check_time(plan, len(prompts), all(r in planned for r in prompts))
+
+    def keeps_state(self, item: Scheduled) -> bool:
+        """Whether a part of a prompt may end here, so that a snapshot is kept of its state."""
+        states = self.scheduler.tables.has_states and self.config.prefix_caching
+        return states and (item.start + item.count) % self.config.block_size == 0
 
     def check_time(self, plan: Plan, prompts: int, served: bool) -> None:
         """Beside streams a step takes what it may by the machine's true cost, which the scheduler has to learn; without
         streams nothing of the budget is left. `served`: each prompt has a part in the step.
         """
         tokens, size = plan.num_prompt_tokens, self.config.chunk_size
-        left = self.budget - plan.num_streams
-        served = served and all(item.completes for item in plan.scheduled)
+        left = self.budget - sum(item.count for item in plan.scheduled[: plan.num_streams])
+        served = served and all(item.completes or self.keeps_state(item) for item in plan.scheduled)
         if not plan.num_streams:
             assert left - tokens < size or served, "a budget that nobody else needs is not spent"
         elif len(self.turns) > 16:
@@ -341,15 +365,17 @@ class Simulation:
         assert running == self.ranked(running=True), "running requests are lost, doubled, or out of order"
         assert waiting == self.ranked(running=False), "waiting requests are lost, doubled, or out of order"
         for at, group in enumerate(self.config.groups):
+            own = [[request.slot] if group.has_state else [] for request in running]
             tables = [[block for block in request.tables[at] if block] for request in running]
-            held = {block for table in tables for block in table}
-            assert sum(map(len, tables)) == len(held) or self.config.prefix_caching, "shared blocks"
+            held = {block for table in (*tables, *own) for block in table}
+            assert sum(map(len, tables)) == len({*chain(*tables)}) or self.config.prefix_caching, "shared blocks"
             assert len(held) + self.scheduler.tables.groups[at].pool.num_free == group.num_blocks, "blocks are lost"
             if group.window is not None:
                 most = self.config.window_blocks(group.window)
                 assert all(len(table) <= most for table in tables), "blocks out of sight are kept"
             if group.has_state:
-                assert all(len(table) == 1 for table in tables), "a request without a state of its own"
+                slots = {request.slot for request in running}
+                assert len(slots) == len(running) and 0 not in slots, "a request without a state of its own"
         for name, request in self.live.items():
             assert self.tokens[name] == request.output, f"the outputs of {name} have gaps"
         self.scheduler.check_integrity()

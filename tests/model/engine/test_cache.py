@@ -7,7 +7,7 @@ import torch
 
 from attend.model.config import ModelConfig
 from attend.model.engine.build import size_engine
-from attend.model.engine.cache import check_free
+from attend.model.engine.cache import USUAL_SNAPSHOTS, check_free
 from attend.model.engine.config import GroupSize
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import SettingError
@@ -103,17 +103,31 @@ STATEFUL = replace(FULL, delta=DeltaSpec(1, 1, key_size=25, value_size=10, kerne
 
 def test_there_is_a_state_for_each_request_and_the_rest_is_for_keys_and_values():
     memory = 5 * 11 * 1000 + 101 * STATEFUL.block_bytes(STATEFUL.memory_groups[0], SIZE, 4)
-    config = size_engine(STATEFUL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory))
+    config = size_engine(STATEFUL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory, state_cache_share=0.0))
     assert (GroupSize(100), GroupSize(4, has_state=True)) == config.groups
     assert 2 * STATEFUL.num_kv_heads * STATEFUL.head_size * 4 == STATEFUL.kv_bytes_per_token(4), (
         "of the one layer with keys and values"
     )
 
 
-def test_prefix_caching_is_off_where_layers_keep_a_state():
+def test_without_snapshots_of_states_prefix_caching_is_off_where_layers_keep_them():
     assert OPTIONS.prefix_caching
-    assert not size_engine(STATEFUL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=10**8)).prefix_caching
-    assert size_engine(FULL, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=10**8)).prefix_caching
+    nowhere_full = replace(STATEFUL, sliding_window=64)
+    for config, share, on in ((STATEFUL, 0.1, True), (STATEFUL, 0.0, False), (FULL, 0.0, True), (nowhere_full, 0.1, False)):
+        options = replace(OPTIONS, kv_cache_memory=10**8, state_cache_share=share)
+        sized = size_engine(config, torch.float32, "cpu", options)
+        assert (on, on and share > 0) == (sized.prefix_caching, sized.num_snapshots > 0)
+
+
+def test_a_context_that_is_asked_for_has_room_before_snapshots():
+    memory = (1 + 4 + 2) * 11 * 1000 + 101 * STATEFUL.block_bytes(STATEFUL.memory_groups[0], SIZE, 4)
+    options = replace(OPTIONS, kv_cache_memory=memory, state_cache_share=0.5, max_model_len=100 * SIZE)
+    assert (GroupSize(100), GroupSize(6, has_state=True)) == size_engine(STATEFUL, torch.float32, "cpu", options).groups
+
+
+def test_where_nothing_is_set_there_are_snapshots_for_sixteen_talks(monkeypatch):
+    sizes, _ = usual(monkeypatch, STATEFUL, 1 << 50)
+    assert (USUAL_SNAPSHOTS, 64 + USUAL_SNAPSHOTS) == (sizes.num_snapshots, sizes.groups[1].num_blocks)
 
 
 # What nobody has set.

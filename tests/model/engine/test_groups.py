@@ -1,13 +1,17 @@
 """Blocks by the kind of memory that layers keep: what a window no longer sees goes back, and what is found is exact."""
 
+from itertools import chain
+
 import pytest
 
+from attend.model.engine import snapshots
 from attend.model.engine.blocks import Texts
 from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput
+from attend.model.engine.request import FinishReason, Request
 from attend.model.engine.scheduler import Scheduler
-from attend.model.errors import SettingError
+from attend.model.engine.snapshots import LEAST
 from tests.model.engine.machines import Clock, ask, fake_answer, run, told
 from tests.model.engine.windows import GroupsRunner
 
@@ -142,8 +146,9 @@ def test_usage_is_that_of_the_fullest_group():
 
 
 def with_states(**changes) -> Engine:
-    values = {"prefix_caching": False, "max_batch_requests": 3} | changes
-    return engine(GroupSize(64), GroupSize(values["max_batch_requests"], has_state=True), **values)
+    values = {"prefix_caching": False, "max_batch_requests": 3, "num_snapshots": 0} | changes
+    slots = values["max_batch_requests"] + values["num_snapshots"]
+    return engine(GroupSize(64), GroupSize(slots, has_state=True), **values)
 
 
 def test_a_state_is_one_requests_alone_and_comes_back():
@@ -165,7 +170,7 @@ def test_a_state_is_one_requests_alone_and_comes_back():
     assert [fake_answer(request)[0] for request in requests] == [request.output for request in requests]
 
 
-def test_a_state_stays_in_its_place_from_the_admission_to_the_end():
+def test_without_snapshots_a_state_stays_in_its_place_from_the_admission_to_the_end():
     machine, request = with_states(), text("a", 50, 9)
     machine.add(request)
     places = set()
@@ -175,7 +180,7 @@ def test_a_state_stays_in_its_place_from_the_admission_to_the_end():
     assert 1 == len(places)
 
 
-def test_the_table_of_a_state_has_one_entry_in_a_step():
+def test_the_table_of_a_state_has_one_entry_in_a_step_that_keeps_none():
     machine, steps = with_states(), []
     submit = machine.runner.submit
 
@@ -189,6 +194,136 @@ def test_the_table_of_a_state_has_one_entry_in_a_step():
     assert all(1 == len(table) for groups in steps for table in groups[1])
 
 
-def test_guesses_are_refused_where_layers_keep_a_state():
-    with pytest.raises(SettingError, match=r"^draft_tokens is set, but this model has a recurrent state"):
-        with_states(draft_tokens=3)
+def keeping(num_snapshots: int = 8, **changes) -> Engine:
+    """With a snapshot wherever there may be one."""
+    return with_states(prefix_caching=True, num_snapshots=num_snapshots, **{"max_batch_tokens": 256} | changes)
+
+
+def cached(machine: Engine, request: Request) -> int:
+    """Tokens that it finds, once its answer was right."""
+    assert fake_answer(request)[0] == told(run(machine, [request])[request.request_id])[0]
+    machine.scheduler.tables.check_integrity([])
+    return request.num_cached
+
+
+def told_before(request: Request) -> list[int]:
+    return [*request.prompt, *request.output]
+
+
+def test_the_next_turn_goes_on_from_the_last_block_of_the_answer():
+    machine, first = keeping(), text("a", 34, 9)
+    assert 0 == cached(machine, first)
+    assert 40 == cached(machine, second := ask("b", [*told_before(first), 1, 2, 3], 9)), "its last token was not computed"
+    assert 52 == cached(machine, ask("c", [*told_before(second), 4], 2))
+
+
+def test_the_same_prompt_goes_on_from_its_own_last_block():
+    machine = keeping()
+    assert [0, 32, 32] == [cached(machine, text(name, 34, 30, seed=at)) for at, name in enumerate("abc")]
+
+
+def test_of_an_answer_only_the_last_snapshot_stays():
+    machine = keeping()
+    run(machine, [text("a", 34, 60)])
+    pool = machine.scheduler.tables.groups[1].pool
+    assert 2 == len(pool._keys), "that of the prompt, and that of the answer"
+
+
+def test_where_two_prompts_part_the_third_goes_on():
+    machine, stem = keeping(), text("", 40).prompt
+    asks = [ask(name, [*stem[:38], *[at] * 20], 2) for at, name in enumerate("abc")]
+    assert [0, 0, 36] == [cached(machine, request) for request in asks]
+    assert {"no_state": 36} == machine.scheduler.tables.lost
+
+
+def test_less_than_a_few_blocks_are_not_worth_a_snapshot():
+    machine = keeping()
+    short = [text(name, SIZE * LEAST, 1) for name in "ab"]
+    assert [0, 0] == [cached(machine, request) for request in short]
+    enough = [text(name, SIZE * LEAST + 1, 1, cache_salt="b") for name in "cd"]
+    assert [0, SIZE * LEAST] == [cached(machine, request) for request in enough]
+    assert [(0, 16), (16, 1)] == [(start, count) for name, start, count in chain(*machine.runner.plans) if name == "c"]
+
+
+def test_a_long_prompt_has_snapshots_on_its_way(monkeypatch):
+    monkeypatch.setattr(snapshots, "SPACING", 5)
+    machine = keeping(32)
+    run(machine, [text("a", 64, 1)])
+    assert 40 == cached(machine, ask("b", [*text("", 64).prompt[:50], *[7] * 9], 1))
+
+
+def test_a_snapshot_belongs_to_its_salt():
+    machine = keeping()
+    asks = [text(name, 34, 2, cache_salt=salt) for name, salt in [("a", ""), ("b", "x"), ("c", "x"), ("d", "")]]
+    assert [0, 0, 32, 32] == [cached(machine, request) for request in asks]
+
+
+def test_the_snapshot_that_was_used_longest_ago_makes_room_and_the_reason_is_told():
+    """Two fit beside the state of one request, and each answer of one token keeps one."""
+    machine = keeping(2, max_batch_requests=1)
+
+    def found(salt: str) -> int:
+        return cached(machine, text(salt, 34, 1, cache_salt=salt))
+
+    assert [0, 0, 32, 0] == [found(salt) for salt in "abac"]
+    assert [32, 0] == [found(salt) for salt in "ab"]
+    assert {"evicted": 32} == machine.scheduler.tables.lost
+
+
+def test_with_a_block_of_its_text_a_snapshot_goes_too():
+    machine = keeping()
+    run(machine, [text("a", 34, 1)])
+    full, states = (group.pool for group in machine.scheduler.tables.groups)
+    full.free(full.allocate(64))
+    assert not states._keys
+    assert 0 == cached(machine, text("b", 34, 1))
+    assert not machine.scheduler.tables._states.evicted
+
+
+def test_a_request_that_is_ended_between_two_steps_leaves_no_slot_behind():
+    machine = keeping()
+    machine.add(request := text("a", 34, 40))
+    while not request.output:
+        machine.step()
+    machine.abort("a", FinishReason.ABORT)
+    machine.scheduler.tables.check_integrity([])
+    assert 32 == cached(machine, text("b", 34, 3))
+
+
+def test_what_a_failed_step_should_have_kept_is_not_found():
+    machine = keeping()
+    machine.runner.error = RuntimeError("a step fell over")
+    run(machine, [text("a", 34, 1)])
+    machine.runner.error = None
+    assert 0 == cached(machine, text("b", 34, 1))
+
+
+def test_what_is_not_looked_up_is_counted():
+    machine = with_states()
+    run(machine, [text("a", 34, 1)])
+    assert {"disabled": 34} == machine.scheduler.tables.lost
+
+
+def test_a_right_draft_is_computed_once_more_and_moves_the_state_on_then():
+    """Under this seed the answer repeats itself."""
+    machine = with_states(draft_tokens=8)
+    machine.add(request := ask("a", fake_answer(text("b", 1, 20, seed=2))[0], 40, seed=2))
+    while not request.output:
+        machine.step()
+    while machine.has_work:
+        computed, again = request.num_computed, request.num_replayed
+        machine.step()
+        assert [("a", computed, 1 + again)] == machine.runner.plans[-1]
+        machine.scheduler.check_integrity()
+    assert fake_answer(request)[0] == request.output
+    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
+    assert any(count > 1 for _, start, count in chain(*machine.runner.plans) if start > 20)
+
+
+def test_beside_snapshots_drafts_stop_before_the_end_of_a_block():
+    """A state is kept at each: the next turn goes on from the last one, whatever was drafted."""
+    machine = keeping(draft_tokens=15)
+    first = ask("a", fake_answer(text("b", 1, 30, seed=2))[0], 40, seed=2)
+    assert 0 == cached(machine, first)
+    assert machine.stats().num_accepted > 0
+    assert 68 == cached(machine, ask("c", [*told_before(first), 1, 2], 2))

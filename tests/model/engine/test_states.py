@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from attend.model.engine import snapshots
 from attend.model.engine.build import build_engine, size_engine
+from attend.model.engine.choice import check_guesses
 from attend.model.engine.config import GroupSize
 from attend.model.engine.engine import Engine
+from attend.model.engine.lookup import Lookup
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason, Request
 from attend.model.errors import SettingError
@@ -22,7 +26,7 @@ from attend.model.params import SamplingParams
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, their_logits, their_model, tiny_config, write_checkpoint
 from tests.model.engine.machines import ask, run, told
-from tests.model.net.laws.test_engine_laws import Answer, answer, assert_near, engine
+from tests.model.net.laws.test_engine_laws import Answer, answer, assert_near, engine, repeating
 from tests.model.net.laws.ways import Way
 
 needs_library = pytest.mark.skipif(
@@ -30,7 +34,7 @@ needs_library = pytest.mark.skipif(
 )
 CONFIG = tiny_config(
     num_layers=3,
-    max_positions=256,
+    max_positions=512,
     attention_gate=True,
     delta=DeltaSpec(key_heads=2, value_heads=4, key_size=8, value_size=6, kernel=4),
     delta_layers=(0, 2),
@@ -50,8 +54,9 @@ COMINGS = {
 
 def stateful(backend: str = "torch", *, num_blocks: int = 64, dtype: torch.dtype = torch.float32, **changes) -> Engine:
     """An engine of CONFIG with NaN in every state."""
-    settings = {"max_batch_requests": 4, "max_model_len": 160} | changes
-    groups = GroupSize(num_blocks), GroupSize(settings["max_batch_requests"], has_state=True)
+    settings = {"max_batch_requests": 4, "max_model_len": 160, "num_snapshots": 0} | changes
+    slots = settings["max_batch_requests"] + settings["num_snapshots"]
+    groups = GroupSize(num_blocks), GroupSize(slots, has_state=True)
     machine = engine(Way(backend, dtype), CONFIG, num_blocks=num_blocks, groups=groups, **settings)
     for state in machine.runner.cache.states.values():
         for part in state:
@@ -104,6 +109,149 @@ def test_on_the_native_backend_its_scores_have_the_same_bits_however_it_comes(co
     assert ("preempted" in coming) == (machine.stats().num_preemptions > 0)
 
 
+# Prefixes that are reused.
+
+KEPT = {"prefix_caching": True, "num_snapshots": 24, "max_model_len": 384}
+WARM = {
+    "batched": {},
+    "chunked": {"max_batch_tokens": 13},
+    "two at a time": {"max_batch_requests": 2},
+    "with few snapshots": {"num_snapshots": 3},
+    "with one slot more than requests": {"num_snapshots": 1, "max_batch_requests": 2},
+    "in a small cache": {"num_blocks": 20},
+    "preempted": {"num_blocks": 12, "num_snapshots": 8},
+    "async scheduling": {"async_scheduling": True},
+    "async scheduling, preempted": {"async_scheduling": True, "num_blocks": 12, "max_batch_tokens": 100},
+}
+TURNS, TALKS = 4, 5
+
+
+@cache
+def cold(backend: str, dtype: torch.dtype, prompt: tuple[int, ...], seed: int) -> Answer:
+    """What a turn of a talk gets alone, its whole prompt at once."""
+    return answer(run(stateful(backend, dtype=dtype, max_model_len=384), [turn("a", prompt, seed)])["a"])
+
+
+def turn(name: str, prompt: tuple[int, ...], seed: int, **fields) -> Request:
+    return ask(name, prompt, 20, sampling=SamplingParams(temperature=seed % 2), seed=seed, logprobs=0, **fields)
+
+
+def talks(backend: str, dtype: torch.dtype) -> list[list[tuple[tuple[int, ...], int]]]:
+    """Prompt and seed of each turn of talks that begin alike. A turn goes on after the answer; the last talk asks again."""
+    dice, found = random.Random(11), []
+    stem = dice.choices(range(VOCAB), k=75)
+    for seed in range(TALKS):
+        prompt, turns = (*stem, *dice.choices(range(VOCAB), k=dice.randint(1, 70))), []
+        for _ in range(TURNS):
+            turns.append((prompt, seed))
+            if seed < TALKS - 1:
+                prompt = (*prompt, *cold(backend, dtype, prompt, seed)[0], *dice.choices(range(VOCAB), k=dice.randint(1, 40)))
+        found.append(turns)
+    return found
+
+
+def warm(machine: Engine, backend: str, dtype: torch.dtype) -> Iterator[tuple[Answer, Answer]]:
+    """Each turn's answer where all talks are held at once, and alone. One is left, and one has a salt of its own."""
+    for at, turns in enumerate(zip(*talks(backend, dtype), strict=True)):
+        requests = [turn(f"r{at}-{seed}", prompt, seed, cache_salt="x" * (seed == 1)) for prompt, seed in turns]
+        machine.add(turn(f"left {at}", turns[0][0], 7))
+        for _ in range(at):
+            machine.step()
+        machine.abort(f"left {at}", FinishReason.ABORT)
+        found = run(machine, requests)
+        for request, (prompt, seed) in zip(requests, turns, strict=True):
+            yield answer(found[request.request_id]), cold(backend, dtype, prompt, seed)
+
+
+@needs_library
+@pytest.mark.parametrize("least", [1, 4])
+@pytest.mark.parametrize("coming", WARM)
+def test_an_answer_that_goes_on_from_a_snapshot_has_the_same_bits(coming, least, monkeypatch):
+    monkeypatch.setattr(snapshots, "LEAST", least)
+    machine = stateful(**NATIVE, **KEPT | WARM[coming])
+    for found, alone in warm(machine, "native", torch.bfloat16):
+        assert found == alone
+    assert machine.stats().num_prefix_hits > (0 if "one slot" in coming or "preempted" in coming else 500)
+    assert "preempted" not in coming or machine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("coming", WARM)
+def test_an_answer_that_goes_on_from_a_snapshot_is_the_same(coming, monkeypatch):
+    """On the torch backend sums depend on how a prompt is cut."""
+    monkeypatch.setattr(snapshots, "LEAST", 1)
+    machine = stateful(**KEPT | WARM[coming])
+    for (tokens, scores), (wanted, expected) in warm(machine, "torch", torch.float32):
+        assert tokens == wanted
+        torch.testing.assert_close(torch.tensor(scores), torch.tensor(expected), atol=1e-4, rtol=1e-4)
+    assert machine.stats().num_prefix_hits > 0
+
+
+# Drafts.
+
+DRAFTED = {
+    "batched": {},
+    "one at a time": {"max_batch_requests": 1},
+    "preempted": {"num_blocks": 6},
+    "in small steps": {"max_batch_tokens": 9},
+    "with snapshots": {"prefix_caching": True, "num_snapshots": 8},
+}
+
+
+@cache
+def without_drafts(backend: str, dtype: torch.dtype) -> dict[str, Answer]:
+    found = run(stateful(backend, dtype=dtype), [replace(request, logprobs=0) for request in repeating()])
+    return {name: answer(outputs) for name, outputs in found.items()}
+
+
+def draft_from(truth: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are the tokens to come, of which one is wrong as often as not."""
+    dice = random.Random(3)
+
+    def draft(lookup: Lookup, request: Request, most: int) -> list[int]:
+        begin = len(request.output)
+        tokens = truth[request.request_id][begin : begin + dice.randint(0, most)]
+        if tokens and dice.random() < 0.5:
+            at = dice.randrange(len(tokens))
+            tokens[at] = (tokens[at] + 1) % VOCAB
+        return tokens
+
+    monkeypatch.setattr(Lookup, "draft", draft)
+
+
+@pytest.mark.parametrize("draft_tokens", [7, 15, 60])
+@pytest.mark.parametrize("coming", DRAFTED)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("reference", torch.float32),
+        ("torch", torch.float32),
+        pytest.param("native", torch.bfloat16, marks=needs_library),
+    ],
+)
+def test_drafts_change_no_token(backend, dtype, coming, draft_tokens, monkeypatch):
+    """Also where an earlier answer's states are gone on from: a wrong draft leaves nothing in them."""
+    wanted = {name: tokens for name, (tokens, _) in without_drafts(backend, dtype).items()}
+    draft_from(wanted, monkeypatch)
+    machine = stateful(backend, dtype=dtype, draft_tokens=draft_tokens, **DRAFTED[coming])
+    for _ in range(2):
+        assert wanted == {name: told(outputs)[0] for name, outputs in run(machine, repeating()).items()}
+    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
+    assert ("preempted" in coming) <= (machine.stats().num_preemptions > 0)
+
+
+@needs_library
+def test_scores_beside_drafts_have_the_same_bits(monkeypatch):
+    """Those of requests that report them, which have no drafts, beside requests that have some."""
+    wanted = without_drafts("native", torch.bfloat16)
+    draft_from({name: tokens for name, (tokens, _) in wanted.items()}, monkeypatch)
+    machine = stateful(**NATIVE, draft_tokens=30)
+    both = [*repeating()[::2], *[replace(request, logprobs=0) for request in repeating()[1::2]]]
+    found = run(machine, both)
+    assert {name: told(outputs)[0] for name, outputs in found.items()} == {name: tokens for name, (tokens, _) in wanted.items()}
+    assert all(answer(found[request.request_id]) == wanted[request.request_id] for request in repeating()[1::2])
+    assert machine.stats().num_accepted > 0
+
+
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_state_that_is_not_a_number_ends_its_request_alone(async_scheduling):
     """And who takes its place next is not harmed."""
@@ -135,14 +283,14 @@ def folder(tmp_path_factory) -> Path:
     return write_checkpoint("qwen3_5", tmp_path_factory.mktemp("qwen3_5"))
 
 
-def test_a_built_engine_answers_as_transformers_and_says_that_prefixes_are_not_cached(folder, caplog):
+def test_a_built_engine_answers_as_transformers_and_says_how_many_states_it_keeps(folder, caplog):
     async def read(request):
         async with aclosing(served.generate([request])) as stream:
             return told([output async for batch in stream for output in batch])
 
     with caplog.at_level(logging.INFO, "attend"):
         served = build_engine(folder, OPTIONS)
-    assert [record.name for record in caplog.records if "prefix caching is off" in record.getMessage()] == ["attend.engine"]
+    assert any("prefix caching keeps" in record.getMessage() for record in caplog.records)
     assert served.info.backend == "torch"
     prompt = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12]
     served.start()
@@ -160,9 +308,32 @@ def test_in_bfloat16_the_native_backend_serves_it_and_may_be_deterministic(folde
     assert served.info.backend.startswith("native-")
 
 
-def test_guesses_are_refused(folder):
-    with pytest.raises(SettingError, match="draft_tokens is set, but this model has a recurrent state"):
-        build_engine(folder, replace(OPTIONS, draft_tokens=4))
+@pytest.mark.parametrize(
+    "way", [{}, pytest.param({"dtype": "bfloat16", "backend": "native"}, marks=needs_library)], ids=["torch", "native"]
+)
+def test_a_built_engine_answers_with_drafts_as_without(folder, way, monkeypatch):
+    async def read(served):
+        async with aclosing(served.generate([ask("a", [5, 17, 80, 3] * 6, 100)])) as stream:
+            return told([output async for batch in stream for output in batch])[0]
+
+    found = []
+    for draft_tokens in (0, 8):
+        draft_from({"a": found[0] if found else [], "warm-up": []}, monkeypatch)
+        served = build_engine(folder, replace(OPTIONS, draft_tokens=draft_tokens, **way))
+        served.start()
+        try:
+            found.append(asyncio.run(read(served)))
+        finally:
+            served.close()
+    assert found[0] == found[1]
+    assert 0 < served.stats().num_accepted
+
+
+def test_drafts_are_refused_where_a_wrong_one_would_stay_in_the_state():
+    options = replace(OPTIONS, draft_tokens=4)
+    with pytest.raises(SettingError, match="the triton backend would leave a rejected draft token in a recurrent state"):
+        check_guesses(CONFIG, options, torch.float32, "triton")
+    check_guesses(CONFIG, options, torch.float32, "torch")
 
 
 STATE = 2 * CONFIG.layers[0].state_bytes
@@ -171,13 +342,30 @@ BLOCK = 32 * CONFIG.kv_bytes_per_token(4)
 
 def test_states_are_counted_in_the_memory_of_the_cache():
     memory = 5 * STATE + 11 * BLOCK
-    config = size_engine(CONFIG, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory))
+    options = replace(OPTIONS, kv_cache_memory=memory, state_cache_share=0.0)
+    config = size_engine(CONFIG, torch.float32, "cpu", options)
     assert config.groups == (GroupSize(10), GroupSize(4, has_state=True))
+
+
+def test_snapshots_take_their_share_of_the_memory_where_keys_and_values_have_room():
+    memory = 64 * STATE + 64 * BLOCK
+    for share in (0.02, 0.05, 0.25):
+        options = replace(OPTIONS, kv_cache_memory=memory, state_cache_share=share)
+        config = size_engine(CONFIG, torch.float32, "cpu", options)
+        assert config.num_snapshots == int(share * memory) // STATE == config.groups[1].num_blocks - 4
+        assert config.prefix_caching
+
+
+@pytest.mark.parametrize(("changes", "cause"), [({"state_cache_share": 0.0}, "state_cache_share is 0")])
+def test_where_no_state_is_kept_prefix_caching_is_off_and_the_log_says_so(folder, caplog, changes, cause):
+    with caplog.at_level(logging.INFO, "attend"):
+        served = build_engine(folder, replace(OPTIONS, **changes))
+    assert not served.engine.scheduler.config.prefix_caching
+    assert [record.name for record in caplog.records if cause in record.getMessage()] == ["attend.engine"]
 
 
 def test_fewer_requests_run_at_a_time_where_their_states_would_take_more_than_half_of_the_memory():
     for memory, most in ((8 * STATE, 3), (64 * STATE, 4), (4 * STATE, 1), (5 * STATE, 1)):
-        config = size_engine(
-            CONFIG, torch.float32, "cpu", replace(OPTIONS, kv_cache_memory=memory, max_model_len=16, block_size=16)
-        )
+        options = replace(OPTIONS, kv_cache_memory=memory, max_model_len=16, block_size=16, state_cache_share=0.0)
+        config = size_engine(CONFIG, torch.float32, "cpu", options)
         assert config.max_batch_requests == config.groups[1].num_blocks == most

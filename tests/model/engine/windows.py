@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from attend.model.engine.config import EngineConfig, GroupSize
-from tests.model.engine.machines import FakeRunner, Tables
+from attend.model.engine.plan import StepInput
+from tests.model.engine.machines import Done, FakeRunner, Tables
 
 WINDOWS: list[tuple[int | None, ...]] = [(None, 5), (4,), (None, 2, 7), (12,), (None, 3), (9, 3)]
 """Of the groups of a model; None: full attention."""
@@ -29,13 +30,21 @@ class GroupsRunner(FakeRunner):
         self.kept: dict[tuple[int, int], Seen] = {}
         """By group and slot."""
         self.states: dict[tuple[int, int], tuple[int, int]] = {}
-        """By group and block: how many tokens a state has seen, and their digest."""
+        """By group and slot: how many tokens a state has seen, and their digest."""
+        self.passed: dict[tuple[int, int], dict[int, int]] = {}
+        """By group and slot: the digest after each token of the last step that wrote it, and of its draft."""
+        self.states_before = self.states
+        """As the step found them: its rows are computed side by side."""
 
-    def write(self, tables: Tables, start: int, tokens: list[int]) -> None:
+    def submit(self, step: StepInput) -> Done:
+        self.states_before = dict(self.states)
+        return super().submit(step)
+
+    def write(self, tables: Tables, start: int, tokens: list[int], kept: int) -> None:
         for at, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
             if group.has_state:
-                assert len(table) == 1, "a state has one place"
-                self._fold(at, table[0], start, tokens)
+                assert 1 <= len(table) <= 2, "a state is read in one slot and written to one"
+                self._fold(at, table, start, tokens, kept)
             else:
                 for position, token in enumerate(tokens, start):
                     self._compute(at, table, position, token)
@@ -58,11 +67,13 @@ class GroupsRunner(FakeRunner):
             last = last.before
         return True
 
-    def _fold(self, at: int, block: int, start: int, tokens: list[int]) -> None:
-        count, digest = (0, 0) if start == 0 else self.states.get((at, block), (0, 0))
-        for token in tokens:
+    def _fold(self, at: int, table: list[int], start: int, tokens: list[int], kept: int) -> None:
+        count, digest = (0, 0) if start == 0 else self.states_before.get((at, table[0]), (0, 0))
+        passed = self.passed[at, table[-1]] = {}
+        for end, token in enumerate(tokens, start + 1):
             digest = hash((digest, token))
-        self.states[at, block] = (count + len(tokens), digest if count == start else -1)
+            passed[end] = digest if count == start else -1
+        self.states[at, table[-1]] = (start + kept, passed[start + kept])
 
     def read(self, tables: Tables, end: int, early: bool) -> list[int]:
         """The tokens before `end`; with a wrong last one where a group does not have what it should."""
@@ -80,7 +91,7 @@ class GroupsRunner(FakeRunner):
 
     def _digest(self, at: int, table: list[int], end: int) -> int:
         if self.groups[at].has_state:
-            return self.states[at, table[0]][1]
+            return self.passed[at, table[-1]][end]
         places = self.places(table, 0 if self.groups[at].window is None else end - 1, end)
         kept = self.kept.get((at, places[-1]))
         return kept.digest if kept is not None and self._follow(at, places, kept) else -1
@@ -90,12 +101,12 @@ def with_groups(config: EngineConfig, dice: random.Random, *, states: bool = Fal
     """The same engine for a model with windows, which have little more room than one request and one step need."""
     windows = dice.choice(WINDOWS)
     if states:
-        config = replace(config, prefix_caching=False, draft_tokens=0)
+        config = replace(config, num_snapshots=dice.randint(0, 6))
     groups = []
     for window in windows:
         least = config.window_blocks(window or 1) + config.step_blocks
         groups.append(GroupSize(config.num_blocks if window is None else least + dice.randint(0, 5), window))
     longest = config.max_model_len if windows[0] is None else dice.randint(config.max_model_len, 40)
     if states:
-        groups.append(GroupSize(config.max_batch_requests, has_state=True))
+        groups.append(GroupSize(config.max_batch_requests + config.num_snapshots, has_state=True))
     return replace(config, max_model_len=longest, num_blocks=groups[0].num_blocks, groups=tuple(groups))

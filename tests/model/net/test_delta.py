@@ -201,6 +201,36 @@ def test_a_request_whose_state_is_not_a_number_harms_no_other(net):
     assert bad.isnan().all() and good.isfinite().all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_may_write_to_another_slot_than_it_reads(net, backend):
+    attention, text, found = BACKENDS[backend](net.config.attention_variants), torch.tensor(max(TEXTS, key=len)[:9]), []
+    for slot in (3, 4):
+        cache = dirty_cache(net)
+        for start, end, target in ((0, 5, 3), (5, 9, slot)):
+            layout = BatchLayout.build([Row([1, 2], start, end - start)], 8, "cpu", (), [target], [3])
+            with torch.inference_mode():
+                out_TE = net(text[start:end], layout.positions_T, Paged(attention, cache, layout))
+            if start == 0:
+                before = [part[3].clone() for state in cache.states.values() for part in state]
+        found.append((out_TE, [part[slot] for state in cache.states.values() for part in state]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(map(torch.equal, found[0][1], found[1][1]))
+    assert all(map(torch.equal, before, [part[3] for state in cache.states.values() for part in state]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_draft_does_not_move_the_state_on(net, backend):
+    attention, text, found = BACKENDS[backend](net.config.attention_variants), torch.tensor(max(TEXTS, key=len)[:9]), []
+    for draft in (0, 2):
+        cache = dirty_cache(net)
+        for start, count, more in ((0, 5, 0), (5, 2 + draft, draft), (7, 2, 0)):
+            layout = BatchLayout.build([Row([1, 2], start, count, more)], 8, "cpu", (), [3])
+            with torch.inference_mode():
+                out_TE = net(text[start : start + count], layout.positions_T, Paged(attention, cache, layout))
+        found.append([out_TE, *(part[3] for state in cache.states.values() for part in state)])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
 SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 8, "value_size": 6, "kernel": 4}
 
 

@@ -844,14 +844,15 @@ void attend_free(Net* net) { delete net; }
 
 // One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches, bfloat16 or in 8 bits. Layers belong to groups:
 // slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. states are {before, state} of each layer,
-// see Recurrence, and places [rows] the requests' slots in them. residual [T, E] is for use in between; hidden [T, E] is the result. vectors
-// [T, layers, P] are what each token has by itself for each layer, times sqrt(P / 2), or null; they are for use in between too. The caches of a
-// layer whose keys and values are another one's are that one's.
+// see Recurrence; sources and places [rows] the slots from which the requests' states are read, and to which they are written after the first
+// kept [rows] tokens. residual [T, E] is for use in between; hidden [T, E] is the result. vectors [T, layers, P] are what each token has by itself for
+// each layer, times sqrt(P / 2), or null; they are for use in between too. The caches of a layer whose keys and values are another one's are that one's.
 // Each thread adds 1 to `pulse` after each layer: others may read it meanwhile.
 // Not for two threads at once. 1 where the memory does not suffice, else 0.
 int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
                  i64 block_size, int in_8_bits, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
-                 float* const* states, const i64* places, bf16* residual, bf16* hidden, bf16* vectors, i64* pulse) try {
+                 float* const* states, const i64* sources, const i64* places, const i64* kept, bf16* residual, bf16* hidden, bf16* vectors,
+                 i64* pulse) try {
     make_room(*net, T);
     Rows all;
     for (const Layer& layer : net->layers) {
@@ -859,7 +860,8 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
         i64 tokens = LANES / (layer.heads.H / layer.heads.K);
         if (!all.work.count(tokens)) all.work[tokens] = work_of({starts, counts, blocks[0], rows, width}, tokens);
     }
-    for (i64 row = 0, first = 0; places && row < rows; first += counts[row++]) all.sequences.push_back({first, counts[row], starts[row], places[row]});
+    for (i64 row = 0, first = 0; places && row < rows; first += counts[row++])
+        all.sequences.push_back({first, counts[row], starts[row], sources[row], places[row], kept[row]});
     i64 phases = PHASES_OF_LAYER + (net->adapters.of_token.empty() ? 0 : PHASES_OF_ADAPTERS);
     compute(phases * (i64)net->layers.size() + 6, [&](Team::Member& team, const Kernels& kernels) {
         team.share(T, TOKENS, [&](i64 a, i64 b) {

@@ -36,7 +36,7 @@ struct Delta {  // of one layer
 };
 
 struct Sequence {  // of a step: its tokens first .. first + count - 1, of which the first is number `start` of its request
-    i64 first, count, start, slot;
+    i64 first, count, start, source, slot, kept;  // its state is read from one slot, and written after `kept` tokens to the other or the same
 };
 
 struct Recurrence {  // of one layer in one step
@@ -100,7 +100,8 @@ INLINE void convolve_head(const Recurrence& r, const Sequence& row, i64 head) {
     const i64 step = sizeof(Vector) / 4;
     const DeltaSizes& s = r.sizes;
     i64 column = s.column(head), columns = head < 2 * s.J ? s.K : s.V, C = s.channels(), W = s.W;
-    float *before = r.before + (row.slot * C + column) * (W - 1), *to = r.heads + column * r.T + row.first * columns;
+    const float* before = r.before + (row.source * C + column) * (W - 1);
+    float* to = r.heads + column * r.T + row.first * columns;
     const bf16* x = r.inputs + row.first * s.width() + column;
     Seen seen(W, before, columns, row.start == 0);
     for (i64 t = 0; t < row.count; t++, x += s.width(), to += columns) {
@@ -112,11 +113,11 @@ INLINE void convolve_head(const Recurrence& r, const Sequence& row, i64 head) {
             keep_numbers(to + i, sum, columns - i);
         }
         seen.turn(W);
+        if (t + 1 == row.kept) seen.keep(W, r.before + (row.slot * C + column) * (W - 1), columns);
         if (head >= 2 * s.J) continue;
         float scale = 1 / std::sqrt(total(squares) + UNIT_EPS) * (head < s.J ? 1 / std::sqrt((float)s.K) : 1.0f);
         for (i64 i = 0; i < columns; i += step) keep_numbers(to + i, numbers<Vector>(to + i, columns - i) * scale, columns - i);
     }
-    seen.keep(W, before, columns);
     if (head >= 2 * s.J) gate_head(r, row, head - 2 * s.J);
 }
 
@@ -147,9 +148,10 @@ INLINE void advance_columns(const Recurrence& r, const Sequence& row, i64 head, 
     i64 H = r.sizes.H, K = r.sizes.K, V = r.sizes.V, first = part * COLUMNS, columns = std::min(COLUMNS, V - first);
     const float *q = r.queries(head) + row.first * K, *k = r.keys(head) + row.first * K, *gates = r.gates + row.first * 2 * H + head;
     float *v = r.values(head) + row.first * V + first, *state = r.state + (row.slot * H + head) * K * V + first;
+    const float* before = r.state + (row.source * H + head) * K * V + first;
     alignas(64) float near[MAX_DELTA * COLUMNS];
     if (row.start == 0 || columns < COLUMNS) memset(near, 0, K * COLUMNS * 4);
-    if (row.start > 0) copy_columns(state, V, near, COLUMNS, K, columns);
+    if (row.start > 0) copy_columns(before, V, near, COLUMNS, K, columns);
     Vector said[N] = {};
     for (i64 t = -1; t < row.count; t++) {  // the first pass changes nothing: the same loop, so that its sums have the same bits
         i64 now = std::max<i64>(t, 0), next = std::min(t + 1, row.count - 1);
@@ -170,8 +172,8 @@ INLINE void advance_columns(const Recurrence& r, const Sequence& row, i64 head, 
         if (t < 0) continue;
         for (int n = 0; n < N; n++) store(values + n * width, out[n]);
         memcpy(v + t * V, values, columns * 4);
+        if (t + 1 == row.kept) copy_columns(near, COLUMNS, state, V, K, columns);
     }
-    copy_columns(near, COLUMNS, state, V, K, columns);
 }
 
 // A token's outputs, each head's normed, times silu of what gates them.
@@ -212,7 +214,7 @@ template <class Vector>
 INLINE void convolve_part(const ShortConv& c, const Sequence& row, i64 part) {
     const i64 step = sizeof(Vector) / 4;
     i64 first = part * CONVOLVED, columns = std::min(CONVOLVED, c.C - first);
-    Seen seen(c.W, c.before + (row.slot * c.C + first) * (c.W - 1), columns, row.start == 0);
+    Seen seen(c.W, c.before + (row.source * c.C + first) * (c.W - 1), columns, row.start == 0);
     for (i64 t = row.first; t < row.first + row.count; t++) {
         const bf16* x = c.inputs + t * 3 * c.C + first;
         bf16* y = c.y + t * c.y_stride + first;
@@ -225,6 +227,6 @@ INLINE void convolve_part(const ShortConv& c, const Sequence& row, i64 part) {
             keep_numbers(y + i, numbers<Vector>(x + c.C + i, count) * sum, count);
         }
         seen.turn(c.W);
+        if (t + 1 == row.first + row.kept) seen.keep(c.W, c.before + (row.slot * c.C + first) * (c.W - 1), columns);
     }
-    seen.keep(c.W, c.before + (row.slot * c.C + first) * (c.W - 1), columns);
 }

@@ -57,6 +57,43 @@ def test_so_do_the_states_of_a_short_convolution(variant, chunks, kernel):
         assert (ours[1, :, : kernel - 4] == 0).all() and (ours[1, :, kernel - 4 :] != 0).all()
 
 
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("switches", [DELTA, CONV], ids=["delta", "convolution"])
+@torch.inference_mode()
+def test_a_step_may_write_to_another_slot_than_it_reads(variant, count, switches):
+    net = NativeDecoder(nets_of(switches)[1])
+    backend, text = NativeBackend(net.config.attention_variants), random_text(9 + count, 0)
+    found = []
+    for slot in (3, 5):
+        cache = dirty_cache(net.config, 8, 32, torch.bfloat16)
+        for start, some, sources in ((0, 9, [3]), (9, count, [3])):
+            slots = [3 if start == 0 else slot]
+            layout = BatchLayout.build([Row([1, 2], start, some)], 32, "cpu", (), slots, sources)
+            out_TE = net(text[start : start + some], layout.positions_T, Paged(backend, cache, layout))
+            if start == 0:
+                before = [part[3].clone() for part in cache.states[0]]
+        found.append((out_TE, [part[slot] for part in cache.states[0]], [part[3] for part in cache.states[0]]))
+    stays, moves = found
+    assert torch.equal(stays[0], moves[0])
+    assert all(map(torch.equal, stays[1], moves[1]))
+    assert all(map(torch.equal, moves[2], before))
+
+
+@pytest.mark.parametrize("draft", [1, 15])
+@pytest.mark.parametrize("switches", [DELTA, CONV], ids=["delta", "convolution"])
+@torch.inference_mode()
+def test_a_draft_does_not_move_the_state_on_and_is_computed_from_it(variant, draft, switches):
+    net = NativeDecoder(nets_of(switches)[1])
+    backend, text, found = NativeBackend(net.config.attention_variants), random_text(40, 0), []
+    for steps in ([(0, 9, 0), (9, 3, 0), (12, draft, 0)], [(0, 9, 0), (9, 3 + draft, draft), (12, draft, 0)]):
+        cache, parts = dirty_cache(net.config, 8, 32, torch.bfloat16), []
+        for start, count, more in steps:
+            layout = BatchLayout.build([Row([1, 2], start, count, more)], 32, "cpu", (), [3])
+            parts.append(net(text[start : start + count], layout.positions_T, Paged(backend, cache, layout)))
+        found.append((torch.cat(parts[1:])[: 3 + draft], parts[-1], *(part[3] for part in cache.states[0])))
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("sizes", [(2, 4, 16, 32), (1, 3, 40, 20)], ids=str)
 @torch.inference_mode()
 def test_after_many_tokens_it_is_no_farther_from_float32_than_torch_is(variant, sizes):

@@ -177,7 +177,7 @@ def launch_layer(changes, dtype):
     cache = KVCache.allocate(config, 4, 32, dtype, "meta")
     with torch.device("meta"):
         net, numbers_T = Decoder(config).to(dtype), torch.zeros(1, dtype=torch.int64)
-    layout = BatchLayout([Row([1], 9, 1)], numbers_T, numbers_T, numbers_T[None], 32, 1, states_R=numbers_T)
+    layout = BatchLayout([Row([1], 9, 1)], numbers_T, numbers_T, numbers_T[None], 32, 1, (), numbers_T, numbers_T)
     TritonDecoder(net)(numbers_T, numbers_T, Paged(NoAttention(), cache, layout))
 
 

@@ -81,12 +81,13 @@ class Scene:
         for part in self.cache.states[0]:
             part.fill_(torch.nan)
 
-    def computed(self, steps, way=TritonBackend):
+    def computed(self, steps, way=TritonBackend, slots=SLOTS, sources=None):
         """The outputs of each text [L, H V] after these steps; as torch computes them with another backend."""
         found = [[] for _ in self.texts]
         for step in steps:
             rows = [Row([1, 2], start, count) for _, start, count in step]
-            layout = BatchLayout.build(rows, 8, DEVICE, states=[SLOTS[text] for text, _, _ in step])
+            places = [None if some is None else [some[text] for text, _, _ in step] for some in (slots, sources)]
+            layout = BatchLayout.build(rows, 8, DEVICE, (), *places)
             x_TE = torch.cat([self.texts[text][start : start + count] for text, start, count in step])
             paged = Paged(way(), self.cache, layout)
             if way is not TritonBackend:
@@ -140,6 +141,18 @@ def test_nobodys_slot_is_written(spec):
     at.computed(CHUNKS)
     assert all(part.isfinite().all() for part in at.states())
     assert all(part.isnan().all() for part in at.states([0, 2, 4, 6]))
+
+
+@pytest.mark.parametrize("spec", [SPEC, CONV], ids=["delta", "convolution"])
+def test_a_step_may_write_to_another_slot_than_it_reads(spec):
+    moves, stays = Scene(spec), Scene(spec)
+    for at in (moves, stays):
+        at.computed(CHUNKS[:1])
+    before, others = moves.states(), (4, 0, 2)
+    found, wanted = moves.computed(CHUNKS[1:2], slots=others, sources=SLOTS), stays.computed(CHUNKS[1:2])
+    assert_same((found[0], found[2]), (wanted[0], wanted[2]))
+    assert_same([part[[0, 2]] for part in moves.states(others)], [part[[0, 2]] for part in stays.states()])
+    assert_same([part[[0, 2]] for part in moves.states()], [part[[0, 2]] for part in before])
 
 
 @pytest.mark.parametrize("spec", [SPEC, CONV], ids=["delta", "convolution"])
@@ -208,11 +221,13 @@ def test_a_recorded_step_moves_the_same_states():
             part[[0, 4, 5, 6, 7, 8]] = torch.nan
             same.copy_(part)
     rows, states, tokens_T = [Row([1], 5, 1), Row([2], 0, 1), Row([3], 7, 1)], [3, 4, 2], integers([7, 8, 9], DEVICE)
-    layout = BatchLayout.build(rows, 8, DEVICE, states=states)
+    sources = [3, 4, 1]
+    layout = BatchLayout.build(rows, 8, DEVICE, (), states, sources)
     with torch.inference_mode():
         plain = Paged(ReferenceBackend(net.config.attention_variants), caches[1], layout)
         wanted = net.logits(net(tokens_T, layout.positions_T, plain))
-    torch.testing.assert_close(recorded.run(rows, tokens_T, states=states).logits_TV, wanted, atol=1e-4, rtol=1e-4)
+    found = recorded.run(rows, tokens_T, states=states, sources=sources).logits_TV
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(caches[0].states.values(), caches[1].states.values(), strict=True):
         for part, same in zip(ours, theirs, strict=True):
             torch.testing.assert_close(part[1:], same[1:], atol=1e-5, rtol=1e-5, equal_nan=True)
