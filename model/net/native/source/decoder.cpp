@@ -37,7 +37,8 @@ struct Kernels {
     void (*raise)(const Additions&, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
-    i64 (*draw)(const float* scores, i64 V, const Draw& row);
+    i64 (*draw)(const float* scores, i64 V, const Draw& row, float* room);
+    bool (*score)(const float* scores, i64 V, const Scored& row);
     void (*gate)(const Tile&, i64 distance);
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
@@ -68,7 +69,10 @@ struct Kernels {
                                   bf16* residual, bf16* y, float scale, i64 E) {                                                 \
         sum_token(updates, stride, pairs, weights, calls, residual, y, scale, E);                                                \
     }                                                                                                                            \
-    TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row) { return draw_token<VECTOR>(scores, V, row); }    \
+    TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row, float* room) {                                    \
+        return draw_token<VECTOR>(scores, V, row, room);                                                                         \
+    }                                                                                                                            \
+    TARGET static bool score_##NAME(const float* scores, i64 V, const Scored& row) { return score_row<VECTOR>(scores, V, row); } \
     TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile<VECTOR>(t, distance); }                              \
     TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve<VECTOR>(r, row, head); }   \
     TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
@@ -76,7 +80,7 @@ struct Kernels {
     }                                                                                                                            \
     TARGET static void finish_##NAME(const Recurrence& r, i64 t) { finish_token<VECTOR>(r, t); }                                 \
     static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME};
+                                 sum_##NAME,   draw_##NAME, score_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -520,6 +524,18 @@ static bool has(int number) {
 }
 #endif
 
+// Calls look(kernels, row) for each row of scores [R, V], in several threads where that is worth it.
+template <class Look>
+static void each_row(i64 R, i64 V, Look look) {
+    auto some = [&](const Kernels& kernels, i64 begin, i64 end) {
+        for (i64 r = begin; r < end; r++) look(kernels, r);
+    };
+    if (R * V <= WORTH_THREADS) return some(*KERNELS[chosen], 0, R);
+    compute(1, [&](Team::Member& team, const Kernels& kernels) {
+        team.share(R, 1, [&](i64 begin, i64 end) { some(kernels, begin, end); });
+    });
+}
+
 extern "C" {
 
 int attend_has(int number) { return has(number); }
@@ -731,15 +747,26 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     return 1;
 }
 
-// For each row of scores [R, V] the best token, or a draw under the row's key and limits where its temperature is above 0.
-void attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) {
-    auto draw = [=](const Kernels& kernels, i64 begin, i64 end) {
-        for (i64 r = begin; r < end; r++) tokens[r] = kernels.draw(scores + r * V, V, rows[r]);
-    };
-    if (R * V <= WORTH_THREADS) return draw(*KERNELS[chosen], 0, R);
-    compute(1, [&](Team::Member& team, const Kernels& kernels) {
-        team.share(R, 1, [&](i64 begin, i64 end) { draw(kernels, begin, end); });
+// For each row of scores [R, V] the best token, or a draw under the row's key, changes and limits where its temperature is above 0; UNSCORED or
+// EXCLUDED where there is none. 1 where the memory does not suffice, else 0.
+int attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) try {
+    thread_local std::vector<float> changed;  // a row for each thread
+    i64 room = std::any_of(rows, rows + R, [](const Draw& row) { return row.changes != nullptr; }) ? V : 0;
+    if ((i64)changed.size() < room * omp_get_max_threads()) changed.resize(room * omp_get_max_threads());
+    float* to = changed.data();
+    each_row(R, V, [=](const Kernels& kernels, i64 r) {
+        tokens[r] = kernels.draw(scores + r * V, V, rows[r], to + room * omp_get_thread_num());
     });
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+// The log probabilities that are asked of each row of scores [R, V]. The number of rows that have none: their scores are not finite.
+i64 attend_score(const float* scores, i64 R, i64 V, const Scored* rows) {
+    std::atomic<i64> strange{0};
+    each_row(R, V, [&](const Kernels& kernels, i64 r) { strange += !kernels.score(scores + r * V, V, rows[r]); });
+    return strange;
 }
 
 // One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D]. Sinks [H] or null.
