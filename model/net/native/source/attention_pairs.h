@@ -1,15 +1,14 @@
-// Attention with AVX-512-BF16, for up to ROWS queries that share a key/value head: scores = Q Kᵀ and sums = P V as products of pairs of bfloat16.
+// Attention with AVX-512-BF16, for up to MAX_ROWS queries that share a key/value head: scores = Q Kᵀ and sums = P V as products of pairs of bfloat16.
 //
 // A vector holds keys in the scores, which needs keys pair by pair, turned once a step for all queries; in the sums it holds columns, for which values
 // lie as they are needed. Weights are rounded to bfloat16, and their total is the sum of the rounded ones.
 #pragma once
 #include "attention_vectors.h"
 
-static const i64 ROWS = 64;       // queries of a tile
 static const int TOGETHER = 8;    // queries whose scores stay in registers
 static const int SUMMED = 4;      // queries whose sums do, and vectors of columns
 static const i64 PAIRS = KEYS / 2;
-static_assert(ROWS % TOGETHER == 0 && TOGETHER % SUMMED == 0, "");
+static_assert(MAX_ROWS % TOGETHER == 0 && TOGETHER % SUMMED == 0, "");
 
 typedef uint16_t shorts __attribute__((vector_size(KEYS * 2)));
 
@@ -50,11 +49,11 @@ INLINE const bf16* known_values(const Past& past, i64 D, bf16* copy) {
 }
 
 struct PairRoom {  // of a tile; a row is a query
-    alignas(64) uint32_t q[ROWS * MAX_HEAD / 2];      // pairs of TOGETHER rows side by side
+    alignas(64) uint32_t q[MAX_ROWS * MAX_HEAD / 2];      // pairs of TOGETHER rows side by side
     alignas(64) uint32_t keys[KEYS * MAX_HEAD / 2];   // pairs of KEYS keys side by side
-    alignas(64) uint32_t weights[ROWS * PAIRS];       // a row's, of two keys each
-    alignas(64) float scores[ROWS * KEYS], sums[ROWS * MAX_HEAD], totals[ROWS * LANES];
-    alignas(64) float highest[ROWS], factor[ROWS];
+    alignas(64) uint32_t weights[MAX_ROWS * PAIRS];       // a row's, of two keys each
+    alignas(64) float scores[MAX_ROWS * KEYS], sums[MAX_ROWS * MAX_HEAD], totals[MAX_ROWS * LANES];
+    alignas(64) float highest[MAX_ROWS], factor[MAX_ROWS];
     alignas(64) bf16 copy[KEYS * MAX_HEAD];
 };
 
@@ -177,4 +176,10 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
         float total = sum_of(load<floats>(room.totals + j * LANES));
         for (i64 i = 0; i < D; i += LANES) store(output(t, j) + i, narrow(load<floats>(room.sums + j * D + i) / total));
     }
+}
+
+// Heads that are no whole vectors of pairs, and caches in 8 bits, are multiplied as float32.
+OF(AVX512_BF16) static void attend_tile_pairs(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
+    if (t.D % (2 * LANES) || cache.in_8_bits) return attend_tile<floats>(t, later, cache, K);
+    attend_pairs(t, later, cache, K);
 }

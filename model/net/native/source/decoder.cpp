@@ -43,6 +43,7 @@ struct Kernels {
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
     void (*finish)(const Recurrence&, i64 t);
+    i64 rows;  // queries that a tile of attention has at most, see `rows_of_tile`
     auto multiplier(const Matrix& matrix) const { return matrix.codes ? multiply_whole : multiply; }
 };
 
@@ -80,7 +81,7 @@ struct Kernels {
     }                                                                                                                            \
     TARGET static void finish_##NAME(const Recurrence& r, i64 t) { finish_token<VECTOR>(r, t); }                                 \
     static const Kernels NAME = {embed_##NAME, join_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, score_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME};
+                                 sum_##NAME,   draw_##NAME, score_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, LANES};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -91,13 +92,13 @@ using Round = decltype(Kernels::round);
 using Attend = decltype(Kernels::attend);
 
 // The loops of another instruction set, with products of its own.
-static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round round, Attend attend) {
-    kernels.multiply = multiply, kernels.multiply_whole = whole, kernels.round = round, kernels.attend = attend;
+static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round round, Attend attend, i64 rows = LANES) {
+    kernels.multiply = multiply, kernels.multiply_whole = whole, kernels.round = round, kernels.attend = attend, kernels.rows = rows;
     return kernels;
 }
 static const Kernels avx2_vnni = with(avx2, multiply_avx2, multiply_whole_vnni256, round_vnni256, tile_avx2);
 static const Kernels avx512_vnni = with(avx512, multiply_avx512, multiply_whole_vnni512, round_vnni512, tile_avx512);
-static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, tile_avx512);
+static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, attend_tile_pairs, MAX_ROWS);
 static const Kernels amx = with(avx512, multiply_tiles, multiply_whole_amx, round_vnni512, attend_tile_amx);
 
 static const Kernels* const KERNELS[] = {&portable, &avx2, &avx2_vnni, &avx512, &avx512_vnni, &avx512_bf16, &amx};
@@ -167,6 +168,9 @@ struct Input {  // of a step: T tokens, and where they stand
 
 static const i64 TOKENS = 4;  // of a piece of work on tokens
 static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
+
+// How many queries a tile has at most: where vectors of pairs do not fit, no more than a vector of numbers.
+static i64 rows_of_tile(const Kernels& kernels, i64 D, bool in_8_bits) { return D % (2 * LANES) || in_8_bits ? LANES : kernels.rows; }
 
 // A layer's keys and values to the cache, then its attention: all is written before anything is read, for a request may share a
 // block that another one fills in this step. In a piece of several tiles the next one's past is on its way.
@@ -427,6 +431,7 @@ static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const 
 static const i64 PHASES_OF_LAYER = 20, PHASES_OF_ADAPTERS = 5;  // at most
 
 struct Rows {  // of a step, as attention and as delta rules go through them
+    i64 of_tile;
     std::vector<Work> work;
     std::vector<Sequence> sequences;
 };
@@ -449,7 +454,7 @@ static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const 
                     const Step& step, const Rows& rows, bf16* residual) {
     if (!layer.recurs) {
         i64 stride = net.mixed_stride();
-        attend(team, kernels, in, step, rows.work, layer.turns, {net.heads, memory.cache, layer.variant, net.qkv, net.mixed, stride});
+        attend(team, kernels, in, step, rows.work, layer.turns, {net.heads, memory.cache, layer.variant, net.qkv, net.mixed, stride, rows.of_tile});
         return adapted(team, kernels, net.adapters, net.rounded, update(net, layer.of_attention, net.mixed, stride, in.T, layer.out, residual));
     }
     i64 stride = net.recurred_stride();
@@ -707,7 +712,8 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
                  i64 block_size, int in_8_bits, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
                  float* const* states, const i64* places, bf16* residual, bf16* hidden, i64* pulse) try {
     make_room(*net, T);
-    Rows all = {work_of({starts, counts, blocks[0], rows, width}, LANES / (net->heads.H / net->heads.K)), {}};
+    i64 of_tile = rows_of_tile(*KERNELS[chosen], net->heads.D, in_8_bits);
+    Rows all = {of_tile, work_of({starts, counts, blocks[0], rows, width}, of_tile / (net->heads.H / net->heads.K)), {}};
     for (i64 row = 0, first = 0; places && row < rows; first += counts[row++]) all.sequences.push_back({first, counts[row], starts[row], places[row]});
     i64 phases = PHASES_OF_LAYER + (net->adapters.of_token.empty() ? 0 : PHASES_OF_ADAPTERS);
     compute(phases * (i64)net->layers.size() + 2, [&](Team::Member& team, const Kernels& kernels) {
@@ -773,7 +779,8 @@ i64 attend_score(const float* scores, i64 R, i64 V, const Scored* rows) {
 void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16* keys, bf16* values, i64 block_size, int in_8_bits, const i64* starts,
                   const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* out, const float* variant, const float* sinks) {
     Step step = {starts, counts, blocks, rows, width};
-    Attention a = {{H, K, D}, {keys, values, block_size, in_8_bits != 0}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D};
+    Attention a = {{H, K, D}, {keys, values, block_size, in_8_bits != 0}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D,
+                   rows_of_tile(*KERNELS[chosen], D, in_8_bits)};
     std::vector<Work> work = work_of(step, a.tokens_of_tile());
     Input in = {nullptr, slots, slots, T};
     compute(2, [&](Team::Member& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });

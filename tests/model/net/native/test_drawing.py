@@ -143,7 +143,7 @@ def random_draw(dice, numbers, size):
 def test_scores_are_changed_as_the_plain_changes_have_it(variant):
     """A change by one bit shows where a score is a border, or the best of equals: scores are coarse."""
     dice, numbers, excluded = random.Random(3), torch.Generator().manual_seed(3), 0
-    for _ in range(300):
+    for _ in range(100):
         scores = torch.stack([random_scores(dice, numbers).repeat(5000)[:40] for _ in range(8)])
         draws = [random_draw(dice, numbers, 40) for _ in range(8)]
         before = scores.clone()
@@ -151,7 +151,7 @@ def test_scores_are_changed_as_the_plain_changes_have_it(variant):
         assert found.tolist() == sampling.sample(scores, draws).tolist()
         assert torch.equal(scores, before), "log probabilities are made of the model's own scores"
         excluded += int((found == sampling.EXCLUDED).sum())
-    assert excluded > 50
+    assert excluded > 20
 
 
 def test_a_row_whose_scores_are_not_finite_is_not_blamed_on_its_changes(variant):
@@ -174,8 +174,10 @@ def test_log_probabilities_are_those_of_the_plain_softmax(variant):
         exact = rows.double().log_softmax(dim=-1)
         for row, ((value, best), (_, likeliest)) in enumerate(zip(found, wanted, strict=True)):
             pairs = [(tokens[row], value), *best]
-            assert [value for _, value in pairs] == pytest.approx([float(exact[row, token]) for token, _ in pairs], abs=1e-6)
-            assert [value for _, value in best] == pytest.approx([value for _, value in likeliest], abs=2e-6)
+            assert [value for _, value in pairs] == pytest.approx(
+                [float(exact[row, token]) for token, _ in pairs], abs=1e-6, rel=1e-6
+            )
+            assert [value for _, value in best] == pytest.approx([value for _, value in likeliest], abs=2e-6, rel=2e-6)
             kept = best[: len(best) - len(others[row])]
             by_score = sorted(range(size), key=lambda token: (-float(rows[row, token]), token))
             assert [token for token, _ in kept] == by_score[: len(kept)]
