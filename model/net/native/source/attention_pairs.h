@@ -84,24 +84,39 @@ OF(AVX512_BF16) INLINE void score_rows(const uint32_t* q, const uint32_t* keys, 
         for (int half = 0; half < 2; half++) store(scores + j * KEYS + half * LANES, sums[j][half]);
 }
 
-// The scores of one row become weights. WHOLE: it sees all of these keys.
+// The scores of all rows become weights. WHOLE: each row sees all of these keys.
 template <bool WHOLE>
-OF(AVX512_BF16) INLINE void weigh_row(const Tile& t, i64 from, i64 j, PairRoom& room) {
-    floats x[2], before = all(room.highest[j]), highest = before;
-    for (int half = 0; half < 2; half++) {
-        x[half] = scaled(load<floats>(room.scores + j * KEYS + half * LANES), t.variant);
-        if (!WHOLE) {
-            ints place = COUNT + (int32_t)(from + half * LANES);
-            x[half] = choose((t.from[j] <= place) & (place < t.to[j]), x[half], all(-INFINITY));
+OF(AVX512_BF16) INLINE void weigh_rows(const Tile& t, i64 from, PairRoom& room) {
+    float highest[MAX_ROWS] = {};
+    for (i64 j = 0; j < t.lanes; j++) {
+        float* scores = room.scores + j * KEYS;
+        floats x[2];
+        for (int half = 0; half < 2; half++) {
+            x[half] = scaled(load<floats>(scores + half * LANES), t.variant);
+            if (!WHOLE) {
+                ints place = COUNT + (int32_t)(from + half * LANES);
+                x[half] = choose((t.from[j] <= place) & (place < t.to[j]), x[half], all(-INFINITY));
+            }
+            store(scores + half * LANES, x[half]);
         }
-        highest = larger(highest, x[half]);
+        highest[j] = std::max(room.highest[j], _mm512_reduce_max_ps((__m512)larger(x[0], x[1])));
     }
-    highest = all(_mm512_reduce_max_ps((__m512)highest));
-    for (int half = 0; half < 2; half++) x[half] = WHOLE ? exponential(x[half] - highest) : weight(x[half], highest);
-    floats pairs = (floats)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]), factor = exponential(before - highest);
-    store(room.weights + j * PAIRS, pairs);
-    store(room.totals + j * LANES, load<floats>(room.totals + j * LANES) * factor + first_of(pairs) + second_of(pairs));
-    room.highest[j] = highest[0], room.factor[j] = factor[0];
+    for (i64 j = 0; j < t.lanes; j += LANES) {
+        floats higher = load<floats>(highest + j);
+        store(room.factor + j, exponential(load<floats>(room.highest + j) - higher));
+        store(room.highest + j, higher);
+    }
+    for (i64 j = 0; j < t.lanes; j++) {
+        const float* scores = room.scores + j * KEYS;
+        floats x[2];
+        for (int half = 0; half < 2; half++) {
+            x[half] = load<floats>(scores + half * LANES);
+            x[half] = WHOLE ? exponential(x[half] - highest[j]) : weight(x[half], all(highest[j]));
+        }
+        floats pairs = (floats)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
+        store(room.weights + j * PAIRS, pairs);
+        store(room.totals + j * LANES, load<floats>(room.totals + j * LANES) * room.factor[j] + (first_of(pairs) + second_of(pairs)));
+    }
 }
 
 // Adds the weighted values of COUNT rows to their sums, VECTORS vectors of columns, which become smaller by their factors before.
@@ -137,7 +152,7 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
     PairRoom room;
     i64 D = t.D, rows = ceiling(t.lanes, TOGETHER) * TOGETHER;
     memset(room.sums, 0, rows * D * 4), memset(room.totals, 0, rows * LANES * 4), memset(room.weights, 0, rows * PAIRS * 4);
-    memset(room.factor, 0, sizeof room.factor);
+    memset(room.factor, 0, sizeof room.factor), memset(room.highest, 0, sizeof room.highest);
     for (i64 j = 0; j < rows; j++) {
         uint32_t* to = room.q + j / TOGETHER * TOGETHER * D / 2 + j % TOGETHER;
         for (i64 pair = 0; pair < D / 2; pair++) {
@@ -162,7 +177,7 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
             else score_rows<TOGETHER>(q, room.keys, D, scores);
         }
         bool whole = t.from[t.lanes - 1] <= from && from + KEYS <= t.to[0];
-        for (i64 j = 0; j < t.lanes; j++) whole ? weigh_row<true>(t, from, j, room) : weigh_row<false>(t, from, j, room);
+        whole ? weigh_rows<true>(t, from, room) : weigh_rows<false>(t, from, room);
         const bf16* values = known_values(past, D, room.copy);
         for (i64 j = 0, count; j < t.lanes; j += count) {
             count = next_rows(t.lanes - j, SUMMED);
