@@ -33,6 +33,10 @@ class Defaults:
         sampling, decoding = SamplingParams(**self.sampling), DecodingParams(**self.decoding)
         return {name: getattr(sampling, name) for name in SAMPLING} | {name: getattr(decoding, name) for name in DECODING}
 
+    def changed(self) -> dict[str, float]:
+        """Those with which tokens are drawn otherwise than without a file."""
+        return {name: value for name, value in self.values().items() if value != NO_DEFAULTS.values()[name]}
+
 
 NO_DEFAULTS = Defaults()
 
@@ -48,7 +52,9 @@ def read_defaults(folder: Path, source: str = "model") -> Defaults:
     raw = {name: value for name, value in _read(folder).items() if value is not None}
     for name in OFF.keys() & raw.keys():
         if raw[name] not in OFF[name]:
-            raise CheckpointError(f"{path}: {name} is not supported; got {describe(raw[name])}")
+            raise CheckpointError(
+                f"{path}: {name} is not supported; got {describe(raw[name])} (--generation-config none leaves the file out)"
+            )
     samples = raw.get("do_sample", True)
     if not isinstance(samples, bool):
         raise CheckpointError(f"{path}: do_sample must be true or false; got {describe(samples)}")

@@ -9,7 +9,7 @@ Shapes: R rows · V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ SHORT_LIST = 1024
 """Of the likeliest tokens: where they reach top-p, the others need not be sorted."""
 WHOLE = 2.0**44
 """What the likeliest token weighs in top-p. Weights are whole numbers: their sums have no order. V may be 2^19."""
-
-BestTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
-"""(scores [R, V], how each row draws) -> tokens [R]."""
 
 
 def best_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -70,8 +67,8 @@ def add_noise(
     return scores_RV.index_copy(0, picked, some_NV + noise_NV)
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
-    """Token ids int64 [R], or UNSCORED or EXCLUDED. `best` is `best_tokens` or the same, faster."""
+def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Token ids int64 [R], or UNSCORED or EXCLUDED."""
     scores_RV = logits_RV.float()
     changed = [row for row, draw in enumerate(draws) if draw.banned or draw.plan.changes_scores]
     if changed and scores_RV is logits_RV:
@@ -79,7 +76,7 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tok
     for row in changed:
         change_scores(scores_RV[row], draws[row])
     scores_RV = apply_masks(scores_RV, draws)
-    return _blamed(best(scores_RV, draws), logits_RV, draws)
+    return _blamed(best_tokens(scores_RV, draws), logits_RV, draws)
 
 
 def temperatures_and_keys(draws: Sequence[Draw]) -> tuple[list[float], list[int]]:
@@ -98,22 +95,22 @@ def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tenso
     return tokens_R.index_copy(0, picked, some_N.masked_fill((some_N < 0) & finite_N, EXCLUDED))
 
 
-def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw], best: BestTokens = best_tokens) -> Tensor:
+def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """As `sample`, so that no row's token can depend on the others.
 
     Torch may round logarithms and exponentials at the end of a tensor otherwise than in its middle: rows that need them go one
-    by one. The largest of a row is the largest, and a kernel that goes row by row is exact too.
+    by one. The largest of a row is the largest.
     """
-    if best is not best_tokens or all(draw.plan.is_greedy for draw in draws):
-        return sample(logits_RV, draws, best)
-    return torch.cat([sample(logits_RV[row : row + 1], [draw], best) for row, draw in enumerate(draws)])
+    if all(draw.plan.is_greedy for draw in draws):
+        return sample(logits_RV, draws)
+    return torch.cat([sample(logits_RV[row : row + 1], [draw]) for row, draw in enumerate(draws)])
 
 
 def change_scores(scores_V: Tensor, draw: Draw) -> None:
     """Apply a row's decoding parameters and bans, but not its mask, in place."""
     decoding, device = draw.plan.decoding, scores_V.device
     if decoding.allowed_token_ids:
-        scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
+        scores_V.masked_fill_(refused(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
         biases = torch.tensor(list(decoding.logit_bias.values()), dtype=scores_V.dtype)
         scores_V[integers(decoding.logit_bias, device)] += to_device(biases, device)
@@ -139,7 +136,7 @@ def _penalize(scores_V: Tensor, draw: Draw) -> None:
         scores_V[integers(text.drawn, device)] -= decoding.frequency_penalty * counts + decoding.presence_penalty
 
 
-def _refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
+def refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
     """Whether a token is not among the allowed ones, bool [V]. They may be many."""
     known = decoding.remembered.get((size, device))
     if known is None:
@@ -159,21 +156,21 @@ def apply_masks(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def logprobs(
-    logits_RV: Tensor, tokens_R: Tensor, top: Sequence[int], others: Sequence[Sequence[int]] = ()
+    logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int], others: Sequence[Sequence[int]] = ()
 ) -> list[tuple[float, list[tuple[int, float]]]]:
     """For each row: the log probability of its token, and the `top` likeliest tokens with theirs, then `others` with theirs.
 
     They are the model's own, before any parameter changed the scores.
     """
     scores_RV = logits_RV.float().log_softmax(dim=-1)
-    chosen = scores_RV.gather(1, tokens_R[:, None])[:, 0].tolist()
+    chosen = scores_RV.gather(1, integers(tokens, scores_RV.device)[:, None])[:, 0].tolist()
     best = scores_RV.topk(min(max(top), scores_RV.shape[1]), dim=-1)
     ids, values = best.indices.tolist(), best.values.tolist()
     found = [(chosen[row], list(zip(ids[row][:k], values[row][:k], strict=True))) for row, k in enumerate(top)]
-    for row, tokens in enumerate(others):
-        if tokens:
-            some = scores_RV[row, integers(tokens, scores_RV.device)].tolist()
-            found[row][1].extend(zip(tokens, some, strict=True))
+    for row, more in enumerate(others):
+        if more:
+            some = scores_RV[row, integers(more, scores_RV.device)].tolist()
+            found[row][1].extend(zip(more, some, strict=True))
     return found
 
 

@@ -116,7 +116,9 @@ class Settings(BaseModel):
         "auto: as the model's files and its name say",
     )
     generation_config: Literal["none", "model"] = Field(
-        "none", description="model takes the default sampling parameters from the checkpoint's generation_config.json"
+        "model",
+        description="model: the default sampling parameters are those of the checkpoint's generation_config.json; none: "
+        "temperature 1, from all tokens",
     )
     chat_template: str = Field(
         "",

@@ -27,6 +27,7 @@ from attend.model.engine.choice import (
     check_guesses,
     choose_backend,
     choose_draw,
+    choose_logprobs,
     name_of,
     open_adapters,
     prepare_decoder,
@@ -174,7 +175,7 @@ def build_runner(
         graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    runner = ModelRunner(form, backend, cache, device, graphs=graphs, draw=draw, adapters=adapters, pieces=pieces)
+    runner = ModelRunner(form, backend, cache, device, graphs, draw, adapters, pieces, choose_logprobs(form))
     if group is not None:
         runner = ShardRunner(runner, group, net, exact=options.deterministic)
     if options.deterministic:

@@ -1,7 +1,6 @@
 """What computes a model on this machine: the attention backend, and the form of the decoder that goes with it."""
 
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import CudaRecorder
-from attend.model.engine.runner import DrawTokens
+from attend.model.engine.runner import DrawTokens, LogProbs
 from attend.model.errors import SettingError
 from attend.model.net.adapters import AdaptedDecoder, targets_of
 from attend.model.net.backends import BACKENDS, AttentionBackend, BackendKind
@@ -23,11 +22,12 @@ from attend.model.net.features import ALL, NATIVE, TRITON, features
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.adapters import NativeAdapters
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
-from attend.model.net.native.decoder import best_tokens as native_best_tokens
+from attend.model.net.native.drawing import draw_tokens
+from attend.model.net.native.drawing import logprobs as native_logprobs
 from attend.model.net.native.library import load as load_native
 from attend.model.net.packed import pack
 from attend.model.net.transformer import Decoder
-from attend.model.sampling import best_tokens, sample, sample_by_row
+from attend.model.sampling import logprobs, sample, sample_by_row
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from attend.model.net.triton.decoder import TritonDecoder
@@ -107,14 +107,20 @@ def prepare_decoder(
 
 def choose_draw(form: "Decoder | NativeDecoder | TritonDecoder", dtype: torch.dtype, device: str, *, exact: bool) -> DrawTokens:
     """How tokens are drawn from scores of this type: by Triton beside its decoder on a GPU. `exact`: see `sample_by_row`."""
-    if isinstance(form, (Decoder, NativeDecoder)) or device != "cuda":
-        best = native_best_tokens if isinstance(form, NativeDecoder) else best_tokens
-        return partial(sample_by_row if exact else sample, best=best)
+    if isinstance(form, NativeDecoder):
+        return draw_tokens
+    if isinstance(form, Decoder) or device != "cuda":
+        return sample_by_row if exact else sample
     from attend.model.engine.sampler import TokenSampler
 
     sampler = TokenSampler(form.config.vocab_size, device)
     sampler.warm_up(dtype)
     return sampler
+
+
+def choose_logprobs(form: "Decoder | NativeDecoder | TritonDecoder") -> LogProbs:
+    """How log probabilities are made of scores."""
+    return native_logprobs if isinstance(form, NativeDecoder) else logprobs
 
 
 def open_adapters(form: "Decoder | NativeDecoder | TritonDecoder", folder: Path, device: str, *, exact: bool) -> Adapters:

@@ -1,5 +1,7 @@
 """From a plan to the runner's input: the scheduler's requests as plain numbers, and how each of them draws."""
 
+from collections.abc import Sequence
+
 from attend.model.engine.plan import HiddenSum, Plan, PromptScores, Scheduled, StepInput
 from attend.model.engine.request import Request
 from attend.model.errors import EngineFailed
@@ -16,6 +18,7 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
     if not plan.is_plain or plan.num_streams < len(items):
         items = tuple(sorted(items, key=lambda item: item.num_rows != 1))
     step.tables = [list(tables) for tables in zip(*(item.request.tables for item in items), strict=True)]
+    _prepare_masks(items)
     first = 0
     for item in items:
         request, count = item.request, item.num_rows
@@ -41,6 +44,16 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
                 errors[request.request_id] = str(error)
         first += count
     return step
+
+
+def _prepare_masks(items: Sequence[Scheduled]) -> None:
+    """Work out the masks without which some of these cannot draw, side by side."""
+    requests = [item.request for item in items if item.draws and item.request.grammar is not None]
+    grammars = [each.grammar for each in requests if each.grammar is not None and not each.sampling_plan.can_sample_unmasked]
+    if grammars:
+        from attend.model.text.mask import compute_masks  # needs llguidance, and a request without a grammar does not
+
+        compute_masks(grammars)
 
 
 def _add_draws(step: StepInput, item: Scheduled, row: int) -> None:

@@ -56,6 +56,12 @@ DrawTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
 """(scores [R, V], how each row draws) -> tokens [R]: `sample`, the same row by row, or a `Told`."""
 
 
+LogProbs = Callable[
+    [Tensor, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[tuple[float, list[tuple[int, float]]]]
+]
+"""`logprobs` of sampling.py, or the same, faster."""
+
+
 @runtime_checkable
 class Told(Protocol):
     """A DrawTokens on a device whose numbers can go there with the rest of a step."""
@@ -76,6 +82,7 @@ class PendingStep:
     logits_RV: Tensor | None = None
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
     draw: DrawTokens = sample
+    logprobs: LogProbs = logprobs
     hidden: Sequence[Tensor] = ()
     """[tokens, E], float32: the hidden states of each of the step's sums."""
     _tokens: list[int] | None = None
@@ -132,6 +139,7 @@ class PendingStep:
         assert self.logits_RV is not None
         some_RV = self.logits_RV.index_select(0, integers(rows, self.logits_RV.device))
         scored = _scored(
+            self.logprobs,
             some_RV,
             [tokens[row] for row in rows],
             [tops[row] or 0 for row in rows],
@@ -153,6 +161,7 @@ class ModelRunner:
         draw: DrawTokens = sample,
         adapters: Adapters | None = None,
         pieces: StepPieces | None = None,
+        logprobs: LogProbs = logprobs,
     ) -> None:
         """`graphs`, else `pieces`, compute the steps that fit them; `adapters` are those that requests may have."""
         self.net = net
@@ -162,6 +171,7 @@ class ModelRunner:
         self.graphs = graphs
         self.pieces = pieces
         self.draw = draw
+        self.logprobs = logprobs
         self.adapters = adapters
         self.pulse = Pulse()
         self.has_states = any(group.has_state for group in net.config.memory_groups)
@@ -195,7 +205,7 @@ class ModelRunner:
             logits_RV = decoded.logits_TV[last_R]
             tokens_R = decoded.greedy_T[last_R] if best else self._draw_from(logits_RV, draws)
         self._drawn = step.draw_ids, tokens_R
-        return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, sums)
+        return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, self.logprobs, sums)
 
     def _draws_from_scores(self, draws: Sequence[Draw], rows: Sequence[Row]) -> bool:
         """Whether `self.draw` will be called: a graph has drawn the best tokens."""
@@ -256,7 +266,9 @@ class ModelRunner:
             some = asked.tokens[start : start + SCORED_AT_ONCE]
             begin = asked.row + start
             self.pulse.beat()
-            scored += _scored(self.net.logits(hidden_TE[begin : begin + len(some)]), some, [asked.top] * len(some))
+            scored += _scored(
+                self.logprobs, self.net.logits(hidden_TE[begin : begin + len(some)]), some, [asked.top] * len(some), ()
+            )
         return scored
 
 
@@ -289,10 +301,13 @@ def _added(asked: HiddenSum, hidden_TE: Tensor) -> "array[float]":
 
 
 def _scored(
-    logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int], others: Sequence[Sequence[int]] = ()
+    logprobs: LogProbs,
+    logits_RV: Tensor,
+    tokens: Sequence[int],
+    top: Sequence[int],
+    others: Sequence[Sequence[int]],
 ) -> list[TokenLogprob]:
-    tokens_R = integers(tokens, logits_RV.device)
-    rows = zip(tokens, logprobs(logits_RV, tokens_R, top, others), strict=True)
+    rows = zip(tokens, logprobs(logits_RV, tokens, top, others), strict=True)
     return [TokenLogprob(token, value, tuple(best)) for token, (value, best) in rows]
 
 

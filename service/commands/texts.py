@@ -26,7 +26,7 @@ TemplateOption = Annotated[
 EffortOption = Annotated[
     str | None, typer.Option(help="How much to reason, where the chat template knows it: none, low, high ...")
 ]
-# Of a chat: without a flag, what a call to a server gets, by generation_config.json with ATTEND_GENERATION_CONFIG=model.
+# Of a chat: without a flag, what a call to a server gets, by generation_config.json but with ATTEND_GENERATION_CONFIG=none.
 MaxTokensOption = Annotated[int | None, typer.Option(help="Maximum number of new tokens; default: what the context leaves.")]
 TemperatureOption = Annotated[
     float | None, typer.Option(help="Sampling temperature, 0 to 2: 0 is greedy; default: the model's, or 0.7.")

@@ -73,10 +73,15 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
         f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
         f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
-        f"{processes}{openness(settings)}\n"
+        f"{_drawn(facts['sampling'])}{processes}{openness(settings)}\n"
         f"Try:   {example(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
         + (f"\nOpen:  {scheme}://{host}:{settings.port}/ in a browser" if settings.expose_docs else "")
     )
+
+
+def _drawn(defaults: dict[str, float]) -> str:
+    """How tokens are drawn where a call does not say; nothing where that is from all of them."""
+    return "  draws with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
 
 
 def shown_host(host: str) -> str:

@@ -169,6 +169,7 @@ class Replica(GrpcMethods):
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
+            "sampling": self.service.defaults.changed(),
             "chats": self.template is not None and was_taught(self.template),
         }
 

@@ -83,11 +83,11 @@ def test_the_served_model_shows_its_defaults_and_its_stop_tokens_and_every_trans
 
 def test_the_setting_decides_whether_the_file_is_read_and_a_flag_goes_before_the_environment(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps(FILE), encoding="utf-8")
-    environment = {"ATTEND_GENERATION_CONFIG": "model"}
+    environment = {"ATTEND_GENERATION_CONFIG": "none"}
     for flags, variables, wanted in (
-        ({}, {}, NO_DEFAULTS.values()),
-        ({"generation_config": "model"}, {}, FILE),
-        ({}, environment, FILE),
-        ({"generation_config": "none"}, environment, NO_DEFAULTS.values()),
+        ({}, {}, FILE),
+        ({"generation_config": "none"}, {}, NO_DEFAULTS.values()),
+        ({}, environment, NO_DEFAULTS.values()),
+        ({"generation_config": "model"}, environment, FILE),
     ):
         assert read_defaults(tmp_path, read_settings(flags, variables).generation_config).values() == wanted

@@ -7,7 +7,6 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 """
 
 import ctypes
-import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,12 +19,11 @@ from attend.model.net.backends import BatchLayout, Paged
 from attend.model.net.delta import GatedDelta
 from attend.model.net.features import NATIVE, features
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.native.library import load, variant
+from attend.model.net.native.library import check, native, variant
 from attend.model.net.native.packing import NO_ROOM, pack
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
-from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
 from attend.model.sublayers import AttentionVariant, ConvSpec, DeltaSpec
 
 MAX_GROUP = 16
@@ -43,13 +41,6 @@ MIXERS = (type(None), DeltaSpec, ConvSpec)
 """What layers have in place of attention, in the order of `Mixer` in decoder.cpp."""
 EVERYTHING = 1 << 24
 """A window without a window: float32 holds it, and no context is as long."""
-
-
-def native() -> ctypes.CDLL:
-    """The library, which must be there."""
-    library = load()
-    assert library is not None, "the native decoder is not built"
-    return library
 
 
 class NativeBackend:
@@ -143,7 +134,7 @@ class NativeDecoder:
         buffers = (states, *places, kept_R.data_ptr(), residual_TE.data_ptr(), hidden_TE.data_ptr(), vectors)
         caches = (keys, values, attention.cache.block_size, attention.cache.in_8_bits, groups)
         of_rows = (starts, counts, num_rows, tables, width)
-        _check(self._library.attend_step(self._net, *tokens, *caches, *of_rows, *buffers, attention.pulse.address))
+        check(self._library.attend_step(self._net, *tokens, *caches, *of_rows, *buffers, attention.pulse.address))
         del held
         return hidden_TE
 
@@ -159,7 +150,7 @@ class NativeDecoder:
         """Scores of the next token [T, V] in float32: not rounded to the weights' precision."""
         logits_TV = torch.empty(len(hidden_TE), self.config.vocab_size)
         hidden_TE = hidden_TE.contiguous()
-        _check(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
+        check(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
         return final_scores(logits_TV, self.config)
 
     def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ...]:
@@ -173,41 +164,8 @@ class NativeDecoder:
         return self._caches[1]
 
 
-class _Draw(ctypes.Structure):
-    """How the library draws a row's token."""
-
-    _fields_ = (
-        ("key", ctypes.c_uint64),
-        ("top_k", ctypes.c_int64),
-        ("temperature", ctypes.c_float),
-        ("top_p", ctypes.c_float),
-        ("reach", ctypes.c_float),
-    )
-
-
-def best_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """That of sampling.py for float32 on a CPU, a row at a time: up to rounding of the noise the same tokens."""
-    scores_RV = scores_RV.contiguous()
-    tokens_R = torch.empty(len(draws), dtype=torch.int64)
-    rows = (_Draw * len(draws))(*map(_row, draws))
-    native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, rows, tokens_R.data_ptr())
-    return tokens_R
-
-
-def _row(draw: Draw) -> tuple[int, int, float, float, float]:
-    params = draw.plan.params
-    if draw.plan.is_greedy:
-        return 0, 0, 0.0, 1.0, math.inf
-    return draw.key, max(params.top_k, 0), max(params.temperature, LEAST_TEMPERATURE), params.top_p, reach(params.min_p)
-
-
 def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
     return (ctypes.c_void_p * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
-
-
-def _check(failed: int) -> None:
-    if failed:
-        raise MemoryError("out of memory: the native decoder's buffers of this step do not fit")
 
 
 def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:

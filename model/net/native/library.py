@@ -37,7 +37,8 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_adapt": ((_P, _P, _I, _I), ctypes.c_int),
     "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, ctypes.c_int, _P, *_ROWS, *[_P] * 8), ctypes.c_int),
     "attend_logits": ((_P, _P, _I, _P), ctypes.c_int),
-    "attend_draw": ((_P, _I, _I, _P, _P), None),
+    "attend_draw": ((_P, _I, _I, _P, _P), ctypes.c_int),
+    "attend_score": ((_P, _I, _I, _P), _I),
     "attend_layer": ((_P, _P, _I, _I, _I, _I, _P, _P, _I, ctypes.c_int, *_ROWS, _P, _P, _P), None),
 }
 
@@ -88,6 +89,19 @@ def load() -> ctypes.CDLL | None:
         with suppress(OSError):  # also where the source, which names the library, is missing
             return opened(place())
     return None
+
+
+def native() -> ctypes.CDLL:
+    """The library, which must be there."""
+    library = load()
+    assert library is not None, "the native decoder is not built"
+    return library
+
+
+def check(failed: int) -> None:
+    """Raise MemoryError where a call says so."""
+    if failed:
+        raise MemoryError("out of memory: the native decoder's buffers of this step do not fit")
 
 
 def opened(path: Path) -> ctypes.CDLL:

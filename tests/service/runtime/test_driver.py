@@ -109,7 +109,7 @@ def test_a_start_that_fails_says_why():
 
 
 FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
-FACTS |= {"backend": "native-avx2", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True}
+FACTS |= {"backend": "native-avx2", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True, "sampling": {}}
 
 
 def test_a_replica_that_dies_while_it_is_asked_is_asked_again(monkeypatch, capsys):

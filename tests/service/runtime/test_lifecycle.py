@@ -9,7 +9,7 @@ from attend.service.runtime.lifecycle import ready_line
 from attend.service.settings import Settings
 
 FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
-FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True}
+FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True, "sampling": {}}
 
 
 def lines(**settings):
@@ -69,3 +69,9 @@ def test_the_example_fits_what_is_served():
     assert words[4:6] == ["-H", "Authorization: Bearer $ATTEND_API_KEY"]
     assert json.loads(words[7])["messages"][0]["role"] == "user"
     assert words[8] == "https://a.example:8000/v1/chat/completions"
+
+
+def test_the_ready_line_says_how_the_model_draws_where_a_call_does_not_say():
+    drawn = FACTS | {"sampling": {"temperature": 0.6, "top_p": 0.95, "top_k": 20}}
+    assert "  draws with temperature 0.6, top_p 0.95, top_k 20" in ready_line(Settings(), drawn)
+    assert "draws" not in ready_line(Settings(), FACTS)

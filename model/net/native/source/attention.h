@@ -1,4 +1,4 @@
-// softmax(Q Kᵀ * scale + mask) V over a paged cache, up to LANES queries that share a key/value head at a time.
+// softmax(Q Kᵀ * scale + mask) V over a paged cache, up to LANES or MAX_ROWS queries that share a key/value head at a time.
 //
 // A query's sums run over its keys in steps of KEYS from the first to the last. Keys that it may not see add nothing, so its
 // result has the same bits whichever queries are computed beside it.
@@ -9,6 +9,7 @@
 #include "tokens.h"
 
 static const int KEYS = 32;  // what one tile of values holds
+static const i64 MAX_ROWS = 64;  // queries of a tile
 static const float LOWEST = -1e30f;  // below every score; finite, so that LOWEST - LOWEST is 0
 
 struct Variant {
@@ -21,7 +22,7 @@ struct Tile {  // lane j is query head j % G of token first + j / G
     const bf16* q;  // of the first token and the first of the group's heads
     bf16* out;
     i64 q_stride, out_stride, lanes, G, D;
-    int32_t from[LANES], to[LANES];  // keys that each lane sees
+    int32_t from[MAX_ROWS], to[MAX_ROWS];  // keys that each lane sees
     i64 begin, end;                  // keys that any lane sees, from a whole step on
     const i64* blocks;
     i64 head;
@@ -52,9 +53,10 @@ INLINE Vector weight(Vector score, Vector highest) {
 }
 
 // What a query's softmax begins with: its highest score so far, and the sum of the weights.
-INLINE floats first_score(const Tile& t) {
-    floats highest = all(LOWEST);
-    for (i64 j = 0; t.variant.sinks && j < LANES; j++) highest[j] = t.variant.sinks[t.head * t.G + j % t.G];
+INLINE float first_score(const Tile& t, i64 lane) { return t.variant.sinks ? t.variant.sinks[t.head * t.G + lane % t.G] : LOWEST; }
+INLINE floats first_scores(const Tile& t) {
+    floats highest;
+    for (i64 j = 0; j < LANES; j++) highest[j] = first_score(t, j);
     return highest;
 }
 INLINE float first_sum(const Tile& t) { return t.variant.sinks ? 1.0f : 0.0f; }
@@ -131,7 +133,8 @@ struct Attention {  // of one layer
     bf16* qkv;        // [T, (H + 2K) D]
     bf16* out;        // [T, H D], with a stride
     i64 out_stride;
-    i64 tokens_of_tile() const { return LANES / (heads.H / heads.K); }
+    i64 rows;         // queries of a tile
+    i64 tokens_of_tile() const { return rows / (heads.H / heads.K); }
 };
 
 static Tile tile_of(const Step& step, const Work& work, const Attention& a, i64 head) {
@@ -144,7 +147,7 @@ static Tile tile_of(const Step& step, const Work& work, const Attention& a, i64 
     t.out = a.out + work.token * t.out_stride + head * t.G * t.D;
     i64 tokens = std::min(a.tokens_of_tile(), step.counts[work.row] - work.first), before = step.starts[work.row] + work.first;
     t.lanes = tokens * t.G;
-    for (i64 j = 0; j < LANES; j++) {
+    for (i64 j = 0; j < std::max(LANES, t.lanes); j++) {
         t.to[j] = (int32_t)(before + std::min(j / t.G, tokens - 1) + 1);
         t.from[j] = (int32_t)std::max<i64>(0, t.to[j] - a.variant.window);
     }

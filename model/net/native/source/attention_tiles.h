@@ -2,7 +2,7 @@
 #pragma once
 #include <immintrin.h>
 
-#include "attention_vectors.h"
+#include "attention_pairs.h"
 #include "tiles.h"
 
 // What is read two steps after `from`: in this tile, or in the one that comes later.
@@ -47,8 +47,6 @@ OF(AMX) INLINE void scores_amx(const Tile& t, const Past& past, const uint32_t* 
     if (past.known > 16) _tile_stored(3, scores + 16 * PITCH, PITCH * 4);
 }
 
-typedef uint16_t shorts __attribute__((vector_size(KEYS * 2)));
-
 struct Ones {
     alignas(64) bf16 all[KEYS * LANES];
     Ones() { std::fill_n(all, KEYS * LANES, 0x3f80); }
@@ -77,20 +75,6 @@ OF(AMX) INLINE void sums_amx(const Tile& t, const bf16* values, const bf16* weig
     }
 }
 
-// Values of `known` keys, and zeros for the others: what an earlier owner of the block left there may be NaN.
-INLINE const bf16* known_values(const Past& past, i64 D, bf16* copy) {
-    if (past.known == KEYS) return past.values;
-    for (i64 row = 0; row < KEYS / 2; row++) {
-        uint32_t seen = 2 * row + 1 < past.known ? 0xffffffff : 2 * row < past.known ? 0xffff : 0;
-        for (i64 i = 0; i < D; i += LANES) {
-            words pair = {};
-            if (seen) pair = load<words>(past.values + 2 * (row * D + i)) & seen;
-            store(copy + 2 * (row * D + i), pair);
-        }
-    }
-    return copy;
-}
-
 // Tiles 1 and 6 hold keys or values; 0, 2 and 3 a column for each lane; 4, 5 and 7 a row for each.
 OF(AMX) INLINE void attention_tiles(i64 lanes) {
     TileShapes shapes;
@@ -106,28 +90,6 @@ OF(AMX) INLINE void attention_tiles(i64 lanes) {
 OF(AMX) INLINE words paired(floats first, floats second) {
     const __m512i turns = (__m512i)(shorts){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return (words)_mm512_permutexvar_epi16(turns, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
-}
-
-// Rows become columns: 32-bit numbers, then pairs of them, then quarters of vectors change places.
-OF(AMX) INLINE void transpose(words* rows) {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
-            b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
-        }
-    for (int i = 0; i < 4; i++) {
-        a[i] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), a[i + 4] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
-        a[i + 8] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88), a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 8; i++) {
-        rows[i] = (words)_mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
-        rows[i + 8] = (words)_mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
-    }
 }
 
 // Many lanes: a vector holds the lanes, one for each key. WHOLE: each lane sees all of these keys.
@@ -194,7 +156,7 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
     attention_tiles(PITCH);
     memset(sums, 0, t.D * PITCH * 4);
     std::fill_n(totals, LANES * PITCH, first_sum(t));
-    store(highest, first_score(t));
+    store(highest, first_scores(t));
     if (PITCH == 1) {
         memcpy(q, t.q, t.D * 2);
     } else {

@@ -266,7 +266,7 @@ INLINE void attend_tile(const Tile& t, const Tile* later, const Cache& cache, i6
         for (i64 i = 0; i < P; i += LANES) store(room.q + j * P + i, i < t.D ? get(query(t, j) + i, t.D - i) : floats{});
         room.totals[j * LANES] = first_sum(t);
     }
-    store(room.highest, first_score(t));
+    store(room.highest, first_scores(t));
     for (i64 from = t.begin; from < t.end; from += KEYS) {
         i64 known = std::min<i64>(KEYS, t.end - from);
         Coming coming = coming_after(t, later, cache, K, from);

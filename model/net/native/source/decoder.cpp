@@ -39,13 +39,15 @@ struct Kernels {
     void (*raise)(const Additions&, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
-    i64 (*draw)(const float* scores, i64 V, const Draw& row);
+    i64 (*draw)(const float* scores, i64 V, const Draw& row, float* room);
+    bool (*score)(const float* scores, i64 V, const Scored& row);
     void (*gate)(const Tile&, i64 distance);
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
     void (*finish)(const Recurrence&, i64 t);
     void (*short_convolve)(const ShortConv&, const Sequence&, i64 part);
     void (*gate_heads)(bf16* token, const float* gates, i64 H, i64 D);
+    i64 rows;  // queries that a tile of attention has at most, see `rows_of_tile`
     auto multiplier(const Matrix& matrix) const { return matrix.codes ? multiply_whole : multiply; }
 };
 
@@ -73,7 +75,10 @@ struct Kernels {
                                   bf16* residual, bf16* y, float scale, i64 E) {                                                 \
         sum_token(updates, stride, pairs, weights, calls, residual, y, scale, E);                                                \
     }                                                                                                                            \
-    TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row) { return draw_token<VECTOR>(scores, V, row); }    \
+    TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row, float* room) {                                    \
+        return draw_token<VECTOR>(scores, V, row, room);                                                                         \
+    }                                                                                                                            \
+    TARGET static bool score_##NAME(const float* scores, i64 V, const Scored& row) { return score_row<VECTOR>(scores, V, row); } \
     TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile<VECTOR>(t, distance); }                              \
     TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve<VECTOR>(r, row, head); }   \
     TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
@@ -87,7 +92,7 @@ struct Kernels {
         gate_token<VECTOR>(token, gates, H, D);                                                                                  \
     }                                                                                                                            \
     static const Kernels NAME = {embed_##NAME, join_##NAME, modulate_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME};
+                                 sum_##NAME,   draw_##NAME, score_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME, LANES};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -98,13 +103,13 @@ using Round = decltype(Kernels::round);
 using Attend = decltype(Kernels::attend);
 
 // The loops of another instruction set, with products of its own.
-static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round round, Attend attend) {
-    kernels.multiply = multiply, kernels.multiply_whole = whole, kernels.round = round, kernels.attend = attend;
+static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round round, Attend attend, i64 rows = LANES) {
+    kernels.multiply = multiply, kernels.multiply_whole = whole, kernels.round = round, kernels.attend = attend, kernels.rows = rows;
     return kernels;
 }
 static const Kernels avx2_vnni = with(avx2, multiply_avx2, multiply_whole_vnni256, round_vnni256, tile_avx2);
 static const Kernels avx512_vnni = with(avx512, multiply_avx512, multiply_whole_vnni512, round_vnni512, tile_avx512);
-static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, tile_avx512);
+static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, attend_tile_pairs, MAX_ROWS);
 static const Kernels amx = with(avx512, multiply_tiles, multiply_whole_amx, round_vnni512, attend_tile_amx);
 
 static const Kernels* const KERNELS[] = {&portable, &avx2, &avx2_vnni, &avx512, &avx512_vnni, &avx512_bf16, &amx};
@@ -174,6 +179,9 @@ struct Input {  // of a step: T tokens, and where they stand
 
 static const i64 TOKENS = 4;  // of a piece of work on tokens
 static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
+
+// How many queries a tile has at most: where vectors of pairs do not fit, no more than a vector of numbers.
+static i64 rows_of_tile(const Kernels& kernels, i64 D, bool in_8_bits) { return D % (2 * LANES) || in_8_bits ? LANES : kernels.rows; }
 
 // A layer's keys and values to the cache, then its attention: all is written before anything is read, for a request may share a
 // block that another one fills in this step. In a piece of several tiles the next one's past is on its way.
@@ -573,7 +581,8 @@ static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const 
     if (layer.mixer == ATTENTION) {
         i64 H = layer.heads.H, D = layer.heads.D, columns = H * D, stride = stride_of(columns);
         bf16* mixed = net.mixed.at(columns);
-        Attention attention = {layer.heads, memory.cache, layer.variant, net.qkv, mixed, stride};
+        Attention attention = {layer.heads, memory.cache, layer.variant, net.qkv, mixed, stride,
+                               rows_of_tile(kernels, D, memory.cache.in_8_bits)};
         attend(team, kernels, in, step, rows.work.at(attention.tokens_of_tile()), layer.turns, attention);
         if (net.head_gate)
             team.share(in.T, TOKENS, [&](i64 begin, i64 end) {
@@ -663,6 +672,18 @@ static bool has(int number) {
     return false;
 }
 #endif
+
+// Calls look(kernels, row) for each row of scores [R, V], in several threads where that is worth it.
+template <class Look>
+static void each_row(i64 R, i64 V, Look look) {
+    auto some = [&](const Kernels& kernels, i64 begin, i64 end) {
+        for (i64 r = begin; r < end; r++) look(kernels, r);
+    };
+    if (R * V <= WORTH_THREADS) return some(*KERNELS[chosen], 0, R);
+    compute(1, [&](Team::Member& team, const Kernels& kernels) {
+        team.share(R, 1, [&](i64 begin, i64 end) { some(kernels, begin, end); });
+    });
+}
 
 extern "C" {
 
@@ -857,7 +878,7 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
     Rows all;
     for (const Layer& layer : net->layers) {
         if (layer.mixer != ATTENTION) continue;
-        i64 tokens = LANES / (layer.heads.H / layer.heads.K);
+        i64 tokens = rows_of_tile(*KERNELS[chosen], layer.heads.D, in_8_bits) / (layer.heads.H / layer.heads.K);
         if (!all.work.count(tokens)) all.work[tokens] = work_of({starts, counts, blocks[0], rows, width}, tokens);
     }
     for (i64 row = 0, first = 0; places && row < rows; first += counts[row++])
@@ -900,22 +921,34 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     return 1;
 }
 
-// For each row of scores [R, V] the best token, or a draw under the row's key and limits where its temperature is above 0.
-void attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) {
-    auto draw = [=](const Kernels& kernels, i64 begin, i64 end) {
-        for (i64 r = begin; r < end; r++) tokens[r] = kernels.draw(scores + r * V, V, rows[r]);
-    };
-    if (R * V <= WORTH_THREADS) return draw(*KERNELS[chosen], 0, R);
-    compute(1, [&](Team::Member& team, const Kernels& kernels) {
-        team.share(R, 1, [&](i64 begin, i64 end) { draw(kernels, begin, end); });
+// For each row of scores [R, V] the best token, or a draw under the row's key, changes and limits where its temperature is above 0; UNSCORED or
+// EXCLUDED where there is none. 1 where the memory does not suffice, else 0.
+int attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) try {
+    thread_local std::vector<float> changed;  // a row for each thread
+    i64 room = std::any_of(rows, rows + R, [](const Draw& row) { return row.changes != nullptr; }) ? V : 0;
+    if ((i64)changed.size() < room * omp_get_max_threads()) changed.resize(room * omp_get_max_threads());
+    float* to = changed.data();
+    each_row(R, V, [=](const Kernels& kernels, i64 r) {
+        tokens[r] = kernels.draw(scores + r * V, V, rows[r], to + room * omp_get_thread_num());
     });
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+// The log probabilities that are asked of each row of scores [R, V]. The number of rows that have none: their scores are not finite.
+i64 attend_score(const float* scores, i64 R, i64 V, const Scored* rows) {
+    std::atomic<i64> strange{0};
+    each_row(R, V, [&](const Kernels& kernels, i64 r) { strange += !kernels.score(scores + r * V, V, rows[r]); });
+    return strange;
 }
 
 // One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D]. Sinks [H] or null.
 void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16* keys, bf16* values, i64 block_size, int in_8_bits, const i64* starts,
                   const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* out, const float* variant, const float* sinks) {
     Step step = {starts, counts, blocks, rows, width};
-    Attention a = {{H, K, D}, {keys, values, block_size, in_8_bits != 0}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D};
+    Attention a = {{H, K, D}, {keys, values, block_size, in_8_bits != 0}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D,
+                   rows_of_tile(*KERNELS[chosen], D, in_8_bits)};
     std::vector<Work> work = work_of(step, a.tokens_of_tile());
     Input in = {nullptr, slots, slots, T};
     compute(2, [&](Team::Member& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });

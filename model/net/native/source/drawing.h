@@ -1,5 +1,5 @@
-// The best token of a row, or a draw: the best of (score - highest) / temperature plus Gumbel noise, as `best_tokens` of
-// sampling.py has it. The noise is a hash of the row's key and the token.
+// The best token of a row, or a draw: the best of (score - highest) / temperature plus Gumbel noise, as `sample` of sampling.py
+// has it. The noise is a hash of the row's key and the token. And the log probabilities of a row.
 //
 // Limits keep the tokens up to a border. It is found without sorting: tokens are counted, or weighed, by the first bits of how far
 // they are below the best, then by the next bits where the border lies. Weights are whole numbers: their sums have no order.
@@ -10,7 +10,25 @@
 
 #define LAMBDA __attribute__((always_inline))
 
+// What becomes of a row's scores before its token is drawn, in this order. Tables of V have a byte for each token.
+struct Changes {
+    const uint8_t* refused;  // 1: not among the tokens that are allowed; null: all are
+    const i64* biased;
+    const float* biases;  // added to the scores of these tokens
+    i64 num_biased;
+    const i64* seen;  // tokens of the prompt or the output, each once
+    i64 num_seen;
+    const i64* drawn;  // tokens of the output, each once
+    const i64* counts;
+    i64 num_drawn;
+    const i64* banned;
+    i64 num_banned;
+    const uint8_t* allowed;  // 0: against the grammar; null: there is none
+    float repetition, frequency, presence;
+};
+
 struct Draw {
+    const Changes* changes;  // null: none
     uint64_t key;
     i64 top_k;          // 0: no limit
     float temperature;  // 0: the best token
@@ -146,11 +164,46 @@ INLINE int32_t border(const float* scores, i64 V, int32_t within, Scale scale, W
     return found;
 }
 
+static const float LARGEST = 1e9f;  // a penalty makes no score larger
+
+INLINE float rounded(float product) {  // before it is added to: the compiler would make one operation of both
+    __asm__("" : "+x"(product));
+    return product;
+}
+
+INLINE void change(const float* scores, i64 V, const Changes& changes, float* to) {
+    const float nothing = -INFINITY;
+    if (changes.refused)
+        for (i64 n = 0; n < V; n++) to[n] = changes.refused[n] ? nothing : scores[n];
+    else
+        memcpy(to, scores, V * sizeof *to);
+    for (i64 n = 0; n < changes.num_biased; n++) to[changes.biased[n]] += changes.biases[n];
+    for (i64 n = 0; changes.repetition != 1.0f && n < changes.num_seen; n++) {
+        float& score = to[changes.seen[n]];
+        if (score - score == 0.0f) {
+            score = score > 0.0f ? score / changes.repetition : score * changes.repetition;
+            score = std::min(std::max(score, -LARGEST), LARGEST);
+        }
+    }
+    if (changes.frequency != 0.0f || changes.presence != 0.0f)
+        for (i64 n = 0; n < changes.num_drawn; n++)
+            to[changes.drawn[n]] -= rounded(changes.frequency * (float)changes.counts[n]) + changes.presence;
+    for (i64 n = 0; n < changes.num_banned; n++)
+        if (changes.banned[n] < V) to[changes.banned[n]] = nothing;
+    if (changes.allowed)
+        for (i64 n = 0; n < V; n++) to[n] = changes.allowed[n] ? to[n] : nothing;
+}
+
 static const float HOPELESS = 19.5f;  // further below the best no token is drawn: the noise of two differs by less
 
 template <class Vector>
-INLINE i64 draw_token(const float* scores, i64 V, const Draw& row) {
-    i64 best = largest<Vector>(scores, V, [](Vector score, i64) LAMBDA { return score; });
+INLINE i64 best_token(const float* scores, i64 V) {
+    return largest<Vector>(scores, V, [](Vector score, i64) LAMBDA { return score; });
+}
+
+template <class Vector>
+INLINE i64 draw_among(const float* scores, i64 V, const Draw& row) {
+    i64 best = best_token<Vector>(scores, V);
     if (row.temperature <= 0.0f || best < 0) return best;
     float highest = scores[best];
     auto scale = [=](Vector score) LAMBDA { return (score - highest) / row.temperature; };
@@ -168,4 +221,53 @@ INLINE i64 draw_token(const float* scores, i64 V, const Draw& row) {
         auto kept = distance(scaled) <= within;
         return any(kept) ? choose(kept, scaled + noise<Vector>(n, row.key), all<Vector>(-INFINITY)) : all<Vector>(-INFINITY);
     });
+}
+
+static const i64 UNSCORED = -1, EXCLUDED = -2;  // the row's scores are not finite; they are, but its changes leave no token
+
+template <class Vector>
+INLINE i64 draw_token(const float* scores, i64 V, const Draw& row, float* room) {  // of V numbers
+    if (!row.changes) return draw_among<Vector>(scores, V, row);
+    change(scores, V, *row.changes, room);
+    i64 token = draw_among<Vector>(room, V, row);
+    return token == UNSCORED && best_token<Vector>(scores, V) != UNSCORED ? EXCLUDED : token;
+}
+
+// What is asked of a row's log probabilities.
+struct Scored {
+    i64 token;
+    i64 top;  // so many of the likeliest tokens
+    const i64* others;
+    i64 num_others;
+    float* values;  // is filled: of the token, the likeliest ones, the others
+    i64* likeliest;  // is filled, the likeliest first, of equals the lower token
+};
+
+// Whether the row has any: its largest score is finite.
+template <class Vector>
+INLINE bool score_row(const float* scores, i64 V, const Scored& row) {
+    typedef typename Like<Vector>::longs longs;
+    i64 best = best_token<Vector>(scores, V), kept = 0;
+    if (best == UNSCORED) return false;
+    float highest = scores[best], least = -INFINITY;
+    longs sums = {};
+    each<Vector>(scores, V, [&](i64 first, Vector some) LAMBDA {
+        sums += weight(some - highest);
+        if (kept == row.top && !any(some > least)) return;
+        for (i64 n = first; row.top && n < std::min(first + (i64)sizeof(Vector) / 4, V); n++) {
+            if (kept == row.top && !(scores[n] > least)) continue;
+            i64 at = kept < row.top ? kept++ : row.top - 1;
+            for (; at && scores[row.likeliest[at - 1]] < scores[n]; at--) row.likeliest[at] = row.likeliest[at - 1];
+            row.likeliest[at] = n;
+            least = scores[row.likeliest[kept - 1]];
+        }
+    });
+    i64 total = 0;
+    for (size_t j = 0; j < sizeof(Vector) / 4; j++) total += sums[j];
+    double normalizer = std::log((double)total * 0x1p-44);
+    auto value = [&](i64 token) { return (float)((double)scores[token] - highest - normalizer); };
+    row.values[0] = value(row.token);
+    for (i64 n = 0; n < row.top; n++) row.values[1 + n] = value(row.likeliest[n]);
+    for (i64 n = 0; n < row.num_others; n++) row.values[1 + row.top + n] = value(row.others[n]);
+    return true;
 }

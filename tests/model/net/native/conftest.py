@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from attend.model.net.native import decoder, library
+from attend.model.net.native import library
 
 HEADER = Path(__file__).with_name("stand_ins.h")
 FLAGS = ["-O1", "-fexpensive-optimizations", "-include", str(HEADER), f"-I{library.SOURCE}"]
@@ -48,7 +48,7 @@ def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
         if mark is None or name not in mark.args:
             pytest.skip(f"this CPU has no {name}")
         built = request.getfixturevalue("stand_ins")
-        monkeypatch.setattr(decoder, "load", lambda: built)
+        monkeypatch.setattr(library, "load", lambda: built)
     built.attend_choose(request.param)
     yield name
     built.attend_choose(built.attend_best())

@@ -52,6 +52,7 @@ INLINE __m512i load_si512(const void* from) {
 }
 INLINE __m512i castps_si512(const __m512& x) { return (__m512i)x; }
 INLINE __m512i setzero_si512() { return __m512i{}; }
+INLINE __m512i set1_epi32(int x) { return (__m512i)(x - ints{}); }
 INLINE __m512 set1_ps(float x) { return x - __m512{}; }
 
 INLINE __m512 dpbf16_ps(const __m512& sums, const __m512bh& a, const __m512bh& b) {
@@ -172,6 +173,7 @@ OF(AVX2) static void tile_dpbssd(int to, int from, int by) {
 #define _mm512_load_si512 stand_ins::load_si512
 #define _mm512_castps_si512 stand_ins::castps_si512
 #define _mm512_setzero_si512 stand_ins::setzero_si512
+#define _mm512_set1_epi32 stand_ins::set1_epi32
 #define _mm512_set1_ps stand_ins::set1_ps
 #define _mm512_dpbf16_ps stand_ins::dpbf16_ps
 #define _mm512_cvtne2ps_pbh stand_ins::cvtne2ps_pbh

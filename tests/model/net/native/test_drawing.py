@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attend.model import sampling
-from attend.model.net.native.decoder import best_tokens
-from attend.model.params import SamplingParams
-from attend.model.sampling_plan import MASK_64, Draw, SamplingPlan
+from attend.model.net.native.drawing import draw_tokens, logprobs
+from attend.model.params import DecodingParams, SamplingParams
+from attend.model.sampling_plan import MASK_64, Draw, History, SamplingPlan
 from tests.model.net.native.test_native import needs_library
 from tests.model.test_sampling import key_of
 
@@ -63,8 +63,8 @@ def test_the_least_that_limits_keep_and_the_best_that_they_drop_are_those_of_the
         if not kept.all():
             tokens.append(int(torch.where(kept, -torch.inf, scores).argmax()))
         draws = [favouring(plan, token) for token in tokens]
-        found = best_tokens(scores.repeat(len(tokens), 1), draws)
-        assert found.tolist() == sampling.best_tokens(scores.repeat(len(tokens), 1), draws).tolist(), plan.params
+        found = draw_tokens(scores.repeat(len(tokens), 1), draws)
+        assert found.tolist() == sampling.sample(scores.repeat(len(tokens), 1), draws).tolist(), plan.params
         for token, one in zip(tokens, found.tolist(), strict=True):
             told[bool(kept[token])] += (one == token) == bool(kept[token])
     assert min(told.values()) > 100, "few rows say where the border lies"
@@ -79,11 +79,11 @@ def test_a_draw_is_that_of_the_plain_equation_and_does_not_depend_on_the_other_r
         scores[torch.rand(scores.shape, generator=dice) < 0.3] = -torch.inf
         scores[:, 0] = 0.0
         draws = [drawn(at, temperature=[0.0, 1.0, 0.3, 2.0][at % 4], **limits[at // 4 % 6]) for at in range(48)]
-        found = best_tokens(scores, draws)
-        assert torch.equal(found, sampling.best_tokens(scores, draws))
+        found = draw_tokens(scores, draws)
+        assert torch.equal(found, sampling.sample(scores, draws))
         for first in range(0, 48, 5):
             assert (
-                found[first : first + 2].tolist() == best_tokens(scores[first : first + 2], draws[first : first + 2]).tolist()
+                found[first : first + 2].tolist() == draw_tokens(scores[first : first + 2], draws[first : first + 2]).tolist()
             )
 
 
@@ -96,7 +96,7 @@ def test_a_row_without_a_finite_best_score_draws_no_token(variant, temperature, 
         scores[1] = -torch.inf
         scores[2, 1] = torch.inf
         scores[3, :-1] = -torch.inf
-        for best in (best_tokens, sampling.best_tokens):
+        for best in (draw_tokens, sampling.sample):
             found = best(scores, [drawn(7, temperature=temperature, **limits)] * 5).tolist()
             assert found[:4] == [-1, -1, -1, size - 1]
             assert 0 <= found[4] < size
@@ -114,10 +114,95 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_limits_cost_no_call_of_torch():
+def random_decoding(dice, size):
+    """Changes of scores, each of which may be absent."""
+    some = [dice.randrange(size) for _ in range(dice.randrange(6))]
+    return DecodingParams(
+        presence_penalty=dice.choice([0, 0, 1.7, -0.3]),
+        frequency_penalty=dice.choice([0, 0, 0.1, -2.0, 1.9]),
+        repetition_penalty=dice.choice([1, 1, 1.3, 0.7, 1e-30]),
+        logit_bias={token: dice.choice([-100.0, 100.0, 0.3, -1.7]) for token in some},
+        allowed_token_ids=tuple({dice.randrange(size) for _ in range(dice.choice([1, 5, size]))})
+        if dice.random() < 0.3
+        else (),
+    )
+
+
+def random_draw(dice, numbers, size):
+    """A draw whose scores are changed in some ways, or in none."""
+    plan = SamplingPlan(random_limits(dice, size), seed=dice.randrange(1 << 60), decoding=random_decoding(dice, size))
+    if dice.random() < 0.3:
+        plan = SamplingPlan(SamplingParams(temperature=dice.choice([0, 0.7])), seed=plan.seed, decoding=plan.decoding)
+    banned = tuple(dice.randrange(2 * size) for _ in range(dice.choice([0, 0, 3])))
+    prompt, output = ([dice.randrange(size) for _ in range(dice.randrange(20))] for _ in range(2))
+    text = History().follow(prompt, output) if dice.random() < 0.8 else None
+    mask = (torch.rand(size, generator=numbers) < dice.choice([0.02, 0.5, 1])).numpy() if dice.random() < 0.3 else None
+    return Draw(plan, dice.randrange(1000), banned, text, mask)
+
+
+def test_scores_are_changed_as_the_plain_changes_have_it(variant):
+    """A change by one bit shows where a score is a border, or the best of equals: scores are coarse."""
+    dice, numbers, excluded = random.Random(3), torch.Generator().manual_seed(3), 0
+    for _ in range(100):
+        scores = torch.stack([random_scores(dice, numbers).repeat(5000)[:40] for _ in range(8)])
+        draws = [random_draw(dice, numbers, 40) for _ in range(8)]
+        before = scores.clone()
+        found = draw_tokens(scores, draws)
+        assert found.tolist() == sampling.sample(scores, draws).tolist()
+        assert torch.equal(scores, before), "log probabilities are made of the model's own scores"
+        excluded += int((found == sampling.EXCLUDED).sum())
+    assert excluded > 20
+
+
+def test_a_row_whose_scores_are_not_finite_is_not_blamed_on_its_changes(variant):
+    scores = torch.full((3, 20), torch.nan)
+    scores[1] = torch.inf
+    scores[2] = 0.0
+    draws = [Draw(SamplingPlan(SamplingParams(temperature=0), 0), 0, banned=tuple(range(20)))] * 3
+    assert draw_tokens(scores, draws).tolist() == [sampling.UNSCORED, sampling.UNSCORED, sampling.EXCLUDED]
+
+
+def test_log_probabilities_are_those_of_the_plain_softmax(variant):
+    dice, numbers = random.Random(4), torch.Generator().manual_seed(4)
+    for _ in range(200):
+        scores = random_scores(dice, numbers)
+        size = len(scores)
+        rows = torch.stack([scores, scores.flip(0), scores * 2])
+        tokens, top = [dice.randrange(size) for _ in range(3)], [dice.choice([0, 1, 5, 20, size + 1]) for _ in range(3)]
+        others = [tuple(dice.randrange(size) for _ in range(dice.randrange(4))) for _ in range(3)]
+        found, wanted = logprobs(rows, tokens, top, others), sampling.logprobs(rows, tokens, top, others)
+        exact = rows.double().log_softmax(dim=-1)
+        for row, ((value, best), (_, likeliest)) in enumerate(zip(found, wanted, strict=True)):
+            pairs = [(tokens[row], value), *best]
+            assert [value for _, value in pairs] == pytest.approx(
+                [float(exact[row, token]) for token, _ in pairs], abs=1e-6, rel=1e-6
+            )
+            assert [value for _, value in best] == pytest.approx([value for _, value in likeliest], abs=2e-6, rel=2e-6)
+            kept = best[: len(best) - len(others[row])]
+            by_score = sorted(range(size), key=lambda token: (-float(rows[row, token]), token))
+            assert [token for token, _ in kept] == by_score[: len(kept)]
+
+
+def test_a_row_without_finite_scores_has_the_log_probabilities_of_torch():
+    scores = torch.tensor([[0.0, torch.nan, 1.0], [0.0, 1.0, 2.0]])
+    [(first, _), (second, _)] = logprobs(scores, [0, 0], [1, 1])
+    assert first != first
+    assert second == pytest.approx(-2.4076, abs=1e-4)
+
+
+def test_neither_limits_nor_changes_cost_a_call_of_torch():
     scores, calls = torch.randn(4, 500, generator=torch.Generator().manual_seed(1)), []
-    for limits in ({}, {"top_k": 20, "top_p": 0.9, "min_p": 0.01}):
+    decoding = DecodingParams(presence_penalty=1.0, repetition_penalty=1.2, logit_bias={3: 1.0})
+    text = History().follow([1, 2], [3, 3])
+    for draws in (
+        [drawn(at) for at in range(4)],
+        [drawn(at, top_k=20, top_p=0.9, min_p=0.01) for at in range(4)],
+        [Draw(SamplingPlan(SamplingParams(), 7, decoding=decoding), at, (5,), text) for at in range(4)],
+    ):
         with Calls() as seen:
-            sampling.sample(scores, [drawn(at, **limits) for at in range(4)], best_tokens)
+            draw_tokens(scores, draws)
         calls.append(seen.names)
-    assert calls[0] == calls[1]
+    assert calls[0] == calls[1] == calls[2]
+    with Calls() as seen:
+        logprobs(scores, [1, 2, 3, 4], [5, 5, 0, 1])
+    assert not seen.names

@@ -1,0 +1,200 @@
+// Attention with AVX-512-BF16, for up to MAX_ROWS queries that share a key/value head: scores = Q Kᵀ and sums = P V as products of pairs of bfloat16.
+//
+// A vector holds keys in the scores, which needs keys pair by pair, turned once a step for all queries; in the sums it holds columns, for which values
+// lie as they are needed. Weights are rounded to bfloat16, and their total is the sum of the rounded ones.
+#pragma once
+#include "attention_vectors.h"
+
+static const int TOGETHER = 8;    // queries whose scores stay in registers
+static const int SUMMED = 4;      // queries whose sums do, and vectors of columns
+static const i64 PAIRS = KEYS / 2;
+static_assert(MAX_ROWS % TOGETHER == 0 && TOGETHER % SUMMED == 0, "");
+
+typedef uint16_t shorts __attribute__((vector_size(KEYS * 2)));
+
+// Rows become columns: 32-bit numbers, then pairs of them, then quarters of vectors change places.
+OF(AVX512) INLINE void transpose(words* rows) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+            b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), a[i + 4] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+        a[i + 8] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88), a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; i++) {
+        rows[i] = (words)_mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+        rows[i + 8] = (words)_mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+    }
+}
+
+// Values of `known` keys, and zeros for the others: what an earlier owner of the block left there may be NaN.
+INLINE const bf16* known_values(const Past& past, i64 D, bf16* copy) {
+    if (past.known == KEYS) return past.values;
+    for (i64 row = 0; row < PAIRS; row++) {
+        uint32_t seen = 2 * row + 1 < past.known ? 0xffffffff : 2 * row < past.known ? 0xffff : 0;
+        for (i64 i = 0; i < D; i += LANES) {
+            words pair = {};
+            if (seen) pair = load<words>(past.values + 2 * (row * D + i)) & seen;
+            store(copy + 2 * (row * D + i), pair);
+        }
+    }
+    return copy;
+}
+
+struct PairRoom {  // of a tile; a row is a query
+    alignas(64) uint32_t q[MAX_ROWS * MAX_HEAD / 2];      // pairs of TOGETHER rows side by side
+    alignas(64) uint32_t keys[KEYS * MAX_HEAD / 2];   // pairs of KEYS keys side by side
+    alignas(64) uint32_t weights[MAX_ROWS * PAIRS];       // a row's, of two keys each
+    alignas(64) float scores[MAX_ROWS * KEYS], sums[MAX_ROWS * MAX_HEAD], totals[MAX_ROWS * LANES];
+    alignas(64) float highest[MAX_ROWS], factor[MAX_ROWS];
+    alignas(64) bf16 copy[KEYS * MAX_HEAD];
+};
+
+OF(AVX512_BF16) INLINE void turn_keys(const bf16* keys, i64 D, uint32_t* to, Coming& coming) {
+    for (i64 n = 0; n < KEYS; n += LANES)
+        for (i64 i = 0; i < D; i += 2 * LANES) {
+            words rows[LANES];
+            coming.ask();
+            for (i64 j = 0; j < LANES; j++) rows[j] = load<words>(keys + (n + j) * D + i);
+            transpose(rows);
+            for (i64 j = 0; j < LANES; j++) store(to + (i / 2 + j) * KEYS + n, rows[j]);
+        }
+}
+
+// Products of COUNT rows' queries with KEYS keys.
+template <int COUNT>
+OF(AVX512_BF16) INLINE void score_rows(const uint32_t* q, const uint32_t* keys, i64 D, float* scores) {
+    __m512 sums[COUNT][2] = {};
+    for (i64 pair = 0; pair < D / 2; pair++) {
+        __m512bh first = (__m512bh)_mm512_load_si512(keys + pair * KEYS), second = (__m512bh)_mm512_load_si512(keys + pair * KEYS + LANES);
+        for (int j = 0; j < COUNT; j++) {
+            __m512bh own = (__m512bh)_mm512_set1_epi32((int)q[pair * TOGETHER + j]);
+            sums[j][0] = _mm512_dpbf16_ps(sums[j][0], own, first);
+            sums[j][1] = _mm512_dpbf16_ps(sums[j][1], own, second);
+        }
+    }
+    for (int j = 0; j < COUNT; j++)
+        for (int half = 0; half < 2; half++) store(scores + j * KEYS + half * LANES, sums[j][half]);
+}
+
+// The scores of all rows become weights. WHOLE: each row sees all of these keys.
+template <bool WHOLE>
+OF(AVX512_BF16) INLINE void weigh_rows(const Tile& t, i64 from, PairRoom& room) {
+    float highest[MAX_ROWS] = {};
+    for (i64 j = 0; j < t.lanes; j++) {
+        float* scores = room.scores + j * KEYS;
+        floats x[2];
+        for (int half = 0; half < 2; half++) {
+            x[half] = scaled(load<floats>(scores + half * LANES), t.variant);
+            if (!WHOLE) {
+                ints place = COUNT + (int32_t)(from + half * LANES);
+                x[half] = choose((t.from[j] <= place) & (place < t.to[j]), x[half], all(-INFINITY));
+            }
+            store(scores + half * LANES, x[half]);
+        }
+        highest[j] = std::max(room.highest[j], _mm512_reduce_max_ps((__m512)larger(x[0], x[1])));
+    }
+    for (i64 j = 0; j < t.lanes; j += LANES) {
+        floats higher = load<floats>(highest + j);
+        store(room.factor + j, exponential(load<floats>(room.highest + j) - higher));
+        store(room.highest + j, higher);
+    }
+    for (i64 j = 0; j < t.lanes; j++) {
+        const float* scores = room.scores + j * KEYS;
+        floats x[2];
+        for (int half = 0; half < 2; half++) {
+            x[half] = load<floats>(scores + half * LANES);
+            x[half] = WHOLE ? exponential(x[half] - highest[j]) : weight(x[half], all(highest[j]));
+        }
+        floats pairs = (floats)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
+        store(room.weights + j * PAIRS, pairs);
+        store(room.totals + j * LANES, load<floats>(room.totals + j * LANES) * room.factor[j] + (first_of(pairs) + second_of(pairs)));
+    }
+}
+
+// Adds the weighted values of COUNT rows to their sums, VECTORS vectors of columns, which become smaller by their factors before.
+template <int COUNT, int VECTORS>
+OF(AVX512_BF16) INLINE void sum_rows(const uint32_t* weights, const bf16* values, i64 D, const float* factor, float* to) {
+    __m512 sums[COUNT][VECTORS];
+    for (int j = 0; j < COUNT; j++)
+        for (int v = 0; v < VECTORS; v++) sums[j][v] = (__m512)(load<floats>(to + j * D + v * LANES) * factor[j]);
+    for (i64 pair = 0; pair < PAIRS; pair++) {
+        __m512bh value[VECTORS];
+        for (int v = 0; v < VECTORS; v++) value[v] = load<__m512bh>(values + 2 * (pair * D + v * LANES));
+        for (int j = 0; j < COUNT; j++) {
+            __m512bh own = (__m512bh)_mm512_set1_epi32((int)weights[j * PAIRS + pair]);
+            for (int v = 0; v < VECTORS; v++) sums[j][v] = _mm512_dpbf16_ps(sums[j][v], own, value[v]);
+        }
+    }
+    for (int j = 0; j < COUNT; j++)
+        for (int v = 0; v < VECTORS; v++) store(to + j * D + v * LANES, sums[j][v]);
+}
+
+template <int COUNT>
+OF(AVX512_BF16) INLINE void sum_rows(PairRoom& room, const bf16* values, i64 j, i64 D) {
+    const uint32_t* weights = room.weights + j * PAIRS;
+    i64 i = 0;
+    for (; i + SUMMED * LANES <= D; i += SUMMED * LANES) sum_rows<COUNT, SUMMED>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
+    for (; i < D; i += 2 * LANES) sum_rows<COUNT, 2>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
+}
+
+// How many of the rows that are left come next: of 3 and of 5 to 7 some are computed for nothing.
+INLINE i64 next_rows(i64 left, i64 most) { return left >= most ? most : left > 4 ? 8 : left > 2 ? 4 : left; }
+
+OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
+    PairRoom room;
+    i64 D = t.D, rows = ceiling(t.lanes, TOGETHER) * TOGETHER;
+    memset(room.sums, 0, rows * D * 4), memset(room.totals, 0, rows * LANES * 4), memset(room.weights, 0, rows * PAIRS * 4);
+    memset(room.factor, 0, sizeof room.factor), memset(room.highest, 0, sizeof room.highest);
+    for (i64 j = 0; j < rows; j++) {
+        uint32_t* to = room.q + j / TOGETHER * TOGETHER * D / 2 + j % TOGETHER;
+        for (i64 pair = 0; pair < D / 2; pair++) {
+            to[pair * TOGETHER] = 0;
+            if (j < t.lanes) memcpy(to + pair * TOGETHER, query(t, j) + 2 * pair, 4);
+        }
+        room.highest[j] = first_score(t, j);
+        room.totals[j * LANES] = first_sum(t);
+    }
+    for (i64 from = t.begin; from < t.end; from += KEYS) {
+        Past past = past_of(t, cache, K, from);
+        Coming coming = coming_after(t, later, cache, K, from);
+        turn_keys(past.keys, D, room.keys, coming);
+        for (i64 j = 0, count; j < t.lanes; j += count) {
+            count = next_rows(t.lanes - j, TOGETHER);
+            const uint32_t* q = room.q + j * D / 2;
+            float* scores = room.scores + j * KEYS;
+            coming.ask();
+            if (count == 1) score_rows<1>(q, room.keys, D, scores);
+            else if (count == 2) score_rows<2>(q, room.keys, D, scores);
+            else if (count == 4) score_rows<4>(q, room.keys, D, scores);
+            else score_rows<TOGETHER>(q, room.keys, D, scores);
+        }
+        bool whole = t.from[t.lanes - 1] <= from && from + KEYS <= t.to[0];
+        whole ? weigh_rows<true>(t, from, room) : weigh_rows<false>(t, from, room);
+        const bf16* values = known_values(past, D, room.copy);
+        for (i64 j = 0, count; j < t.lanes; j += count) {
+            count = next_rows(t.lanes - j, SUMMED);
+            coming.ask();
+            if (count == 1) sum_rows<1>(room, values, j, D);
+            else if (count == 2) sum_rows<2>(room, values, j, D);
+            else sum_rows<SUMMED>(room, values, j, D);
+        }
+    }
+    for (i64 j = 0; j < t.lanes; j++) {
+        float total = sum_of(load<floats>(room.totals + j * LANES));
+        for (i64 i = 0; i < D; i += LANES) store(output(t, j) + i, narrow(load<floats>(room.sums + j * D + i) / total));
+    }
+}
+
+// Heads that are no whole vectors of pairs, and caches in 8 bits, are multiplied as float32.
+OF(AVX512_BF16) static void attend_tile_pairs(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
+    if (t.D % (2 * LANES) || cache.in_8_bits) return attend_tile<floats>(t, later, cache, K);
+    attend_pairs(t, later, cache, K);
+}
