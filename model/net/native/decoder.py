@@ -7,6 +7,7 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 """
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
