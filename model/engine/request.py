@@ -133,6 +133,8 @@ class Request:
     known_until: int = 0
     """Tokens of its text whose keys and values were known when it was looked up; `reason` is why a state was not."""
     reason: str = ""
+    awaits: bool = False
+    """Whether a step that is being planned makes a snapshot of its text, from which it goes on in the next one."""
     version: int = 0
     """Of its block tables. It changes unless blocks were only appended at the end or evicted (set to 0) at the start."""
     room: int = 0

@@ -277,7 +277,7 @@ class Scheduler:
                 self._begin(request)
                 share = self._share(request, room, least, left)
             count = self._part(request, share, not plan)  # again: it may lack fewer tokens now, and each may cost more
-            if count:
+            if count and not request.awaits:
                 plan.append(self._planned(request, count))
                 room -= count * self._cost.weight(request.num_computed)
                 least, left = max(0, least - count), left - count

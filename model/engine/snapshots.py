@@ -63,10 +63,13 @@ class Snapshots:
         if self._states.has(number):
             request.snapshot_at = end
             return False
-        if number in self._planned:
-            return False
-        self._planned.add(number)
-        return True
+        return number not in self._planned
+
+    def plan(self, request: Request, end: int) -> None:
+        """The step that is planned keeps the state after its tokens before `end`."""
+        request.snapshot_at = end
+        if isinstance(request.parent, int):
+            self._planned.add(request.parent)
 
     def keep(self, request: Request, slot: int) -> None:
         """Make the state in a slot known, which a step has written there at the end of the request's last known block."""
@@ -78,8 +81,11 @@ class Snapshots:
                 self._states.discard(request.last_snapshot)
             request.last_snapshot = number
 
-    def note(self, request: Request, found: Sequence[tuple[int, int]], usable: int) -> None:
-        """Of the known blocks at the beginning of its text only the first `usable` have a snapshot behind them."""
-        request.known_until = len(found) * self._size
+    def note(self, request: Request, start: int, found: Sequence[tuple[int, int]], usable: int) -> None:
+        """Of the known blocks of its text, from block `start` on, only the first `usable` have a snapshot behind them."""
         lost = found[usable:]
+        request.awaits = any(number in self._planned for _, number in lost)
+        if start:
+            return
+        request.known_until = len(found) * self._size
         request.reason = "evicted" if any(number in self._states.evicted for _, number in lost) else "no_state"

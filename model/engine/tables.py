@@ -85,10 +85,12 @@ class BlockTables:
         """
         if self._states is None:
             return 0
-        keep = self.snapshots is not None and self.snapshots.wanted(request, end, pending=pending)
-        slot = self._states.advance(request, keep=keep)
+        snapshots = self.snapshots
+        if snapshots is None or not snapshots.wanted(request, end, pending=pending):
+            return self._states.advance(request, keep=False)
+        slot = self._states.advance(request, keep=True)
         if slot:
-            request.snapshot_at = end
+            snapshots.plan(request, end)
         return slot
 
     def draft_room(self, request: Request) -> int:
@@ -189,7 +191,7 @@ class BlockTables:
         """Count the tokens at the beginning of its text that are computed though their keys and values may be known."""
         if not self.looks_up(request):
             self.lost["disabled"] += request.num_tokens
-        elif request.known_until > request.num_computed:
+        elif request.known_until > request.num_computed and not request.awaits:
             self.lost[request.reason] += request.known_until - request.num_computed
 
     def parent(self, request: Request) -> Parent:
@@ -210,11 +212,12 @@ class BlockTables:
     def skip_known(self, request: Request) -> None:
         """Share the known blocks that follow its computed tokens."""
         start, inside = divmod(request.num_computed, self.config.block_size)
+        request.awaits = False
         if inside or not self.looks_up(request):
             return
         known, usable = self._known_after(request, start)
-        if self.snapshots is not None and not start:
-            self.snapshots.note(request, known, usable)
+        if self.snapshots is not None:
+            self.snapshots.note(request, start, known, usable)
         if not usable:
             return
         found = known[:usable]

@@ -313,6 +313,7 @@ class Simulation:
         if plan.num_streams < len(streams):
             assert spent + 1 + streams[plan.num_streams].num_replayed > self.budget, "a stream waits"
         prompts, parts = [r for r in running if r not in streams], plan.scheduled[plan.num_streams :]
+        prompts = [r for r in prompts if r in planned or not self.awaits(r, plan)]
         if not parts:
             assert not prompts or spent == self.budget or plan.num_streams < len(streams), "prompts wait for nothing"
             return
@@ -329,6 +330,11 @@ class Simulation:
             assert ends or item.request.num_tokens - item.start > left, "what fits is cut"
             left -= item.count
         self.check_time(plan, len(prompts), all(r in planned for r in prompts))
+
+    def awaits(self, request: Request, plan: Plan) -> bool:
+        """Whether another request's part ends with a snapshot of its text."""
+        kept = [item.request.tokens(0, item.start + item.count) for item in plan.scheduled if item.snapshot]
+        return any(len(text) > request.num_computed and request.tokens(0, len(text)) == text for text in kept)
 
     def keeps_state(self, item: Scheduled) -> bool:
         """Whether a part of a prompt may end here, so that a snapshot is kept of its state."""

@@ -304,6 +304,16 @@ def test_what_is_not_looked_up_is_counted():
     assert {"disabled": 34} == machine.scheduler.tables.lost
 
 
+def test_answers_to_one_prompt_compute_it_once():
+    """The others wait for the snapshot at its last block, and go on from there."""
+    machine = keeping(max_batch_requests=8, num_snapshots=8)
+    requests = [text(f"r{at}", 34, 3, seed=at) for at in range(5)]
+    assert [fake_answer(request)[0] for request in requests] == [told(one)[0] for one in run(machine, requests).values()]
+    assert [0] + [32] * 4 == [request.num_cached for request in requests]
+    assert [[("r0", 0, 32)], [(f"r{at}", 32, 2) for at in range(5)]] == machine.runner.plans[:2]
+    assert not machine.scheduler.tables.lost
+
+
 def test_a_right_draft_is_computed_once_more_and_moves_the_state_on_then():
     """Under this seed the answer repeats itself."""
     machine = with_states(draft_tokens=8)
