@@ -70,7 +70,8 @@ def weights(config: ModelConfig, tokens: int = 1) -> float:
 def _mixing_weights(config: ModelConfig, layer: LayerSpec) -> int:
     """Of one layer's attention, or of what it has in place of it."""
     if (recurrence := layer.recurrence) is None:
-        return config.hidden_size * ((3 if config.attention_gate else 2) * layer.query_size + sum(layer.kv_projections))
+        gates = config.num_heads if config.head_gate else 0
+        return config.hidden_size * ((3 if config.attention_gate else 2) * layer.query_size + sum(layer.kv_projections) + gates)
     if isinstance(recurrence, ConvSpec):
         return 4 * config.hidden_size * recurrence.channels
     return config.hidden_size * (recurrence.channels + 2 * recurrence.value_width + 2 * recurrence.value_heads)

@@ -51,6 +51,14 @@ def test_a_delta_rule_has_matrices_of_its_own_and_a_state_that_is_read_and_writt
     assert prompt_operations(config, 100) == 2 * matrices + 4 * 32 * 50 + 7 * 2 * 8 * 6
 
 
+def test_a_short_convolution_has_matrices_of_its_own_and_a_gate_of_heads_has_one():
+    config = replace(CONFIG, conv_kernel=3, conv_layers=(0,), head_gate=True)
+    attention, convolution = 32 * (2 * 32 + 2 * 16 + CONFIG.num_heads), 4 * 32 * 32
+    assert weights(config) == attention + convolution + 2 * 3 * 32 * 48 + 32 * CONFIG.vocab_size
+    state = 4 * 32 * 2
+    assert decode_bytes(config, 5) == 2 * weights(config) + 5 * (192 * config.kv_bytes_per_token(2) + 2 * state)
+
+
 def test_a_step_waits_for_memory_or_for_arithmetic_whichever_is_slower():
     read = 2 * weights(CONFIG) + 192 * CONFIG.kv_bytes_per_token(2)
     assert decode_limit(CONFIG, 1, 1e9, 1e30) == pytest.approx(1e9 / read)
