@@ -221,15 +221,14 @@ def spelling_of(family: Family, names: Iterable[str]) -> str:
 def respelled(family: Family, prefix: str) -> Family:
     """The family with another prefix of its names."""
 
-    def other(name: str) -> str:
-        outside = family.older.get(prefix, "") + name
-        return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else outside
+    def other(name: str, outside: str = family.older.get(prefix, "")) -> str:
+        return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else outside + name
 
     tables = (
         {ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused)
     )
     weights, fused = tables
-    left_out = {other(name): lacking for name, lacking in family.left_out.items()}
+    left_out = {other(name, ""): lacking for name, lacking in family.left_out.items()}
     return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused, left_out=left_out)
 
 

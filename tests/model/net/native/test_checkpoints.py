@@ -49,7 +49,7 @@ def test_a_checkpoint_is_computed_no_farther_from_float32_than_torch_computes_it
             settle(block.attention)
         elif isinstance(block.attention, MultiHeadAttention):
             block.attention.qkv.weight *= 0.5  # attention to one token alone would make noise of rounding a matter of luck
-            if half.config.attention_scale == 1.0:  # where queries are normed, their gain decides
+            if half.config.attention_scale == 1.0 and half.config.qk_norm == "head":  # then the gain of queries decides
                 block.attention.q_norm.weight *= 0.5
     whole.load_state_dict(half.state_dict())
     variants, texts = whole.config.attention_variants, TEXTS if whole.config.num_experts is None else SHORT
