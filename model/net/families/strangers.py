@@ -4,6 +4,7 @@ IMAGES = "it is multimodal (images), and its text model is nested in config.json
 MAMBA = "most of its layers have a recurrent state (Mamba) in place of a KV cache"
 CHUNKS = "most of its layers have chunked attention, and its router scales the experts' input by a sigmoid"
 ENCODER = "it is an encoder, which generates no text"
+DRAFT = "it proposes tokens to Gemma 4, whose keys and values it reads"
 BOTH = "it is an encoder-decoder"
 
 STRANGERS: dict[str, tuple[str | None, str]] = {
@@ -22,6 +23,7 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "falcon_h1": ("llama", MAMBA),
     "falcon_mamba": (None, "it has no attention: its layers have a recurrent state (Mamba)"),
     "gemma3": ("gemma3_text", IMAGES),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), ("gemma4", DRAFT)),
     "gemma3n": ("gemma3_text", "it has per-layer embeddings, and several mixed residual streams (AltUp, LAuReL)"),
     "glm": ("glm4", "it does not norm the outputs of its sublayers"),
     "glm4_moe": ("qwen3_moe", "its router has a sigmoid and a bias, and its shared expert has no gate"),
