@@ -18,6 +18,9 @@ FAMILIES = {
     | {"scoring_func": "sigmoid", "score_correction": True, "shared_expert_size": 32, "shared_expert_gate": False},
     "norms of sums": {"norm_place": "post", "norm": "layernorm", "gated_mlp": False, "activation": "gelu"},
     "parallel": {"norm_place": "parallel"},
+    "shared keys": {"num_layers": 4, "kv_shared_layers": 2, "sliding_window": 40, "window_layers": (0, 2), "layer_scale": True}
+    | {"global_head_size": 64, "global_kv_heads": 1, "keys_are_values": True, "value_norm": True, "per_layer_input_size": 16},
+    "experts beside an MLP": {"num_experts": 5, "experts_per_token": 3, "experts_beside_mlp": True, "norm_place": "sandwich"},
     "states": {"delta": DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=32, kernel=4), "delta_layers": (0,)},
     "convolutions": {"conv_kernel": 3, "conv_layers": (0,)},
 }

@@ -4,6 +4,7 @@ IMAGES = "it is multimodal (images), and its text model is nested in config.json
 MAMBA = "most of its layers have a recurrent state (Mamba) in place of a KV cache"
 CHUNKS = "most of its layers have chunked attention, and its router scales the experts' input by a sigmoid"
 ENCODER = "it is an encoder, which generates no text"
+DRAFT = "it proposes tokens to Gemma 4, whose keys and values it reads"
 BOTH = "it is an encoder-decoder"
 
 STRANGERS: dict[str, tuple[str | None, str]] = {
@@ -16,6 +17,11 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "falcon": ("gpt_neox", "its query, key and value heads are interleaved in one matrix, and some models have ALiBi"),
     "falcon_h1": ("llama", MAMBA),
     "falcon_mamba": (None, "it has no attention: its layers have a recurrent state (Mamba)"),
+<<<<<<< HEAD
+=======
+    "gemma3": ("gemma3_text", IMAGES),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), ("gemma4", DRAFT)),
+>>>>>>> gemma
     "gemma3n": ("gemma3_text", "it has per-layer embeddings, and several mixed residual streams (AltUp, LAuReL)"),
     "gpt_bigcode": ("gpt2", "it has multi-query attention (one key/value head)"),
     "gpt_neo": ("gpt2", "its attention scores are not scaled, and every other layer has a sliding window"),
