@@ -282,7 +282,6 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "qwen3_next": lambda: shaped(
         "Qwen3Next", **_DELTA, **_QWEN_EXPERTS, shared_expert_intermediate_size=20, mlp_only_layers=[1]
     ),
-<<<<<<< HEAD
     "lfm2": lambda: shaped("Lfm2", **_CONVS),
     "lfm2-biased": lambda: shaped(
         "Lfm2",
@@ -330,12 +329,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         linear_allow_neg_eigval=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     ),
-    "minicpm3": lambda: shaped("MiniCPM3", **LATENT, scale_emb=3.0, rope_parameters=_LONG, tie_word_embeddings=False),
-    "minicpm3-plain": lambda: shaped(
-=======
     "minicpm3-long": lambda: shaped("MiniCPM3", **LATENT, scale_emb=3.0, rope_parameters=_LONG, tie_word_embeddings=False),
     "minicpm3": lambda: shaped(
->>>>>>> mla
         "MiniCPM3", **LATENT | _UNSCALED | {"q_lora_rank": None, "v_head_dim": None}, attention_bias=True, mlp_bias=True
     ),
     "deepseek_v2": lambda: shaped("DeepseekV2", **LATENT | {"q_lora_rank": None}, **DEEPSEEK, attention_bias=True),

@@ -17,11 +17,7 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "falcon": ("gpt_neox", "its query, key and value heads are interleaved in one matrix, and some models have ALiBi"),
     "falcon_h1": ("llama", MAMBA),
     "falcon_mamba": (None, "it has no attention: its layers have a recurrent state (Mamba)"),
-<<<<<<< HEAD
-=======
-    "gemma3": ("gemma3_text", IMAGES),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), ("gemma4", DRAFT)),
->>>>>>> gemma
     "gemma3n": ("gemma3_text", "it has per-layer embeddings, and several mixed residual streams (AltUp, LAuReL)"),
     "gpt_bigcode": ("gpt2", "it has multi-query attention (one key/value head)"),
     "gpt_neo": ("gpt2", "its attention scores are not scaled, and every other layer has a sliding window"),
