@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from attend.model.consistency import check
 from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
 from attend.model.sublayers import (
@@ -22,8 +23,6 @@ from attend.model.sublayers import (
 DEFAULT_MODEL = Path(__file__).parent / "default"
 """The shipped checkpoint."""
 Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
-IN_TURN = ("pre", "output", "sandwich")
-"""Places that may differ from layer to layer."""
 QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
 Positions = Literal["rotary", "learned", "sinusoidal"]
@@ -190,128 +189,7 @@ class ModelConfig:
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
-        self._check_sizes()
-        for kv_heads in (self.num_kv_heads, self.global_kv_heads or 1):
-            if self.num_heads % kv_heads:
-                raise CheckpointError(
-                    f"config.json: {self.num_heads} query heads are not divisible by {kv_heads} key/value heads"
-                )
-        self._check_latent()
-        self._check_positions()
-        self._check_layers()
-        starts = () if self.bos_token_id is None else (self.bos_token_id,)
-        for name, tokens in (("bos_token_id", starts), ("eos_token_id", self.eos_token_ids)):
-            for token in tokens:
-                if not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                    raise CheckpointError(f"config.json: {name} {token!r} is not a token of a vocabulary of {self.vocab_size}")
-
-    def _check_latent(self) -> None:
-        if not isinstance(self.latent, LatentSpec | None):
-            raise CheckpointError(f"config.json: latent must be an object of sizes; got {self.latent!r}")
-        if self.latent is None:
-            return
-        if (self.num_kv_heads, self.head_size) != (1, self.latent.cached_size):
-            raise CheckpointError(
-                f"config.json: latent needs one key/value head of {self.latent.cached_size} columns; "
-                f"got {self.num_kv_heads} of {self.head_size}"
-            )
-        plain = {"qk_norm": "none", "positions": "rotary", "rope_size": None, "sinks": False, "attention_gate": False}
-        for name, value in plain.items():
-            if getattr(self, name) != value:
-                raise CheckpointError(f"config.json: {name} {getattr(self, name)!r} is not supported with latent")
-
-    def _check_sizes(self) -> None:
-        for name in OPTIONAL_SIZES:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
-
-    def _check_positions(self) -> None:
-        thetas = self.rope_thetas
-        if thetas is not None and not (
-            isinstance(thetas, tuple)
-            and len(thetas) == self.num_layers
-            and all(type(theta) in (int, float) and 0 <= theta < math.inf for theta in thetas)
-        ):
-            raise CheckpointError(f"config.json: rope_thetas must be {self.num_layers} numbers from 0; got {thetas!r}")
-        if self.qk_norm_after_rope and self.qk_norm == "all":
-            raise CheckpointError("config.json: qk_norm_after_rope is not supported with qk_norm 'all'")
-        everywhere = (self.rope_theta, self.rope_scaling, self.global_head_size or self.head_size)
-        for theta, scaling, head_size in (everywhere, (self.local_rope_theta, self.local_rope_scaling, self.head_size)):
-            size = self._rotated(head_size)
-            if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= head_size:
-                raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {head_size}")
-            if self.positions == "rotary" and size % 2:
-                raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")
-            if scaling is not None:
-                scaling.check(size)
-                for each in (theta, *filter(None, self.rope_thetas or ())):
-                    if each is None or each <= 1:
-                        raise CheckpointError(f"config.json: rope scaling needs a rope_theta above 1; got {each}")
-
-    def _check_layers(self) -> None:
-        if self.num_experts is not None:
-            self._check_experts(self.num_experts)
-        if self.swiglu_limit is not None and self.activation != "silu":
-            raise CheckpointError(f"config.json: swiglu_limit is not supported with activation {self.activation!r}")
-        known = range(self.num_layers)
-        for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers", "conv_layers"):
-            layers = getattr(self, name)
-            if layers is not None and not (isinstance(layers, tuple) and all(type(at) is int and at in known for at in layers)):
-                raise CheckpointError(f"config.json: {name} must be some of {self.num_layers} layers, from 0; got {layers!r}")
-        self._check_states()
-
-    def _check_experts(self, count: int) -> None:
-        if self.experts_per_token > count:
-            raise CheckpointError(f"config.json: experts_per_token {self.experts_per_token} are more than num_experts {count}")
-        if not self.gated_mlp:
-            raise CheckpointError("config.json: num_experts without gated_mlp is not supported: experts are gated")
-        if self.experts_beside_mlp and self.norm_place != "sandwich":
-            raise CheckpointError(f"config.json: experts_beside_mlp with norm_place {self.norm_place!r} is not supported")
-        groups, chosen = self.expert_groups, self.groups_per_token
-        if groups > 1 and (count % groups or count < self.group_top * groups):
-            raise CheckpointError(
-                f"config.json: {count} experts cannot be shared by {groups} groups of at least {self.group_top}"
-            )
-        if chosen > groups or chosen * (count // groups) < self.experts_per_token:
-            raise CheckpointError(
-                f"config.json: {self.experts_per_token} experts of a token cannot be chosen from {chosen} of {groups} groups"
-            )
-
-    def _check_kv_layers(self) -> None:
-        count = self.kv_shared_layers
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise CheckpointError(f"config.json: kv_shared_layers must be an integer from 0; got {count!r}")
-        owners = range(self.num_layers - count)
-        for layer in range(self.num_layers - count, self.num_layers) if count else ():
-            if self.delta_layers or self.conv_layers or not any(self._slides(owner) == self._slides(layer) for owner in owners):
-                raise CheckpointError(
-                    f"config.json: {count} kv_shared_layers: layer {layer} has no layer before them whose keys it can read"
-                )
-
-    def _check_states(self) -> None:
-        self._check_kv_layers()
-        if not isinstance(self.delta, DeltaSpec | None):
-            raise CheckpointError(f"config.json: delta must be an object of sizes; got {self.delta!r}")
-        if not isinstance(self.delta_layers, tuple) or (self.delta_layers and self.delta is None):
-            raise CheckpointError(f"config.json: delta_layers {self.delta_layers!r} need a delta and must be a list")
-        if not isinstance(self.conv_layers, tuple) or (self.conv_layers and (self.conv_kernel or 0) < 2):
-            raise CheckpointError(
-                f"config.json: conv_layers {self.conv_layers!r} must be a list and need a conv_kernel above 1; "
-                f"got {self.conv_kernel!r}"
-            )
-        if self.delta_layers and self.conv_layers:
-            raise CheckpointError("config.json: delta_layers and conv_layers in one model are not supported")
-        places = (self.delta_norm_place, self.norm_place)
-        if self.delta_norm_place is not None and not all(place in IN_TURN for place in places):
-            raise CheckpointError(
-                f"config.json: delta_norm_place {places[0]!r} beside norm_place {places[1]!r} is not supported; "
-                f"known: {', '.join(IN_TURN)}"
-            )
-        if len({*self.delta_layers, *self.conv_layers}) == self.num_layers:
-            raise CheckpointError(
-                "config.json: a recurrent state in every layer is not supported: one layer must have attention"
-            )
+        check(self)
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -328,7 +206,7 @@ class ModelConfig:
             assert self.conv_kernel is not None
             conv = ConvSpec(self.hidden_size, self.conv_kernel, self.conv_bias)
             return LayerSpec(AttentionVariant(), None, self.norm_place, experts, conv, mlp_size=self.mlp_size)
-        slides, kv_layer = self._slides(number), self._kv_layer(number)
+        slides, kv_layer = self.slides(number), self._kv_layer(number)
         size = self.head_size if slides else self.global_head_size or self.head_size
         return LayerSpec(
             AttentionVariant(self.sliding_window if slides else None, self.softcap, self.attention_scale),
@@ -344,26 +222,27 @@ class ModelConfig:
             cached_parts=2 if self.latent is None else 1,
         )
 
-    def _slides(self, number: int) -> bool:
+    def slides(self, number: int) -> bool:
+        """Whether a layer has the window."""
         return self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
 
     def _kv_layer(self, number: int) -> int | None:
         owners = range(self.num_layers - self.kv_shared_layers)
         if number in owners:
             return None
-        return next(owner for owner in reversed(owners) if self._slides(owner) == self._slides(number))
+        return next(owner for owner in reversed(owners) if self.slides(owner) == self.slides(number))
 
     def _rope(self, number: int, head_size: int, slides: bool) -> Rope | None:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
             return None
-        size = self._rotated(head_size)
+        size = self.rotated(head_size)
         if self.rope_thetas is not None:
             return Rope(self.rope_thetas[number], size, self.rope_scaling) if self.rope_thetas[number] else None
         if slides and self.local_rope_theta is not None:
             return Rope(self.local_rope_theta, size, self.local_rope_scaling)
         return Rope(self.rope_theta, size, self.rope_scaling)
 
-    def _rotated(self, head_size: int) -> int:
+    def rotated(self, head_size: int) -> int:
         """Columns of a head that are rotated."""
         if self.latent is not None:
             return self.latent.rope_size
@@ -427,10 +306,6 @@ class ModelConfig:
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
     *("experts_per_token", "expert_groups", "groups_per_token", "group_top", "query_scale_length"),
-)
-OPTIONAL_SIZES = (
-    *("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel", "global_head_size"),
-    *("global_kv_heads", "kv_shared_mlp_size", "per_layer_input_size", "per_layer_vocab_size"),
 )
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing, "scoring_func": Scoring}

@@ -7,14 +7,19 @@ arithmetic more often than not: one that is not read here is refused.
 from collections.abc import Callable
 
 from attend.model.gguf import latent, mixtures
+from attend.model.gguf.common import (
+    LONG,
+    NO_TURN,
+    SHORT,
+    biased,
+    common,
+    eps,
+    experts,
+    sliding,
+)
 from attend.model.gguf.container import Container
 from attend.model.gguf.delta import delta_layers
 from attend.model.gguf.keys import Keys, Raw
-
-NO_TURN = 1e30
-"""A factor of a wavelength that no position reaches."""
-FREQUENCIES = "rope_freqs.weight"
-LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def read_config(container: Container) -> Raw:
@@ -24,138 +29,18 @@ def read_config(container: Container) -> Raw:
         raise keys.wrong(f"it holds no model by itself: its general.type is {container.metadata['general.type']!r}")
     if keys.arch not in ARCHITECTURES:
         raise keys.wrong(f"general.architecture {keys.arch!r} is not read from GGUF; known: {', '.join(ARCHITECTURES)}")
-    raw = _common(keys)
+    raw = common(keys)
     raw |= ARCHITECTURES[keys.arch](keys, raw)
     keys.check_all_read()
     return raw
 
 
-def _common(keys: Keys) -> Raw:
-    """What every architecture has, with the values of Llama where others differ."""
-    embedding = keys.container.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise keys.wrong("tensor token_embd.weight is missing")
-    hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
-    if hidden % heads and keys.get("attention.key_length") is None:
-        raise keys.wrong(f"{keys.arch}.embedding_length {hidden} is not divisible by {heads} heads")
-    head = keys.size("attention.key_length", max(1, hidden // heads))
-    if (values := keys.size("attention.value_length", head)) != head and keys.get("attention.value_length_mla") is None:
-        raise keys.wrong(f"{keys.arch}.attention.value_length {values} differs from key_length {head}: not supported")
-    for name, *harmless in (("attention.causal", True), ("pooling_type", *range(5)), ("use_parallel_residual", False)):
-        keys.refuse(name, *harmless)
-    for name in ("attention.clamp_kqv", "attention.max_alibi_bias"):
-        keys.refuse(name, 0, 0.0)
-    return {
-        "vocab_size": embedding.shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": keys.size("feed_forward_length", keys.get("expert_feed_forward_length")),
-        "num_hidden_layers": _layers(keys),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _kv_heads(keys, heads),
-        "head_dim": head,
-        "max_position_embeddings": keys.size("context_length"),
-        "tie_word_embeddings": not keys.has("output.weight"),
-        **_rope(keys, head),
-    }
-
-
-CONVOLVING = ("lfm2", "lfm2moe")
-"""Architectures whose layers without key/value heads have a short convolution."""
-
-
-def _kv_heads(keys: Keys, heads: int) -> int:
-    """Those of a layer that attends."""
-    counts = keys.layers("attention.head_count_kv") if keys.arch in CONVOLVING else None
-    if counts is None:
-        return keys.size("attention.head_count_kv", heads)
-    attending = {count for count in counts if count != 0}
-    if len(attending) != 1 or not all(type(count) is int and count > 0 for count in attending):
-        raise keys.wrong(f"{keys.arch}.attention.head_count_kv must be 0 or one positive integer; got {repr(counts)[:100]}")
-    return int(attending.pop())
-
-
-def _layers(keys: Keys) -> int:
-    """Layers without those for multi-token prediction, which are the last ones of a file."""
-    count, predicting = keys.size("block_count"), keys.get("nextn_predict_layers") or 0
-    if type(predicting) is not int or not 0 <= predicting < count:
-        raise keys.wrong(f"{keys.arch}.nextn_predict_layers must be below block_count {count}; got {repr(predicting)[:100]}")
-    return count - predicting
-
-
-def _rope(keys: Keys, head: int) -> Raw:
-    """Theta, how many columns turn, and how wavelengths are stretched."""
-    raw: Raw = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
-    rotated = keys.size("rope.dimension_count", head)
-    if rotated != head:
-        raw["partial_rotary_factor"] = (rotated + 0.5) / head  # times `head` and rounded down it is `rotated` again
-    scaling = _scaling(keys)
-    if keys.has(FREQUENCIES):
-        if scaling is not None:
-            raise keys.wrong(f"tensor {FREQUENCIES} beside {keys.arch}.rope.scaling.type is not supported")
-        factors = keys.numbers(FREQUENCIES)
-        scaling = {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0}
-        scaling |= {"short_factor": factors, "long_factor": factors}
-        scaling |= {"original_max_position_embeddings": keys.size("context_length")}
-    return raw | ({} if scaling is None else {"rope_scaling": scaling})
-
-
-def _scaling(keys: Keys) -> Raw | None:
-    """`rope_scaling`, but for factors that lie in tensors."""
-    kind = keys.get("rope.scaling.type")
-    linear = keys.number("rope.scale_linear", 1.0)
-    factor = keys.number("rope.scaling.factor", linear)
-    keys.get("rope.scaling.finetuned")
-    original = keys.get("rope.scaling.original_context_length")
-    if kind == "yarn":
-        keys.refuse("rope.scaling.yarn_ext_factor", 1.0, -1.0)  # below 0 it is not set
-        fast, slow = keys.number("rope.scaling.yarn_beta_fast", 32.0), keys.number("rope.scaling.yarn_beta_slow", 1.0)
-        raw = {"rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow}
-        raw["attn_factor"] = keys.number("rope.scaling.attn_factor", 1.0) * keys.number("rope.scaling.yarn_attn_factor", 1.0)
-        if divisor := keys.number("rope.scaling.yarn_log_multiplier", 0.0):
-            raw |= {"mscale": 1.0, "mscale_all_dim": divisor}
-        return raw | {"original_max_position_embeddings": original or keys.size("context_length")}
-    if kind in (None, "linear"):
-        return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
-    if kind not in ("none", "longrope"):
-        raise keys.wrong(f"{keys.arch}.rope.scaling.type {kind!r} is not supported; known: none, linear, longrope, yarn")
-    return None
-
-
-def _eps(keys: Keys) -> Raw:
-    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
-
-
-def _biased(keys: Keys) -> Raw:
-    return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
-
-
-def _experts(keys: Keys, *, renormed: bool) -> Raw:
-    """A mixture's sizes; `renormed`: whether the chosen experts' weights are made to sum up to 1."""
-    keys.refuse("expert_gating_func", 0, 1)  # softmax
-    keys.refuse("expert_weights_scale", 0.0, 1.0)
-    keys.refuse("expert_weights_norm", renormed)
-    keys.refuse("leading_dense_block_count", 0)
-    keys.refuse("expert_group_count", 0, 1)
-    count, chosen = keys.size("expert_count"), keys.size("expert_used_count")
-    return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": renormed}
-
-
-def _sliding(keys: Keys, raw: Raw, pattern: int, window: int | None = None) -> Raw:
-    """A window in all layers but every `pattern`-th, where the file does not name the layers."""
-    window = keys.size("attention.sliding_window", window)
-    named = keys.layers("attention.sliding_window_pattern")
-    if named is None:
-        every = keys.size("attention.sliding_window_pattern", pattern)
-        named = [(layer + 1) % every != 0 for layer in range(raw["num_hidden_layers"])]
-    return {"sliding_window": window, "layer_types": ["sliding_attention" if slides else "full_attention" for slides in named]}
-
-
 def _llama(keys: Keys, raw: Raw) -> Raw:
     """Llama and Mistral, and Mixtral where there are experts."""
     if keys.get("expert_count"):
-        return _eps(keys) | _experts(keys, renormed=True) | {"model_type": "mixtral"}
+        return eps(keys) | experts(keys, renormed=True) | {"model_type": "mixtral"}
     keys.refuse("expert_used_count", 0)
-    return _eps(keys) | _biased(keys) | {"model_type": "llama"}
+    return eps(keys) | biased(keys) | {"model_type": "llama"}
 
 
 def _granite(keys: Keys, raw: Raw) -> Raw:
@@ -164,14 +49,14 @@ def _granite(keys: Keys, raw: Raw) -> Raw:
         keys.get(f"ssm.{name}")
     rotates, shared = keys.get("rope.scaling.finetuned") is not False, keys.get("expert_shared_feed_forward_length") or 0
     if keys.get("expert_count"):
-        found = _experts(keys, renormed=True) | {"model_type": "granitemoeshared" if shared else "granitemoe"}
+        found = experts(keys, renormed=True) | {"model_type": "granitemoeshared" if shared else "granitemoe"}
     else:
         keys.refuse("expert_used_count", 0)
         found, shared = {"model_type": "granite"}, raw["intermediate_size"]
     if not rotates or keys.arch == "granitehybrid":
         layers = {"layer_types": ["attention"] * raw["num_hidden_layers"], "model_type": "granitemoehybrid"}
         found = {"num_local_experts": 0} | found | layers | {"position_embedding_type": "rope" if rotates else None}
-    return _eps(keys) | _granite_multipliers(keys, raw) | found | {"shared_intermediate_size": shared}
+    return eps(keys) | _granite_multipliers(keys, raw) | found | {"shared_intermediate_size": shared}
 
 
 def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
@@ -181,39 +66,39 @@ def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
     found = {theirs: value for theirs, value in found.items() if value}  # 0 is written for none
     if "attention_multiplier" not in found:
         found["attention_multiplier"] = raw["head_dim"] ** -0.5
-    return found | _biased(keys) | {"logits_scaling": keys.number("logit_scale")}
+    return found | biased(keys) | {"logits_scaling": keys.number("logit_scale")}
 
 
 def _smollm3(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4}
+    return eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4}
 
 
 def _qwen2(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | {"model_type": "qwen2"}
+    return eps(keys) | {"model_type": "qwen2"}
 
 
 def _qwen3(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | {"model_type": "qwen3", "attention_bias": keys.has("blk.0.attn_q.bias")}
+    return eps(keys) | {"model_type": "qwen3", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _qwen2moe(keys: Keys, raw: Raw) -> Raw:
     shared = keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length"), "shared_expert_intermediate_size": shared}
     biased = {"qkv_bias": keys.has("blk.0.attn_q.bias")}
-    return _eps(keys) | _experts(keys, renormed=False) | sizes | biased | {"model_type": "qwen2_moe"}
+    return eps(keys) | experts(keys, renormed=False) | sizes | biased | {"model_type": "qwen2_moe"}
 
 
 def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     size = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
-    return _eps(keys) | _experts(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
+    return eps(keys) | experts(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
 
 
 def _olmoe(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | _experts(keys, renormed=False) | {"model_type": "olmoe"}
+    return eps(keys) | experts(keys, renormed=False) | {"model_type": "olmoe"}
 
 
 def _gemma(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"}
+    return eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"}
 
 
 def _query_scalar(raw: Raw, odd_layers: int) -> Raw:
@@ -226,7 +111,7 @@ def _gemma2(keys: Keys, raw: Raw) -> Raw:
     caps = {"attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0)}
     caps |= {"final_logit_softcapping": keys.number("final_logit_softcapping", 30.0)}
     common = {"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
-    return _eps(keys) | caps | common | _query_scalar(raw, 46) | _sliding(keys, raw, 2, 4096)
+    return eps(keys) | caps | common | _query_scalar(raw, 46) | sliding(keys, raw, 2, 4096)
 
 
 def _gemma3(keys: Keys, raw: Raw) -> Raw:
@@ -234,14 +119,14 @@ def _gemma3(keys: Keys, raw: Raw) -> Raw:
     common = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": local}
     slides = {"layer_types": ["full_attention"] * raw["num_hidden_layers"]}
     if keys.get("attention.sliding_window"):
-        slides = _sliding(keys, raw, 6)
+        slides = sliding(keys, raw, 6)
     keys.layers("attention.sliding_window_pattern")
-    return _eps(keys) | common | {"final_logit_softcapping": cap or None} | _query_scalar(raw, 62) | slides
+    return eps(keys) | common | {"final_logit_softcapping": cap or None} | _query_scalar(raw, 62) | slides
 
 
 def _gemma4(keys: Keys, raw: Raw) -> Raw:
     """Gemma 4. The file names the heads of layers without a window, and beside them those of the others."""
-    count, found = raw["num_hidden_layers"], _sliding(keys, raw, 6)
+    count, found = raw["num_hidden_layers"], sliding(keys, raw, 6)
     shared, inputs = (
         int(keys.number(name, 0.0)) for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
     )
@@ -265,10 +150,10 @@ def _gemma4(keys: Keys, raw: Raw) -> Raw:
     found |= {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": raw["vocab_size"]}
     found |= {"model_type": "gemma4_text", "final_logit_softcapping": cap or None, "rope_parameters": _two_ropes(keys, raw)}
     if keys.get("expert_count"):
-        experts, size = _experts(keys, renormed=True), keys.size("expert_feed_forward_length")
-        found |= {"enable_moe_block": True, "moe_intermediate_size": size, "num_experts": experts["num_experts"]}
-        found |= {"top_k_experts": experts["num_experts_per_tok"]}
-    return _eps(keys) | found
+        mixture, size = experts(keys, renormed=True), keys.size("expert_feed_forward_length")
+        found |= {"enable_moe_block": True, "moe_intermediate_size": size, "num_experts": mixture["num_experts"]}
+        found |= {"top_k_experts": mixture["num_experts_per_tok"]}
+    return eps(keys) | found
 
 
 def _two_ropes(keys: Keys, raw: Raw) -> Raw:
@@ -289,11 +174,11 @@ def _two_ropes(keys: Keys, raw: Raw) -> Raw:
 def _olmo2(keys: Keys, raw: Raw) -> Raw:
     """OLMo 2, and OLMo 3 where there is a window."""
     if not keys.get("attention.sliding_window"):
-        return _eps(keys) | {"model_type": "olmo2"}
+        return eps(keys) | {"model_type": "olmo2"}
     local = keys.number("rope.freq_base_swa", raw["rope_theta"])
     if local != raw["rope_theta"]:
         raise keys.wrong(f"olmo2.rope.freq_base_swa {local} differs from freq_base: not supported")
-    return _eps(keys) | {"model_type": "olmo3"} | _sliding(keys, raw, 4)
+    return eps(keys) | {"model_type": "olmo3"} | sliding(keys, raw, 4)
 
 
 def _olmo(keys: Keys, raw: Raw) -> Raw:
@@ -305,7 +190,7 @@ def _olmo(keys: Keys, raw: Raw) -> Raw:
 
 def _nemotron(keys: Keys, raw: Raw) -> Raw:
     eps = {"norm_eps": keys.number("attention.layer_norm_epsilon")}
-    return eps | _biased(keys) | {"model_type": "nemotron"}
+    return eps | biased(keys) | {"model_type": "nemotron"}
 
 
 def _phi3(keys: Keys, raw: Raw) -> Raw:
@@ -317,7 +202,7 @@ def _phi3(keys: Keys, raw: Raw) -> Raw:
     if keys.has(LONG) and keys.has(SHORT):
         lists = {"short_factor": keys.numbers(SHORT), "long_factor": keys.numbers(LONG)}
         found["rope_scaling"] = {"rope_type": "longrope", "attention_factor": attention, **lists}
-    return _eps(keys) | found
+    return eps(keys) | found
 
 
 def _starcoder2(keys: Keys, raw: Raw) -> Raw:
@@ -326,32 +211,32 @@ def _starcoder2(keys: Keys, raw: Raw) -> Raw:
 
 
 def _glm4(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")}
+    return eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _arcee(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | _biased(keys) | {"model_type": "arcee"}
+    return eps(keys) | biased(keys) | {"model_type": "arcee"}
 
 
 def _seed_oss(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | _biased(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
+    return eps(keys) | biased(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
 
 
 def _ernie(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")}
+    return eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _hunyuan(keys: Keys, raw: Raw) -> Raw:
     """Its theta is stretched already."""
-    return _eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
+    return eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _exaone4(keys: Keys, raw: Raw) -> Raw:
     """The model of 64 layers has a window, also where no key says it."""
     slides: Raw = {"sliding_window": None}
     if keys.get("attention.sliding_window") or raw["num_hidden_layers"] == 64:
-        slides = _sliding(keys, raw, 4, 4096)
-    return _eps(keys) | {"model_type": "exaone4"} | slides
+        slides = sliding(keys, raw, 4, 4096)
+    return eps(keys) | {"model_type": "exaone4"} | slides
 
 
 def _mistral3(keys: Keys, raw: Raw) -> Raw:
@@ -362,7 +247,7 @@ def _mistral3(keys: Keys, raw: Raw) -> Raw:
     if scaling.get("rope_type") != "yarn":
         raise keys.wrong("mistral3.attention.temperature_scale without rope.scaling.type yarn is not supported")
     keys.refuse("attention.temperature_length", scaling["original_max_position_embeddings"])
-    return _eps(keys) | {"model_type": "ministral3", "rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
+    return eps(keys) | {"model_type": "ministral3", "rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
 
 
 def _with_images(keys: Keys) -> None:
@@ -374,7 +259,7 @@ def _with_images(keys: Keys) -> None:
 def _qwen2vl(keys: Keys, raw: Raw) -> Raw:
     """Qwen2-VL and Qwen2.5-VL."""
     _with_images(keys)
-    return _eps(keys) | {"model_type": "qwen2_vl"}
+    return eps(keys) | {"model_type": "qwen2_vl"}
 
 
 def _qwen3vl(keys: Keys, raw: Raw) -> Raw:
@@ -395,7 +280,7 @@ def _command_r(keys: Keys, raw: Raw) -> Raw:
 
 def _cohere2(keys: Keys, raw: Raw) -> Raw:
     eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
-    return eps | {"model_type": "cohere2"} | _sliding(keys, raw, 4)
+    return eps | {"model_type": "cohere2"} | sliding(keys, raw, 4)
 
 
 def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
@@ -405,7 +290,7 @@ def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
     if scaling["rope_type"] == "yarn":
         scaling = scaling | {"truncate": False}
     found = size | {"model_type": "gpt_oss", "rope_scaling": scaling, "attention_bias": keys.has("blk.0.attn_q.bias")}
-    return _eps(keys) | _experts(keys, renormed=True) | found | _sliding(keys, raw, 2)
+    return eps(keys) | experts(keys, renormed=True) | found | sliding(keys, raw, 2)
 
 
 def _lfm2(keys: Keys, raw: Raw) -> Raw:
@@ -420,14 +305,14 @@ def _lfm2(keys: Keys, raw: Raw) -> Raw:
 
 
 def _qwen35(keys: Keys, raw: Raw) -> Raw:
-    return _eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"}
+    return eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"}
 
 
 def _with_shared(keys: Keys, raw: Raw) -> Raw:
     """A mixture with a shared expert beside layers of the delta rule."""
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     sizes |= {"shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])}
-    return _eps(keys) | delta_layers(keys, raw) | _experts(keys, renormed=True) | sizes
+    return eps(keys) | delta_layers(keys, raw) | experts(keys, renormed=True) | sizes
 
 
 def _qwen35moe(keys: Keys, raw: Raw) -> Raw:

@@ -17,7 +17,8 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.gguf.config import CONVOLVING, FREQUENCIES, LONG, SHORT, read_config
+from attend.model.gguf.common import CONVOLVING, FREQUENCIES, LONG, SHORT
+from attend.model.gguf.config import read_config
 from attend.model.gguf.container import Stored
 from attend.model.gguf.documents import container
 from attend.model.gguf.keys import Keys
