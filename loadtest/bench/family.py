@@ -46,7 +46,49 @@ _YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_
 _MIXTURE = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 192}
 _DELTA = {"linear_num_key_heads": 9, "linear_num_value_heads": 9}
 _SHARED = {"linear_num_key_heads": 3, "linear_num_value_heads": 9, "shared_expert_intermediate_size": 192}
+_ROUTED = {"num_experts": 32, "n_routed_experts": 32, "num_local_experts": 32, "moe_num_experts": 32}
+_ROUTED |= {"num_experts_per_tok": 4, "moe_k": 4, "moe_intermediate_size": 192, "n_group": 4, "topk_group": 2}
+_ROUTED |= {"n_shared_experts": 1, "num_shared_experts": 1, "moe_num_shared_experts": 1, "norm_topk_prob": True}
+_FEW = {"num_local_experts": 32, "num_experts_per_tok": 4, "intermediate_size": 192}
+_CONVS = {"layer_types": ["conv", "conv", "full_attention"] * 10, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False}
+_MULTIPLIED = {"residual_multiplier": 0.2, "attention_multiplier": 0.1, "embedding_multiplier": 12.0}
 SWITCHES: dict[str, dict[str, Any]] = {
+    "arcee": {},
+    "cohere": {},
+    "dots1": _ROUTED,
+    "ernie4_5": {},
+    "ernie4_5_moe": _ROUTED,
+    "exaone4": _WINDOW,
+    "exaone_moe": _WINDOW | _ROUTED,
+    "gemma3": _WINDOW | {"query_pre_attn_scalar": 64},
+    "glm": {},
+    "glm4_moe": _ROUTED,
+    "granite_swa": _WINDOW | _MULTIPLIED,
+    "granitemoe": _FEW | _MULTIPLIED,
+    "granitemoehybrid": _FEW | _MULTIPLIED | {"layer_types": ["attention"] * 30, "shared_intermediate_size": 768},
+    "granitemoeshared": _FEW | _MULTIPLIED | {"shared_intermediate_size": 768},
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "lfm2": _CONVS,
+    "lfm2_moe": _CONVS | _ROUTED,
+    "lfm3": _WINDOW | {"layer_types": ["conv", "sliding_attention", "full_attention"] * 10},
+    "minimax_m2": _FEW,
+    "ministral": _WINDOW,
+    "ministral3": {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.1}},
+    "mistral3": _WINDOW,
+    "muse_glimmer": _WINDOW | {"tie_word_embeddings": False},
+    "nanochat": {"tie_word_embeddings": False},
+    "nemotron": {},
+    "olmo": {},
+    "olmo_hybrid": _DELTA | {"layer_types": [*["linear_attention"] * 2, "full_attention"] * 10},
+    "olmoe": _FEW | {"num_experts": 32},
+    "qwen2_5_vl": {},
+    "qwen2_vl": {},
+    "qwen3_vl": {},
+    "qwen3_vl_moe": _MIXTURE,
+    "seed_oss": {},
+    "stablelm": {},
+    "vaultgemma": _WINDOW | {"query_pre_attn_scalar": 64},
     "cohere2": _WINDOW,
     "gemma": {},
     "gemma2": _WINDOW | {"query_pre_attn_scalar": 64},
@@ -82,8 +124,11 @@ BUSY = {"num_hidden_layers": 2, "vocab_size": 2048}
 
 def config_of(name: str, *, busy: bool = False) -> ModelConfig:
     """A family's model of shape M, or of a small part of it."""
-    small = BUSY | ({"num_hidden_layers": 4} if "linear_num_key_heads" in SWITCHES[name] else {})
-    raw = SIZES | (small if busy else {}) | SWITCHES[name] | {"model_type": name}
+    switches, kinds = SWITCHES[name], SWITCHES[name].get("layer_types")
+    small = BUSY | ({"num_hidden_layers": 4} if kinds or "linear_num_key_heads" in switches else {})
+    raw = SIZES | (small if busy else {}) | switches | {"model_type": name}
+    if kinds:
+        raw["layer_types"] = kinds[: raw["num_hidden_layers"]]
     return FAMILIES[name].read(raw | {theirs: raw[ours] for theirs, ours in _GPT2.items()} if name == "gpt2" else raw)
 
 

@@ -197,7 +197,6 @@ def turn_kernel(
     if R > 0 and BETA is not None:
         q *= 1.0 + BETA * tl.log(1.0 + (position // LENGTH).to(tl.float32))
     tl.store(q_ptr + (token * H + head) * D + column, q, mask=(head < H) & (column < D))
-
     if WIDTH > BEGIN:
         head = tl.arange(0, K_P)[:, None]
         inside, cached = (head < K) & (column < D), (slot * K + head) * D + column
