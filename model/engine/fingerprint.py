@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from attend.model.gguf.places import is_gguf, parts
+from attend.model.net.native.library import library_name
 
 SAMPLED = 1 << 20
 """Bytes of a file's head, middle and tail that are read."""
@@ -18,7 +19,15 @@ def processor(device: str) -> str:
     """The GPU and the versions of CUDA and Triton, or the CPU's vector instructions: others may sum in another order."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()} CUDA {torch.version.cuda} Triton {_triton()}"
-    return f"{device} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{device} {torch.backends.cpu.get_cpu_capability()} {_native()}"
+
+
+def _native() -> str:
+    """The native decoder's name, which changes with its source."""
+    try:
+        return library_name()
+    except OSError:
+        return "none"
 
 
 def _triton() -> str:
