@@ -6,6 +6,7 @@ blocks that the next token sees: full attention all of them, a window the last o
 its end.
 """
 
+import logging
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from attend.model.engine.request import Lack, Request
 from attend.model.engine.snapshots import SPACING, Snapshots
 from attend.model.pooling import Pooling
 
+log = logging.getLogger("attend.engine")
 TEXTS_OF_BLOCK = 4
 """Texts that are known for each block, where all layers have windows."""
 
@@ -192,7 +194,12 @@ class BlockTables:
         if not self.looks_up(request):
             self.lost["disabled"] += request.num_tokens
         elif request.known_until > request.num_computed and not request.awaits:
-            self.lost[request.reason] += request.known_until - request.num_computed
+            again = request.known_until - request.num_computed
+            if request.reason == "evicted" and not self.lost["evicted"]:
+                log.warning(
+                    "%d tokens of a known prefix are computed again: their state was evicted, see state_cache_share", again
+                )
+            self.lost[request.reason] += again
 
     def parent(self, request: Request) -> Parent:
         """The predecessor of its next block that is not known."""

@@ -1,6 +1,7 @@
 """Blocks by the kind of memory that layers keep: what a window no longer sees goes back, and what is found is exact."""
 
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 
@@ -258,7 +259,13 @@ def test_a_snapshot_belongs_to_its_salt():
     assert [0, 0, 32, 32] == [cached(machine, request) for request in asks]
 
 
-def test_the_snapshot_that_was_used_longest_ago_makes_room_and_the_reason_is_told():
+def test_a_snapshot_belongs_to_its_adapter():
+    machine, (one, other) = keeping(), (SimpleNamespace(digest=name) for name in ("one", "other"))
+    asks = [text(name, 34, 2, adapter=adapter) for name, adapter in [("a", None), ("b", one), ("c", other), ("d", one)]]
+    assert [0, 0, 0, 32] == [cached(machine, request) for request in asks]
+
+
+def test_the_snapshot_that_was_used_longest_ago_makes_room_and_the_reason_is_told(caplog):
     """Two fit beside the state of one request, and each answer of one token keeps one."""
     machine = keeping(2, max_batch_requests=1)
 
@@ -268,6 +275,8 @@ def test_the_snapshot_that_was_used_longest_ago_makes_room_and_the_reason_is_tol
     assert [0, 0, 32, 0] == [found(salt) for salt in "abac"]
     assert [32, 0] == [found(salt) for salt in "ab"]
     assert {"evicted": 32} == machine.scheduler.tables.lost
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "32 tokens of a known prefix are computed again: their state was evicted" in warning
 
 
 def test_with_a_block_of_its_text_a_snapshot_goes_too():

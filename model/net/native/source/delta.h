@@ -36,7 +36,7 @@ struct Delta {  // of one layer
 };
 
 struct Sequence {  // of a step: its tokens first .. first + count - 1, of which the first is number `start` of its request
-    i64 first, count, start, source, slot, kept;  // its state is read from one slot, and written after `kept` tokens to the other or the same
+    i64 first, count, start, source, target, kept;  // its state is read from one slot, and written after `kept` tokens to the other or the same
 };
 
 struct Recurrence {  // of one layer in one step
@@ -113,7 +113,7 @@ INLINE void convolve_head(const Recurrence& r, const Sequence& row, i64 head) {
             keep_numbers(to + i, sum, columns - i);
         }
         seen.turn(W);
-        if (t + 1 == row.kept) seen.keep(W, r.before + (row.slot * C + column) * (W - 1), columns);
+        if (t + 1 == row.kept) seen.keep(W, r.before + (row.target * C + column) * (W - 1), columns);
         if (head >= 2 * s.J) continue;
         float scale = 1 / std::sqrt(total(squares) + UNIT_EPS) * (head < s.J ? 1 / std::sqrt((float)s.K) : 1.0f);
         for (i64 i = 0; i < columns; i += step) keep_numbers(to + i, numbers<Vector>(to + i, columns - i) * scale, columns - i);
@@ -147,7 +147,7 @@ INLINE void advance_columns(const Recurrence& r, const Sequence& row, i64 head, 
     const int width = sizeof(Vector) / 4, N = COLUMNS / width;
     i64 H = r.sizes.H, K = r.sizes.K, V = r.sizes.V, first = part * COLUMNS, columns = std::min(COLUMNS, V - first);
     const float *q = r.queries(head) + row.first * K, *k = r.keys(head) + row.first * K, *gates = r.gates + row.first * 2 * H + head;
-    float *v = r.values(head) + row.first * V + first, *state = r.state + (row.slot * H + head) * K * V + first;
+    float *v = r.values(head) + row.first * V + first, *state = r.state + (row.target * H + head) * K * V + first;
     const float* before = r.state + (row.source * H + head) * K * V + first;
     alignas(64) float near[MAX_DELTA * COLUMNS];
     if (row.start == 0 || columns < COLUMNS) memset(near, 0, K * COLUMNS * 4);
