@@ -227,6 +227,6 @@ INLINE void convolve_part(const ShortConv& c, const Sequence& row, i64 part) {
             keep_numbers(y + i, numbers<Vector>(x + c.C + i, count) * sum, count);
         }
         seen.turn(c.W);
-        if (t + 1 == row.first + row.kept) seen.keep(c.W, c.before + (row.slot * c.C + first) * (c.W - 1), columns);
+        if (t + 1 == row.first + row.kept) seen.keep(c.W, c.before + (row.target * c.C + first) * (c.W - 1), columns);
     }
 }
