@@ -318,8 +318,10 @@ SCALES = (
     *("embedding_scale", "residual_scale", "logit_scale", "attention_scale"),
     *("routing_eps", "routing_floor", "routed_scaling_factor"),
 )
-NUMBERS = (*SCALES, "norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap", "swiglu_limit", "swiglu_slope")
-NUMBERS += ("post_norm_eps", "query_scale_beta")
+NUMBERS = (
+    *(*SCALES, "norm_eps", "post_norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap"),
+    *("swiglu_limit", "swiglu_slope", "query_scale_beta"),
+)
 SWITCHES = (
     *("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "head_gate", "conv_bias"),
     *("shared_expert_gate", "score_correction", "qk_norm_after_rope"),

@@ -110,7 +110,7 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
     """Apply a row's decoding parameters and bans, but not its mask, in place."""
     decoding, device = draw.plan.decoding, scores_V.device
     if decoding.allowed_token_ids:
-        scores_V.masked_fill_(refused(decoding, len(scores_V), device), -math.inf)
+        scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
         biases = torch.tensor(list(decoding.logit_bias.values()), dtype=scores_V.dtype)
         scores_V[integers(decoding.logit_bias, device)] += to_device(biases, device)
@@ -136,7 +136,7 @@ def _penalize(scores_V: Tensor, draw: Draw) -> None:
         scores_V[integers(text.drawn, device)] -= decoding.frequency_penalty * counts + decoding.presence_penalty
 
 
-def refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
+def _refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
     """Whether a token is not among the allowed ones, bool [V]. They may be many."""
     known = decoding.remembered.get((size, device))
     if known is None:

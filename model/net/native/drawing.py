@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attend.model import sampling
 from attend.model.net.native.library import check, native
 from attend.model.params import DecodingParams
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
@@ -76,7 +75,7 @@ def _row(draw: Draw, vocab_size: int, held: list[Any]) -> tuple[Any, int, int, f
 
 def _changes(draw: Draw, vocab_size: int, held: list[Any]) -> Iterator[Any]:
     decoding = draw.plan.decoding
-    refused = sampling.refused(decoding, vocab_size, torch.device("cpu")) if decoding.allowed_token_ids else None
+    refused = _refused(decoding, vocab_size) if decoding.allowed_token_ids else None
     tokens, biases = _biases(decoding)
     text = draw.text if draw.plan.penalizes else None
     seen, drawn, counts = (NOTHING, NOTHING, NOTHING) if text is None else text
@@ -91,6 +90,16 @@ def _changes(draw: Draw, vocab_size: int, held: list[Any]) -> Iterator[Any]:
     yield from (decoding.repetition_penalty, decoding.frequency_penalty, decoding.presence_penalty)
 
 
+def _refused(decoding: DecodingParams, vocab_size: int) -> Tensor:
+    """Whether a token is not among the allowed ones, bool [V]."""
+    known: Tensor | None = decoding.remembered.get(("native", vocab_size))
+    if known is None:
+        known = torch.ones(vocab_size, dtype=torch.bool)
+        known[torch.tensor(decoding.allowed_token_ids)] = False
+        decoding.remembered["native", vocab_size] = known
+    return known
+
+
 def _biases(decoding: DecodingParams) -> "tuple[array[int], array[float]]":
     """Tokens, and what is added to the scores of each."""
     known = decoding.remembered.get("biases")
@@ -103,20 +112,21 @@ def _biases(decoding: DecodingParams) -> "tuple[array[int], array[float]]":
 def logprobs(
     logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int], others: Sequence[Sequence[int]] = ()
 ) -> list[tuple[float, list[tuple[int, float]]]]:
-    """That of sampling.py, for float32 on a CPU. Of equally likely tokens the lower comes first."""
+    """That of sampling.py, for float32 on a CPU. Of equally likely tokens the lower comes first. A row whose scores are not
+    finite has NaN, whatever the tokens.
+    """
     logits_RV, vocab_size = logits_RV.contiguous(), logits_RV.shape[1]
     tops = [min(count, vocab_size) for count in top]
     more = [array("q", each) for each in others] or [NOTHING] * len(tops)
-    values = [array("f", bytes(4 * (1 + count + len(some)))) for count, some in zip(tops, more, strict=True)]
-    ids = [array("q", bytes(8 * count)) for count in tops]
+    values = [array("f", [math.nan] * (1 + count + len(some))) for count, some in zip(tops, more, strict=True)]
+    ids = [array("q", range(count)) for count in tops]
     rows = (_Scored * len(tops))(
         *(
             (token, count, *some.buffer_info(), found.buffer_info()[0], likeliest.buffer_info()[0])
             for token, count, some, found, likeliest in zip(tokens, tops, more, values, ids, strict=True)
         )
     )
-    if native().attend_score(logits_RV.data_ptr(), *logits_RV.shape, rows):
-        return sampling.logprobs(logits_RV, tokens, top, others)
+    native().attend_score(logits_RV.data_ptr(), *logits_RV.shape, rows)
     return [
         (found[0], list(zip((*likeliest, *some), found[1:], strict=True)))
         for found, likeliest, some in zip(values, ids, more, strict=True)

@@ -38,7 +38,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, ctypes.c_int, _P, *_ROWS, *[_P] * 8), ctypes.c_int),
     "attend_logits": ((_P, _P, _I, _P), ctypes.c_int),
     "attend_draw": ((_P, _I, _I, _P, _P), ctypes.c_int),
-    "attend_score": ((_P, _I, _I, _P), _I),
+    "attend_score": ((_P, _I, _I, _P), None),
     "attend_layer": ((_P, _P, _I, _I, _I, _I, _P, _P, _I, ctypes.c_int, *_ROWS, _P, _P, _P), None),
 }
 

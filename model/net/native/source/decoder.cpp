@@ -40,7 +40,7 @@ struct Kernels {
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
     i64 (*draw)(const float* scores, i64 V, const Draw& row, float* room);
-    bool (*score)(const float* scores, i64 V, const Scored& row);
+    void (*score)(const float* scores, i64 V, const Scored& row);
     void (*gate)(const Tile&, i64 distance);
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
@@ -78,7 +78,7 @@ struct Kernels {
     TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row, float* room) {                                    \
         return draw_token<VECTOR>(scores, V, row, room);                                                                         \
     }                                                                                                                            \
-    TARGET static bool score_##NAME(const float* scores, i64 V, const Scored& row) { return score_row<VECTOR>(scores, V, row); } \
+    TARGET static void score_##NAME(const float* scores, i64 V, const Scored& row) { score_row<VECTOR>(scores, V, row); }        \
     TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile<VECTOR>(t, distance); }                              \
     TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve<VECTOR>(r, row, head); }   \
     TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
@@ -936,11 +936,9 @@ int attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens
     return 1;
 }
 
-// The log probabilities that are asked of each row of scores [R, V]. The number of rows that have none: their scores are not finite.
-i64 attend_score(const float* scores, i64 R, i64 V, const Scored* rows) {
-    std::atomic<i64> strange{0};
-    each_row(R, V, [&](const Kernels& kernels, i64 r) { strange += !kernels.score(scores + r * V, V, rows[r]); });
-    return strange;
+// The log probabilities that are asked of each row of scores [R, V]. Where its scores are not finite what is to be filled stays as it is.
+void attend_score(const float* scores, i64 R, i64 V, const Scored* rows) {
+    each_row(R, V, [&](const Kernels& kernels, i64 r) { kernels.score(scores + r * V, V, rows[r]); });
 }
 
 // One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D]. Sinks [H] or null.

@@ -243,12 +243,11 @@ struct Scored {
     i64* likeliest;  // is filled, the likeliest first, of equals the lower token
 };
 
-// Whether the row has any: its largest score is finite.
 template <class Vector>
-INLINE bool score_row(const float* scores, i64 V, const Scored& row) {
+INLINE void score_row(const float* scores, i64 V, const Scored& row) {
     typedef typename Like<Vector>::longs longs;
     i64 best = best_token<Vector>(scores, V), kept = 0;
-    if (best == UNSCORED) return false;
+    if (best == UNSCORED) return;
     float highest = scores[best], least = -INFINITY;
     longs sums = {};
     each<Vector>(scores, V, [&](i64 first, Vector some) LAMBDA {
@@ -269,5 +268,4 @@ INLINE bool score_row(const float* scores, i64 V, const Scored& row) {
     row.values[0] = value(row.token);
     for (i64 n = 0; n < row.top; n++) row.values[1 + n] = value(row.likeliest[n]);
     for (i64 n = 0; n < row.num_others; n++) row.values[1 + row.top + n] = value(row.others[n]);
-    return true;
 }

@@ -183,7 +183,7 @@ def test_log_probabilities_are_those_of_the_plain_softmax(variant):
             assert [token for token, _ in kept] == by_score[: len(kept)]
 
 
-def test_a_row_without_finite_scores_has_the_log_probabilities_of_torch():
+def test_a_row_without_finite_scores_has_no_number():
     scores = torch.tensor([[0.0, torch.nan, 1.0], [0.0, 1.0, 2.0]])
     [(first, _), (second, _)] = logprobs(scores, [0, 0], [1, 1])
     assert first != first
