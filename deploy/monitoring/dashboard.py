@@ -156,6 +156,8 @@ def cache() -> Iterator[Panel]:
     yield panel("Preemptions a second", "none", {"{{replica}}": total("attend_preemptions_total", "replica")})
     hits, asked = (total(f"attend_prefix_cache_{what}_total", "replica") for what in ("hits", "queries"))
     yield panel("Prefix cache hit rate", "percentunit", {"{{replica}}": f"{hits} / {asked}"})
+    lost = total("attend_prefix_cache_lost_tokens_total", "reason")
+    yield panel("Tokens computed again for want of a recurrent state, a second", "none", {"{{reason}}": lost})
     right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
     yield panel("Speculative decoding: acceptance rate of draft tokens", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
     labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"

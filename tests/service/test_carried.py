@@ -60,7 +60,8 @@ STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop_str_
 OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
     *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "lack", "history", "_plan"),
-    *("hidden_sum", "num_summed", "version"),
+    *("hidden_sum", "num_summed", "version", "num_replayed", "slot", "snapshot_at", "last_snapshot", "known_until"),
+    *("reason", "awaits"),
 }
 
 

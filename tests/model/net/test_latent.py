@@ -17,7 +17,7 @@ from attend.model.net.latent import LatentAttention
 from attend.model.net.linear import Linear
 from attend.model.net.packed import PackedLinear, multiplies_bfloat16, pack
 from attend.model.net.quantised import QuantisedLinear
-from attend.model.net.rope import apply_rotary, rotary_table
+from attend.model.net.rope import Rotation, apply_rotary, rotary_table
 from attend.model.sublayers import LatentSpec
 from attend.model.train.loss import DenseCausal, hidden_states
 from tests.model.adapters import linears, write_adapter
@@ -55,8 +55,8 @@ def test_what_is_absorbed_is_the_equation_written_out():
     layer = tiny_decoder(config).blocks[0].attention
     x_TE = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
     cos, sin = (table[:TOKENS, None] for table in rotary_table(config.ropes[0], TOKENS))
-    found = layer(x_TE, (cos, sin), 0, DenseCausal(TOKENS, config.attention_variants))
-    torch.testing.assert_close(found, written_out(layer, x_TE, (cos, sin), 0.4))
+    found = layer(x_TE, Rotation(cos, sin), 0, DenseCausal(TOKENS, config.attention_variants))
+    torch.testing.assert_close(found, written_out(layer, x_TE, Rotation(cos, sin), 0.4))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
@@ -80,7 +80,7 @@ def test_a_step_writes_the_normed_latent_vector_and_the_rotated_key_once():
     down = first.attention.kv_down(first.attention_norm(net.embedding(torch.arange(5), layout.positions_T)))
     cos, sin = (table[:5, None] for table in net.rope_tables[0])
     torch.testing.assert_close(cache.keys[0][16:21, 0, :12], first.attention.kv_norm(down[:, :12]))
-    torch.testing.assert_close(cache.keys[0][16:21, :, 12:], apply_rotary(down[:, None, 12:], (cos, sin)))
+    torch.testing.assert_close(cache.keys[0][16:21, :, 12:], apply_rotary(down[:, None, 12:], Rotation(cos, sin)))
     assert not cache.keys[0][:16].any() and not cache.keys[0][21:].any()
 
 
