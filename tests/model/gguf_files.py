@@ -109,11 +109,11 @@ MADE |= {
 """Tiny checkpoints that GGUF has words for."""
 
 
-def make(kind: str, folder: Path) -> Path:
-    """A checkpoint folder of `kind`, written by `transformers`."""
+def make(kind: str, folder: Path, maker: Callable[[], nn.Module] | None = None) -> Path:
+    """A checkpoint folder of `kind`, or of what `maker` makes in its place, written by `transformers`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(kind))
-        net = MADE[kind]()
+        net = (maker or MADE[kind])()
         spread(net)
     net.save_pretrained(folder)
     return folder

@@ -6,18 +6,20 @@ It runs where `ATTEND_TEST_LLAMA_CPP` names an interpreter that has xllamacpp.
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import pytest
 import torch
+from torch import nn
 
 from attend.model.gguf.splits import SPLITS
 from attend.model.net.checkpoint import load
 from attend.model.text.tokenizer import Tokenizer
 from tests.model import tokenizers
-from tests.model.checkpoints import VOCAB, shaped
+from tests.model.checkpoints import DEEPSEEK, LATENT, VOCAB, shaped
 from tests.model.gguf.test_vocabulary import BYTE_LEVEL, MERGED, SCORED, vocabulary
 from tests.model.gguf_files import MADE, Type, byte_level, make, stored_as, write_gguf
 from tests.model.net.formats.test_gguf import DELTA_KINDS, QUANTISED, TOKENS, our_logits, random_blocks, wide  # noqa: F401 - a fixture
@@ -28,12 +30,26 @@ CHILD = Path(__file__).with_name("llama_cpp_child.py")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="ATTEND_TEST_LLAMA_CPP names no interpreter that has xllamacpp")
 
 NOT_ITS = {"gpt_oss": "it rounds the columns of YaRN", "starcoder2-unbiased": "it asks for biases"}
-ROUTED = ("glm4_moe", "glm4_moe-plain", "ernie4_5_moe", "minimax_m2", "olmoe", "granitemoe", "granitemoeshared")
-NOT_ITS |= dict.fromkeys((*ROUTED, "granitemoehybrid", "granitemoehybrid-dense"), "not tried")
 NOT_ITS |= dict.fromkeys(("qwen3_5_text", "qwen3_5_text-odd", "qwen3_5_moe_text"), "it takes values as wide as keys alone")
+NOT_ITS |= {"exaone4": "it takes windows where there are 64 layers alone", "granitemoehybrid": "it asks for a recurrent layer"}
+NOT_ITS |= {"deepseek_v2-groups": "it takes a group for its two best experts, as DeepSeek-V3 does"}
+ITS: dict[str, Callable[[], nn.Module]] = {
+    "arcee": lambda: shaped("Arcee"),
+    "deepseek_v2": lambda: shaped("DeepseekV2", **LATENT, **DEEPSEEK),
+    "ernie4_5": lambda: shaped("Ernie4_5", tie_word_embeddings=False),
+    "hunyuan_v1_dense": lambda: shaped("HunYuanDenseV1"),
+    "nemotron": lambda: shaped("Nemotron"),
+    "olmoe": lambda: shaped("Olmoe", num_experts=6, num_experts_per_tok=3, num_key_value_heads=4),
+}
+"""What it takes of kinds that it takes in part: biases, heads and projections that the others have are refused, or left out."""
+METADATA: dict[str, dict[str, Any]] = {
+    "ernie4_5_moe": {"ernie4_5-moe.expert_shared_feed_forward_length": 40},
+    "qwen2_vl": {"qwen2vl.attention.layer_norm_rms_epsilon": 1e-12},  # it reads none
+    **{key: {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 0} for key in ("glm4_moe", "glm4_moe-plain")},
+}
 LEAST = -80
 """It takes logarithms of probabilities, which are 0 below some 1e-38."""
-GELU = ("gemma", "gemma2", "gemma3_text", "starcoder2")
+GELU = ("gemma", "gemma2", "gemma3_text", "gemma4_text", "gemma4_text-shared", "gemma4_text-experts", "starcoder2")
 """Its GELU is a table in float16."""
 
 
@@ -67,7 +83,13 @@ def its_texts(pre: str = "") -> list[str]:
 @pytest.mark.parametrize("kind", [kind for kind in MADE if kind not in NOT_ITS])
 def test_a_file_has_its_logits(kind, tmp_path):
     """Also beyond the window, and where a text is longer than what a stretched rope has learned."""
-    path = write_gguf(make(kind, tmp_path / "theirs"), tmp_path / "tiny.gguf")
+
+    def all_its(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if "nextn" in name]:
+            del tensors[name]
+
+    theirs = make(kind, tmp_path / "theirs", ITS.get(kind))
+    path = write_gguf(theirs, tmp_path / "tiny.gguf", metadata=METADATA.get(kind), change=all_its)
     assert difference(path, TOKENS * 3)[0] <= (5e-3 if kind in GELU else 2e-4 if kind in DELTA_KINDS else 1e-5)
 
 
