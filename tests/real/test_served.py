@@ -11,7 +11,7 @@ from tests.real.served import ask, served
 from tests.service.test_parity_chat import over_grpc, over_http
 
 pytestmark = pytest.mark.skipif(bool(lacking("smollm2")), reason=lacking("smollm2"))
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "What is the capital of Germany?"}]
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
@@ -38,9 +38,9 @@ def said(answer: dict) -> str:
     return content
 
 
-def test_it_knows_the_capital_of_france(server):
+def test_it_knows_the_capital_of_germany(server):
     answer = ask(server, messages=CAPITAL, temperature=0, max_tokens=32)
-    assert "Paris" in said(answer) and answer["choices"][0]["finish_reason"] == "stop"
+    assert "Berlin" in said(answer) and answer["choices"][0]["finish_reason"] == "stop"
 
 
 def test_an_enforced_schema_is_obeyed_and_filled_with_sense(server):

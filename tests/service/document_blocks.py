@@ -55,8 +55,8 @@ class NotRun:
 
 
 SERVED = NotRun("Leave it running")
-FRANCE = r"capital of France is.*Paris"
-CHAT = '"content": "What is the capital of France?"}], "temperature": 0'
+GERMANY = r"capital of Germany is.*Berlin"
+CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
 BFCL, MUTANTS, CLUSTER = NotRun("Berkeley function calling"), NotRun("It is not part of CI"), NotRun("No cluster was at hand")
 FAULTS = NotRun("half an hour, on a quiet machine")
 INSTALLED = (
@@ -69,9 +69,9 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     "README.md": {
         "pip install --extra": Elsewhere(INSTALLED),
         "pip install attend_server": Elsewhere(INSTALLED),
-        "attend run": Run(FRANCE),
+        "attend run": Run(GERMANY),
         "attend serve --single": Elsewhere("tests/service/test_documents_run.py::chatting"),
-        CHAT: Run(FRANCE, chats=True),
+        CHAT: Run(GERMANY, chats=True),
         "make serve": Elsewhere("tests/test_setup.py::test_serving_installs_no_tools_of_tests_and_testing_does"),
         "make test": Elsewhere(".ci/run"),
         "curl -N": Run(r'"text":".+(?s:.*)data: \[DONE\]\n\n\Z'),
@@ -96,10 +96,10 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "--model /tmp": Run(r"\S"),
         "--quantize int4 --max": Run(r"\S"),
         "attend quality": Run(r"int4", long=True),
-        "attend run": Run(FRANCE),
-        "attend chat": Run(FRANCE, stdin="What is the capital of France?"),
+        "attend run": Run(GERMANY),
+        "attend chat": Run(GERMANY, stdin="What is the capital of Germany?"),
         "attend serve --single": Elsewhere("tests/service/test_documents_run.py::chatting"),
-        "curl -sN": Run(r'"content":" Paris"(?s:.*)data: \[DONE\]', chats=True),
+        "curl -sN": Run(r'"content":" Berlin"(?s:.*)data: \[DONE\]', chats=True),
         "response_format": Run(r'"content":"\{\\"name\\":\\"Anna\\",\\"age\\":31\}"', chats=True),
     },
     "CONTRIBUTING.md": {
