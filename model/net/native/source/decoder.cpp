@@ -39,7 +39,7 @@ struct Kernels {
     void (*raise)(const Additions&, float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels);
     void (*attend)(const Tile&, const Tile* later, const Cache&, i64 K);
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
-    i64 (*draw)(const float* scores, i64 V, const Draw& row, float* room);
+    i64 (*draw)(const float* scores, i64 V, const Draw& row, DrawRoom& room);
     void (*score)(const float* scores, i64 V, const Scored& row);
     void (*gate)(const Tile&, i64 distance);
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
@@ -75,7 +75,7 @@ struct Kernels {
                                   bf16* residual, bf16* y, float scale, i64 E) {                                                 \
         sum_token(updates, stride, pairs, weights, calls, residual, y, scale, E);                                                \
     }                                                                                                                            \
-    TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row, float* room) {                                    \
+    TARGET static i64 draw_##NAME(const float* scores, i64 V, const Draw& row, DrawRoom& room) {                                 \
         return draw_token<VECTOR>(scores, V, row, room);                                                                         \
     }                                                                                                                            \
     TARGET static void score_##NAME(const float* scores, i64 V, const Scored& row) { score_row<VECTOR>(scores, V, row); }        \
@@ -673,6 +673,26 @@ static bool has(int number) {
 }
 #endif
 
+// Room for the draws of several threads. What no draw needs is not touched: it is no memory yet.
+struct DrawRooms {
+    std::vector<DrawRoom> of_thread;
+    void make(i64 threads, i64 V) {
+        if (threads <= (i64)of_thread.size() && V <= V_) return;
+        i64 bytes = DrawRoom::bytes(V);
+        memory_.reset(malloc(threads * bytes));
+        if (!memory_) throw std::bad_alloc();
+        of_thread.clear(), V_ = V;
+        for (i64 n = 0; n < threads; n++) of_thread.push_back(DrawRoom::at((char*)memory_.get() + n * bytes, V));
+    }
+
+  private:
+    struct Free {
+        void operator()(void* memory) const { free(memory); }
+    };
+    std::unique_ptr<void, Free> memory_;
+    i64 V_ = 0;
+};
+
 // Calls look(kernels, row) for each row of scores [R, V], in several threads where that is worth it.
 template <class Look>
 static void each_row(i64 R, i64 V, Look look) {
@@ -924,13 +944,9 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
 // For each row of scores [R, V] the best token, or a draw under the row's key, changes and limits where its temperature is above 0; UNSCORED or
 // EXCLUDED where there is none. 1 where the memory does not suffice, else 0.
 int attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) try {
-    thread_local std::vector<float> changed;  // a row for each thread
-    i64 room = std::any_of(rows, rows + R, [](const Draw& row) { return row.changes != nullptr; }) ? V : 0;
-    if ((i64)changed.size() < room * omp_get_max_threads()) changed.resize(room * omp_get_max_threads());
-    float* to = changed.data();
-    each_row(R, V, [=](const Kernels& kernels, i64 r) {
-        tokens[r] = kernels.draw(scores + r * V, V, rows[r], to + room * omp_get_thread_num());
-    });
+    thread_local DrawRooms rooms;
+    rooms.make(omp_get_max_threads(), V);
+    each_row(R, V, [&](const Kernels& kernels, i64 r) { tokens[r] = kernels.draw(scores + r * V, V, rows[r], rooms.of_thread[omp_get_thread_num()]); });
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;

@@ -1,10 +1,11 @@
 // The best token of a row, or a draw: the best of (score - highest) / temperature plus Gumbel noise, as `sample` of sampling.py
 // has it. The noise is a hash of the row's key and the token. And the log probabilities of a row.
 //
-// Limits keep the tokens up to a border. It is found without sorting: tokens are counted, or weighed, by the first bits of how far
-// they are below the best, then by the next bits where the border lies. Weights are whole numbers: their sums have no order.
+// Limits keep the tokens up to a border, a distance below the best. It is found without sorting: the distances between which it lies are
+// halved, by the number or the weight of the tokens up to the middle. Weights are whole numbers: their sums have no order.
+// Only tokens near the best are looked at, where these are enough, as they mostly are.
 #pragma once
-#include <numeric>
+#include <cfloat>
 
 #include "numbers.h"
 
@@ -59,12 +60,9 @@ INLINE Vector logarithm(Vector x) {  // of normal numbers above 0 (Cephes' logf)
 }
 
 template <class Vector>
-INLINE Vector noise(i64 token, uint64_t key) {  // of this one and those behind it
+INLINE Vector noise(typename Like<Vector>::longs tokens, uint64_t key) {
     typedef typename Like<Vector>::longs longs;
-    const uint64_t golden = 0x9E3779B97F4A7C15u;
-    longs hash;
-    for (size_t j = 0; j < sizeof(Vector) / 4; j++) hash[j] = j * golden;
-    hash = key ^ (hash + token * golden);
+    longs hash = key ^ (tokens * 0x9E3779B97F4A7C15u);
     hash = (hash ^ (hash >> 30)) * 0xBF58476D1CE4E5B9u;
     hash = (hash ^ (hash >> 27)) * 0x94D049BB133111EBu;
     hash = (hash ^ (hash >> 31)) >> 41;
@@ -134,36 +132,6 @@ INLINE typename Like<Vector>::ints distance(Vector scaled) {  // from 0 or less:
     return (typename Like<Vector>::ints)magnitude(scaled);
 }
 
-
-// The largest distance to which the tokens that are nearer than it weigh less than `target(weight of all)`. All: up to `within`.
-template <class Vector, class Scale, class Weigh, class Target>
-INLINE int32_t border(const float* scores, i64 V, int32_t within, Scale scale, Weigh weigh, Target target) {
-    typedef typename Like<Vector>::ints ints;
-    typedef typename Like<Vector>::longs longs;
-    static const int PLACES[] = {31, 18, 9, 0};  // of bits that are looked at together
-    i64 weights[1 << 13], left = 0;
-    int32_t found = 0;
-    for (int turn = 0; turn < 3; turn++) {
-        int above = PLACES[turn], place = PLACES[turn + 1];
-        int32_t last = (1 << (above - place)) - 1, digit = 0;
-        memset(weights, 0, (last + 1) * sizeof *weights);
-        each<Vector>(scores, V, [&](i64, Vector score) LAMBDA {
-            Vector scaled = scale(score);
-            ints bits = distance(scaled), counts = (bits <= within) & (bits >> above == found >> above);
-            if (!any(counts)) return;
-            int32_t digits[sizeof(Vector) / 4];
-            i64 weighed[sizeof(Vector) / 4];
-            store(digits, bits >> place & last);
-            store(weighed, weigh(scaled) & __builtin_convertvector(counts, longs));
-            for (size_t j = 0; j < sizeof(Vector) / 4; j++) weights[digits[j]] += weighed[j];
-        });
-        if (turn == 0) left = target(std::accumulate(weights, weights + last + 1, (i64)0));
-        while (digit < last && weights[digit] < left) left -= weights[digit++];
-        found |= digit << place;
-    }
-    return found;
-}
-
 static const float LARGEST = 1e9f;  // a penalty makes no score larger
 
 INLINE float rounded(float product) {  // before it is added to: the compiler would make one operation of both
@@ -201,35 +169,176 @@ INLINE i64 best_token(const float* scores, i64 V) {
     return largest<Vector>(scores, V, [](Vector score, i64) LAMBDA { return score; });
 }
 
+static const float INFINITE_REACH = FLT_MAX;
+static const float CANDIDATE_REACH = 12.0f;  // below the best: further tokens are looked at where those are not enough
+static const int HALVINGS = 8;  // after so many few tokens are left in question
+
+struct Candidates {  // tokens that limits may keep, in their order
+    i64 count;
+    int32_t* distances;  // below the best, see `distance`; none reaches INT32_MAX, which fills up the last vector
+    uint64_t* weights;
+    int32_t* tokens;
+};
+
+// Room for the draw of a row of V scores, in one thread: for each token, and a vector more.
+struct DrawRoom {
+    float* changed;
+    Candidates found, left;  // `left` needs no tokens
+    static size_t bytes(i64 V) { return ceiling((V + LANES) * 32, 64) * 64; }  // whole cache lines
+    static DrawRoom at(void* memory, i64 V) {
+        uint64_t* weights = (uint64_t*)memory;
+        int32_t* numbers = (int32_t*)(weights + 2 * (V + LANES));
+        auto part = [&](i64 n) { return numbers + n * (V + LANES); };
+        return {(float*)part(0), {0, part(1), weights, part(2)}, {0, part(3), weights + V + LANES, nullptr}};
+    }
+};
+
+INLINE void fill_up(Candidates& some) {
+    for (i64 j = 0; j < LANES; j++) some.distances[some.count + j] = INT32_MAX, some.weights[some.count + j] = 0;
+}
+
+// Finds the tokens up to `reach` below the best, with their weights where these are asked for. Returns the weight of all tokens, or 0
+// where that is not asked for.
+template <class Vector, class Scale>
+INLINE i64 find_candidates(const float* scores, i64 V, Scale scale, float reach, bool weighs, bool weighs_all, Candidates& found) {
+    typedef typename Like<Vector>::ints ints;
+    typedef typename Like<Vector>::longs longs;
+    const i64 WIDTH = sizeof(Vector) / 4;
+    longs sums = {}, weights = {};
+    ints lanes;
+    for (i64 j = 0; j < WIDTH; j++) lanes[j] = j;
+    i64 count = 0;
+    each<Vector>(scores, V, [&](i64 n, Vector score) LAMBDA {
+        Vector scaled = scale(score);
+        if (weighs_all) sums += weights = weight(scaled);
+        ints near = scaled >= -reach, distances = distance(scaled), tokens = lanes + (int32_t)n;
+        if (!any(near)) return;
+        if (weighs && !weighs_all) weights = weight(scaled);
+        if (!any(~near)) {
+            store(found.distances + count, distances), store(found.weights + count, weights), store(found.tokens + count, tokens);
+            count += WIDTH;
+            return;
+        }
+        for (i64 j = 0; j < WIDTH; j++) {
+            found.distances[count] = distances[j], found.weights[count] = weights[j], found.tokens[count] = tokens[j];
+            count -= near[j];
+        }
+    });
+    found.count = count;
+    fill_up(found);
+    i64 total = 0;
+    for (i64 j = 0; j < WIDTH; j++) total += sums[j];
+    return total;
+}
+
+// The weight of the candidates up to a distance, or their number.
+template <class Vector, bool COUNTS>
+INLINE i64 weight_within(const Candidates& some, int32_t within) {
+    typedef typename Like<Vector>::ints ints;
+    typedef typename Like<Vector>::longs longs;
+    const i64 WIDTH = sizeof(Vector) / 4;
+    longs sums = {};
+    ints counts = {};
+    for (i64 n = 0; n < some.count; n += WIDTH) {
+        ints near = load<ints>(some.distances + n) <= within;
+        if (COUNTS) counts -= near;
+        else sums += load<longs>(some.weights + n) & __builtin_convertvector(near, longs);
+    }
+    i64 total = 0;
+    for (i64 j = 0; j < WIDTH; j++) total += COUNTS ? counts[j] : (i64)sums[j];
+    return total;
+}
+
+INLINE int32_t halfway(int32_t low, int32_t high) {  // between two distances as numbers
+    float a, b;
+    memcpy(&a, &low, 4), memcpy(&b, &high, 4);
+    float middle = a + (b - a) / 2;
+    memcpy(&low, &middle, 4);
+    return low;
+}
+
+// The least distance up to which candidates weigh `share` together; those up to `high` do.
+template <class Vector, bool COUNTS>
+INLINE int32_t border(const Candidates& all, Candidates& left, int32_t high, i64 share) {
+    const Candidates* some = &all;
+    int32_t low = -1;  // up to it they weigh less: `nearer`
+    i64 nearer = 0, before = 0;
+    for (int turn = 1; high - low > 1; turn++) {
+        int32_t middle = turn <= HALVINGS ? std::clamp(halfway(std::max(low, 0), high), low + 1, high - 1) : low + (high - low) / 2;
+        i64 sum = before + weight_within<Vector, COUNTS>(*some, middle);
+        if (sum < share) low = middle, nearer = sum;
+        else high = middle;
+        if (turn != HALVINGS) continue;
+        left.count = 0, before = nearer;
+        for (i64 n = 0; n < all.count; n++) {
+            left.distances[left.count] = all.distances[n], left.weights[left.count] = all.weights[n];
+            left.count += all.distances[n] > low && all.distances[n] <= high;
+        }
+        fill_up(left);
+        some = &left;
+    }
+    return high;
+}
+
+// How far below the best the candidates are that a row's limits keep; -1 where other tokens may be kept too. `total` is the weight of
+// all tokens, where their number has no limit.
 template <class Vector>
-INLINE i64 draw_among(const float* scores, i64 V, const Draw& row) {
+INLINE int32_t kept_distance(const Draw& row, bool counts, float reach, i64 total, Candidates& found, Candidates& left) {
+    int32_t within = distance(all<Vector>(reach))[0];
+    if (counts && row.top_k < found.count) within = border<Vector, true>(found, left, within, row.top_k);
+    else if (counts && row.top_k > found.count && reach < INFINITE_REACH) return -1;
+    if (row.top_p < 1.0f) {
+        i64 sum = weight_within<Vector, false>(found, within);
+        if (counts) total = sum;
+        i64 share = std::min(std::max((i64)std::ceil((double)total * row.top_p), (i64)1), total);
+        if (sum < share) return -1;
+        within = border<Vector, false>(found, left, within, share);
+    }
+    return std::min(within, distance(all<Vector>(std::min(row.reach, HOPELESS)))[0]);
+}
+
+template <class Vector, class Scale, class Tokens>
+INLINE i64 draw_within(int32_t within, const float* scores, i64 V, uint64_t key, Scale scale, Tokens tokens) {
+    return largest<Vector>(scores, V, [=](Vector score, i64 n) LAMBDA {
+        Vector scaled = scale(score);
+        auto kept = distance(scaled) <= within;
+        return any(kept) ? choose(kept, scaled + noise<Vector>(tokens(n), key), all<Vector>(-INFINITY)) : all<Vector>(-INFINITY);
+    });
+}
+
+template <class Vector>
+INLINE i64 draw_among(const float* scores, i64 V, const Draw& row, DrawRoom& room) {
+    typedef typename Like<Vector>::longs longs;
     i64 best = best_token<Vector>(scores, V);
     if (row.temperature <= 0.0f || best < 0) return best;
     float highest = scores[best];
     auto scale = [=](Vector score) LAMBDA { return (score - highest) / row.temperature; };
-    int32_t within = INT32_MAX;
-    if (row.top_k > 0 && row.top_k < V)
-        within = border<Vector>(scores, V, within, scale, [](Vector) LAMBDA { return typename Like<Vector>::longs{} + 1; },
-                                [&](i64) { return row.top_k; });
-    if (row.top_p < 1.0f)
-        within = border<Vector>(scores, V, within, scale, [](Vector scaled) LAMBDA { return weight(scaled); }, [&](i64 total) {
-            return std::min(std::max((i64)std::ceil((double)total * row.top_p), (i64)1), total);
-        });
-    within = std::min(within, distance(all(std::min(row.reach, HOPELESS)))[0]);
-    return largest<Vector>(scores, V, [=](Vector score, i64 n) LAMBDA {
-        Vector scaled = scale(score);
-        auto kept = distance(scaled) <= within;
-        return any(kept) ? choose(kept, scaled + noise<Vector>(n, row.key), all<Vector>(-INFINITY)) : all<Vector>(-INFINITY);
-    });
+    bool counts = row.top_k > 0 && row.top_k < V, weighs = row.top_p < 1.0f;
+    if (!counts && !weighs && row.reach >= CANDIDATE_REACH) {
+        longs lanes;
+        for (size_t j = 0; j < sizeof(Vector) / 4; j++) lanes[j] = j;
+        int32_t within = distance(all<Vector>(std::min(row.reach, HOPELESS)))[0];
+        return draw_within<Vector>(within, scores, V, row.key, scale, [=](i64 n) LAMBDA { return lanes + (uint64_t)n; });
+    }
+    Candidates& found = room.found;
+    int32_t within = -1;
+    for (float reach = CANDIDATE_REACH; within < 0; reach = INFINITE_REACH) {
+        i64 total = find_candidates<Vector>(scores, V, scale, reach, weighs, weighs && !counts, found);
+        within = kept_distance<Vector>(row, counts, reach, total, found, room.left);
+    }
+    i64 place = draw_within<Vector>(
+        within, (const float*)found.distances, found.count, row.key, [](Vector far) LAMBDA { return -far; },
+        [&](i64 n) LAMBDA { return __builtin_convertvector(load<typename Like<Vector>::ints>(found.tokens + n), longs); });
+    return found.tokens[place];
 }
 
 static const i64 UNSCORED = -1, EXCLUDED = -2;  // the row's scores are not finite; they are, but its changes leave no token
 
 template <class Vector>
-INLINE i64 draw_token(const float* scores, i64 V, const Draw& row, float* room) {  // of V numbers
-    if (!row.changes) return draw_among<Vector>(scores, V, row);
-    change(scores, V, *row.changes, room);
-    i64 token = draw_among<Vector>(room, V, row);
+INLINE i64 draw_token(const float* scores, i64 V, const Draw& row, DrawRoom& room) {
+    if (!row.changes) return draw_among<Vector>(scores, V, row, room);
+    change(scores, V, *row.changes, room.changed);
+    i64 token = draw_among<Vector>(room.changed, V, row, room);
     return token == UNSCORED && best_token<Vector>(scores, V) != UNSCORED ? EXCLUDED : token;
 }
 
