@@ -192,8 +192,7 @@ class ModelRunner:
         if isinstance(self.draw, Told) and self._draws_from_scores(step.draws, rows):
             self.draw.tell(step.draws, parcel)
         hidden_TE, decoded = self._computed(step, rows, parcel)
-        prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
-        sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
+        prompt_logprobs, sums = self._asked(step, hidden_TE)
         draws = step.draws
         if not draws:
             return PendingStep(step, prompt_logprobs=prompt_logprobs, hidden=sums)
@@ -207,6 +206,12 @@ class ModelRunner:
         self._drawn = step.draw_ids, tokens_R
         return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, self.logprobs, sums)
 
+    def _asked(self, step: StepInput, hidden_TE: Tensor) -> tuple[dict[str, list[TokenLogprob]], list[Tensor]]:
+        """What a step's requests ask of hidden states beside draws."""
+        prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
+        sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
+        return prompt_logprobs, sums
+
     def _draws_from_scores(self, draws: Sequence[Draw], rows: Sequence[Row]) -> bool:
         """Whether `self.draw` will be called: a graph has drawn the best tokens."""
         graph = self.graphs is not None and self.graphs.has_scores and self.graphs.fits(rows)
@@ -214,7 +219,7 @@ class ModelRunner:
 
     def _computed(self, step: StepInput, rows: Sequence[Row], parcel: Parcel) -> tuple[Tensor, Decoded | None]:
         """The hidden states [T, E] of a step, and what else a graph has computed, where one fits. Sends the parcel."""
-        others, states, sources = _other_groups(step.tables, self.has_states)
+        others, states, sources = other_groups(step.tables, self.has_states)
         given = self._pending_tokens(step.request_ids) if step.input_pending else step.tokens
         if self.graphs is not None and self.graphs.fits(rows):
             decoded = self.graphs.run(rows, given, others, states, step.versions, parcel, sources)
@@ -272,9 +277,9 @@ class ModelRunner:
         return scored
 
 
-def _other_groups(
-    tables: Sequence[Sequence[Sequence[int]]], has_states: bool
-) -> tuple[Sequence[Sequence[Sequence[int]]], Sequence[int] | None, Sequence[int] | None]:
+def other_groups(
+    tables: Sequence[Sequence["array[int]"]], has_states: bool
+) -> tuple[Sequence[Sequence["array[int]"]], Sequence[int] | None, Sequence[int] | None]:
     """The block tables of all groups but the first, and the slots where states are written and read: the last group."""
     if not has_states:
         return tables[1:], None, None

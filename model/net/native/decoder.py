@@ -1,4 +1,5 @@
-"""A bfloat16 decoder on a CPU, one native call a step: the equations of `transformer.py` without Python between them.
+"""A bfloat16 decoder on a CPU, one native call a step: the equations of `transformer.py` without Python between them, and the
+draws of `sampling.py` behind them.
 
 A value is one sum in one order, whatever is computed beside it: a request's tokens have the same bits alone and in any
 batch, in one chunk and in many.
@@ -9,8 +10,9 @@ Shapes: T tokens · E model width · H query heads · K key/value heads · D hea
 import ctypes
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +22,16 @@ from attend.model.net.backends import BatchLayout, Paged
 from attend.model.net.delta import GatedDelta
 from attend.model.net.features import NATIVE, features
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.drawing import draw_rows
 from attend.model.net.native.library import check, native, variant
 from attend.model.net.native.packing import NO_ROOM, pack
+from attend.model.net.native.structures import Caches, LayerSizes, StepCall, attention_numbers, layer_sizes, model_sizes
+from attend.model.net.pulse import Pulse
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.short_conv import ShortConv
-from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock, final_scores
-from attend.model.sublayers import AttentionVariant, ConvSpec, DeltaSpec
+from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock
+from attend.model.sampling_plan import Draw
+from attend.model.sublayers import AttentionVariant
 
 MAX_GROUP = 16
 MAX_HEAD = 512
@@ -34,14 +40,6 @@ BLOCK = 32
 """Tokens: a block of the cache must be whole tiles."""
 MAX_KERNEL = 16
 """Tokens that a convolution sees."""
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
-"""In the order of `Activation` in matrix.h."""
-PLACES = ("parallel", "shared")
-"""Places of norms with attention and MLP side by side, in the order of `Place` in decoder.cpp, from 1 on."""
-MIXERS = (type(None), DeltaSpec, ConvSpec)
-"""What layers have in place of attention, in the order of `Mixer` in decoder.cpp."""
-EVERYTHING = 1 << 24
-"""A window without a window: float32 holds it, and no context is as long."""
 
 
 class NativeBackend:
@@ -82,13 +80,32 @@ class NativeBackend:
         out_THD = torch.empty_like(q_THD)
         sizes = (len(qkv), q_THD.shape[1], k_TKD.shape[1], q_THD.shape[2])
         caches = (cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(), cache.block_size, cache.in_8_bits)
-        rows, held = _rows(layout)
-        numbers = (ctypes.c_float * 3)(*_numbers(self._variants[layer], q_THD.shape[2]))
+        starts_R, counts_R, _ = layout.spans
+        table_RB = layout.block_table_RB
+        rows = (starts_R.data_ptr(), counts_R.data_ptr(), len(table_RB), _addresses(table_RB.unbind()))
+        numbers = (ctypes.c_float * 3)(*attention_numbers(self._variants[layer], q_THD.shape[2]))
         sinks = None if sinks_H is None else sinks_H.float().contiguous()
         outside = (out_THD.data_ptr(), numbers, None if sinks is None else sinks.data_ptr())
         self._library.attend_layer(qkv.data_ptr(), layout.slots_T.data_ptr(), *sizes, *caches, *rows, *outside)
-        del held
         return out_THD
+
+
+class StepRows(NamedTuple):
+    """The requests of a step, those with one token first: their tokens, and where these stand."""
+
+    tokens: "array[int]"
+    """[T]"""
+    starts: Sequence[int]
+    """[R]: positions of their first tokens."""
+    counts: Sequence[int]
+    """[R]"""
+    kept: Sequence[int]
+    """[R]: after how many of its tokens a request's state is kept."""
+    tables: Sequence[Sequence["array[int]"]]
+    """[G][R]: block tables of each group of layers that has keys and values."""
+    sources: Sequence[int] | None = None
+    places: Sequence[int] | None = None
+    """[R]: the slots where states are read, and where they are written."""
 
 
 class NativeDecoder:
@@ -105,7 +122,7 @@ class NativeDecoder:
         self._library = native()
         arrays = self._tensors = _arrays(net)  # the library points into these
         self._net = self._library.attend_new(
-            ctypes.byref(_model_sizes(config)), _addresses(arrays), (_LayerSizes * config.num_layers)(*_layer_sizes(net))
+            ctypes.byref(model_sizes(config)), _addresses(arrays), (LayerSizes * config.num_layers)(*layer_sizes(net))
         )
         if self._net is None:
             raise MemoryError(NO_ROOM)
@@ -115,34 +132,86 @@ class NativeDecoder:
         self._per_layer = net.per_layer
         self.reading = pack(self, net, spend=spend, report=report)
         """Seconds in which files were read, of those that packing took."""
-        self._caches: tuple[KVCache | None, tuple[ctypes.Array, ...]] = (None, ())  # a cache, and what `_layers_of` says of it
+        self._viewed: tuple[KVCache | None, Caches] = (None, Caches())
+        self._scores_SV = torch.empty(0, config.vocab_size)  # kept from step to step
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
-        """Hidden states [T, E]; see `Decoder.forward`."""
+        """Hidden states [T, E]; see `Decoder.forward`. Positions are those of the layout."""
         layout = attention.layout
-        residual_TE = torch.empty(len(tokens_T), self.config.hidden_size, dtype=torch.bfloat16)
-        hidden_TE = torch.empty_like(residual_TE)
-        keys, values, groups, states = self._layers_of(attention.cache)
-        layouts = [layout.of(group) for group in range(max(groups) + 1)]
-        slots, tables = (_addresses(parts) for parts in zip(*((of.slots_T, of.block_table_RB) for of in layouts), strict=True))
-        tokens = (tokens_T.data_ptr(), positions_T.data_ptr(), slots, len(tokens_T))
-        (starts, counts, num_rows, _, width), held = _rows(layout)
-        kept_R = layout.spans[2]
+        hidden_TE = torch.empty(len(tokens_T), self.config.hidden_size, dtype=torch.bfloat16)
+        layouts = [layout.of(group) for group in range(attention.cache.num_groups)]
+        tables = [table_B.data_ptr() for of in layouts for table_B in of.block_table_RB]
+        starts_R, counts_R, kept_R = layout.spans
         assert layout.states_R is not None or not attention.cache.states, "nobody said where the states lie"
         places = [None if slots_R is None else slots_R.data_ptr() for slots_R in (layout.sources_R, layout.states_R)]
-        vectors_TV = self._vectors(tokens_T)
-        vectors = None if vectors_TV is None else vectors_TV.data_ptr()
-        buffers = (states, *places, kept_R.data_ptr(), residual_TE.data_ptr(), hidden_TE.data_ptr(), vectors)
-        caches = (keys, values, attention.cache.block_size, attention.cache.in_8_bits, groups)
-        of_rows = (starts, counts, num_rows, tables, width)
-        check(self._library.attend_step(self._net, *tokens, *caches, *of_rows, *buffers, attention.pulse.address))
-        del held
+        self._run(
+            attention.cache,
+            tokens_T,
+            StepCall(
+                *(len(tokens_T), len(layout.rows), len(layouts), 0),
+                *(tokens_T.data_ptr(), starts_R.data_ptr(), counts_R.data_ptr(), kept_R.data_ptr()),
+                (ctypes.c_void_p * len(tables))(*tables),
+                *places,
+                hidden=hidden_TE.data_ptr(),
+                pulse=attention.pulse.address,
+            ),
+        )
         return hidden_TE
 
-    def _vectors(self, tokens_T: Tensor) -> Tensor | None:
+    def step(
+        self,
+        cache: KVCache,
+        rows: StepRows,
+        scored: Sequence[int],
+        draws: Sequence[Draw],
+        pulse: Pulse,
+        hidden_TE: Tensor | None = None,
+    ) -> tuple[list[int], Tensor]:
+        """The tokens [S] drawn after the tokens whose places in T are `scored`, UNSCORED or EXCLUDED where there is none, and
+        the scores [S, V] they were drawn from, which the next step overwrites. `hidden_TE` is filled: bfloat16 [T, E].
+        """
+        num_rows, num_scored, vocab_size = len(rows.starts), len(scored), self.config.vocab_size
+        if len(self._scores_SV) < num_scored:
+            self._scores_SV = torch.empty(num_scored, vocab_size)
+        tables = [table for of_group in rows.tables for table in of_group]
+        ends = [-(-(start + count) // cache.block_size) for start, count in zip(rows.starts, rows.counts, strict=True)]
+        assert all(len(table) >= end for table, end in zip(tables, ends * len(rows.tables), strict=True)), (
+            "a table is too short"
+        )
+        numbers = [array("q", some) for some in (rows.starts, rows.counts, rows.kept)]
+        states = [None if slots is None else array("q", slots) for slots in (rows.sources, rows.places)]
+        places, drawn = array("q", scored), array("q", [0]) * num_scored
+        asked, held = draw_rows(draws, vocab_size)
+        self._run(
+            cache,
+            rows.tokens,
+            StepCall(
+                *(len(rows.tokens), num_rows, len(rows.tables), num_scored),
+                *(each.buffer_info()[0] for each in (rows.tokens, *numbers)),
+                (ctypes.c_void_p * len(tables))(*[table.buffer_info()[0] for table in tables]),
+                *(None if each is None else each.buffer_info()[0] for each in states),
+                hidden=None if hidden_TE is None else hidden_TE.data_ptr(),
+                scored=places.buffer_info()[0],
+                scores=self._scores_SV.data_ptr(),
+                draws=ctypes.cast(asked, ctypes.c_void_p) if num_scored else None,
+                drawn=drawn.buffer_info()[0],
+                pulse=pulse.address,
+            ),
+        )
+        del held
+        return drawn.tolist(), self._scores_SV[:num_scored]
+
+    def _run(self, cache: KVCache, tokens: "Tensor | array[int]", call: StepCall) -> None:
+        vectors_TV = self._vectors(tokens)
+        if vectors_TV is not None:
+            call.vectors = vectors_TV.data_ptr()
+        check(self._library.attend_step(self._net, ctypes.byref(self._view(cache)), ctypes.byref(call)))
+
+    def _vectors(self, tokens: "Tensor | array[int]") -> Tensor | None:
         """What each token has by itself for each layer, bfloat16 [T, L P]; None where there is nothing."""
         if self._per_layer is None:
             return None
+        tokens_T = tokens if isinstance(tokens, Tensor) else torch.frombuffer(tokens, dtype=torch.int64)
         scale = self._per_layer.scale * math.sqrt(0.5)
         vectors_TV: Tensor = self._per_layer.tokens(tokens_T) * scale
         return vectors_TV.to(torch.bfloat16)
@@ -152,137 +221,25 @@ class NativeDecoder:
         logits_TV = torch.empty(len(hidden_TE), self.config.vocab_size)
         hidden_TE = hidden_TE.contiguous()
         check(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
-        return final_scores(logits_TV, self.config)
+        return logits_TV
 
-    def _layers_of(self, cache: KVCache) -> tuple[ctypes.Array, ...]:
-        """Addresses of the layers' keys and values, the groups of the layers, and the addresses of their states."""
-        if self._caches[0] is not cache:
+    def _view(self, cache: KVCache) -> Caches:
+        """The cache as the library takes it, made once."""
+        if self._viewed[0] is not cache:
             groups = cache.group_of_layer or [0] * self.config.num_layers
             groups = [0 if layer in cache.states else group for layer, group in enumerate(groups)]  # a state has no blocks
-            of_layers = (ctypes.c_int64 * len(groups))(*groups)
             states = [part for layer in range(len(groups)) for part in (*cache.states.get(layer, ()), None, None)[:2]]
-            self._caches = (cache, (_addresses(cache.keys), _addresses(cache.values), of_layers, _addresses(states)))
-        return self._caches[1]
+            of_layers = (ctypes.c_int64 * len(groups))(*groups)
+            view = Caches(
+                *(_addresses(cache.keys), _addresses(cache.values)),
+                *(cache.block_size, cache.in_8_bits, of_layers, _addresses(states)),
+            )
+            self._viewed = (cache, view)
+        return self._viewed[1]
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
     return (ctypes.c_void_p * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
-
-
-def _rows(layout: BatchLayout) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
-    """A step's requests as the library takes them, and the tensors that must live until it returns."""
-    starts_R, counts_R, _ = layout.spans
-    table = layout.block_table_RB
-    return (starts_R.data_ptr(), counts_R.data_ptr(), len(table), table.data_ptr(), table.shape[1]), (starts_R, counts_R, table)
-
-
-def _numbers(variant: AttentionVariant, head_size: int) -> tuple[float, ...]:
-    return variant.scale or head_size**-0.5, variant.softcap or 0.0, variant.window or EVERYTHING
-
-
-class _ModelSizes(ctypes.Structure):
-    """`ModelSizes` of decoder.cpp."""
-
-    _fields_ = tuple(
-        (name, kind)
-        for kind, names in (
-            (
-                ctypes.c_int64,
-                "layers E V H P attention_gate norms_all normed_after query_length activation gated centred place",
-            ),
-            (ctypes.c_int64, "X C F S undivided shared_gate sigmoid groups groups_of_token beside"),
-            (ctypes.c_int64, "key_heads value_heads key_size value_size delta_kernel conv_kernel head_gate"),
-            (ctypes.c_float, "eps output_eps embedding_scale residual_scale limit slope"),
-            (ctypes.c_float, "query_beta routing_eps routing_floor routed_scale delta_eps rate_scale"),
-        )
-        for name in names.split()
-    )
-
-
-class _LayerSizes(ctypes.Structure):
-    """`LayerSizes` of decoder.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("mixed", "mixer", "K", "D", "R", "M", "shares", "same", "window")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap", "after")),
-    )
-
-
-def _model_sizes(config: ModelConfig) -> _ModelSizes:
-    return _ModelSizes(
-        layers=config.num_layers,
-        E=config.hidden_size,
-        V=config.vocab_size,
-        H=config.num_heads,
-        P=config.per_layer_input_size or 0,
-        attention_gate=config.attention_gate,
-        head_gate=config.head_gate,
-        norms_all=config.qk_norm == "all",
-        normed_after=config.qk_norm_after_rope,
-        query_length=config.query_scale_length,
-        activation=ACTIVATIONS.index(config.activation),
-        gated=config.gated_mlp,
-        centred=config.norm != "rmsnorm",
-        place=PLACES.index(config.norm_place) + 1 if config.norm_place in PLACES else 0,
-        eps=config.norm_eps,
-        output_eps=config.post_norm_eps or config.norm_eps,
-        embedding_scale=config.embedding_scale,
-        residual_scale=config.residual_scale,
-        limit=config.swiglu_limit or 0.0,
-        slope=config.swiglu_slope,
-        query_beta=config.query_scale_beta or 0.0,
-        conv_kernel=(config.conv_kernel or 0) if config.conv_layers else 0,
-        **_mixture(config),
-        **_delta(config),
-    )
-
-
-def _mixture(config: ModelConfig) -> dict[str, Any]:
-    """Sizes of the experts, which are alike in all layers that have some."""
-    spec = next((layer.experts for layer in config.layers if layer.experts is not None), None)
-    if spec is None:
-        return {}
-    return {
-        "X": spec.num_experts,
-        "C": spec.experts_per_token,
-        "F": spec.expert_size,
-        "S": spec.shared_expert_size or 0,
-        "undivided": spec.routing == "all",
-        "shared_gate": spec.shared_expert_size is not None and spec.shared_expert_gate,
-        "sigmoid": spec.scoring_func == "sigmoid",
-        "groups": spec.expert_groups,
-        "groups_of_token": spec.groups_per_token,
-        "routing_eps": spec.routing_eps or 0.0,
-        "routing_floor": spec.routing_floor or 0.0,
-        "routed_scale": spec.routed_scaling_factor,
-        "beside": spec.experts_beside_mlp,
-    }
-
-
-def _delta(config: ModelConfig) -> dict[str, Any]:
-    """Sizes of the delta rules, the eps of their norms, and what their rates are multiplied by."""
-    spec = config.delta if config.delta_layers else None
-    if spec is None:
-        return {}
-    return {
-        "key_heads": spec.key_heads,
-        "value_heads": spec.value_heads,
-        "key_size": spec.key_size,
-        "value_size": spec.value_size,
-        "delta_kernel": spec.kernel,
-        "delta_eps": config.norm_eps if spec.norm_eps is None else spec.norm_eps,
-        "rate_scale": 2.0 if spec.negative_eigenvalues else 1.0,
-    }
-
-
-def _layer_sizes(net: Decoder) -> Iterator[tuple[float, ...]]:
-    for block, layer in zip(net.blocks, net.config.layers, strict=True):
-        scale, softcap, window = _numbers(layer.attention, layer.head_size)
-        kinds = (layer.experts is not None, MIXERS.index(type(layer.recurrence)))
-        heads = (layer.num_kv_heads, layer.head_size, 0 if layer.rope is None else layer.rope.size)
-        kept = (layer.kv_layer is not None, layer.keys_are_values)
-        after = 1.0 if block.layer_scale is None else block.layer_scale.item()
-        yield *kinds, *heads, layer.mlp_size, *kept, int(window), scale, softcap, after
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:

@@ -55,10 +55,16 @@ def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """That of sampling.py, for float32 on a CPU: token ids int64 [R], or UNSCORED or EXCLUDED."""
     scores_RV = scores_RV.contiguous()
     tokens_R = torch.empty(len(draws), dtype=torch.int64)
-    held: list[Any] = []  # what the library reads
-    rows = (_Draw * len(draws))(*(_row(draw, scores_RV.shape[1], held) for draw in draws))
+    rows, held = draw_rows(draws, scores_RV.shape[1])
     check(native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, rows, tokens_R.data_ptr()))
+    del held
     return tokens_R
+
+
+def draw_rows(draws: Sequence[Draw], vocab_size: int) -> tuple[ctypes.Array, list[Any]]:
+    """How the rows draw, as the library takes it, and what must live until it has drawn."""
+    held: list[Any] = []
+    return (_Draw * len(draws))(*[_row(draw, vocab_size, held) for draw in draws]), held
 
 
 def _row(draw: Draw, vocab_size: int, held: list[Any]) -> tuple[Any, int, int, float, float, float]:

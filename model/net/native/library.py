@@ -12,14 +12,13 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("source")
-FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"]
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 """Sums keep the order in which they are written, infinities and NaN their meaning."""
 VARIANTS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
 """The last one that a CPU has is its best. With AVX-512-BF16 and with AMX quantised weights use VNNI, too."""
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
-_ROWS = (_P, _P, _I, _P, _I)
 SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_has": ((ctypes.c_int,), ctypes.c_int),
     "attend_best": ((), ctypes.c_int),
@@ -35,11 +34,11 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "attend_adapter_set": ((_P, _P, _I, _P, _P, _I, _I, _P, _I), ctypes.c_int),
     "attend_adapter_free": ((_P,), None),
     "attend_adapt": ((_P, _P, _I, _I), ctypes.c_int),
-    "attend_step": ((_P, _P, _P, _P, _I, _P, _P, _I, ctypes.c_int, _P, *_ROWS, *[_P] * 8), ctypes.c_int),
+    "attend_step": ((_P, _P, _P), ctypes.c_int),
     "attend_logits": ((_P, _P, _I, _P), ctypes.c_int),
     "attend_draw": ((_P, _I, _I, _P, _P), ctypes.c_int),
     "attend_score": ((_P, _I, _I, _P), None),
-    "attend_layer": ((_P, _P, _I, _I, _I, _I, _P, _P, _I, ctypes.c_int, *_ROWS, _P, _P, _P), None),
+    "attend_layer": ((_P, _P, _I, _I, _I, _I, _P, _P, _I, ctypes.c_int, _P, _P, _I, _P, _P, _P, _P), None),
 }
 
 

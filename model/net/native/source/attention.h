@@ -110,8 +110,9 @@ INLINE CodedPast coded_past_of(const Tile& t, const Cache& cache, i64 K, i64 fro
 // --- a step's tokens: `rows` requests, each with tokens start .. start + count - 1
 
 struct Step {
-    const i64 *starts, *counts, *blocks;
-    i64 rows, width;  // the block table is [rows, width]
+    const i64 *starts, *counts;
+    const i64* const* blocks;  // of each request
+    i64 rows;
 };
 
 struct Work {
@@ -152,6 +153,6 @@ static Tile tile_of(const Step& step, const Work& work, const Attention& a, i64 
         t.from[j] = (int32_t)std::max<i64>(0, t.to[j] - a.variant.window);
     }
     t.begin = t.from[0] / KEYS * KEYS, t.end = before + tokens;
-    t.blocks = step.blocks + work.row * step.width;
+    t.blocks = step.blocks[work.row];
     return t;
 }

@@ -1,7 +1,7 @@
 // A whole bfloat16 decoder on a CPU, one call a step: plain C ABI, no torch headers.
 //
 // `attend_step` is `Decoder.forward` of transformer.py. Each heavy loop exists once for each instruction set; `attend_choose` picks one
-// by number, `attend_has` says whether this CPU has one, and `attend_best` which is the best that it has. Threads are OpenMP's, as torch's are.
+// by number, `attend_has` says whether this CPU has one, and `attend_best` which is the best that it has. Threads are those of threads.h; matrices are packed by OpenMP's.
 //
 // Shapes: T tokens, E model width, M width of the MLP, V vocabulary, H query heads, K key/value heads, D head size,
 // R columns of a head that are rotated, P positions.
@@ -41,6 +41,7 @@ struct Kernels {
     void (*sum)(const bf16* updates, i64 stride, const i64* pairs, const float* weights, i64 calls, bf16* residual, bf16* y, float scale, i64 E);
     i64 (*draw)(const float* scores, i64 V, const Draw& row, DrawRoom& room);
     void (*score)(const float* scores, i64 V, const Scored& row);
+    void (*cap)(float* scores, i64 V, float scale, float softcap);
     void (*gate)(const Tile&, i64 distance);
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
@@ -79,6 +80,7 @@ struct Kernels {
         return draw_token<VECTOR>(scores, V, row, room);                                                                         \
     }                                                                                                                            \
     TARGET static void score_##NAME(const float* scores, i64 V, const Scored& row) { score_row<VECTOR>(scores, V, row); }        \
+    TARGET static void cap_##NAME(float* scores, i64 V, float scale, float softcap) { cap_scores<VECTOR>(scores, V, scale, softcap); } \
     TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile<VECTOR>(t, distance); }                              \
     TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve<VECTOR>(r, row, head); }   \
     TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
@@ -92,7 +94,7 @@ struct Kernels {
         gate_token<VECTOR>(token, gates, H, D);                                                                                  \
     }                                                                                                                            \
     static const Kernels NAME = {embed_##NAME, join_##NAME, modulate_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, score_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME, LANES};
+                                 sum_##NAME,   draw_##NAME, score_##NAME, cap_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME, LANES};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -119,18 +121,25 @@ static int chosen = PORTABLE;
 OF(AMX) static void release_tiles() { _tile_release(); }
 
 // Threads that have used tiles give them back, so that the kernel need not save them.
+static void rest() {
+    if (chosen == WITH_AMX) release_tiles();
+}
+
+// Runs work(team, kernels) in this thread, whose team has as many threads as OpenMP would take.
 template <class Work>
-static void compute(i64 phases, Work work) {
-    together(phases, [&](Team::Member& team) {
-        work(team, *KERNELS[chosen]);
-        if (chosen == WITH_AMX) release_tiles();
-    });
+static void compute(Work work) {
+    thread_local std::unique_ptr<Team> team;
+    i64 threads = omp_get_max_threads();
+    if (!team || team->wanted() != threads) team.reset(), team.reset(new Team(threads, rest));
+    work(*team, *KERNELS[chosen]);
+    rest();
 }
 
 static const i64 FEW_ROWS = 4;  // of x: whoever multiplies a matrix of codes makes them whole numbers
 
 // A product as one phase, or as two where x becomes whole numbers first, in `room`.
-static void multiply(Team::Member& team, const Kernels& kernels, Rounded room, Product p) {
+static void multiply(Team& team, const Kernels& kernels, Rounded room, Product p) {
+    p.threads = team.size();
     if (p.matrix->codes && p.T > FEW_ROWS) {
         room.rows = p.T;
         team.share(p.T, FEW_ROWS, [&](i64 begin, i64 end) {
@@ -157,7 +166,7 @@ struct Adapters {
 };
 
 // A product with what the step's adapters add to it.
-static void adapted(Team::Member& team, const Kernels& kernels, Adapters& adapters, const Rounded& room, Product p) {
+static void adapted(Team& team, const Kernels& kernels, Adapters& adapters, const Rounded& room, Product p) {
     if (adapters.of_token.empty()) return multiply(team, kernels, room, p);
     i64 number = p.matrix->number;
     team.share(p.T, 1, [&](i64 begin, i64 end) {
@@ -185,14 +194,14 @@ static i64 rows_of_tile(const Kernels& kernels, i64 D, bool in_8_bits) { return 
 
 // A layer's keys and values to the cache, then its attention: all is written before anything is read, for a request may share a
 // block that another one fills in this step. In a piece of several tiles the next one's past is on its way.
-static void attend(Team::Member& team, const Kernels& kernels, const Input& in, const Step& step, const std::vector<Work>& work,
+static void attend(Team& team, const Kernels& kernels, const Input& in, const Step& step, const std::vector<Work>& work,
                    const Turns& turns, const Attention& a) {
     i64 K = a.heads.K, tiles = (i64)work.size() * K;
     team.share(in.T, in.T < 4 * WRITTEN ? TOKENS : WRITTEN, [&](i64 begin, i64 end) {
         kernels.write(a.qkv + begin * a.heads.width(), a.heads, a.cache, turns, in.positions + begin, in.slots + begin, end - begin);
     });
     auto tile_at = [&](i64 n) { return tile_of(step, work[n / K], a, n % K); };
-    team.share(tiles, std::clamp<i64>(tiles / (8 * omp_get_num_threads()), 1, 8), [&](i64 begin, i64 end) {
+    team.share(tiles, std::clamp<i64>(tiles / (8 * team.size()), 1, 8), [&](i64 begin, i64 end) {
         Tile tile, later = tile_at(begin);
         for (i64 n = begin; n < end; n++) {
             bool last = n + 1 == end;
@@ -206,15 +215,15 @@ static void attend(Team::Member& team, const Kernels& kernels, const Input& in, 
 
 // The pieces of each row of a step, of long rows first. Several are taken at once, `most` at most, where they are many.
 template <class Work>
-static void share_rows(Team::Member& team, const std::vector<Sequence>& rows, i64 most, i64 pieces, Work work) {
+static void share_rows(Team& team, const std::vector<Sequence>& rows, i64 most, i64 pieces, Work work) {
     i64 all = pieces * (i64)rows.size();
-    team.share(all, std::clamp<i64>(all / (8 * omp_get_num_threads()), 1, most), [&](i64 begin, i64 end) {
+    team.share(all, std::clamp<i64>(all / (8 * team.size()), 1, most), [&](i64 begin, i64 end) {
         for (i64 n = begin; n < end; n++) work(rows[rows.size() - 1 - n / pieces], n % pieces);
     });
 }
 
 // A layer's delta rule: each head's convolution, then each part of its state; then each token by itself.
-static void recur(Team::Member& team, const Kernels& kernels, const Recurrence& r, const std::vector<Sequence>& rows) {
+static void recur(Team& team, const Kernels& kernels, const Recurrence& r, const std::vector<Sequence>& rows) {
     const DeltaSizes& s = r.sizes;
     share_rows(team, rows, 1, s.heads(), [&](const Sequence& row, i64 head) { kernels.convolve(r, row, head); });
     i64 parts = s.parts();
@@ -242,6 +251,7 @@ struct ModelSizes {
     float eps, output_eps;          // of norms, and of those of a sublayer's output
     float embedding_scale, residual_scale, limit, slope;  // limit: of gpt-oss' gates, else 0
     float query_beta, routing_eps, routing_floor, routed_scale, delta_eps, rate_scale;
+    float logit_scale, logit_softcap;  // scores become softcap * tanh(scores * scale / softcap); 0 is no cap
 };
 
 struct LayerSizes {
@@ -293,6 +303,26 @@ struct Slot {  // a matrix that is packed one day, from [N, K]
 // Room for a row of x: whole tiles, and an odd number of cache lines, so that 16 rows do not meet in few sets of the cache.
 static i64 stride_of(i64 columns) { return (ceiling(columns, PAD) | 1) * PAD; }
 
+// Room for the draws of several threads. What no draw needs is not touched: it is no memory yet.
+struct DrawRooms {
+    std::vector<DrawRoom> of_thread;
+    void make(i64 threads, i64 V) {
+        if (threads <= (i64)of_thread.size() && V <= V_) return;
+        i64 bytes = DrawRoom::bytes(V);
+        memory_.reset(malloc(threads * bytes));
+        if (!memory_) throw std::bad_alloc();
+        of_thread.clear(), V_ = V;
+        for (i64 n = 0; n < threads; n++) of_thread.push_back(DrawRoom::at((char*)memory_.get() + n * bytes, V));
+    }
+
+  private:
+    struct Free {
+        void operator()(void* memory) const { free(memory); }
+    };
+    std::unique_ptr<void, Free> memory_;
+    i64 V_ = 0;
+};
+
 struct Net {
     i64 E, V;
     i64 P;  // columns of a token's vector for each layer
@@ -304,9 +334,9 @@ struct Net {
     bool gated;
     int activation, kind;  // kind: of the products that end in an activation
     Clamp clamp;
-    float eps, embedding_scale, residual_scale, delta_eps, rate_scale;
+    float eps, embedding_scale, residual_scale, delta_eps, rate_scale, logit_scale, logit_softcap;
     const bf16* embedding;
-    const float* positions;  // null where they are not added
+    const float* positions_table;  // [P, E], null where they are not added
     Norm last;
     Arena arena;
     Matrix head, table;  // table: an embedding in whole numbers that is not the head
@@ -322,7 +352,10 @@ struct Net {
     std::vector<int32_t> rounded_sums;
     std::vector<float> rounded_scales;
     Rounded rounded = {};
-    bf16 *normed = nullptr, *qkv = nullptr;
+    std::vector<i64> positions;  // of a step's tokens
+    std::vector<std::vector<i64>> token_slots;  // of each group of layers
+    DrawRooms draw_rooms;
+    bf16 *residual = nullptr, *hidden = nullptr, *normed = nullptr, *qkv = nullptr;
     std::map<i64, bf16*> mixed, active;  // heads' outputs and activations, by their columns: what fills up a row must stay zero
     bf16 *vectors = nullptr, *gated_by_vectors = nullptr;
     bf16 *beside = nullptr, *routed = nullptr;  // of experts beside an MLP: what the MLP makes, and what the router reads
@@ -330,7 +363,7 @@ struct Net {
     bf16 *inputs = nullptr, *recurred = nullptr;  // of what is in place of attention: [T, width], and what is merged
     std::vector<float> gates, delta_heads;        // see Recurrence
     std::vector<bf16**> buffers() {
-        std::vector<bf16**> all = {&normed, &qkv, &vectors, &gated_by_vectors, &beside, &routed, &pairs, &inner, &shared, &inputs, &recurred};
+        std::vector<bf16**> all = {&residual, &hidden, &normed, &qkv, &vectors, &gated_by_vectors, &beside, &routed, &pairs, &inner, &shared, &inputs, &recurred};
         for (auto* sized : {&mixed, &active})
             for (auto& [columns, buffer] : *sized) all.push_back(&buffer);
         return all;
@@ -358,6 +391,7 @@ static void make_room(Net& net, i64 T) {
     for (bf16** buffer : net.buffers()) free(*buffer), *buffer = nullptr;
     net.room = 0;
     i64 room = ceiling(std::max<i64>(T, 64), PAD) * PAD;
+    net.residual = zeros(room * net.E), net.hidden = zeros(room * net.E);
     net.normed = zeros(room * net.normed_stride());
     i64 width = 0;
     for (const Layer& layer : net.layers) width = std::max(width, layer.heads.width());
@@ -397,7 +431,7 @@ static const bf16* vector_of(const Net& net, i64 token, bf16* room) {
 static const i64 WORTH_THREADS = 1 << 15;  // scores: a thread that sleeps takes longer to wake than fewer take to look at
 
 // From one sublayer to the next, which reads y; `last` is null before the first.
-static void join(Team::Member& team, const Kernels& kernels, const Net& net, const Norms* last, const Norm& next, bf16* residual, bf16* y,
+static void join(Team& team, const Kernels& kernels, const Net& net, const Norms* last, const Norm& next, bf16* residual, bf16* y,
                  i64 y_stride, i64 T) {
     Joint joint = {last ? last->output : Norm{}, last ? last->sum : Norm{}, next, net.residual_scale, last ? last->after : 1};
     team.share(T, TOKENS, [&](i64 begin, i64 end) {
@@ -413,7 +447,7 @@ static Product update(const Net& net, const Norms& norms, const bf16* x, i64 str
 }
 
 // The product of a group of pairs by the first or the last matrix of their expert. One token alone needs no copies of what it reads.
-static Product up_of(const Net& net, const Layer& layer, const Group& group, i64 T) {
+static Product up_of(const Net& net, const Layer& layer, const Group& group, i64 T, i64 threads) {
     const Mixture& m = net.mixture;
     const MLP& mlp = layer.mlps[group.expert];
     i64 stride = net.normed_stride();
@@ -421,20 +455,20 @@ static Product up_of(const Net& net, const Layer& layer, const Group& group, i64
     bool shared = group.expert == m.X;
     i64 y_stride = stride_of(shared ? m.S : m.F);
     bf16* y = shared ? net.shared : net.inner + group.first * y_stride;
-    return {x, stride, group.count, &mlp.up, net.kind, y, y_stride, 1, net.clamp, nullptr, net.routing.used};
+    return {x, stride, group.count, &mlp.up, net.kind, y, y_stride, 1, net.clamp, nullptr, net.routing.used, threads};
 }
 
-static Product down_of(const Net& net, const Layer& layer, const Group& group) {
+static Product down_of(const Net& net, const Layer& layer, const Group& group, i64 threads) {
     const Mixture& m = net.mixture;
     bool shared = group.expert == m.X;
     i64 stride = stride_of(shared ? m.S : m.F), y_stride = net.normed_stride();
     const bf16* x = shared ? net.shared : net.inner + group.first * stride;
-    return {x, stride, group.count, &layer.mlps[group.expert].down, STORE, net.pairs + group.first * y_stride, y_stride, 1, {}, nullptr, net.routing.used};
+    return {x, stride, group.count, &layer.mlps[group.expert].down, STORE, net.pairs + group.first * y_stride, y_stride, 1, {}, nullptr, net.routing.used, threads};
 }
 
 // The products of all groups as one phase; `items` is the member of Group that counts their work.
 template <class ProductOf>
-static void multiply_groups(Team::Member& team, const Kernels& kernels, const Routing& routing, i64 Group::* items, ProductOf product_of) {
+static void multiply_groups(Team& team, const Kernels& kernels, const Routing& routing, i64 Group::* items, ProductOf product_of) {
     const Group *first = routing.groups.data(), *end = first + routing.used;
     team.share(end[-1].*items, 1, [&](i64 begin, i64 stop) {
         for (i64 item = begin; item < stop; item++) {
@@ -448,7 +482,7 @@ static void multiply_groups(Team::Member& team, const Kernels& kernels, const Ro
 static const i64 FEW = 64;  // tokens: one thread sends them to their experts in less time than two take to share that
 
 // Sends tokens to experts by what the router makes of x, and copies what each pair reads.
-static void route(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const bf16* x, i64 T) {
+static void route(Team& team, const Kernels& kernels, Net& net, const Layer& layer, const bf16* x, i64 T) {
     const Mixture& m = net.mixture;
     Routing& r = net.routing;
     i64 stride = net.normed_stride(), pairs = T == 1 ? 0 : T * m.C;
@@ -469,22 +503,22 @@ static void route(Team::Member& team, const Kernels& kernels, Net& net, const La
         i64 ups = 0, downs = 0;
         for (i64 n = 0; n < r.used; n++) {
             Group& group = r.groups[n];
-            group.up_items = ups += up_of(net, layer, group, T).items();
-            group.down_items = downs += down_of(net, layer, group).items();
+            group.up_items = ups += up_of(net, layer, group, T, team.size()).items();
+            group.down_items = downs += down_of(net, layer, group, team.size()).items();
         }
         if (T <= FEW) copy(0, pairs);
     });
     if (T > FEW) team.share(pairs, TOKENS, copy);
 }
 
-static void active_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const MLP& mlp, i64 T) {
+static void active_in(Team& team, const Kernels& kernels, Net& net, const Layer& layer, const MLP& mlp, i64 T) {
     bf16* active = net.active.at(layer.M);
     adapted(team, kernels, net.adapters, net.rounded,
             {net.normed, net.normed_stride(), T, &mlp.up, net.kind, active, stride_of(layer.M), 1, net.clamp});
 }
 
 // The MLP beside experts, its output under its norm; then what the experts and their router read.
-static void mlp_beside(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
+static void mlp_beside(Team& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
     i64 stride = net.normed_stride();
     const MLP& mlp = layer.mlps.back();
     active_in(team, kernels, net, layer, mlp, T);
@@ -501,21 +535,21 @@ static void mlp_beside(Team::Member& team, const Kernels& kernels, Net& net, con
 }
 
 // An MLP up to its activation, which stays where it is until `mlp_out`.
-static void mlp_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
+static void mlp_in(Team& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
     if (!layer.mixed) return active_in(team, kernels, net, layer, layer.mlps[0], T);
     if (net.mixture.beside) mlp_beside(team, kernels, net, layer, T, residual);
     route(team, kernels, net, layer, net.mixture.beside ? net.routed : net.normed, T);
-    multiply_groups(team, kernels, net.routing, &Group::up_items, [&](const Group& group) { return up_of(net, layer, group, T); });
+    multiply_groups(team, kernels, net.routing, &Group::up_items, [&](const Group& group) { return up_of(net, layer, group, T, team.size()); });
 }
 
-static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
+static void mlp_out(Team& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, bf16* residual) {
     if (!layer.mixed)
         return adapted(team, kernels, net.adapters, net.rounded,
                        update(net, layer.of_mlp, net.active.at(layer.M), stride_of(layer.M), T, layer.mlps[0].down, residual));
     const Routing& r = net.routing;
     i64 stride = net.normed_stride(), calls = net.mixture.calls();
     bool added = !layer.of_mlp.output.gain;
-    multiply_groups(team, kernels, r, &Group::down_items, [&](const Group& group) { return down_of(net, layer, group); });
+    multiply_groups(team, kernels, r, &Group::down_items, [&](const Group& group) { return down_of(net, layer, group, team.size()); });
     team.share(T, TOKENS, [&](i64 begin, i64 end) {
         for (i64 t = begin; t < end; t++) {
             bf16* normed = net.normed + t * stride;
@@ -527,7 +561,7 @@ static void mlp_out(Team::Member& team, const Kernels& kernels, Net& net, const 
 }
 
 // The vectors [T, layers, P] of a step's tokens: to what each token has by itself comes the norm of a product of its embedding.
-static void vectors_of(Team::Member& team, const Kernels& kernels, Net& net, i64 T, bf16* residual, bf16* vectors) {
+static void vectors_of(Team& team, const Kernels& kernels, Net& net, i64 T, bf16* residual, bf16* vectors) {
     i64 layers = net.layers.size(), width = layers * net.P;
     join(team, kernels, net, nullptr, {}, residual, net.normed, net.normed_stride(), T);
     multiply(team, kernels, net.rounded, {net.normed, net.normed_stride(), T, &net.per_layer, STORE, net.vectors, width});
@@ -540,7 +574,7 @@ static void vectors_of(Team::Member& team, const Kernels& kernels, Net& net, i64
 }
 
 // What a layer adds last: its vectors gate it.
-static void add_input(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, const bf16* vectors, bf16* residual) {
+static void add_input(Team& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T, const bf16* vectors, bf16* residual) {
     i64 stride = net.normed_stride(), width = (i64)net.layers.size() * net.P, gate_stride = stride_of(net.P);
     join(team, kernels, net, &layer.of_mlp, {}, residual, net.normed, stride, T);
     adapted(team, kernels, net.adapters, net.rounded,
@@ -551,8 +585,6 @@ static void add_input(Team::Member& team, const Kernels& kernels, Net& net, cons
     adapted(team, kernels, net.adapters, net.rounded,
             {net.gated_by_vectors, gate_stride, T, &layer.projection, STORE, net.normed, stride});
 }
-
-static const i64 PHASES_OF_LAYER = 36, PHASES_OF_ADAPTERS = 10;  // at most
 
 struct Rows {  // of a step, as attention and as delta rules go through them
     std::map<i64, std::vector<Work>> work;  // by the tokens of a tile
@@ -565,7 +597,7 @@ struct Memory {  // of one layer: keys and values, or states in all slots, see R
 };
 
 // The products that attention begins with, or what is in its place.
-static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
+static void mix_in(Team& team, const Kernels& kernels, Net& net, const Layer& layer, i64 T) {
     i64 stride = net.normed_stride();
     if (layer.mixer == ATTENTION)
         adapted(team, kernels, net.adapters, net.rounded, {net.normed, stride, T, &layer.qkv, STORE, net.qkv, layer.heads.width()});
@@ -576,7 +608,7 @@ static void mix_in(Team::Member& team, const Kernels& kernels, Net& net, const L
 }
 
 // What comes between, and the last product.
-static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Memory& memory, const Input& in,
+static void mix_out(Team& team, const Kernels& kernels, Net& net, const Layer& layer, const Memory& memory, const Input& in,
                     const Step& step, const Rows& rows, bf16* residual) {
     if (layer.mixer == ATTENTION) {
         i64 H = layer.heads.H, D = layer.heads.D, columns = H * D, stride = stride_of(columns);
@@ -604,7 +636,7 @@ static void mix_out(Team::Member& team, const Kernels& kernels, Net& net, const 
 }
 
 // Returns the norms of what it adds last, which is not in the residual yet.
-static const Norms* layer_of(Team::Member& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Memory& memory,
+static const Norms* layer_of(Team& team, const Kernels& kernels, Net& net, const Layer& layer, const Norms* last, const Memory& memory,
                              const Input& in, const Step& step, const Rows& rows, const bf16* vectors, bf16* residual) {
     i64 T = in.T, stride = net.normed_stride();
     join(team, kernels, net, last, layer.of_attention.input, residual, net.normed, stride, T);
@@ -673,35 +705,18 @@ static bool has(int number) {
 }
 #endif
 
-// Room for the draws of several threads. What no draw needs is not touched: it is no memory yet.
-struct DrawRooms {
-    std::vector<DrawRoom> of_thread;
-    void make(i64 threads, i64 V) {
-        if (threads <= (i64)of_thread.size() && V <= V_) return;
-        i64 bytes = DrawRoom::bytes(V);
-        memory_.reset(malloc(threads * bytes));
-        if (!memory_) throw std::bad_alloc();
-        of_thread.clear(), V_ = V;
-        for (i64 n = 0; n < threads; n++) of_thread.push_back(DrawRoom::at((char*)memory_.get() + n * bytes, V));
-    }
-
-  private:
-    struct Free {
-        void operator()(void* memory) const { free(memory); }
-    };
-    std::unique_ptr<void, Free> memory_;
-    i64 V_ = 0;
-};
-
 // Calls look(kernels, row) for each row of scores [R, V], in several threads where that is worth it.
 template <class Look>
-static void each_row(i64 R, i64 V, Look look) {
-    auto some = [&](const Kernels& kernels, i64 begin, i64 end) {
+static void each_row(Team& team, const Kernels& kernels, i64 R, i64 V, Look look) {
+    team.share(R, R * V <= WORTH_THREADS ? R : 1, [&](i64 begin, i64 end) {
         for (i64 r = begin; r < end; r++) look(kernels, r);
-    };
-    if (R * V <= WORTH_THREADS) return some(*KERNELS[chosen], 0, R);
-    compute(1, [&](Team::Member& team, const Kernels& kernels) {
-        team.share(R, 1, [&](i64 begin, i64 end) { some(kernels, begin, end); });
+    });
+}
+
+// A token of each row of scores [R, V].
+static void draw(Team& team, const Kernels& kernels, DrawRooms& rooms, const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) {
+    each_row(team, kernels, R, V, [&](const Kernels& kernels, i64 r) {
+        tokens[r] = kernels.draw(scores + r * V, V, rows[r], rooms.of_thread[Team::number()]);
     });
 }
 
@@ -737,6 +752,7 @@ Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerS
     net->eps = model.eps, net->embedding_scale = model.embedding_scale, net->residual_scale = model.residual_scale;
     net->clamp = {model.limit, model.slope};
     net->delta_eps = model.delta_eps, net->rate_scale = model.rate_scale;
+    net->logit_scale = model.logit_scale, net->logit_softcap = model.logit_softcap;
     net->activation = (int)model.activation;
     net->kind = net->gated && net->clamp.limit > 0 ? CLAMPED : (net->gated ? GATED : ACTIVATED) + net->activation;
     auto next = [&] { return (const float*)*arrays++; };
@@ -755,7 +771,7 @@ Net* attend_new(const ModelSizes& model, const void* const* arrays, const LayerS
         norms.input = norm(model.eps), norms.output = norm(model.output_eps), norms.sum = norm(model.eps);
         return norms;
     };
-    net->embedding = (const bf16*)next(), net->positions = next();
+    net->embedding = (const bf16*)next(), net->positions_table = next();
     net->last = norm(model.eps);
     net->of_vectors = mean_square_norm(model.eps * net->E);
     for (i64 n = 0; n < model.layers; n++, own++) {
@@ -883,46 +899,104 @@ int attend_adapt(Net* net, const Adapter* const* of_token, i64 T, i64 ranks) try
 
 void attend_free(Net* net) { delete net; }
 
-// One step: T tokens of `rows` requests, which have starts and counts. keys and values are the layers' caches, bfloat16 or in 8 bits. Layers belong to groups:
-// slots and blocks are the tokens' slots [T] and the requests' block table [rows, width] in each group. states are {before, state} of each layer,
-// see Recurrence; sources and places [rows] the slots from which the requests' states are read, and to which they are written after the first
-// kept [rows] tokens. residual [T, E] is for use in between; hidden [T, E] is the result. vectors [T, layers, P] are what each token has by itself for
-// each layer, times sqrt(P / 2), or null; they are for use in between too. The caches of a layer whose keys and values are another one's are that one's.
-// Each thread adds 1 to `pulse` after each layer: others may read it meanwhile.
-// Not for two threads at once. 1 where the memory does not suffice, else 0.
-int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* const* slots, i64 T, bf16* const* keys, bf16* const* values,
-                 i64 block_size, int in_8_bits, const i64* groups, const i64* starts, const i64* counts, i64 rows, const i64* const* blocks, i64 width,
-                 float* const* states, const i64* sources, const i64* places, const i64* kept, bf16* residual, bf16* hidden, bf16* vectors,
-                 i64* pulse) try {
-    make_room(*net, T);
+// The memory of all layers, as long as it lives. keys and values are the layers' caches, bfloat16 or in 8 bits; those of a layer whose keys and
+// values are another one's are that one's. Layers belong to groups, each with block tables of its own. states are {before, state} of each layer,
+// see Recurrence.
+struct Caches {
+    bf16 *const *keys, *const *values;
+    i64 block_size, in_8_bits;
+    const i64* groups;
+    float* const* states;
+};
+
+// One step, of T tokens of R requests; StepCall of decoder.py has the same fields in the same order. The requests have starts and counts, and in
+// each of G groups the blocks tables[group * R + request]. sources and places [R] are the slots from which their states are read, and to which
+// they are written after the first kept [R] tokens. vectors [T, layers, P] are what each token has by itself for each layer, times sqrt(P / 2), or
+// null; they are for use in between too. hidden [T, E] is filled, if it is there. Of the S tokens whose places in T are `scored` the scores
+// [S, V] are computed, and a token `drawn` from each, as `draws` says if it is there: see `attend_draw`. One thread adds 1 to `pulse` after each layer:
+// others may read it meanwhile.
+struct StepCall {
+    i64 T, R, G, S;
+    const i64 *tokens, *starts, *counts, *kept;
+    const i64* const* tables;
+    const i64 *sources, *places;
+    bf16 *vectors, *hidden;
+    const i64* scored;
+    float* scores;
+    const Draw* draws;
+    i64* drawn;
+    i64* pulse;
+};
+
+// Positions and slots of a step's tokens.
+static void place_tokens(Net& net, const StepCall& call, i64 block_size) {
+    net.positions.resize(call.T), net.token_slots.resize(call.G);
+    for (std::vector<i64>& slots : net.token_slots) slots.resize(call.T);
+    for (i64 row = 0, t = 0; row < call.R; row++)
+        for (i64 at = call.starts[row], end = at + call.counts[row]; at < end; at++, t++) {
+            net.positions[t] = at;
+            for (i64 group = 0; group < call.G; group++)
+                net.token_slots[group][t] = call.tables[group * call.R + row][at / block_size] * block_size + at % block_size;
+        }
+}
+
+static Rows rows_of(const Net& net, const StepCall& call, bool in_8_bits) {
     Rows all;
-    for (const Layer& layer : net->layers) {
+    for (const Layer& layer : net.layers) {
         if (layer.mixer != ATTENTION) continue;
         i64 tokens = rows_of_tile(*KERNELS[chosen], layer.heads.D, in_8_bits) / (layer.heads.H / layer.heads.K);
-        if (!all.work.count(tokens)) all.work[tokens] = work_of({starts, counts, blocks[0], rows, width}, tokens);
+        if (!all.work.count(tokens)) all.work[tokens] = work_of({call.starts, call.counts, call.tables, call.R}, tokens);
     }
-    for (i64 row = 0, first = 0; places && row < rows; first += counts[row++])
-        all.sequences.push_back({first, counts[row], starts[row], sources[row], places[row], kept[row]});
-    i64 phases = PHASES_OF_LAYER + (net->adapters.of_token.empty() ? 0 : PHASES_OF_ADAPTERS);
-    compute(phases * (i64)net->layers.size() + 6, [&](Team::Member& team, const Kernels& kernels) {
-        team.share(T, TOKENS, [&](i64 a, i64 b) {
-            for (i64 t = a; t < b; t++) {
-                const float* position = net->positions ? net->positions + positions[t] * net->E : nullptr;
-                bf16* to = residual + t * net->E;
-                kernels.embed(vector_of(*net, tokens[t], to), position, net->embedding_scale, to, net->E);
-            }
-        });
-        if (net->P) vectors_of(team, kernels, *net, T, residual, vectors);
-        const Norms* last = nullptr;
-        for (size_t n = 0; n < net->layers.size(); n++) {
-            const Layer& layer = net->layers[n];
-            Input in = {tokens, positions, slots[groups[n]], T};
-            Step step = {starts, counts, blocks[groups[n]], rows, width};
-            Memory memory = {{keys[n], values[n], block_size, in_8_bits != 0}, states[2 * n], states[2 * n + 1]};
-            last = layer_of(team, kernels, *net, layer, last, memory, in, step, all, vectors + n * net->P, residual);
-            __atomic_fetch_add(pulse, 1, __ATOMIC_RELAXED);
+    for (i64 row = 0, first = 0; call.places && row < call.R; first += call.counts[row++])
+        all.sequences.push_back({first, call.counts[row], call.starts[row], call.sources[row], call.places[row], call.kept[row]});
+    return all;
+}
+
+// All layers and the last norm: hidden [T, E].
+static void hide(Team& team, const Kernels& kernels, Net& net, const Caches& caches, const StepCall& call, const Rows& rows, bf16* hidden) {
+    i64 T = call.T;
+    bf16* residual = net.residual;
+    team.share(T, TOKENS, [&](i64 a, i64 b) {
+        for (i64 t = a; t < b; t++) {
+            const float* position = net.positions_table ? net.positions_table + net.positions[t] * net.E : nullptr;
+            bf16* to = residual + t * net.E;
+            kernels.embed(vector_of(net, call.tokens[t], to), position, net.embedding_scale, to, net.E);
         }
-        join(team, kernels, *net, last, net->last, residual, hidden, net->E, T);
+    });
+    if (net.P) vectors_of(team, kernels, net, T, residual, call.vectors);
+    const Norms* last = nullptr;
+    for (size_t n = 0; n < net.layers.size(); n++) {
+        i64 group = caches.groups[n];
+        Input in = {call.tokens, net.positions.data(), net.token_slots[group].data(), T};
+        Step step = {call.starts, call.counts, call.tables + group * call.R, call.R};
+        Memory memory = {{caches.keys[n], caches.values[n], caches.block_size, caches.in_8_bits != 0}, caches.states[2 * n], caches.states[2 * n + 1]};
+        last = layer_of(team, kernels, net, net.layers[n], last, memory, in, step, rows, call.vectors + n * net.P, residual);
+        __atomic_fetch_add(call.pulse, 1, __ATOMIC_RELAXED);
+    }
+    join(team, kernels, net, last, net.last, residual, hidden, net.E, T);
+}
+
+// Scores [S, V] of hidden states: of all of them, or of those whose places are `scored`.
+static void score(Team& team, const Kernels& kernels, Net& net, const bf16* hidden, const i64* scored, i64 S, float* scores) {
+    for (i64 row = 0; row < S; row++) memcpy(net.normed + row * net.normed_stride(), hidden + (scored ? scored[row] : row) * net.E, net.E * 2);
+    multiply(team, kernels, net.rounded, {net.normed, net.normed_stride(), S, &net.head, SCORES, scores, net.V});
+    if (net.logit_scale != 1 || net.logit_softcap > 0)
+        each_row(team, kernels, S, net.V, [&](const Kernels& kernels, i64 row) {
+            kernels.cap(scores + row * net.V, net.V, net.logit_scale, net.logit_softcap);
+        });
+}
+
+// Not for two threads at once. 1 where the memory does not suffice, else 0.
+int attend_step(Net* net, const Caches& caches, const StepCall& call) try {
+    make_room(*net, call.T);
+    place_tokens(*net, call, caches.block_size);
+    Rows rows = rows_of(*net, call, caches.in_8_bits != 0);
+    compute([&](Team& team, const Kernels& kernels) {
+        if (call.draws) net->draw_rooms.make(team.size(), net->V);
+        bf16* hidden = call.hidden ? call.hidden : net->hidden;
+        hide(team, kernels, *net, caches, call, rows, hidden);
+        if (call.S) score(team, kernels, *net, hidden, call.scored, call.S, call.scores);
+        if (call.draws) draw(team, kernels, net->draw_rooms, call.scores, call.S, net->V, call.draws, call.drawn);
     });
     return 0;
 } catch (const std::bad_alloc&) {
@@ -932,10 +1006,7 @@ int attend_step(Net* net, const i64* tokens, const i64* positions, const i64* co
 // Scores [T, V] of hidden states [T, E], in float32. 1 where the memory does not suffice, else 0.
 int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
     make_room(*net, T);
-    for (i64 t = 0; t < T; t++) memcpy(net->normed + t * net->normed_stride(), hidden + t * net->E, net->E * 2);
-    compute(2, [&](Team::Member& team, const Kernels& kernels) {
-        multiply(team, kernels, net->rounded, {net->normed, net->normed_stride(), T, &net->head, SCORES, scores, net->V});
-    });
+    compute([&](Team& team, const Kernels& kernels) { score(team, kernels, *net, hidden, nullptr, T, scores); });
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;
@@ -945,8 +1016,10 @@ int attend_logits(Net* net, const bf16* hidden, i64 T, float* scores) try {
 // EXCLUDED where there is none. 1 where the memory does not suffice, else 0.
 int attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens) try {
     thread_local DrawRooms rooms;
-    rooms.make(omp_get_max_threads(), V);
-    each_row(R, V, [&](const Kernels& kernels, i64 r) { tokens[r] = kernels.draw(scores + r * V, V, rows[r], rooms.of_thread[omp_get_thread_num()]); });
+    compute([&](Team& team, const Kernels& kernels) {
+        rooms.make(team.size(), V);
+        draw(team, kernels, rooms, scores, R, V, rows, tokens);
+    });
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;
@@ -954,17 +1027,19 @@ int attend_draw(const float* scores, i64 R, i64 V, const Draw* rows, i64* tokens
 
 // The log probabilities that are asked of each row of scores [R, V]. Where its scores are not finite what is to be filled stays as it is.
 void attend_score(const float* scores, i64 R, i64 V, const Scored* rows) {
-    each_row(R, V, [&](const Kernels& kernels, i64 r) { kernels.score(scores + r * V, V, rows[r]); });
+    compute([&](Team& team, const Kernels& kernels) {
+        each_row(team, kernels, R, V, [&](const Kernels& kernels, i64 r) { kernels.score(scores + r * V, V, rows[r]); });
+    });
 }
 
 // One layer's attention for queries, keys and values [T, (H + 2K) D] that are rotated already; out [T, H D]. Sinks [H] or null.
 void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16* keys, bf16* values, i64 block_size, int in_8_bits, const i64* starts,
-                  const i64* counts, i64 rows, const i64* blocks, i64 width, bf16* out, const float* variant, const float* sinks) {
-    Step step = {starts, counts, blocks, rows, width};
+                  const i64* counts, i64 rows, const i64* const* tables, bf16* out, const float* variant, const float* sinks) {
+    Step step = {starts, counts, tables, rows};
     Attention a = {{H, K, D}, {keys, values, block_size, in_8_bits != 0}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D,
                    rows_of_tile(*KERNELS[chosen], D, in_8_bits)};
     std::vector<Work> work = work_of(step, a.tokens_of_tile());
     Input in = {nullptr, slots, slots, T};
-    compute(2, [&](Team::Member& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });
+    compute([&](Team& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });
 }
 }

@@ -132,6 +132,23 @@ INLINE typename Like<Vector>::ints distance(Vector scaled) {  // from 0 or less:
     return (typename Like<Vector>::ints)magnitude(scaled);
 }
 
+// Scores become softcap * tanh(scores * scale / softcap), or scores * scale where softcap is 0. NaN stays NaN.
+template <class Vector>
+INLINE void cap_scores(float* scores, i64 V, float scale, float softcap) {
+    each<Vector>(scores, V, [&](i64 n, Vector score) LAMBDA {
+        score *= scale;
+        if (softcap > 0) {
+            Vector far = magnitude(score) * (2 / softcap), e = exponential(-far), small = far * 0.5f;
+            // near 0 the quotient would lose digits: there tanh x is x - x^3 / 3 + 2 x^5 / 15 - 17 x^7 / 315
+            Vector square = small * small, series = small * (1.0f - square * (0.33333333f - square * (0.13333333f - square * 0.053968254f)));
+            Vector tanh = choose(far < 0.25f, series, (1.0f - e) / (1.0f + e));
+            score = softcap * choose(score < 0.0f, -tanh, tanh);
+        }
+        if (n + (i64)sizeof(Vector) / 4 <= V) store(scores + n, score);
+        else memcpy(scores + n, &score, (V - n) * 4);
+    });
+}
+
 static const float LARGEST = 1e9f;  // a penalty makes no score larger
 
 INLINE float rounded(float product) {  // before it is added to: the compiler would make one operation of both

@@ -331,11 +331,12 @@ struct Product {
     Clamp clamp = {};
     const Additions* more = nullptr;  // of adapters, where some rows have one
     i64 beside = 1;                   // products that share a phase, this one included: as many share out the threads
+    i64 threads = 1;
     const Rounded* rounded = nullptr;  // where x is in whole numbers already, for a matrix of codes
 
     // Work comes in items: an even number of panels for up to ROWS rows.
     i64 panels_of_item() const {
-        i64 share = beside * matrix->panels / (PIECES * omp_get_num_threads());
+        i64 share = beside * matrix->panels / (PIECES * threads);
         return T < MANY_ROWS ? std::clamp<i64>(share / 2 * 2, 2, MOST_PANELS) : MOST_PANELS / (matrix->codes ? 1 : 2);
     }
     i64 items_across() const { return ceiling(matrix->panels, panels_of_item()); }

@@ -1,59 +1,124 @@
-// A step's threads: they take pieces of a phase as they come, and go on when all of it is done.
+// The threads of a step: one goes through its phases, and all take pieces of a phase as they come.
 //
-// Nobody waits for a thread, only for work that is under way: one that other processes keep from its core is not missed. Who
-// waits spins for as long as a phase usually takes, then gives its core away. So a machine of one's own and a shared one
-// need no different settings, and OMP_WAIT_POLICY matters only between steps.
+// Nobody waits for a thread, only for pieces that are under way: the step goes on when they are done, whatever the others do then. Who waits
+// spins for as long as a phase usually takes, then sleeps, so that a thread which another process keeps from its core can take this one's.
+// So a machine of one's own and a shared one need no different settings.
 #pragma once
 #include <immintrin.h>
+#include <linux/futex.h>
 #include <omp.h>
-#include <sched.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <memory>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "numbers.h"
 
 static const int SPINS = 1000;
 
+// Sleeps while `word` is `value`, until it is woken.
+static void sleep_on(std::atomic<uint32_t>& word, uint32_t value) { syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0); }
+static void wake_all(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+
+// Calls ready() until it is true, for a while; returns whether it was.
+template <class Ready>
+static bool spin_until(Ready ready) {
+    for (int spins = 0; spins < SPINS; spins++) {
+        if (ready()) return true;
+        _mm_pause();
+    }
+    return false;
+}
+
 class Team {
   public:
-    Team(i64 phases) : phases_(phases) {}
-
-    struct Member {
-        Team& team;
-        size_t phase = 0;
-
-        // Calls work(begin, end) for pieces of 0 .. total - 1 until none is left; returns when all are done.
-        template <class Work>
-        void share(i64 total, i64 grain, Work work) {
-            Phase& now = team.phases_[phase++];
-            for (i64 begin; (begin = now.taken.fetch_add(grain, std::memory_order_relaxed)) < total;) {
-                i64 end = std::min(begin + grain, total);
-                work(begin, end);
-                now.done.fetch_add(end - begin, std::memory_order_release);
-            }
-            for (int spins = 0; now.done.load(std::memory_order_acquire) < total; spins++)
-                if (spins < SPINS)
-                    _mm_pause();
-                else
-                    sched_yield();
+    // `rest` is called by each thread before it sleeps.
+    Team(i64 threads, void (*rest)()) : rest_(rest), wanted_(threads) {
+        try {
+            for (i64 number = 1; number < threads; number++) workers_.emplace_back([this, number] { serve(number); });
+        } catch (const std::system_error&) {  // no more of them: these will do
         }
-    };
+        size_ = 1 + (i64)workers_.size();
+    }
+    Team(const Team&) = delete;
+    ~Team() {
+        over_.store(true);
+        left_.store(1), wake_all(left_);
+        for (std::thread& worker : workers_) worker.join();
+    }
+
+    i64 size() const { return size_; }
+    i64 wanted() const { return wanted_; }
+
+    // Calls work(begin, end) for pieces of 0 .. total - 1; returns when all are done. One piece takes no other thread.
+    template <class Work>
+    void share(i64 total, i64 grain, Work work) {
+        uint32_t pieces = (uint32_t)ceiling(total, grain);
+        phase_ = {[](void* work, i64 begin, i64 end) { (*(Work*)work)(begin, end); }, &work, total, grain, pieces};
+        if (pieces < 2 || size_ < 2) {
+            for (uint32_t piece = 0; piece < pieces; piece++) run(piece);
+            return;
+        }
+        done_.store(0, std::memory_order_relaxed);
+        left_.store(pieces);
+        if (sleepers_.load()) wake_all(left_);
+        while (take()) {
+        }
+        auto all_done = [&] { return done_.load(std::memory_order_acquire) == pieces; };
+        if (spin_until(all_done)) return;
+        waits_.store(true);
+        for (uint32_t done; (done = done_.load()) < pieces;) sleep_on(done_, done);
+        waits_.store(false, std::memory_order_relaxed);
+    }
+
+    static i64 number() { return number_; }  // of this thread in its team
 
   private:
-    struct alignas(64) Phase {
-        std::atomic<i64> taken{0}, done{0};
+    struct Phase {
+        void (*run)(void* work, i64 begin, i64 end);
+        void* work;
+        i64 total, grain;
+        uint32_t pieces;
     };
-    std::vector<Phase> phases_;
-};
 
-// Runs work(member) in each thread; each must share the same phases.
-template <class Work>
-static void together(i64 phases, Work work) {
-    Team team(phases);
-#pragma omp parallel
-    {
-        Team::Member member = {team};
-        work(member);
+    void run(uint32_t piece) { phase_.run(phase_.work, piece * phase_.grain, std::min((piece + 1) * phase_.grain, phase_.total)); }
+
+    // Does the next piece of the phase, if any is left. The phase stays what it is until the piece is done.
+    bool take() {
+        uint32_t left = left_.load(std::memory_order_acquire);
+        do
+            if (!left || over_.load(std::memory_order_relaxed)) return false;
+        while (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel));
+        uint32_t pieces = phase_.pieces;
+        run(pieces - left);
+        if (done_.fetch_add(1) + 1 == pieces && waits_.load()) wake_all(done_);
+        return true;
     }
-}
+
+    void serve(i64 number) {
+        pthread_setname_np(pthread_self(), "attend-step");
+        number_ = number;
+        while (!over_.load(std::memory_order_relaxed)) {
+            if (take() || spin_until([&] { return left_.load(std::memory_order_relaxed) != 0; })) continue;
+            if (rest_) rest_();
+            sleepers_.fetch_add(1);
+            sleep_on(left_, 0);
+            sleepers_.fetch_sub(1);
+        }
+    }
+
+    inline static thread_local i64 number_ = 0;
+    Phase phase_ = {};
+    alignas(64) std::atomic<uint32_t> left_{0};  // pieces that nobody has taken
+    alignas(64) std::atomic<uint32_t> done_{0};
+    alignas(64) std::atomic<uint32_t> sleepers_{0};
+    std::atomic<bool> waits_{false}, over_{false};  // waits_: the thread of the phases sleeps until all is done
+    void (*rest_)();
+    std::vector<std::thread> workers_;
+    i64 wanted_, size_ = 1;
+};

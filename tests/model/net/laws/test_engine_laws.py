@@ -12,9 +12,11 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.engine.choice import prepare_decoder
 from attend.model.engine.engine import Engine
+from attend.model.engine.native_runner import NativeRunner
 from attend.model.engine.request import Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
+from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.train.loss import hidden_states
@@ -69,9 +71,8 @@ def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, **c
     counts = [group.num_blocks for group in settings.groups] if changes.get("groups") else settings.num_blocks
     cache = way.cache(config, counts, BLOCK)
     clock = Clock()
-    return Engine(
-        Scheduler(settings, clock), ModelRunner(net, backend, cache, way.device), clock, async_scheduling=async_scheduling
-    )
+    kind = NativeRunner if isinstance(net, NativeDecoder) and not async_scheduling else ModelRunner
+    return Engine(Scheduler(settings, clock), kind(net, backend, cache, way.device), clock, async_scheduling=async_scheduling)
 
 
 def crowd() -> list[Request]:
