@@ -18,6 +18,7 @@
 #include "delta.h"
 #include "drawing.h"
 #include "experts.h"
+#include "pairs.h"
 #include "quantised_tiles.h"
 #include "quantised_vnni.h"
 #include "threads.h"

@@ -308,8 +308,8 @@ static LowRank low_rank(const Matrix& m, bool gated, const float* down, const fl
 
 // Rows of x in whole numbers, group by group: see quantised.h.
 struct Rounded {
-    int16_t* x;      // [groups][rows][32]
-    int8_t* bytes;   // the same numbers: of four columns the first, the third, the second and the fourth
+    int16_t* x;      // [groups][rows][32], or
+    int8_t* bytes;   // the same: of four columns the first, the third, the second and the fourth
     int32_t* sums;   // of a group's numbers, [groups][rows]
     float* scales;
     i64 rows;
@@ -363,28 +363,30 @@ struct Keep {
     // What becomes of a block of results [rows][pitch], from row `first` and panel `panel` on.
     template <int KIND>
     INLINE void rows(const Product& p, const float* block, i64 pitch, i64 first, i64 rows, i64 panel, i64 panels) {
+        typedef typename std::conditional<KIND == SCORES, float, bf16>::type Number;
         const Matrix& m = *p.matrix;
         const i64 step = KIND >= GATED ? 2 : 1, width = sizeof(Vector) / 4;  // a panel of gates stands before its panel of values
-        i64 begin = panel / step * PANEL, end = std::min(m.N / step, (panel + panels) / step * PANEL);
-        for (i64 t = 0; t < rows; t++)
-            for (i64 n = begin; n < end; n += width) {
-                i64 place = n / PANEL * step * PANEL + n % PANEL;  // among the columns of the block, and of the bias
-                const float *from = block + t * pitch + place - begin * step, *bias = m.bias.data() + place;
-                Vector y = load<Vector>(from) + load<Vector>(bias);
+        const i64 begin = panel / step * PANEL, end = std::min(m.N / step, (panel + panels) / step * PANEL), stride = p.y_stride;
+        const float scale = p.scale;
+        const Clamp clamp = p.clamp;
+        for (i64 n = begin; n < end; n += width) {
+            const i64 place = n / PANEL * step * PANEL + n % PANEL;  // among the columns of the block, and of the bias
+            const Vector bias = load<Vector>(m.bias.data() + place), of_value = KIND >= GATED ? load<Vector>(m.bias.data() + place + PANEL) : bias;
+            const float* from = block + place - begin * step;
+            Number* to = (Number*)p.y + first * stride + n;
+            for (i64 t = 0; t < rows; t++, from += pitch, to += stride) {
+                Vector y = load<Vector>(from) + bias;
                 if (KIND >= GATED) {
-                    Vector value = load<Vector>(from + PANEL) + load<Vector>(bias + PANEL);
-                    y = KIND == CLAMPED ? clamped(y, value, p.clamp) : activated<KIND % ACTIVATIONS>(y) * value;
+                    Vector value = load<Vector>(from + PANEL) + of_value;
+                    y = KIND == CLAMPED ? clamped(y, value, clamp) : activated<KIND % ACTIVATIONS>(y) * value;
                 } else if (KIND >= ACTIVATED) {
                     y = activated<KIND % ACTIVATIONS>(y);
+                } else if (KIND == ADD) {
+                    y = numbers<Vector>(to, end - n) + y * scale;
                 }
-                i64 to = (first + t) * p.y_stride + n;
-                if (KIND == SCORES)
-                    keep_numbers((float*)p.y + to, y, end - n);
-                else if (KIND == ADD)
-                    keep_numbers((bf16*)p.y + to, numbers<Vector>((bf16*)p.y + to, end - n) + y * p.scale, end - n);
-                else
-                    keep_numbers((bf16*)p.y + to, y, end - n);
+                keep_numbers(to, y, end - n);
             }
+        }
     }
 };
 

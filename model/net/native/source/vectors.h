@@ -60,31 +60,14 @@ OF(AVX512) static void block_avx512(const float* x, const uint32_t* weights, i64
     multiply_block<floats, HEIGHT, PANELS>(x, weights, between, columns, sums, pitch);
 }
 
-// Where a CPU multiplies pairs of bfloat16: x is made of pairs, DEPTH of them apart.
-template <int HEIGHT, int PANELS>
-OF(AVX512_BF16) static void block_bf16(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
-    __m512 total[HEIGHT][PANELS];
-    for (int t = 0; t < HEIGHT; t++)
-        for (int n = 0; n < PANELS; n++) total[t][n] = _mm512_loadu_ps(sums + t * pitch + n * PANEL);
-    for (i64 k = 0; k < columns / 2; k++, weights += PANEL)
-        for (int t = 0; t < HEIGHT; t++) {
-            __m512bh pair = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(x[t * DEPTH + k]));
-            for (int n = 0; n < PANELS; n++)
-                total[t][n] = _mm512_dpbf16_ps(total[t][n], (__m512bh)_mm512_load_si512(weights + n * between), pair);
-        }
-    for (int t = 0; t < HEIGHT; t++)
-        for (int n = 0; n < PANELS; n++) _mm512_storeu_ps(sums + t * pitch + n * PANEL, total[t][n]);
-}
-
 #define TO_6(OF, PANELS) OF<1, PANELS>, OF<2, PANELS>, OF<3, PANELS>, OF<4, PANELS>, OF<5, PANELS>, OF<6, PANELS>
 #define TO_12(OF, PANELS) TO_6(OF, PANELS), OF<7, PANELS>, OF<8, PANELS>, OF<9, PANELS>, OF<10, PANELS>, OF<11, PANELS>, OF<12, PANELS>
 static MultiplyBlock* const PORTABLE_ONE[] = {block_portable<1, 1>, block_portable<2, 1>};
 static MultiplyBlock* const AVX2_ONE[] = {TO_6(block_avx2, 1)};
 static MultiplyBlock* const AVX2_TWO[] = {block_avx2<1, 2>, block_avx2<2, 2>, block_avx2<3, 2>};
 static MultiplyBlock* const AVX512_TWO[] = {TO_12(block_avx512, 2)};
-static MultiplyBlock* const BF16_TWO[] = {TO_12(block_bf16, 2)};
 static const Blocks BLOCKS_PORTABLE = {2, 0, PORTABLE_ONE, nullptr}, BLOCKS_AVX2 = {6, 3, AVX2_ONE, AVX2_TWO};
-static const Blocks BLOCKS_AVX512 = {12, 12, nullptr, AVX512_TWO}, BLOCKS_BF16 = {12, 12, nullptr, BF16_TWO};
+static const Blocks BLOCKS_AVX512 = {12, 12, nullptr, AVX512_TWO};
 
 // Asks for part `part` of `parts` of the weights that come next: they come from memory while others are multiplied.
 INLINE void ask_for(const void* from, i64 bytes, i64 part, i64 parts) {
@@ -92,7 +75,7 @@ INLINE void ask_for(const void* from, i64 bytes, i64 part, i64 parts) {
 }
 
 // Rows first .. first + rows - 1 of x by the panels of an item.
-template <class Vector, bool PAIRS>
+template <class Vector>
 INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 rows, const Blocks& with) {
     const Matrix& m = *p.matrix;
     i64 count = ceiling(rows, with.height), pitch = item.panels * PANEL, between = m.K / 2 * PANEL;
@@ -103,8 +86,7 @@ INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 row
         i64 columns = std::min(depth, m.K - k);
         for (i64 t = 0; t < rows; t++) {
             const bf16* x = p.x + (first + t) * p.stride + k;
-            if (PAIRS) memcpy(near.x + t * DEPTH, x, columns * 2);
-            else for (i64 i = 0; i < columns; i += (i64)sizeof(Vector) / 4) store(near.x + t * DEPTH + i, numbers<Vector>(x + i, columns - i));
+            for (i64 i = 0; i < columns; i += (i64)sizeof(Vector) / 4) store(near.x + t * DEPTH + i, numbers<Vector>(x + i, columns - i));
         }
         for (i64 n = 0; n < item.panels; n += panels) {
             const uint32_t* weights = panel_of(m, item.panel + n) + k / 2 * PANEL;
@@ -120,15 +102,14 @@ INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 row
     keep<Vector>(p, near.sums, pitch, first, rows, item.panel, item.panels);
 }
 
-template <class Vector, bool PAIRS>
+template <class Vector>
 INLINE void multiply_blocks(const Product& p, i64 number, const Blocks& with) {
     Item item = item_of(p, number);
     i64 count = ceiling(item.end - item.first, NEAR_ROWS), rows = ceiling(ceiling(item.end - item.first, count), with.height) * with.height;
     for (i64 first = item.first; first < item.end; first += rows)
-        multiply_rows<Vector, PAIRS>(p, item, first, std::min(rows, item.end - first), with);
+        multiply_rows<Vector>(p, item, first, std::min(rows, item.end - first), with);
 }
 
-static void multiply_portable(const Product& p, i64 item) { multiply_blocks<fours, false>(p, item, BLOCKS_PORTABLE); }
-OF(AVX2) static void multiply_avx2(const Product& p, i64 item) { multiply_blocks<eights, false>(p, item, BLOCKS_AVX2); }
-OF(AVX512) static void multiply_avx512(const Product& p, i64 item) { multiply_blocks<floats, false>(p, item, BLOCKS_AVX512); }
-OF(AVX512_BF16) static void multiply_bf16(const Product& p, i64 item) { multiply_blocks<floats, true>(p, item, BLOCKS_BF16); }
+static void multiply_portable(const Product& p, i64 item) { multiply_blocks<fours>(p, item, BLOCKS_PORTABLE); }
+OF(AVX2) static void multiply_avx2(const Product& p, i64 item) { multiply_blocks<eights>(p, item, BLOCKS_AVX2); }
+OF(AVX512) static void multiply_avx512(const Product& p, i64 item) { multiply_blocks<floats>(p, item, BLOCKS_AVX512); }
