@@ -155,12 +155,9 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
     memset(room.factor, 0, sizeof room.factor), memset(room.highest, 0, sizeof room.highest);
     for (i64 j = 0; j < rows; j++) {
         uint32_t* to = room.q + j / TOGETHER * TOGETHER * D / 2 + j % TOGETHER;
-        for (i64 pair = 0; pair < D / 2; pair++) {
-            to[pair * TOGETHER] = 0;
-            if (j < t.lanes) memcpy(to + pair * TOGETHER, query(t, j) + 2 * pair, 4);
-        }
-        room.highest[j] = first_score(t, j);
-        room.totals[j * LANES] = first_sum(t);
+        const uint32_t* own = (const uint32_t*)query(t, std::min(j, t.lanes - 1));  // of a row too many nobody reads what comes
+        for (i64 pair = 0; pair < D / 2; pair++) to[pair * TOGETHER] = load<uint32_t>(own + pair);
+        room.highest[j] = LOWEST;
     }
     for (i64 from = t.begin; from < t.end; from += KEYS) {
         Past past = past_of(t, cache, K, from);
@@ -188,8 +185,7 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
         }
     }
     for (i64 j = 0; j < t.lanes; j++) {
-        float total = sum_of(load<floats>(room.totals + j * LANES));
-        for (i64 i = 0; i < D; i += LANES) store(output(t, j) + i, narrow(load<floats>(room.sums + j * D + i) / total));
+        keep_lane(t, j, room.highest[j], sum_of(load<floats>(room.totals + j * LANES)), room.sums + j * D);
     }
 }
 
