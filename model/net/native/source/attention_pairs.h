@@ -7,6 +7,7 @@
 
 static const int TOGETHER = 8;    // queries whose scores stay in registers
 static const int SUMMED = 4;      // queries whose sums do, and vectors of columns
+static const i64 ASKED = 8;    // times a step asks for what comes next
 static const i64 PAIRS = KEYS / 2;
 static_assert(MAX_ROWS % TOGETHER == 0 && TOGETHER % SUMMED == 0, "");
 
@@ -61,7 +62,7 @@ OF(AVX512_BF16) INLINE void turn_keys(const bf16* keys, i64 D, uint32_t* to, Com
     for (i64 n = 0; n < KEYS; n += LANES)
         for (i64 i = 0; i < D; i += 2 * LANES) {
             words rows[LANES];
-            coming.ask();
+            coming.ask<3>(ASKED);
             for (i64 j = 0; j < LANES; j++) rows[j] = load<words>(keys + (n + j) * D + i);
             transpose(rows);
             for (i64 j = 0; j < LANES; j++) store(to + (i / 2 + j) * KEYS + n, rows[j]);
@@ -167,7 +168,7 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
             count = next_rows(t.lanes - j, TOGETHER);
             const uint32_t* q = room.q + j * D / 2;
             float* scores = room.scores + j * KEYS;
-            coming.ask();
+            coming.ask<3>(ASKED);
             if (count == 1) score_rows<1>(q, room.keys, D, scores);
             else if (count == 2) score_rows<2>(q, room.keys, D, scores);
             else if (count == 4) score_rows<4>(q, room.keys, D, scores);
@@ -178,7 +179,7 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
         const bf16* values = known_values(past, D, room.copy);
         for (i64 j = 0, count; j < t.lanes; j += count) {
             count = next_rows(t.lanes - j, SUMMED);
-            coming.ask();
+            coming.ask<3>(ASKED);
             if (count == 1) sum_rows<1>(room, values, j, D);
             else if (count == 2) sum_rows<2>(room, values, j, D);
             else sum_rows<SUMMED>(room, values, j, D);

@@ -180,12 +180,12 @@ INLINE Wide<Vector> widened(const Rows& rows, i64 known, i64 D, i64 P, float* to
 
 // The next keys and values, which come from far away: some of them are asked for at a time, while others are worked on.
 struct Coming {
-    static const i64 STEPS = 8;
     const char *keys, *values;
     i64 bytes, at = 0;  // of the keys, and as many of the values
-    EACH void ask() {
-        for (i64 end = std::min(at + ceiling(bytes, STEPS), bytes); at < end; at += 64)
-            __builtin_prefetch(keys + at), __builtin_prefetch(values + at);
+    template <int LEVEL>  // 3: of the first level of the cache on, 2: of the second
+    EACH void ask(i64 steps) {
+        for (i64 end = std::min(at + ceiling(bytes, steps), bytes); at < end; at += 64)
+            __builtin_prefetch(keys + at, 0, LEVEL), __builtin_prefetch(values + at, 0, LEVEL);
     }
 };
 
@@ -225,12 +225,12 @@ INLINE void keep_column(const Coded<Vector>&, Vector x, float* to) {
 // All keys column by column, as float32.
 template <class Vector, class Rows>
 INLINE void turn_keys(const Rows& keys, i64 D, float* to, Coming& coming) {
-    const i64 WIDTH = sizeof(Vector) / 4, EACH_ROW = Rows::COLUMNS;
+    const i64 WIDTH = sizeof(Vector) / 4, EACH_ROW = Rows::COLUMNS, steps = KEYS / WIDTH * std::max<i64>(1, D / (WIDTH * EACH_ROW));
     for (i64 n = 0; n < KEYS; n += WIDTH) {
         i64 i = 0;
         for (; i + WIDTH * EACH_ROW <= D; i += WIDTH * EACH_ROW) {
             Vector x[WIDTH];
-            coming.ask();
+            coming.ask<2>(steps);
             for (i64 j = 0; j < WIDTH; j++) x[j] = row_of(keys, n + j, i);
             turn(x);
             for (i64 j = 0; j < WIDTH; j++) keep_column(keys, x[j], to + (i + j * EACH_ROW) * KEYS + n);
