@@ -22,11 +22,12 @@ pytestmark = pytest.mark.by_loops("amx")
 SPLIT = 1024
 BLOCK = 32
 LENGTHS = [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 70]
-CUTS = {
-    "decode": lambda length: [length - 2, 1, 1],
-    "borders": lambda length: [part for part in (SPLIT - 1, 1, 1, length - SPLIT - 1) if part > 0],
-    "chunks": lambda length: [700] * (length // 700) + [length % 700],
+ENDS = {
+    "decode": lambda length: [length - 2, length - 1, length],
+    "borders": lambda length: [end for end in (SPLIT - 1, SPLIT, SPLIT + 1) if end < length] + [length],
+    "chunks": lambda length: [*range(700, length, 700), length],
 }
+"""Where chunks end."""
 VIEWS = [
     ((14, 2, 64), {}),
     ((4, 4, 40), {"sliding_window": SPLIT + 76}),  # its first key is in the middle of a split
@@ -53,8 +54,8 @@ def texts_of(config: ModelConfig, lengths: list[int]) -> list[Text]:
     return [(part(length, config.num_heads), *(part(length, config.num_kv_heads) for _ in "kv")) for length in lengths]
 
 
-def attended(config: ModelConfig, texts: list[Text], cuts: list[list[int]], held: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    """Attention of texts side by side, each in chunks as `cuts` says, by the native backend, or in float32 by the reference."""
+def attended(config: ModelConfig, texts: list[Text], ends: list[list[int]], held: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """Attention of texts side by side, each in chunks that end there, by the native backend, or in float32 by the reference."""
     exact = held == torch.float32
     backend = (ReferenceBackend if exact else NativeBackend)(config.attention_variants)
     blocks = [-(-len(q) // BLOCK) for q, _, _ in texts]
@@ -63,8 +64,8 @@ def attended(config: ModelConfig, texts: list[Text], cuts: list[list[int]], held
     tables = [[next(order) for _ in range(count)] for count in blocks]
     sinks = torch.linspace(-1, 3, config.num_heads) if config.sinks else None
     done, found = [0] * len(texts), [[] for _ in texts]
-    for step in range(max(map(len, cuts))):
-        turns = [(i, done[i], parts[step]) for i, parts in enumerate(cuts) if step < len(parts)]
+    for step in range(max(map(len, ends))):
+        turns = [(i, done[i], own[step] - done[i]) for i, own in enumerate(ends) if step < len(own)]
         turns.sort(key=lambda turn: turn[2] != 1)
         layout = BatchLayout.build([Row(tables[i], start, count) for i, start, count in turns], BLOCK, "cpu")
         parts = [[part[start : start + count] for part in texts[i]] for i, start, count in turns]
@@ -87,12 +88,13 @@ def test_the_bits_depend_on_no_chunk_no_batch_and_no_thread(variant, shape, view
     torch.set_num_threads(1)
     wanted = attended(config, texts, [[length] for length in LENGTHS], held)
     assert distance(torch.cat(wanted).float(), torch.cat(attended(config, texts, [[n] for n in LENGTHS], torch.float32))) < 0.03
-    for number, cut in zip((2, 16, 64), CUTS.values(), strict=True):
+    for number, ends in zip((2, 16, 64), ENDS.values(), strict=True):
         torch.set_num_threads(number)
-        found = attended(config, texts, [cut(length) for length in LENGTHS], held)
+        found = attended(config, texts, [ends(length) for length in LENGTHS], held)
         assert [torch.equal(*both) for both in zip(found, wanted, strict=True)] == [True] * len(LENGTHS)
+        torch.set_num_threads(2)
         for at, length in enumerate(LENGTHS):
-            assert torch.equal(attended(config, texts[at : at + 1], [cut(length)], held)[0], wanted[at]), length
+            assert torch.equal(attended(config, texts[at : at + 1], [ends(length)], held)[0], wanted[at]), length
 
 
 @needs_library
