@@ -4,11 +4,11 @@ A group's limit holds for all groups inside it, so the least on the way from the
 In a container the path that the kernel tells may be the host's, of which only the container's own end can be read:
 directories that are missing set no limit.
 
-Sources: proc_meminfo(5), cgroups(7), and the kernel's cgroup-v2.rst, cgroup-v1/memory.rst and scheduler/sched-bwc.rst.
+Sources: proc_meminfo(5), cgroups(7), and the kernel's cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst and cputopology.rst.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path("/")
@@ -23,13 +23,20 @@ def available_memory(root: Path = ROOT) -> int:
     return max(0, min([int(free) * 1024, *left]))
 
 
-def usable_cores(root: Path = ROOT, affinity: int | None = None) -> int:
-    """Cores that threads may keep busy, at least 1: those of the affinity mask, and no more than the quota pays for.
+def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> int:
+    """Cores that threads may keep busy, at least 1: the physical ones of the affinity mask, and no more than the quota pays for.
 
+    Two hardware threads of a core share its multipliers: a second one computes little more, and each takes part of the caches.
     A quota is rounded down: threads that use it up are stopped until its next period, and a step waits for all its threads.
     """
-    cores = len(os.sched_getaffinity(0)) if affinity is None else affinity
+    mask = os.sched_getaffinity(0) if affinity is None else affinity
+    cores = len({_siblings(root, cpu) for cpu in mask})
     return max(1, min([cores, *(int(quota) for group in _groups(root, "cpu") if (quota := _quota(group)) is not None)]))
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """The hardware threads of a CPU's core, the same words for each of them; the CPU alone where the kernel does not say."""
+    return _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

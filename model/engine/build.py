@@ -12,7 +12,7 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
-    USUAL_SNAPSHOTS,
+    SNAPSHOTS_PER_CONTEXT,
     check_free,
     free_device_memory,
     free_memory,
@@ -20,6 +20,7 @@ from attend.model.engine.cache import (
     keeps_prefixes,
     size_groups,
     tell_states,
+    usual_contexts,
     usual_memory,
     with_states,
 )
@@ -390,7 +391,7 @@ def size_engine(
         memory = free_memory() if options.kv_cache_memory is None else options.kv_cache_memory
     wanted = with_states(config, wanted, memory, options.state_cache_share)
     if device == "cpu" and options.kv_cache_memory is None:
-        wanted = replace(wanted, num_snapshots=min(wanted.num_snapshots, USUAL_SNAPSHOTS))
+        wanted = replace(wanted, num_snapshots=min(wanted.num_snapshots, SNAPSHOTS_PER_CONTEXT * usual_contexts(wanted)))
         memory = min(memory, usual_memory(config, wanted, held))
     groups = size_groups(config, wanted, held, memory, asked or 1)
     if not asked:

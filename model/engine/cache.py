@@ -16,10 +16,12 @@ from attend.model.machine import available_memory
 log = logging.getLogger("attend.engine")
 CPU_SHARE = 0.25
 """Of the memory that is available, where nothing is set: other replicas and processes live there too."""
+REQUESTS_PER_CONTEXT = 4
+"""Of a CPU's cache, where nothing is set: requests of a batch that share the room of one of the longest kind."""
 USUAL_CONTEXTS = 16
-"""Requests of the longest kind that a CPU's cache has room for, where nothing is set."""
-USUAL_SNAPSHOTS = 4 * USUAL_CONTEXTS
-"""Snapshots of recurrent states that it has room for."""
+"""Such rooms, at least."""
+SNAPSHOTS_PER_CONTEXT = 4
+"""Of recurrent states."""
 
 
 def free_memory() -> int:
@@ -66,9 +68,14 @@ def keeps_prefixes(model: ModelConfig, options: EngineOptions) -> bool:
     return options.prefix_caching and (not model.state_bytes or (options.state_cache_share > 0 and full))
 
 
+def usual_contexts(config: EngineConfig) -> int:
+    """Requests of the longest kind that a CPU's cache has room for, where nothing is set."""
+    return max(USUAL_CONTEXTS, config.max_batch_requests // REQUESTS_PER_CONTEXT)
+
+
 def usual_memory(model: ModelConfig, config: EngineConfig, held: torch.dtype) -> int:
-    """Bytes of as many blocks as USUAL_CONTEXTS of the longest requests fill, in each group what requests can use of them."""
-    level = -(-USUAL_CONTEXTS * config.max_model_len // config.block_size)
+    """Bytes of as many blocks as `usual_contexts` of the longest requests fill, in each group what requests can use of them."""
+    level = -(-usual_contexts(config) * config.max_model_len // config.block_size)
     return sum(
         (min(_most(group, config), max(_least(group, config, 1), level)) + 1)
         * model.block_bytes(group, config.block_size, held.itemsize)

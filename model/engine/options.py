@@ -13,6 +13,11 @@ class Batch(NamedTuple):
 
 BATCHES = {"cpu": Batch(64, 1024), "cuda": Batch(256, 8192)}
 """Where nothing is set, by device. A GPU reads its weights for few tokens in the time that it needs to multiply hundreds."""
+REQUESTS_PER_THREAD = 4
+"""On a CPU with more than 16 threads. A step reads the weights once, however many requests share it: where more threads multiply,
+as many more requests take about as long. Not measured on such a machine."""
+MOST_REQUESTS = 256
+"""However many threads there are: the KV cache is shared among the requests, and each has its own context to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,11 @@ class EngineOptions:
     """CPU threads of the step thread; 0 leaves torch's own choice."""
 
     def batch(self, device: str) -> Batch:
-        """What is set, else what is usual on the device, `cpu` or `cuda`."""
-        usual = BATCHES[device]
+        """What is set, else what is usual on the device, `cpu` or `cuda`, and for the threads of a CPU."""
+        requests, tokens = BATCHES[device]
+        if device == "cpu":
+            requests = max(requests, min(REQUESTS_PER_THREAD * self.num_threads, MOST_REQUESTS))
         return Batch(
-            usual.requests if self.max_batch_requests is None else self.max_batch_requests,
-            usual.tokens if self.max_batch_tokens is None else self.max_batch_tokens,
+            requests if self.max_batch_requests is None else self.max_batch_requests,
+            tokens if self.max_batch_tokens is None else self.max_batch_tokens,
         )

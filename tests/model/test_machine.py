@@ -93,20 +93,51 @@ def test_cores_are_the_whole_ones_of_the_quota_and_at_least_one(tmp_path, quota,
     """A thread more than the quota pays for is stopped in the middle of a step, and all others wait for it."""
     machine(tmp_path, "0::/")
     group(tmp_path, "", cpu_max=quota)
-    assert cores == usable_cores(tmp_path, affinity=8)
+    assert cores == usable_cores(tmp_path, affinity=range(8))
+
+
+def siblings(root: Path, pairs: list[str]) -> None:
+    """Cores, each with the hardware threads that the kernel lists of it, as `0,4` or `0-1`."""
+    for pair in pairs:
+        first, second = (int(cpu) for cpu in pair.replace("-", ",").split(","))
+        for cpu in (first, second):
+            write(root, **{f"sys__devices__system__cpu__cpu{cpu}__topology__thread_siblings_list": pair})
+
+
+@pytest.mark.parametrize("pairs", [["0,4", "1,5", "2,6", "3,7"], ["0-1", "2-3", "4-5", "6-7"]], ids=str)
+def test_hardware_threads_of_a_core_are_one(tmp_path, pairs):
+    """Both share its multipliers: a thread more waits for them, and takes part of the caches."""
+    root = machine(tmp_path, "0::/")
+    siblings(root, pairs)
+    assert 4 == usable_cores(root, affinity=range(8))
+
+
+def test_only_cores_of_the_mask_count_and_one_thread_of_a_core_is_enough(tmp_path):
+    root = machine(tmp_path, "0::/")
+    siblings(root, ["0,4", "1,5", "2,6", "3,7"])
+    assert [1, 2, 3] == [usable_cores(root, affinity=mask) for mask in ({0, 4}, {1, 2}, {0, 4, 1, 6})]
+
+
+def test_a_quota_pays_for_no_more_than_the_physical_cores(tmp_path):
+    root = machine(tmp_path, "0::/")
+    siblings(root, ["0,4", "1,5", "2,6", "3,7"])
+    group(tmp_path, "", cpu_max="600000 100000")
+    assert 4 == usable_cores(root, affinity=range(8))
+    group(tmp_path, "", cpu_max="300000 100000")
+    assert 3 == usable_cores(root, affinity=range(8))
 
 
 def test_cores_are_never_more_than_the_affinity_mask_has(tmp_path):
     machine(tmp_path, "0::/")
     group(tmp_path, "", cpu_max="800000 100000")
-    assert 2 == usable_cores(tmp_path, affinity=2)
+    assert 2 == usable_cores(tmp_path, affinity=range(2))
 
 
 def test_the_tightest_quota_on_the_way_to_the_root_decides(tmp_path):
     machine(tmp_path, "0::/pods/one")
     group(tmp_path, "pods/one", cpu_max="600000 100000")
     group(tmp_path, "pods", cpu_max="300000 100000")
-    assert 3 == usable_cores(tmp_path, affinity=8)
+    assert 3 == usable_cores(tmp_path, affinity=range(8))
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(-1, 8), (300000, 3)])
@@ -116,10 +147,10 @@ def test_quotas_of_version_1_are_read_too(tmp_path, quota, cores, controllers):
     machine(tmp_path, f"9:{controllers}:/docker/a\n0::/")
     group(tmp_path, "cpu,cpuacct/docker/a", cpu_cfs_quota_us=quota, cpu_cfs_period_us=100000)
     (tmp_path / "sys/fs/cgroup/cpu").symlink_to("cpu,cpuacct")
-    assert cores == usable_cores(tmp_path, affinity=8)
+    assert cores == usable_cores(tmp_path, affinity=range(8))
 
 
 def test_a_machine_without_control_groups_is_all_there_is(tmp_path):
     root = machine(tmp_path, "")
     (root / "proc/self/cgroup").unlink()
-    assert (1000 * MIB, 8) == (available_memory(root), usable_cores(root, affinity=8))
+    assert (1000 * MIB, 8) == (available_memory(root), usable_cores(root, affinity=range(8)))

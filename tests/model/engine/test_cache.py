@@ -7,7 +7,7 @@ import torch
 
 from attend.model.config import ModelConfig
 from attend.model.engine.build import size_engine
-from attend.model.engine.cache import USUAL_SNAPSHOTS, check_free
+from attend.model.engine.cache import SNAPSHOTS_PER_CONTEXT, USUAL_CONTEXTS, check_free
 from attend.model.engine.config import GroupSize
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import SettingError
@@ -127,7 +127,8 @@ def test_a_context_that_is_asked_for_has_room_before_snapshots():
 
 def test_where_nothing_is_set_there_are_snapshots_for_sixteen_talks(monkeypatch):
     sizes, _ = usual(monkeypatch, STATEFUL, 1 << 50)
-    assert (USUAL_SNAPSHOTS, 64 + USUAL_SNAPSHOTS) == (sizes.num_snapshots, sizes.groups[1].num_blocks)
+    kept = SNAPSHOTS_PER_CONTEXT * USUAL_CONTEXTS
+    assert (kept, 64 + kept) == (sizes.num_snapshots, sizes.groups[1].num_blocks)
 
 
 # What nobody has set.
@@ -149,6 +150,16 @@ def test_a_cpus_cache_is_for_sixteen_whole_contexts_where_nothing_is_set(monkeyp
         sizes, _ = usual(monkeypatch, FULL, 1 << 50, max_model_len=asked)
         assert (context, -(-16 * context // SIZE)) == (sizes.max_model_len, sizes.num_blocks)
     assert -(-5 * 1000 // SIZE) == usual(monkeypatch, FULL, 1 << 50, max_model_len=1000, max_batch_requests=5)[0].num_blocks
+
+
+@pytest.mark.parametrize(("threads", "requests", "contexts"), [(2, 64, 16), (16, 64, 16), (32, 128, 32), (64, 256, 64), (128, 256, 64)])
+def test_with_more_threads_more_requests_run_and_have_room(monkeypatch, threads, requests, contexts):
+    sizes, _ = usual(monkeypatch, FULL, 1 << 50, max_model_len=1000, num_threads=threads)
+    assert (requests, -(-contexts * 1000 // SIZE)) == (sizes.max_batch_requests, sizes.num_blocks)
+    states, _ = usual(monkeypatch, STATEFUL, 1 << 50, max_model_len=1000, num_threads=threads)
+    assert (requests, 4 * contexts) == (states.max_batch_requests, states.num_snapshots)
+    assert EngineOptions(num_threads=threads, max_batch_requests=5).batch("cpu").requests == 5
+    assert EngineOptions(num_threads=threads).batch("cuda").requests == 256
 
 
 def test_a_cpus_cache_takes_a_quarter_of_what_is_free_at_most(monkeypatch):

@@ -7,6 +7,7 @@
 
 static const int TOGETHER = 8;    // queries whose scores stay in registers
 static const int SUMMED = 4;      // queries whose sums do, and vectors of columns
+static const i64 ASKED = 8;    // times a step asks for what comes next
 static const i64 PAIRS = KEYS / 2;
 static_assert(MAX_ROWS % TOGETHER == 0 && TOGETHER % SUMMED == 0, "");
 
@@ -61,7 +62,7 @@ OF(AVX512_BF16) INLINE void turn_keys(const bf16* keys, i64 D, uint32_t* to, Com
     for (i64 n = 0; n < KEYS; n += LANES)
         for (i64 i = 0; i < D; i += 2 * LANES) {
             words rows[LANES];
-            coming.ask();
+            coming.ask<3>(ASKED);
             for (i64 j = 0; j < LANES; j++) rows[j] = load<words>(keys + (n + j) * D + i);
             transpose(rows);
             for (i64 j = 0; j < LANES; j++) store(to + (i / 2 + j) * KEYS + n, rows[j]);
@@ -155,12 +156,9 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
     memset(room.factor, 0, sizeof room.factor), memset(room.highest, 0, sizeof room.highest);
     for (i64 j = 0; j < rows; j++) {
         uint32_t* to = room.q + j / TOGETHER * TOGETHER * D / 2 + j % TOGETHER;
-        for (i64 pair = 0; pair < D / 2; pair++) {
-            to[pair * TOGETHER] = 0;
-            if (j < t.lanes) memcpy(to + pair * TOGETHER, query(t, j) + 2 * pair, 4);
-        }
-        room.highest[j] = first_score(t, j);
-        room.totals[j * LANES] = first_sum(t);
+        const uint32_t* own = (const uint32_t*)query(t, std::min(j, t.lanes - 1));  // of a row too many nobody reads what comes
+        for (i64 pair = 0; pair < D / 2; pair++) to[pair * TOGETHER] = load<uint32_t>(own + pair);
+        room.highest[j] = LOWEST;
     }
     for (i64 from = t.begin; from < t.end; from += KEYS) {
         Past past = past_of(t, cache, K, from);
@@ -170,7 +168,7 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
             count = next_rows(t.lanes - j, TOGETHER);
             const uint32_t* q = room.q + j * D / 2;
             float* scores = room.scores + j * KEYS;
-            coming.ask();
+            coming.ask<3>(ASKED);
             if (count == 1) score_rows<1>(q, room.keys, D, scores);
             else if (count == 2) score_rows<2>(q, room.keys, D, scores);
             else if (count == 4) score_rows<4>(q, room.keys, D, scores);
@@ -181,15 +179,14 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
         const bf16* values = known_values(past, D, room.copy);
         for (i64 j = 0, count; j < t.lanes; j += count) {
             count = next_rows(t.lanes - j, SUMMED);
-            coming.ask();
+            coming.ask<3>(ASKED);
             if (count == 1) sum_rows<1>(room, values, j, D);
             else if (count == 2) sum_rows<2>(room, values, j, D);
             else sum_rows<SUMMED>(room, values, j, D);
         }
     }
     for (i64 j = 0; j < t.lanes; j++) {
-        float total = sum_of(load<floats>(room.totals + j * LANES));
-        for (i64 i = 0; i < D; i += LANES) store(output(t, j) + i, narrow(load<floats>(room.sums + j * D + i) / total));
+        keep_lane(t, j, room.highest[j], sum_of(load<floats>(room.totals + j * LANES)), room.sums + j * D);
     }
 }
 

@@ -155,8 +155,8 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
     alignas(64) bf16 weights[KEYS * PITCH], copy[MAX_HEAD * KEYS];
     attention_tiles(PITCH);
     memset(sums, 0, t.D * PITCH * 4);
-    std::fill_n(totals, LANES * PITCH, first_sum(t));
-    store(highest, first_scores(t));
+    memset(totals, 0, sizeof totals);
+    store(highest, all(LOWEST));
     if (PITCH == 1) {
         memcpy(q, t.q, t.D * 2);
     } else {
@@ -197,9 +197,7 @@ OF(AMX) INLINE void attend_lanes(const Tile& t, const Tile* later, const Cache& 
         sums_amx(t, known_values(past, t.D, copy), weights, sums, totals, ahead);
         ahead.fetch();
     }
-    for (i64 j = 0; j < t.lanes; j++)
-        for (i64 i = 0; i < t.D; i += LANES)
-            store(output(t, j) + i, narrow(load<floats>(sums + j * t.D + i) * (1.0f / totals[j * LANES])));
+    for (i64 j = 0; j < t.lanes; j++) keep_lane(t, j, highest[j], totals[j * LANES], sums + j * t.D);
 }
 
 // `later` is what comes after this tile, or null: its first keys and values are asked for already. Heads that are no whole tiles, and caches

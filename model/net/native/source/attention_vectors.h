@@ -1,50 +1,96 @@
-// Attention with the vectors of a target: a vector holds columns of a head, and in the softmax keys.
+// Attention with the vectors of a target: a vector holds keys in the scores, which needs keys column by column, turned once a step for all
+// lanes; in the sums it holds columns of a head. Numbers are float32.
 //
-// Lanes take turns, a few at a time, at keys and values that have become float32. A score is a sum for each place in a vector, and then the
-// sum of those: its bits depend on nobody else. A code times its scale is exact in float32, so where that is done does not matter.
+// A score is one sum over the columns from the first to the last: its bits depend on nobody else. A code times its scale is exact in
+// float32, so where that is done does not matter.
 #pragma once
 #include "attention.h"
 
-static const int AT_ONCE = 3;  // lanes whose sums stay in registers
-static const int SOME = 4;     // keys at a time, and vectors of columns
+static const int SOME = 4;  // vectors of columns at a time
 
-typedef int32_t eight_places __attribute__((vector_size(32)));
-
-INLINE eights folded(fours x) { return eights{x[0], x[1], x[2], x[3]}; }
-INLINE eights folded(eights x) { return x; }
-INLINE eights folded(floats x) {
-    eights halves[2];
-    memcpy(halves, &x, sizeof x);
-    return halves[0] + halves[1];
-}
-
-// The sums of two neighbours each, of a and of b.
-INLINE eights sums_of_pairs(eights a, eights b) {
-    const eight_places even = {0, 2, 8, 10, 4, 6, 12, 14}, odd = {1, 3, 9, 11, 5, 7, 13, 15};
-    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
-}
-
-// The sums of four vectors' numbers.
+// Lanes whose scores, and whose sums, stay in registers: floats have 32 of them.
 template <class Vector>
-INLINE fours sums_of(const Vector* x) {
-    eights sums = sums_of_pairs(sums_of_pairs(folded(x[0]), folded(x[1])), sums_of_pairs(folded(x[2]), folded(x[3])));
-    fours halves[2];
-    memcpy(halves, &sums, sizeof sums);
-    return halves[0] + halves[1];
+struct Most {
+    static const int SCORED = sizeof(Vector) == 64 ? 8 : 6, SUMMED = sizeof(Vector) == 64 ? 6 : 3;
+};
+
+// Rows become columns: neighbours, pairs, then halves change places.
+INLINE void turn(fours* x) {
+    typedef Lanes<4>::ints at;
+    fours a[4];
+    for (int i = 0; i < 4; i += 2) {
+        a[i] = __builtin_shuffle(x[i], x[i + 1], at{0, 4, 1, 5});
+        a[i + 1] = __builtin_shuffle(x[i], x[i + 1], at{2, 6, 3, 7});
+    }
+    for (int i = 0; i < 2; i++) {
+        x[2 * i] = __builtin_shuffle(a[i], a[i + 2], at{0, 1, 4, 5});
+        x[2 * i + 1] = __builtin_shuffle(a[i], a[i + 2], at{2, 3, 6, 7});
+    }
+}
+INLINE void turn(eights* x) {
+    typedef Lanes<8>::ints at;
+    eights a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = __builtin_shuffle(x[i], x[i + 1], at{0, 8, 1, 9, 4, 12, 5, 13});
+        a[i + 1] = __builtin_shuffle(x[i], x[i + 1], at{2, 10, 3, 11, 6, 14, 7, 15});
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = __builtin_shuffle(a[i + j], a[i + j + 2], at{0, 1, 8, 9, 4, 5, 12, 13});
+            b[i + 2 * j + 1] = __builtin_shuffle(a[i + j], a[i + j + 2], at{2, 3, 10, 11, 6, 7, 14, 15});
+        }
+    for (int i = 0; i < 4; i++) {
+        x[i] = __builtin_shuffle(b[i], b[i + 4], at{0, 1, 2, 3, 8, 9, 10, 11});
+        x[i + 4] = __builtin_shuffle(b[i], b[i + 4], at{4, 5, 6, 7, 12, 13, 14, 15});
+    }
+}
+INLINE void turn(floats* x) {
+    floats a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = __builtin_shuffle(x[i], x[i + 1], ints{0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29});
+        a[i + 1] = __builtin_shuffle(x[i], x[i + 1], ints{2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31});
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = __builtin_shuffle(a[i + j], a[i + j + 2], ints{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29});
+            b[i + 2 * j + 1] = __builtin_shuffle(a[i + j], a[i + j + 2], ints{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
+        }
+    const ints even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}, odd = even + 4;
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 16; j += 8) {
+            a[i + j] = __builtin_shuffle(b[i + j], b[i + j + 4], even);
+            a[i + j + 4] = __builtin_shuffle(b[i + j], b[i + j + 4], odd);
+        }
+    for (int i = 0; i < 8; i++) {
+        x[i] = __builtin_shuffle(a[i], a[i + 8], even);
+        x[i + 8] = __builtin_shuffle(a[i], a[i + 8], odd);
+    }
 }
 
-template <class Vector>
-INLINE float highest_of(Vector x) {
-    float highest = x[0];
-    for (size_t j = 1; j < sizeof x / 4; j++) highest = x[j] > highest ? x[j] : highest;
-    return highest;
+INLINE float highest_of(fours x) {
+    typedef Lanes<4>::ints at;
+    x = larger(x, __builtin_shuffle(x, at{2, 3, 0, 1}));
+    return larger(x, __builtin_shuffle(x, at{1, 0, 3, 2}))[0];
+}
+INLINE float highest_of(eights x) {
+    typedef Lanes<8>::ints at;
+    x = larger(x, __builtin_shuffle(x, at{4, 5, 6, 7, 0, 1, 2, 3}));
+    x = larger(x, __builtin_shuffle(x, at{2, 3, 0, 1, 6, 7, 4, 5}));
+    return larger(x, __builtin_shuffle(x, at{1, 0, 3, 2, 5, 4, 7, 6}))[0];
+}
+INLINE float highest_of(floats x) {
+    x = larger(x, __builtin_shuffle(x, ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+    x = larger(x, __builtin_shuffle(x, ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+    x = larger(x, __builtin_shuffle(x, ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+    return larger(x, __builtin_shuffle(x, ints{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}))[0];
 }
 
 struct Room {  // of a tile; rows of a head's columns are P apart
-    alignas(64) float q[LANES * MAX_HEAD], sums[LANES * MAX_HEAD], keys[KEYS * MAX_HEAD], values[KEYS * MAX_HEAD];
-    alignas(64) float scales[2][KEYS * MAX_HEAD / GROUP];  // of keys and values in 8 bits
-    alignas(64) float scores[LANES * KEYS], highest[LANES], factor[LANES];
-    alignas(64) float totals[LANES * LANES];  // of the weights, by their keys' places in a vector
+    alignas(64) float q[MAX_ROWS * MAX_HEAD], sums[MAX_ROWS * MAX_HEAD];
+    alignas(64) float keys[MAX_HEAD * KEYS], values[KEYS * MAX_HEAD];  // keys column by column
+    alignas(64) float scales[2][KEYS * MAX_HEAD / GROUP];              // of keys and values in 8 bits
+    alignas(64) float scores[MAX_ROWS * KEYS], highest[MAX_ROWS], factor[MAX_ROWS];
+    alignas(64) float totals[MAX_ROWS * LANES];  // of the weights, by their keys' places in a vector
 };
 
 // The next codes as float32.
@@ -77,6 +123,7 @@ struct Wide {
 
 template <class Vector>
 struct Keys {
+    static const i64 COLUMNS = 2;  // in a number of 32 bits
     const bf16* rows;
     i64 D;
     EACH Vector at(i64 n, i64 i, i64 more) const { return numbers<Vector>(rows + n * D + i + more, LANES); }
@@ -96,6 +143,7 @@ struct Values {  // two keys' side by side
 
 template <class Vector>
 struct Coded {
+    static const i64 COLUMNS = 1;
     const int8_t* codes;
     const float* scales;
     i64 D, G;
@@ -134,9 +182,10 @@ INLINE Wide<Vector> widened(const Rows& rows, i64 known, i64 D, i64 P, float* to
 struct Coming {
     const char *keys, *values;
     i64 bytes, at = 0;  // of the keys, and as many of the values
-    EACH void ask() {
-        for (i64 end = std::min(at + ceiling(bytes, KEYS / SOME), bytes); at < end; at += 64)
-            __builtin_prefetch(keys + at), __builtin_prefetch(values + at);
+    template <int LEVEL>  // 3: of the first level of the cache on, 2: of the second
+    EACH void ask(i64 steps) {
+        for (i64 end = std::min(at + ceiling(bytes, steps), bytes); at < end; at += 64)
+            __builtin_prefetch(keys + at, 0, LEVEL), __builtin_prefetch(values + at, 0, LEVEL);
     }
 };
 
@@ -155,20 +204,57 @@ INLINE Coming coming_after(const Tile& t, const Tile* later, const Cache& cache,
     return {(const char*)past.keys.codes, (const char*)past.values.codes, KEYS * (t.D + 2 * ceiling(t.D, GROUP))};
 }
 
-// Products of COUNT lanes' queries, from `lane` on, with the keys.
-template <class Vector, int COUNT, class Rows>
-INLINE void score_lanes(Room& room, const Rows& keys, i64 lane, i64 known, i64 P, Coming& coming) {
+// A row of some keys, from a column on, as what takes turns with other rows: pairs of columns, or columns.
+template <class Vector>
+INLINE Vector row_of(const Keys<Vector>& keys, i64 n, i64 i) {
+    return load<Vector>(keys.rows + n * keys.D + i);
+}
+template <class Vector>
+INLINE Vector row_of(const Coded<Vector>& keys, i64 n, i64 i) {
+    return keys.at(n, i / GROUP * GROUP, i % GROUP);
+}
+template <class Vector>
+INLINE void keep_column(const Keys<Vector>&, Vector x, float* to) {
+    store(to, first_of(x)), store(to + KEYS, second_of(x));
+}
+template <class Vector>
+INLINE void keep_column(const Coded<Vector>&, Vector x, float* to) {
+    store(to, x);
+}
+
+// All keys column by column, as float32.
+template <class Vector, class Rows>
+INLINE void turn_keys(const Rows& keys, i64 D, float* to, Coming& coming) {
+    const i64 WIDTH = sizeof(Vector) / 4, EACH_ROW = Rows::COLUMNS, steps = KEYS / WIDTH * std::max<i64>(1, D / (WIDTH * EACH_ROW));
+    for (i64 n = 0; n < KEYS; n += WIDTH) {
+        i64 i = 0;
+        for (; i + WIDTH * EACH_ROW <= D; i += WIDTH * EACH_ROW) {
+            Vector x[WIDTH];
+            coming.ask<2>(steps);
+            for (i64 j = 0; j < WIDTH; j++) x[j] = row_of(keys, n + j, i);
+            turn(x);
+            for (i64 j = 0; j < WIDTH; j++) keep_column(keys, x[j], to + (i + j * EACH_ROW) * KEYS + n);
+        }
+        for (; i < D; i++)
+            for (i64 j = n; j < n + WIDTH; j++) to[i * KEYS + j] = keys.one(j, i);
+    }
+}
+
+// Products of COUNT lanes' queries, from `lane` on, with the keys, VECTORS vectors of them at a time.
+template <class Vector, int COUNT, int VECTORS>
+INLINE void score_lanes(Room& room, i64 lane, i64 D, i64 P) {
     const i64 WIDTH = sizeof(Vector) / 4;
     const float* q = room.q + lane * P;
-    for (i64 n = 0; n < known; n += SOME) {
-        coming.ask();
-        Vector sums[COUNT][SOME] = {};
-        for (i64 i = 0; i < P; i += WIDTH)
-            for (int key = 0; key < SOME; key++) {
-                Vector k = keys.at(n + key, i / GROUP * GROUP, i % GROUP);
-                for (int j = 0; j < COUNT; j++) sums[j][key] = add_product(sums[j][key], k, load<Vector>(q + j * P + i));
-            }
-        for (int j = 0; j < COUNT; j++) store(room.scores + (lane + j) * KEYS + n, sums_of(sums[j]));
+    for (i64 n = 0; n < KEYS; n += VECTORS * WIDTH) {
+        Vector sums[COUNT][VECTORS] = {};
+        for (i64 i = 0; i < D; i++) {
+            Vector keys[VECTORS];
+            for (int v = 0; v < VECTORS; v++) keys[v] = load<Vector>(room.keys + i * KEYS + n + v * WIDTH);
+            for (int j = 0; j < COUNT; j++)
+                for (int v = 0; v < VECTORS; v++) sums[j][v] = add_product(sums[j][v], keys[v], q[j * P + i] - Vector{});
+        }
+        for (int j = 0; j < COUNT; j++)
+            for (int v = 0; v < VECTORS; v++) store(room.scores + (lane + j) * KEYS + n + v * WIDTH, sums[j][v]);
     }
 }
 
@@ -194,30 +280,31 @@ INLINE void sum_lanes(Room& room, const Rows& values, i64 lane, i64 known, i64 P
     }
 }
 
-// Scores become weights.
-template <class Vector>
+// Scores become weights. WHOLE: each lane sees all of these keys.
+template <class Vector, bool WHOLE>
 INLINE void weigh(const Tile& t, i64 from, Room& room) {
     typedef typename Like<Vector>::ints Places;
     const int WIDTH = sizeof(Vector) / 4;
-    float before[LANES];
+    float before[MAX_ROWS];
     memcpy(before, room.highest, sizeof before);
     for (i64 j = 0; j < t.lanes; j++) {
         Vector highest = all<Vector>(before[j]);
         Places places = load<Places>(&COUNT) + (int32_t)from;
         for (int n = 0; n < KEYS; n += WIDTH, places += WIDTH) {
             float* scores = room.scores + j * KEYS + n;
-            Vector x = scored(load<Vector>(scores), t.variant, (t.from[j] <= places) & (places < t.to[j]));
+            Vector x = scaled(load<Vector>(scores), t.variant);
+            if (!WHOLE) x = choose((t.from[j] <= places) & (places < t.to[j]), x, all<Vector>(-INFINITY));
             highest = larger(highest, x);
             store(scores, x);
         }
         room.highest[j] = highest_of(highest);
     }
-    for (i64 j = 0; j < LANES; j += WIDTH)
+    for (i64 j = 0; j < t.lanes; j += WIDTH)
         store(room.factor + j, exponential(load<Vector>(before + j) - load<Vector>(room.highest + j)));
     for (i64 j = 0; j < t.lanes; j++) {
         Vector total = load<Vector>(room.totals + j * LANES) * room.factor[j], highest = all<Vector>(room.highest[j]);
         for (int n = 0; n < KEYS; n += WIDTH) {
-            Vector weights = weight(load<Vector>(room.scores + j * KEYS + n), highest);
+            Vector x = load<Vector>(room.scores + j * KEYS + n), weights = WHOLE ? exponential(x - highest) : weight(x, highest);
             total += weights;
             store(room.scores + j * KEYS + n, weights);
         }
@@ -225,48 +312,48 @@ INLINE void weigh(const Tile& t, i64 from, Room& room) {
     }
 }
 
-// How many of the lanes that are left come next.
-INLINE i64 next_lanes(i64 left) { return left == AT_ONCE + 1 ? 2 : std::min<i64>(left, AT_ONCE); }
+static const i64 FEW_LANES = 6;  // which read values as they lie in a cache
 
-static const i64 FEW_LANES = 2 * AT_ONCE;  // which read a cache as it lies
-
-// All lanes, with up to KEYS keys and their values.
-template <class Vector, class SomeKeys, class SomeValues>
-INLINE void attend_rows(const Tile& t, i64 from, i64 known, i64 P, Room& room, Coming& coming, const SomeKeys& keys, const SomeValues& values) {
-    for (i64 j = 0, count; j < t.lanes; j += count) {
-        count = next_lanes(t.lanes - j);
-        if (count == 1) score_lanes<Vector, 1>(room, keys, j, known, P, coming);
-        else if (count == 2) score_lanes<Vector, 2>(room, keys, j, known, P, coming);
-        else score_lanes<Vector, AT_ONCE>(room, keys, j, known, P, coming);
-    }
-    weigh<Vector>(t, from, room);
-    for (i64 j = 0, count; j < t.lanes; j += count) {
-        count = next_lanes(t.lanes - j);
-        if (count == 1) sum_lanes<Vector, 1>(room, values, j, known, P);
-        else if (count == 2) sum_lanes<Vector, 2>(room, values, j, known, P);
-        else sum_lanes<Vector, AT_ONCE>(room, values, j, known, P);
+// The weighted values of all lanes.
+template <class Vector, class Rows>
+INLINE void sum_rows(const Tile& t, i64 known, i64 P, Room& room, const Rows& values) {
+    const int MOST = Most<Vector>::SUMMED;
+    for (i64 j = 0, left; (left = t.lanes - j) > 0; j += left) {
+        if (left >= MOST) left = MOST, sum_lanes<Vector, MOST>(room, values, j, known, P);
+        else if (left > 2) left = 3, sum_lanes<Vector, 3>(room, values, j, known, P);
+        else if (left == 2) sum_lanes<Vector, 2>(room, values, j, known, P);
+        else sum_lanes<Vector, 1>(room, values, j, known, P);
     }
 }
 
+// All lanes, with up to KEYS keys and their values.
 template <class Vector, class SomeKeys, class SomeValues>
 INLINE void attend_keys(const Tile& t, i64 from, i64 known, i64 P, Room& room, Coming& coming, const SomeKeys& keys, const SomeValues& values) {
-    if (t.lanes <= FEW_LANES && P == t.D) return attend_rows<Vector>(t, from, known, P, room, coming, keys, values);
-    Wide<Vector> wide_keys = widened<Vector>(keys, known, t.D, P, room.keys);
-    attend_rows<Vector>(t, from, known, P, room, coming, wide_keys, widened<Vector>(values, known, t.D, P, room.values));
+    const int MOST = Most<Vector>::SCORED, WIDE = std::min<int>(KEYS / (sizeof(Vector) / 4), 4);
+    turn_keys<Vector>(keys, t.D, room.keys, coming);
+    for (i64 j = 0, left; (left = t.lanes - j) > 0; j += left) {  // of 3, and of 5 or more, some are computed for nothing
+        if (left > 4) left = MOST, score_lanes<Vector, MOST, 2>(room, j, t.D, P);
+        else if (left > 2) left = 4, score_lanes<Vector, 4, 2>(room, j, t.D, P);
+        else if (left == 2) score_lanes<Vector, 2, WIDE>(room, j, t.D, P);
+        else score_lanes<Vector, 1, WIDE>(room, j, t.D, P);
+    }
+    bool whole = t.from[t.lanes - 1] <= from && from + KEYS <= t.to[0];
+    whole ? weigh<Vector, true>(t, from, room) : weigh<Vector, false>(t, from, room);
+    if (t.lanes <= FEW_LANES && P == t.D) return sum_rows<Vector>(t, known, P, room, values);
+    sum_rows<Vector>(t, known, P, room, widened<Vector>(values, known, t.D, P, room.values));
 }
 
 template <class Vector>
 INLINE void attend_tile(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
     Room room;
     const i64 UNIT = SOME * sizeof(Vector) / 4, P = ceiling(t.D, UNIT) * UNIT;
-    memset(room.sums, 0, t.lanes * P * 4);
-    if (P != t.D) memset(room.keys, 0, KEYS * P * 4), memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
-    memset(room.scores, 0, sizeof room.scores), memset(room.totals, 0, sizeof room.totals);
-    for (i64 j = 0; j < t.lanes; j++) {
-        for (i64 i = 0; i < P; i += LANES) store(room.q + j * P + i, i < t.D ? get(query(t, j) + i, t.D - i) : floats{});
-        room.totals[j * LANES] = first_sum(t);
+    memset(room.sums, 0, t.lanes * P * 4), memset(room.totals, 0, t.lanes * LANES * 4);
+    if (P != t.D) memset(room.values, 0, KEYS * P * 4);  // what fills up a row stays zero
+    for (i64 j = 0; j < ceiling(t.lanes, 8) * 8; j++) {
+        const bf16* own = query(t, std::min(j, t.lanes - 1));  // of a row too many nobody reads what comes
+        for (i64 i = 0; i < P; i += LANES) store(room.q + j * P + i, i < t.D ? get(own + i, t.D - i) : floats{});
     }
-    store(room.highest, first_scores(t));
+    std::fill_n(room.highest, MAX_ROWS, LOWEST);
     for (i64 from = t.begin; from < t.end; from += KEYS) {
         i64 known = std::min<i64>(KEYS, t.end - from);
         Coming coming = coming_after(t, later, cache, K, from);
@@ -279,8 +366,5 @@ INLINE void attend_tile(const Tile& t, const Tile* later, const Cache& cache, i6
             attend_keys<Vector>(t, from, known, P, room, coming, Keys<Vector>{past.keys, t.D}, Values<Vector>{past.values, t.D});
         }
     }
-    for (i64 j = 0; j < t.lanes; j++) {
-        float total = sum_of(load<floats>(room.totals + j * LANES));
-        for (i64 i = 0; i < t.D; i += LANES) put(output(t, j) + i, load<floats>(room.sums + j * P + i) / total, t.D - i);
-    }
+    for (i64 j = 0; j < t.lanes; j++) keep_lane(t, j, room.highest[j], sum_of(load<floats>(room.totals + j * LANES)), room.sums + j * P);
 }

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <map>
 #include <memory>
 
@@ -43,6 +44,8 @@ struct Kernels {
     i64 (*draw)(const float* scores, i64 V, const Draw& row, DrawRoom& room);
     void (*score)(const float* scores, i64 V, const Scored& row);
     void (*cap)(float* scores, i64 V, float scale, float softcap);
+    void (*merge)(const Tile&, const Partial& all, const Partial& more);
+    void (*finish_tile)(const Tile&, const Partial& all);
     void (*gate)(const Tile&, i64 distance);
     void (*convolve)(const Recurrence&, const Sequence&, i64 head);
     void (*advance)(const Recurrence&, const Sequence&, i64 head, i64 part);
@@ -82,6 +85,10 @@ struct Kernels {
     }                                                                                                                            \
     TARGET static void score_##NAME(const float* scores, i64 V, const Scored& row) { score_row<VECTOR>(scores, V, row); }        \
     TARGET static void cap_##NAME(float* scores, i64 V, float scale, float softcap) { cap_scores<VECTOR>(scores, V, scale, softcap); } \
+    TARGET static void merge_##NAME(const Tile& t, const Partial& all, const Partial& more) { merge_partials<VECTOR>(t, all, more); } \
+    TARGET static void finish_tile_##NAME(const Tile& t, const Partial& all) {                                                   \
+        for (i64 j = 0; j < t.lanes; j++) keep_lane(t, j, all.highest[j], all.totals[j], all.sums + j * Partial::pitch(t.D));     \
+    }                                                                                                                            \
     TARGET static void gate_##NAME(const Tile& t, i64 distance) { gate_tile<VECTOR>(t, distance); }                              \
     TARGET static void convolve_##NAME(const Recurrence& r, const Sequence& row, i64 head) { convolve<VECTOR>(r, row, head); }   \
     TARGET static void advance_##NAME(const Recurrence& r, const Sequence& row, i64 head, i64 part) {                            \
@@ -95,7 +102,7 @@ struct Kernels {
         gate_token<VECTOR>(token, gates, H, D);                                                                                  \
     }                                                                                                                            \
     static const Kernels NAME = {embed_##NAME, join_##NAME, modulate_##NAME, write_##NAME, MULTIPLY, WHOLE, ROUND, shrink_##NAME,   raise_##NAME,   ATTEND,     \
-                                 sum_##NAME,   draw_##NAME, score_##NAME, cap_##NAME, gate_##NAME,  convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME, LANES};
+                                 sum_##NAME,   draw_##NAME, score_##NAME, cap_##NAME, merge_##NAME, finish_tile_##NAME, gate_##NAME, convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME, MAX_ROWS};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
 VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
@@ -106,14 +113,14 @@ using Round = decltype(Kernels::round);
 using Attend = decltype(Kernels::attend);
 
 // The loops of another instruction set, with products of its own.
-static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round round, Attend attend, i64 rows = LANES) {
+static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round round, Attend attend, i64 rows = MAX_ROWS) {
     kernels.multiply = multiply, kernels.multiply_whole = whole, kernels.round = round, kernels.attend = attend, kernels.rows = rows;
     return kernels;
 }
 static const Kernels avx2_vnni = with(avx2, multiply_avx2, multiply_whole_vnni256, round_vnni256, tile_avx2);
 static const Kernels avx512_vnni = with(avx512, multiply_avx512, multiply_whole_vnni512, round_vnni512, tile_avx512);
-static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, attend_tile_pairs, MAX_ROWS);
-static const Kernels amx = with(avx512, multiply_tiles, multiply_whole_amx, round_vnni512, attend_tile_amx);
+static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, attend_tile_pairs);
+static const Kernels amx = with(avx512, multiply_tiles, multiply_whole_amx, round_vnni512, attend_tile_amx, LANES);
 
 static const Kernels* const KERNELS[] = {&portable, &avx2, &avx2_vnni, &avx512, &avx512_vnni, &avx512_bf16, &amx};
 enum { PORTABLE, WITH_AVX2, WITH_AVX2_VNNI, WITH_AVX512, WITH_AVX512_VNNI, WITH_AVX512_BF16, WITH_AMX };
@@ -190,26 +197,66 @@ struct Input {  // of a step: T tokens, and where they stand
 static const i64 TOKENS = 4;  // of a piece of work on tokens
 static const i64 WRITTEN = 32;  // of a piece that writes to the cache, where they are many: two threads seldom share a line of values
 
-// How many queries a tile has at most: where vectors of pairs do not fit, no more than a vector of numbers.
-static i64 rows_of_tile(const Kernels& kernels, i64 D, bool in_8_bits) { return D % (2 * LANES) || in_8_bits ? LANES : kernels.rows; }
+// How many queries a tile has at most: where those of matrix units do not fit, as many as tiles of vectors have.
+static i64 rows_of_tile(const Kernels& kernels, i64 D, bool in_8_bits) { return D % (2 * LANES) || in_8_bits ? MAX_ROWS : kernels.rows; }
+
+struct MergeRoom {  // of a tile
+    float all[MAX_ROWS * (MAX_HEAD + 2)], more[MAX_ROWS * (MAX_HEAD + 2)];
+};
+
+// The tile of a share, cut to one of its splits.
+static Tile split_of(const Step& step, const Plan& plan, const Attention& a, const Share& share, i64 split, MergeRoom& room) {
+    Tile tile = tile_of(step, plan.tiles[share.tile], a, share.head);
+    cut_tile(tile, split);
+    if (share.place >= 0) tile.partial = Partial(a.partials + share.place, tile.lanes);
+    else if (share.last - share.first > 1 || a.variant.sinks) tile.partial = Partial(room.more, tile.lanes);
+    return tile;
+}
 
 // A layer's keys and values to the cache, then its attention: all is written before anything is read, for a request may share a
-// block that another one fills in this step. In a piece of several tiles the next one's past is on its way.
-static void attend(Team& team, const Kernels& kernels, const Input& in, const Step& step, const std::vector<Work>& work,
-                   const Turns& turns, const Attention& a) {
-    i64 K = a.heads.K, tiles = (i64)work.size() * K;
+// block that another one fills in this step. The past that a thread reads next is on its way.
+static void attend(Team& team, const Kernels& kernels, const Input& in, const Step& step, const Plan& plan, const Turns& turns,
+                   const Attention& a) {
+    i64 K = a.heads.K, shares = (i64)plan.shares.size();
     team.share(in.T, in.T < 4 * WRITTEN ? TOKENS : WRITTEN, [&](i64 begin, i64 end) {
         kernels.write(a.qkv + begin * a.heads.width(), a.heads, a.cache, turns, in.positions + begin, in.slots + begin, end - begin);
     });
-    auto tile_at = [&](i64 n) { return tile_of(step, work[n / K], a, n % K); };
-    team.share(tiles, std::clamp<i64>(tiles / (8 * team.size()), 1, 8), [&](i64 begin, i64 end) {
-        Tile tile, later = tile_at(begin);
-        for (i64 n = begin; n < end; n++) {
-            bool last = n + 1 == end;
+    auto finish = [&](Tile& tile, const Partial& all) {
+        tile.partial = {};
+        kernels.finish_tile(tile, all);
+    };
+    auto gate = [&](const Tile& tile) {
+        if (a.heads.gated) kernels.gate(tile, a.heads.H * a.heads.D);
+    };
+    team.share(shares, std::clamp<i64>(shares / (8 * team.size()), 1, 8), [&](i64 begin, i64 end) {
+        MergeRoom room;
+        const Share* share = &plan.shares[begin];
+        Tile tile, later = split_of(step, plan, a, *share, share->first, room);
+        for (i64 n = begin, split = share->first; n < end;) {
             tile = later;
-            if (!last) later = tile_at(n + 1);
-            kernels.attend(tile, last ? nullptr : &later, a.cache, K);
-            if (a.heads.gated) kernels.gate(tile, a.heads.H * a.heads.D);
+            const Share& now = *share;
+            Partial all(room.all, tile.lanes);
+            bool merged = now.place < 0 && tile.partial.sums, first = split == now.first, over = ++split == now.last;
+            if (over && ++n < end) split = (++share)->first;
+            if (n < end) later = split_of(step, plan, a, *share, split, room);
+            kernels.attend(tile, n < end ? &later : nullptr, a.cache, K);
+            if (merged && first) begin_partial(tile, all);
+            if (merged) kernels.merge(tile, all, tile.partial);
+            if (merged && over) finish(tile, all);
+            if (over && now.place < 0) gate(tile);
+        }
+    });
+    if (plan.split.empty()) return;
+    team.share((i64)plan.split.size(), 1, [&](i64 begin, i64 end) {
+        MergeRoom room;
+        for (i64 n = begin; n < end; n++) {
+            const Share& share = plan.split[n];
+            Tile tile = tile_of(step, plan.tiles[share.tile], a, share.head);
+            Partial all(room.all, tile.lanes);
+            begin_partial(tile, all);
+            for (i64 split = share.first; split < share.last; split++)
+                kernels.merge(tile, all, Partial(a.partials + share.place + (split - share.first) * Partial::size(tile.lanes, tile.D), tile.lanes));
+            finish(tile, all), gate(tile);
         }
     });
 }
@@ -363,6 +410,7 @@ struct Net {
     bf16 *pairs = nullptr, *inner = nullptr, *shared = nullptr;  // of experts: what each pair reads, and then its update; what lies between
     bf16 *inputs = nullptr, *recurred = nullptr;  // of what is in place of attention: [T, width], and what is merged
     std::vector<float> gates, delta_heads;        // see Recurrence
+    std::vector<float> partials;                  // of attention, see Plan
     std::vector<bf16**> buffers() {
         std::vector<bf16**> all = {&residual, &hidden, &normed, &qkv, &vectors, &gated_by_vectors, &beside, &routed, &pairs, &inner, &shared, &inputs, &recurred};
         for (auto* sized : {&mixed, &active})
@@ -588,9 +636,24 @@ static void add_input(Team& team, const Kernels& kernels, Net& net, const Layer&
 }
 
 struct Rows {  // of a step, as attention and as delta rules go through them
-    std::map<i64, std::vector<Work>> work;  // by the tokens of a tile
+    std::map<std::array<i64, 3>, Plan> plans;  // of attention, see `key_of`
     std::vector<Sequence> sequences;
 };
+
+// Layers with equal keys share their attention out in the same way.
+static std::array<i64, 3> key_of(const Layer& layer) { return {layer.heads.K, layer.heads.D, layer.variant.window}; }
+
+// How the layers share out a step's attention, and the room for its partials.
+static void plan_attention(Net& net, const Step& step, bool in_8_bits, Rows& rows) {
+    i64 room = 0;
+    for (const Layer& layer : net.layers) {
+        if (layer.mixer != ATTENTION || rows.plans.count(key_of(layer))) continue;
+        i64 tokens = rows_of_tile(*KERNELS[chosen], layer.heads.D, in_8_bits) / (layer.heads.H / layer.heads.K);
+        const Plan& plan = rows.plans[key_of(layer)] = plan_of(step, layer.heads, layer.variant.window, tokens, omp_get_max_threads());
+        room = std::max(room, plan.room);
+    }
+    if ((i64)net.partials.size() < room) net.partials.resize(room);
+}
 
 struct Memory {  // of one layer: keys and values, or states in all slots, see Recurrence
     Cache cache;
@@ -615,8 +678,8 @@ static void mix_out(Team& team, const Kernels& kernels, Net& net, const Layer& l
         i64 H = layer.heads.H, D = layer.heads.D, columns = H * D, stride = stride_of(columns);
         bf16* mixed = net.mixed.at(columns);
         Attention attention = {layer.heads, memory.cache, layer.variant, net.qkv, mixed, stride,
-                               rows_of_tile(kernels, D, memory.cache.in_8_bits)};
-        attend(team, kernels, in, step, rows.work.at(attention.tokens_of_tile()), layer.turns, attention);
+                               rows_of_tile(kernels, D, memory.cache.in_8_bits), net.partials.data()};
+        attend(team, kernels, in, step, rows.plans.at(key_of(layer)), layer.turns, attention);
         if (net.head_gate)
             team.share(in.T, TOKENS, [&](i64 begin, i64 end) {
                 for (i64 t = begin; t < end; t++) kernels.gate_heads(mixed + t * stride, net.gates.data() + t * H, H, D);
@@ -941,13 +1004,9 @@ static void place_tokens(Net& net, const StepCall& call, i64 block_size) {
         }
 }
 
-static Rows rows_of(const Net& net, const StepCall& call, bool in_8_bits) {
+static Rows rows_of(Net& net, const StepCall& call, bool in_8_bits) {
     Rows all;
-    for (const Layer& layer : net.layers) {
-        if (layer.mixer != ATTENTION) continue;
-        i64 tokens = rows_of_tile(*KERNELS[chosen], layer.heads.D, in_8_bits) / (layer.heads.H / layer.heads.K);
-        if (!all.work.count(tokens)) all.work[tokens] = work_of({call.starts, call.counts, call.tables, call.R}, tokens);
-    }
+    plan_attention(net, {call.starts, call.counts, call.tables, call.R}, in_8_bits, all);
     for (i64 row = 0, first = 0; call.places && row < call.R; first += call.counts[row++])
         all.sequences.push_back({first, call.counts[row], call.starts[row], call.sources[row], call.places[row], call.kept[row]});
     return all;
@@ -1038,9 +1097,11 @@ void attend_layer(bf16* qkv, const i64* slots, i64 T, i64 H, i64 K, i64 D, bf16*
                   const i64* counts, i64 rows, const i64* const* tables, bf16* out, const float* variant, const float* sinks) {
     Step step = {starts, counts, tables, rows};
     Attention a = {{H, K, D}, {keys, values, block_size, in_8_bits != 0}, {variant[0], variant[1], (i64)variant[2], sinks}, qkv, out, H * D,
-                   rows_of_tile(*KERNELS[chosen], D, in_8_bits)};
-    std::vector<Work> work = work_of(step, a.tokens_of_tile());
+                   rows_of_tile(*KERNELS[chosen], D, in_8_bits), nullptr};
+    Plan plan = plan_of(step, a.heads, a.variant.window, a.tokens_of_tile(), omp_get_max_threads());
+    std::vector<float> partials(plan.room);
+    a.partials = partials.data();
     Input in = {nullptr, slots, slots, T};
-    compute([&](Team& team, const Kernels& kernels) { attend(team, kernels, in, step, work, {}, a); });
+    compute([&](Team& team, const Kernels& kernels) { attend(team, kernels, in, step, plan, {}, a); });
 }
 }

@@ -14,34 +14,37 @@ struct Next {
     i64 lines;
 };
 
-// The sums [rows][2][PANEL] of a block, whose rows of x are `stride` bytes apart, by two panels of `columns` columns behind each other.
+// The sums [rows][panels][PANEL] of a block, whose rows of x are `stride` bytes apart, by one panel or two of `columns` columns behind each other.
 typedef void MultiplyPairs(const char* x, i64 stride, const uint32_t* weights, i64 columns, Next next, float* sums);
 
-template <int HEIGHT>
+template <int HEIGHT, int PANELS>
 OF(AVX512_BF16) static void multiply_pairs(const char* x, i64 stride, const uint32_t* weights, i64 columns, Next next, float* sums) {
     const i64 between = columns / 2 * PANEL;
-    __m512 total[HEIGHT][2];
-    for (int t = 0; t < HEIGHT; t++) total[t][0] = total[t][1] = _mm512_set1_ps(0);
+    __m512 total[HEIGHT][PANELS];
+    for (int t = 0; t < HEIGHT; t++)
+        for (int n = 0; n < PANELS; n++) total[t][n] = _mm512_set1_ps(0);
     const char *a = x, *b = x + 3 * stride, *c = x + 6 * stride, *d = x + 9 * stride;
     for (i64 k = 0; k < columns; k += 8, weights += 4 * PANEL, a += 16, b += 16, c += 16, d += 16) {
         __asm__("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));  // of every third row: for one of each there are too few registers
         for (i64 line = 0; line < next.lines; line++, next.from += 64) _mm_prefetch(next.from, _MM_HINT_T1);
         for (int pair = 0; pair < 4; pair++) {
-            __m512bh first = (__m512bh)_mm512_load_si512(weights + pair * PANEL), second = (__m512bh)_mm512_load_si512(weights + pair * PANEL + between);
+            __m512bh w[PANELS];
+            for (int n = 0; n < PANELS; n++) w[n] = (__m512bh)_mm512_load_si512(weights + pair * PANEL + n * between);
             for (int t = 0; t < HEIGHT; t++) {
                 const char* row = (t < 3 ? a : t < 6 ? b : t < 9 ? c : d) + t % 3 * stride;
                 __m512bh both = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(((const float*)row)[pair]));
-                total[t][0] = _mm512_dpbf16_ps(total[t][0], first, both);
-                total[t][1] = _mm512_dpbf16_ps(total[t][1], second, both);
+                for (int n = 0; n < PANELS; n++) total[t][n] = _mm512_dpbf16_ps(total[t][n], w[n], both);
             }
         }
     }
     for (int t = 0; t < HEIGHT; t++)
-        for (int n = 0; n < 2; n++) _mm512_storeu_ps(sums + (2 * t + n) * PANEL, total[t][n]);
+        for (int n = 0; n < PANELS; n++) _mm512_storeu_ps(sums + (PANELS * t + n) * PANEL, total[t][n]);
 }
 
-static MultiplyPairs* const PAIRS_OF[] = {multiply_pairs<1>, multiply_pairs<2>, multiply_pairs<3>, multiply_pairs<4>,  multiply_pairs<5>,  multiply_pairs<6>,
-                                          multiply_pairs<7>, multiply_pairs<8>, multiply_pairs<9>, multiply_pairs<10>, multiply_pairs<11>, multiply_pairs<12>};
+#define PAIRS_OF(N)                                                                                                                                  \
+    {multiply_pairs<1, N>, multiply_pairs<2, N>, multiply_pairs<3, N>, multiply_pairs<4, N>,  multiply_pairs<5, N>,  multiply_pairs<6, N>, \
+     multiply_pairs<7, N>, multiply_pairs<8, N>, multiply_pairs<9, N>, multiply_pairs<10, N>, multiply_pairs<11, N>, multiply_pairs<12, N>}
+static MultiplyPairs* const MULTIPLY_PAIRS[][PAIR_ROWS] = {PAIRS_OF(1), PAIRS_OF(2)};  // by panels, by rows
 
 // Asks for the lines that the results of two panels will be written to, while they are computed: else a block waits for them.
 OF(AVX512_BF16) INLINE void ask_for_results(const Product& p, i64 first, i64 rows, i64 panel) {
@@ -57,13 +60,14 @@ OF(AVX512_BF16) static void multiply_bf16(const Product& p, i64 number) {
     alignas(64) float sums[PAIR_ROWS * 2 * PANEL];
     for (i64 n = 0; n < item.panels; n += 2) {
         const uint32_t* weights = panel_of(*p.matrix, item.panel + n);
+        const i64 panels = std::min<i64>(2, item.panels - n);
         const char *next = (const char*)(weights + K * PANEL), *end = next + (n + 2 < item.panels ? K * PANEL * 4 : 0);
         for (i64 block = 0; block < count; block++) {
             i64 t = item.first + block * rows / count, height = item.first + (block + 1) * rows / count - t;
             ask_for_results(p, t, height, item.panel + n);
-            PAIRS_OF[height - 1]((const char*)(p.x + t * p.stride), p.stride * 2, weights, K, {next, next < end ? lines : 0}, sums);
+            MULTIPLY_PAIRS[panels - 1][height - 1]((const char*)(p.x + t * p.stride), p.stride * 2, weights, K, {next, next < end ? lines : 0}, sums);
             next += lines * K / 8 * 64;
-            keep<floats>(p, sums, 2 * PANEL, t, height, item.panel + n, 2);
+            keep<floats>(p, sums, panels * PANEL, t, height, item.panel + n, panels);
         }
     }
 }

@@ -56,6 +56,17 @@ OF(AMX) INLINE void one_by_two(const bf16* x, i64 stride, const Matrix& m, i64 p
     _tile_stored(0, block, PITCH * 4); _tile_stored(1, block + 16, PITCH * 4);
 }
 
+OF(AMX) INLINE void one_by_one(const bf16* x, i64 stride, const Matrix& m, i64 panel, float* block) {
+    const uint32_t* a = panel_of(m, panel);
+    _tile_zero(0);
+    for (i64 k = 0; k < m.K; k += 32, a += TILE) {
+        _tile_loadd(4, x + k, stride * 2);
+        _tile_loadd(5, a, 64);
+        _tile_dpbf16ps(0, 4, 5);
+    }
+    _tile_stored(0, block, PITCH * 4);
+}
+
 struct Rest {  // results of two panels that wait to be kept: while the matrix units work on the next, the vector units are idle
     float* block;
     i64 first, rows, panel, kept;
@@ -104,9 +115,11 @@ OF(AMX) INLINE void multiply_few(const Product& p, const Item& item) {
     alignas(64) float block[16 * PITCH];
     const bf16* x = p.x + item.first * p.stride;
     for (i64 n = 0, step; n < item.panels; n += step) {
-        step = item.panels - n >= 4 ? 4 : 2;
+        step = item.panels - n >= 4 ? 4 : item.panels == 1 ? 1 : 2;
         if (step == 4)
             one_by_four(x, p.stride, *p.matrix, item.panel + n, block);
+        else if (step == 1)
+            one_by_one(x, p.stride, *p.matrix, item.panel + n, block);
         else
             one_by_two(x, p.stride, *p.matrix, item.panel + n, block);
         keep<floats>(p, block, PITCH, item.first, item.end - item.first, item.panel + n, step);

@@ -65,9 +65,10 @@ OF(AVX512) static void block_avx512(const float* x, const uint32_t* weights, i64
 static MultiplyBlock* const PORTABLE_ONE[] = {block_portable<1, 1>, block_portable<2, 1>};
 static MultiplyBlock* const AVX2_ONE[] = {TO_6(block_avx2, 1)};
 static MultiplyBlock* const AVX2_TWO[] = {block_avx2<1, 2>, block_avx2<2, 2>, block_avx2<3, 2>};
+static MultiplyBlock* const AVX512_ONE[] = {TO_12(block_avx512, 1)};
 static MultiplyBlock* const AVX512_TWO[] = {TO_12(block_avx512, 2)};
 static const Blocks BLOCKS_PORTABLE = {2, 0, PORTABLE_ONE, nullptr}, BLOCKS_AVX2 = {6, 3, AVX2_ONE, AVX2_TWO};
-static const Blocks BLOCKS_AVX512 = {12, 12, nullptr, AVX512_TWO};
+static const Blocks BLOCKS_AVX512 = {12, NEAR_ROWS, AVX512_ONE, AVX512_TWO};
 
 // Asks for part `part` of `parts` of the weights that come next: they come from memory while others are multiplied.
 INLINE void ask_for(const void* from, i64 bytes, i64 part, i64 parts) {
@@ -79,7 +80,7 @@ template <class Vector>
 INLINE void multiply_rows(const Product& p, const Item& item, i64 first, i64 rows, const Blocks& with) {
     const Matrix& m = *p.matrix;
     i64 count = ceiling(rows, with.height), pitch = item.panels * PANEL, between = m.K / 2 * PANEL;
-    i64 depth = ceiling(ceiling(m.K, ceiling(m.K, DEPTH)), PAD) * PAD, panels = rows <= with.few || !with.one ? 2 : 1;
+    i64 depth = ceiling(ceiling(m.K, ceiling(m.K, DEPTH)), PAD) * PAD, panels = rows <= with.few && item.panels > 1 ? 2 : 1;
     MultiplyBlock* const* multiply = panels == 2 ? with.two : with.one;
     memset(near.sums, 0, rows * pitch * 4);
     for (i64 k = 0; k < m.K; k += depth) {
