@@ -113,15 +113,15 @@ INLINE float largest_of(const bf16* x) {
     return wide((bf16)std::max(most[0], most[1]));
 }
 
-// A group of a row of x becomes whole numbers, as group number `place`. The scale of one that holds NaN or infinity is not finite: neither will
-// be what is made of it.
+// A group of a row of x becomes whole numbers, as group number `place`: bytes for those who read bytes, else numbers of 16 bits. The scale of one that
+// holds NaN or infinity is not finite: neither will be what is made of it.
 template <class Vector, bool BYTES>
 INLINE void round_group(const bf16* x, const Rounded& rounded, i64 place) {
     typedef typename Like<Vector>::words words;
     const int COLUMNS = sizeof(Vector) / 2;  // of a vector of pairs
     const float shift = 12582912.0f;         // 1.5 * 2^23: adding it rounds to a whole number, whose 16 bits are then the lowest
     float most = largest_of(x), inverse = most < 1e-30f ? 0 : 127 / most;  // so that it is finite
-    int16_t* to = rounded.x + place * GROUP;
+    int16_t in_between[GROUP], *to = BYTES ? in_between : rounded.x + place * GROUP;
     words sums = {};
     for (int k = 0; k < GROUP; k += COLUMNS) {
         Vector pairs = load<Vector>(x + k);

@@ -15,6 +15,10 @@ INLINE void add_quads(Lanes<8>::ints (&sums)[2], const Lanes<8>::ints (&w)[2], c
 INLINE void add_quads(ints (&sums)[1], const ints (&w)[1], const void* x) {
     __asm__("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sums[0]) : "m"(*(const int32_t(*)[1])x), "v"(w[0]));
 }
+// All lanes x. As one piece: GCC 12 fills sixteen one by one in a template, which it takes apart before it knows the target. With a row of x that
+// took as long as the products.
+INLINE void fill(Lanes<8>::ints& lanes, int32_t x) { __asm__("vmovd %1, %x0\n\tvpbroadcastd %x0, %0" : "=x"(lanes) : "r"(x)); }
+INLINE void fill(ints& lanes, int32_t x) { __asm__("vpbroadcastd %1, %0" : "=v"(lanes) : "r"(x)); }
 #endif
 
 template <class Vector, int HEIGHT, int BITS>
@@ -25,10 +29,8 @@ INLINE void multiply_quads(const Turn turn, i64 t, float* results, i64 pitch) {
         i64 place = group * turn.x.rows + t;
         const int8_t* x = turn.x.bytes + place * GROUP;
         ints products[HEIGHT][VECTORS], w[VECTORS];
-        for (int r = 0; r < HEIGHT; r++) {
-            ints before = -128 * turn.x.sums[place + r] - ints{};
-            for (int v = 0; v < VECTORS; v++) products[r][v] = before;
-        }
+        for (int r = 0; r < HEIGHT; r++)
+            for (int v = 0; v < VECTORS; v++) fill(products[r][v], -128 * turn.x.sums[place + r]);
         for (int line = 0; line < LINES; line++)
             for (int half = 0; half < 8 / BITS; half++, x += 4) {
                 for (int v = 0; v < VECTORS; v++)

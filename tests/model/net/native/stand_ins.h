@@ -228,6 +228,11 @@ INLINE void add_quads(Ints (&sums)[VECTORS], const Ints (&w)[VECTORS], const voi
         for (int k = 0; k < 4; k++) sums[v] += ((w[v] >> 8 * k) & 255) * (int)four[k];
 }
 
+template <class Ints>
+INLINE void fill(Ints& lanes, int32_t x) {
+    lanes = x - Ints{};
+}
+
 INLINE void widen(const int8_t* from, floats& to) {
     for (int j = 0; j < 16; j++) to[j] = from[j];
 }
