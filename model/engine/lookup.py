@@ -21,6 +21,10 @@ from attend.model.engine.request import Request
 
 MATCHES = 12, 3
 """Tokens that must have occurred before: the larger number where they have."""
+SUREST = 6
+"""And at least one more for each further stream of the step, up to so many: the more streams read the weights together, the
+more a wrong draft token costs beside the tokens that the step draws anyway.
+"""
 FIRST = 4
 """Length of a request's first draft."""
 LONGEST_PAUSE = 64
@@ -66,14 +70,13 @@ class Texts:
                 if stop >= size:
                     places[crc32(text[stop - size : stop]) % _PLACES] = number << 32 | at
 
-    def find(self, text: bytearray) -> tuple[bytearray, int] | None:
-        """A text in which the last tokens of `text` occur, and the index of the token after them."""
+    def find(self, text: bytearray, least: int) -> tuple[bytearray, int] | None:
+        """A text in which the last tokens of `text`, at least so many, occur, and the index of the token after them."""
         for size in _SIZES:
-            pattern = text[-size:]
-            number, at = divmod(self._places[crc32(pattern) % _PLACES], 1 << 32)
-            found = self._texts.get(number, b"")
-            if len(pattern) == size and found[at * _WIDTH - size : at * _WIDTH] == pattern:
-                return self._texts[number], at
+            number, at = divmod(self._places[crc32(text[-size:]) % _PLACES], 1 << 32)
+            found, whole = self._texts.get(number), max(size, least * _WIDTH)
+            if found is not None and len(text) >= whole and found[at * _WIDTH - whole : at * _WIDTH] == text[-whole:]:
+                return found, at
         return None
 
     def end(self, number: int) -> None:
@@ -97,13 +100,15 @@ class Lookup:
         self._misses = 0
         self._pause = 0
 
-    def draft(self, request: Request, most: int) -> list[int]:
-        """A guess at up to `most` next tokens; empty where the last tokens are new, or recent guesses were wrong."""
+    def draft(self, request: Request, most: int, streams: int = 1) -> list[int]:
+        """A guess at up to `most` next tokens, beside so many streams with it; empty where the last tokens are new, or recent
+        guesses were wrong.
+        """
         self._follow(request)
         if self._pause:
             self._pause -= 1
             return []
-        found = self._texts.find(self._text)
+        found = self._texts.find(self._text, min(SUREST, MATCHES[-1] - 1 + streams))
         if found is None:
             return []
         text, at = found
@@ -142,11 +147,11 @@ class Lookups:
         self._texts: dict[tuple[str | None, str], Texts] = {}
         """By owner, and adapter and cache salt; those whose requests began last are the last."""
 
-    def draft(self, request: Request, most: int) -> list[int]:
+    def draft(self, request: Request, most: int, streams: int = 1) -> list[int]:
         """See `Lookup.draft`."""
         if request.lookup is None:
             request.lookup = Lookup(self._of(request))
-        return request.lookup.draft(request, most)
+        return request.lookup.draft(request, most, streams)
 
     def learn(self, request: Request, guessed: int, right: int) -> None:
         """See `Lookup.learn`; of its last draft."""
@@ -161,7 +166,7 @@ class Lookups:
     def _of(self, request: Request) -> Texts:
         """The texts that its drafts may come from."""
         key = request.owner, request.root
-        texts = self._texts[key] = self._texts.pop(key, None) or Texts()
+        texts = self._texts[key] = self._texts.pop(key) if key in self._texts else Texts()
         if len(self._texts) > MOST_OWNERS:
             del self._texts[next(iter(self._texts))]
         return texts

@@ -242,7 +242,7 @@ class Scheduler:
             request = item.request
             most = min(share, request.max_tokens - len(request.output) - 1, self.tables.draft_room(request))
             if most > 0 and request.draws_from_scores:
-                draft = self._lookups.draft(request, most)
+                draft = self._lookups.draft(request, most, len(plan))
                 room = request.room - request.num_tokens
                 if len(draft) > room and not self.tables.grow(request, request.num_tokens + len(draft)):
                     draft = draft[:room]  # no request is preempted for a guess

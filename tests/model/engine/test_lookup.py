@@ -13,13 +13,14 @@ from attend.model.engine.lookup import (
     MOST_OWNERS,
     MOST_TOKENS,
     PART_TOKENS,
+    SUREST,
     Lookup,
     Lookups,
     Texts,
     num_right,
 )
 from attend.model.params import DecodingParams
-from tests.model.engine.machines import ask
+from tests.model.engine.machines import answers, ask, fake_engine
 
 LOOKALIKES = [0, 1, 256, 65536, 16777216, 0x01010101]
 """Their bytes look like each other's, shifted."""
@@ -99,6 +100,15 @@ def test_more_tokens_in_common_count_more_than_a_younger_text():
     assert [2] == lookups.draft(ask("d", stem[1:]), 1)
 
 
+@pytest.mark.parametrize("streams", range(1, 9))
+def test_the_more_streams_the_more_tokens_must_have_occurred(streams):
+    least = min(SUREST, MATCHES[1] + streams - 1)
+    for known in range(1, 9):
+        lookups, stem = Lookups(), list(range(20, 20 + known))
+        ended(lookups, "a", [0, *stem, 7])
+        assert ([7] if known >= least else []) == lookups.draft(ask("b", [1, *stem]), 1, streams)
+
+
 ADAPTER = SimpleNamespace(digest="x")
 
 
@@ -125,6 +135,16 @@ def test_no_draft_comes_from_a_text_of_another_owner(one, other, running):
         assert [4, 5, 6] == lookups.draft(ask("b", planted[:3], **fields), 9)
         assert [] == lookups.draft(ask("c", planted[1:4], **asking), 9)
         lookups = Lookups()
+
+
+def test_an_engine_drafts_from_requests_of_the_same_owner_alone():
+    """They draw the same tokens, and none of them repeats itself."""
+    engine, drafted = fake_engine(draft_tokens=15), []
+    for owner in ("ann", "ben", None, "ann", "ben", None):
+        answers(engine, [ask("a", [1, 2, 3, 4, 5], 20, seed=1, owner=owner)])
+        drafted.append(engine.stats().num_drafted)
+    assert [0, 0, 0] == drafted[:3]
+    assert 0 < drafted[3] < drafted[4] < drafted[5] == engine.stats().num_accepted
 
 
 def test_the_oldest_text_is_dropped_and_the_last_is_kept_whatever_its_length():
