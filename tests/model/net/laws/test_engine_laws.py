@@ -12,7 +12,6 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.engine.choice import prepare_decoder
 from attend.model.engine.engine import Engine
-from attend.model.engine.lookup import MATCHES
 from attend.model.engine.request import Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
@@ -200,13 +199,7 @@ def without_guesses(way: Way, config: ModelConfig) -> dict:
     return answers(engine(way, config), repeating())
 
 
-@pytest.fixture
-def bold(monkeypatch):
-    """Beside many streams too, drafts need no more tokens in common than those of a stream alone: so there are many of them."""
-    monkeypatch.setattr("attend.model.engine.lookup.SUREST", MATCHES[-1])
-
-
-@pytest.mark.usefixtures("bold")
+@pytest.mark.usefixtures("bold_drafts")
 @pytest.mark.parametrize("draft_tokens", [7, 15, 60])
 @each_model
 @each_guessing_way
@@ -235,7 +228,7 @@ def check_drafts_from_others(way: Way, config: ModelConfig, draft_tokens: int, n
     assert accepted[2] < accepted[3] < machine.stats().num_drafted
 
 
-@pytest.mark.usefixtures("bold")
+@pytest.mark.usefixtures("bold_drafts")
 @pytest.mark.parametrize("draft_tokens", [7, 60])
 @each_model
 @each_guessing_way
@@ -244,7 +237,7 @@ def test_drafts_from_other_requests_change_no_token(way, config, draft_tokens):
 
 
 @pytest.mark.skipif(not NATIVE, reason="no native library was built here")
-@pytest.mark.usefixtures("bold")
+@pytest.mark.usefixtures("bold_drafts")
 @pytest.mark.parametrize("kind", [INT8, INT4], ids=lambda kind: kind.name)
 @each_model
 def test_drafts_change_no_token_where_weights_are_codes(config, kind):
