@@ -182,7 +182,9 @@ class Settings(BaseModel):
         "prefixes of models that have some; 0: none",
     )
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
-        0, description="speculative decoding by prompt lookup: draft tokens of a step; answers do not change; 0: off"
+        0,
+        description="speculative decoding by prompt lookup in texts of the same API key: draft tokens of a step; "
+        "answers do not change; 0: off",
     )
     deterministic: bool = Field(
         False,

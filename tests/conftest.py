@@ -139,6 +139,12 @@ def our_modules_have_one_name() -> Iterator[None]:
     assert not {"model", "service", "protos"} & sys.modules.keys()
 
 
+@pytest.fixture
+def bold_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside many streams too, a draft needs no more tokens in common than that of a stream alone: so there are many drafts."""
+    monkeypatch.setattr("attend.model.engine.lookup.SUREST", 0)
+
+
 @pytest.fixture(autouse=True)
 def one_thread_afterwards() -> Iterator[None]:
     """A second thread of torch ends with its test: two workers with two threads each are slow on two cores."""

@@ -28,20 +28,24 @@ AT_ONCE, PROMPT, OUTPUT = 16, 128, 128
 PROMPTS = [[100 + at] * PROMPT for at in range(AT_ONCE)]
 
 
-async def speed(engine: AsyncEngine, prompts: Sequence[Sequence[int]], temperature: float) -> float:
-    """Output tokens/s of all prompts at once."""
+async def speed(
+    engine: AsyncEngine, prompts: Sequence[Sequence[int]], temperature: float, owners: Sequence[str] = (), seed: int = 0
+) -> float:
+    """Output tokens/s of all prompts at once. `owners`: one of each request; none are one. `seed`: that of the first."""
     sampling = SamplingParams(temperature=temperature)
-    requests = [Request(f"{at}", prompt, OUTPUT, sampling, seed=at) for at, prompt in enumerate(prompts)]
+    requests = [Request(f"{at}", prompt, OUTPUT, sampling, seed=seed + at) for at, prompt in enumerate(prompts)]
+    for request, owner in zip(requests, owners, strict=False):
+        request.owner = owner
     started = time.perf_counter()
     async for _ in engine.generate(requests):
         pass
     return len(prompts) * OUTPUT / (time.perf_counter() - started)
 
 
-def default_model(**options: Any) -> AsyncEngine:
-    """The default model in bfloat16, without a prefix cache, and started."""
+def default_model(folder: Path = DEFAULT_MODEL, **options: Any) -> AsyncEngine:
+    """The default model, or another one, in bfloat16, without a prefix cache, and started."""
     settings = {"dtype": "bfloat16", "num_threads": threads(), "kv_cache_memory": 1 << 28, "prefix_caching": False}
-    engine = build_engine(DEFAULT_MODEL, EngineOptions(**settings | options))
+    engine = build_engine(folder, EngineOptions(**settings | options))
     engine.start()
     return engine
 

@@ -1,50 +1,120 @@
-"""Speculative decoding by prompt lookup: draft tokens, made from the text so far (Saxena 2023).
+"""Speculative decoding by prompt lookup: draft tokens, made from the texts so far (Saxena 2023).
 
-Text repeats itself: what followed the last few tokens when they last occurred is likely to follow now. A step can compute such
-a draft together with a stream's next token, since reading the weights costs the same for one token as for some. Accepted are
-the tokens that would have been sampled anyway: the one after each right draft token, and none after the first wrong one. So the
-answer has the same tokens with and without drafts (Leviathan et al. 2023, for a draft without probabilities and draws that
-are functions of seed and position).
+Text repeats itself, and requests of one caller repeat each other: what followed the last few tokens when they last occurred is
+likely to follow now. A step can compute such a draft together with a stream's next token, since reading the weights costs the
+same for one token as for some. Accepted are the tokens that would have been sampled anyway: the one after each right draft
+token, and none after the first wrong one. So the answer has the same tokens with and without drafts (Leviathan et al. 2023,
+for a draft without probabilities and draws that are functions of seed and position).
+
+An accepted draft makes an answer come sooner, which its caller can see. So a draft comes from texts of the same owner alone,
+and like a cached prefix from those with the same adapter and cache salt.
 """
 
-import sys
 from array import array
+from collections import deque
 from collections.abc import Sequence
+from itertools import count
+from zlib import crc32
 
 from attend.model.engine.config import LONGEST_DRAFT
 from attend.model.engine.request import Request
 
-MATCH = 3
-"""Tokens that must have occurred before."""
-WINDOW = 4096
-"""Tokens, counted from the end, in which they are looked for: a step must not wait for a long search."""
+MATCHES = 12, 3
+"""Tokens that must have occurred before: the larger number where they have."""
+SUREST = 6
+"""And at least one more for each further stream of the step, up to so many: the more streams read the weights together, the
+more a wrong draft token costs beside the tokens that the step draws anyway.
+"""
 FIRST = 4
 """Length of a request's first draft."""
 LONGEST_PAUSE = 64
+MOST_TOKENS = 1 << 16
+"""Of the ended requests of an owner whose texts are kept; the last text is kept whatever its length."""
+MOST_OWNERS = 32
+PART_TOKENS = 256
+"""Tokens of a request that a step indexes at most, in a quarter of a millisecond: a long prompt takes several steps."""
 _WIDTH = array("I").itemsize
+_SIZES = [_WIDTH * length for length in MATCHES]
+_PLACES = 1 << 17
+
+
+class Texts:
+    """The texts of an owner's requests, of those that run and the last that have ended, with an index of their n-grams."""
+
+    def __init__(self) -> None:
+        self._places = memoryview(bytearray(8 * _PLACES)).cast("Q")
+        """By the hash of an n-gram: the number of the text in which it occurred last, and the index of the token after it. Who
+        reads it compares the tokens.
+        """
+        self._texts: dict[int, bytearray] = {}
+        self._ended: deque[int] = deque()
+        self._ended_bytes = 0
+        self._numbers = count(1)
+
+    def begin(self) -> int:
+        """The number of a new text."""
+        number = next(self._numbers)
+        self._texts[number] = bytearray()
+        return number
+
+    def text(self, number: int) -> bytearray:
+        """A text that has begun, to append tokens to."""
+        return self._texts[number]
+
+    def index(self, number: int, start: int, end: int) -> None:
+        """Note which n-grams the tokens `start .. end - 1` of a text follow."""
+        places, text = self._places, self._texts[number]
+        for at in range(start, end):
+            stop = at * _WIDTH
+            for size in _SIZES:
+                if stop >= size:
+                    places[crc32(text[stop - size : stop]) % _PLACES] = number << 32 | at
+
+    def find(self, text: bytearray, least: int) -> tuple[bytearray, int] | None:
+        """A text in which the last tokens of `text`, at least so many, occur, and the index of the token after them."""
+        for size in _SIZES:
+            number, at = divmod(self._places[crc32(text[-size:]) % _PLACES], 1 << 32)
+            found, whole = self._texts.get(number), max(size, least * _WIDTH)
+            if found is not None and len(text) >= whole and found[at * _WIDTH - whole : at * _WIDTH] == text[-whole:]:
+                return found, at
+        return None
+
+    def end(self, number: int) -> None:
+        """A text does not grow any more. The oldest of such texts are dropped for it."""
+        size = len(self._texts[number])
+        while self._ended and self._ended_bytes + size > MOST_TOKENS * _WIDTH:
+            self._ended_bytes -= len(self._texts.pop(self._ended.popleft()))
+        self._ended.append(number)
+        self._ended_bytes += size
 
 
 class Lookup:
-    """The text of one request, as it is searched, and how well its drafts do."""
+    """The text of one request among those of its owner, and how well its drafts do."""
 
-    def __init__(self) -> None:
-        self._text = bytearray()
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._number = texts.begin()
+        self._text = texts.text(self._number)
+        self._indexed = 1
         self._length = FIRST
         self._misses = 0
         self._pause = 0
 
-    def draft(self, request: Request, most: int) -> list[int]:
-        """A guess at up to `most` next tokens; empty where the last tokens are new, or recent guesses were wrong."""
+    def draft(self, request: Request, most: int, streams: int = 1) -> list[int]:
+        """A guess at up to `most` next tokens, beside so many streams with it; empty where the last tokens are new, or recent
+        guesses were wrong.
+        """
         self._follow(request)
         if self._pause:
             self._pause -= 1
             return []
-        at = self._match()
-        if at < 0:
+        found = self._texts.find(self._text, min(SUREST, MATCHES[-1] - 1 + streams))
+        if found is None:
             return []
-        end = len(self._text) // _WIDTH
-        period = end - at
-        return [self._token(at + step % period) for step in range(min(most, self._length))]
+        text, at = found
+        length = min(most, self._length)
+        known = array("I", text[at * _WIDTH : (at + length) * _WIDTH]).tolist()
+        return (known * length)[:length] if text is self._text else known  # what repeats itself goes on so
 
     def learn(self, guessed: int, right: int) -> None:
         """Of a draft of `guessed` tokens the first `right` were drawn. Right ones make drafts longer, wrong ones rarer."""
@@ -56,26 +126,50 @@ class Lookup:
             self._pause = min(LONGEST_PAUSE, 1 << self._misses) - 1
             self._misses += 1
 
+    def end(self, request: Request) -> None:
+        """The text is complete: keep it for others."""
+        self._follow(request)
+        self._texts.end(self._number)
+
     def _follow(self, request: Request) -> None:
-        """Index the tokens that are new since the last call."""
-        known = len(self._text) // _WIDTH
-        self._text += array("I", request.tokens(known, request.num_tokens - known)).tobytes()
+        """Append and index the tokens that are new since the last call."""
+        known, total = len(self._text) // _WIDTH, request.num_tokens
+        self._text += array("I", request.tokens(known, total - known)).tobytes()
+        end = min(total, self._indexed + PART_TOKENS)
+        self._texts.index(self._number, self._indexed, end)
+        self._indexed = end
 
-    def _match(self) -> int:
-        """Index of the token after the last earlier occurrence of the last MATCH tokens, or -1."""
-        text, size = self._text, MATCH * _WIDTH
-        if len(text) <= size:
-            return -1
-        pattern, at, end = text[-size:], 1, len(text) - 1
-        while at % _WIDTH:  # bytes of two tokens may look like one
-            at = text.rfind(pattern, max(0, len(text) - WINDOW * _WIDTH), end)
-            if at < 0:
-                return -1
-            end = at + size - 1
-        return at // _WIDTH + MATCH
 
-    def _token(self, index: int) -> int:
-        return int.from_bytes(self._text[index * _WIDTH : (index + 1) * _WIDTH], sys.byteorder)
+class Lookups:
+    """Makes the drafts of all requests."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str | None, str], Texts] = {}
+        """By owner, and adapter and cache salt; those whose requests began last are the last."""
+
+    def draft(self, request: Request, most: int, streams: int = 1) -> list[int]:
+        """See `Lookup.draft`."""
+        if request.lookup is None:
+            request.lookup = Lookup(self._of(request))
+        return request.lookup.draft(request, most, streams)
+
+    def learn(self, request: Request, guessed: int, right: int) -> None:
+        """See `Lookup.learn`; of its last draft."""
+        assert request.lookup is not None
+        request.lookup.learn(guessed, right)
+
+    def end(self, request: Request) -> None:
+        """A request has ended: if drafts were made for it, its text is for others."""
+        if request.lookup is not None:
+            request.lookup.end(request)
+
+    def _of(self, request: Request) -> Texts:
+        """The texts that its drafts may come from."""
+        key = request.owner, request.root
+        texts = self._texts[key] = self._texts.pop(key) if key in self._texts else Texts()
+        if len(self._texts) > MOST_OWNERS:
+            del self._texts[next(iter(self._texts))]
+        return texts
 
 
 def num_right(draft: Sequence[int], drawn: Sequence[int]) -> int:

@@ -107,6 +107,10 @@ class Request:
     """0 to 9, the highest first; see `rank`."""
     adapter: "Adapter | None" = None
     """The LoRA adapter that is added to the model's matrices. The request holds it until it has ended."""
+    owner: str | None = None
+    """The name of the caller's API key; None where no keys are set, and all callers are one. Its drafts come from texts of the
+    same owner alone.
+    """
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""

@@ -31,7 +31,7 @@ from operator import attrgetter
 
 from attend.model.engine.budget import StepCost
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.lookup import Lookup
+from attend.model.engine.lookup import Lookups
 from attend.model.engine.plan import Plan, Scheduled, StepResult
 from attend.model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
 from attend.model.engine.tables import BlockTables
@@ -63,6 +63,7 @@ class Scheduler:
         self._cost = StepCost(max(config.chunk_size, config.block_size), config.reach)
         self._planned_at = 0.0
         self._shortest_next = False
+        self._lookups = Lookups()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         """In the order of their ranks, as `_waiting` is; the older of two with the same rank is first."""
@@ -241,8 +242,7 @@ class Scheduler:
             request = item.request
             most = min(share, request.max_tokens - len(request.output) - 1, self.tables.draft_room(request))
             if most > 0 and request.draws_from_scores:
-                request.lookup = request.lookup or Lookup()
-                draft = request.lookup.draft(request, most)
+                draft = self._lookups.draft(request, most, len(plan))
                 room = request.room - request.num_tokens
                 if len(draft) > room and not self.tables.grow(request, request.num_tokens + len(draft)):
                     draft = draft[:room]  # no request is preempted for a guess
@@ -367,8 +367,7 @@ class Scheduler:
     def _take_more(self, item: Scheduled, output: Output, tokens: Sequence[int]) -> Output:
         """The output with the tokens that followed right guesses, up to the one that ends the request."""
         request = item.request
-        assert request.lookup is not None
-        request.lookup.learn(len(item.draft), len(tokens))
+        self._lookups.learn(request, len(item.draft), len(tokens))
         self.num_drafted += len(item.draft)
         self.num_accepted += len(tokens)
         for token in tokens:
@@ -395,6 +394,7 @@ class Scheduler:
         self.num_ended += 1
         (self._running if request.room else self._waiting).remove(request)
         self.tables.give_back(request)
+        self._lookups.end(request)
         request.finish_reason = reason
         times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

@@ -313,6 +313,7 @@ class Preparation:
             pooling=None if command.embedding is None else command.embedding.pooling,
             priority=command.priority,
             cache_salt=command.cache_salt,
+            owner=command.owner,
             output=list(command.resume_token_ids),
         )
 

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadtest.bench.lookup import BEGINNING, TOKENS, texts
+from attend.model.config import DEFAULT_MODEL
+from attend.model.text.tokenizer import Tokenizer
+from loadtest.bench.lookup import BEGINNING, KINDS, TOKENS, alone, in_turn, texts
 from loadtest.bench.memory import resident
 from loadtest.bench.option import AT_ONCE, OUTPUT, PROMPTS, measure, parse
 from loadtest.bench.start import MARK
@@ -41,10 +43,42 @@ def test_a_value_is_json_or_a_word(text, value):
 
 
 def test_a_text_that_is_read_again_begins_as_it_began():
-    again, _ = texts()["again"]
-    anew, _ = texts()["anew"]
+    found = texts(Tokenizer.load(DEFAULT_MODEL))
+    (again, _), (anew, _) = found["again"], found["anew"]
     assert again[:TOKENS] == anew
     assert again[TOKENS:] == anew[:BEGINNING]
+
+
+class Drafting:
+    """An engine that answers at once, and accepts every second draft token."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    async def generate(self, requests, at_once=None):
+        self.asked += [(request.owner, request.seed) for request in requests]
+        yield [SimpleNamespace()]
+
+    def stats(self):
+        return SimpleNamespace(num_drafted=4 * len(self.asked), num_accepted=2 * len(self.asked))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_requests_that_are_alike_are_of_one_owner_or_of_an_owner_each_in_every_turn(shared):
+    engine, rates = Drafting(), []
+    for _ in range(2):
+        asyncio.run(in_turn(engine, [[1]] * len(KINDS), 0.0, rates, shared=shared))
+    owners, seeds = zip(*engine.asked, strict=True)
+    assert (2 if shared else 2 * len(KINDS)) == len(set(owners))
+    assert [*range(len(KINDS))] * 2 == [*seeds]
+    assert [0.5, 0.5] == rates
+
+
+def test_what_is_read_again_is_no_other_requests_text():
+    engine = Drafting()
+    asyncio.run(alone(engine, [1], 4, 0.0))
+    asyncio.run(alone(engine, [1], 4, 0.0))
+    assert 8 == len({owner for owner, _ in engine.asked})
 
 
 def test_the_memory_of_a_server_is_that_of_all_its_processes():

@@ -11,6 +11,7 @@ from attend.model.engine.request import Request
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling
 from attend.model.text.grammar import GrammarSpec
+from attend.service.access.quota import Key, Limits
 from attend.service.records import Command
 from tests.fakes import END, FakeEngine, build_server
 
@@ -28,6 +29,7 @@ CARRIED: dict[str, tuple[Changes, Changes]] = {
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, {"prompt": [*b"cd"]}),
     "priority": ({"priority": 7}, {"priority": 7}),
     "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "mine"}),
+    "key": ({"key": Key("ann", Limits())}, {"owner": "ann"}),
     "embedding": ({"embedding": EmbeddingRules(Pooling.MEAN)}, {"pooling": Pooling.MEAN}),
     "scored_token_ids": ({"logprobs": 0, "scored_token_ids": (5, 9)}, {"logprobs": 0, "scored_token_ids": (5, 9)}),
     "resume_token_ids": ({"resume_token_ids": (98, 99)}, {"output": [98, 99]}),
@@ -46,7 +48,6 @@ ELSEWHERE = {
     "adapter": "the adapter of this name, as an object: test_adapters.py",
     "model": "refused where it is not the served one: test_generation.py",
     "request_id": "in the log and in headers; the engine's ids are unique: test_generation.py",
-    "key": "what the caller may take: test_charging.py",
     "deadline_ms": "an alarm that ends the requests: test_generation.py",
     "skip_special_tokens": "the answer's text: test_text.py",
     "echo": "the answer's text: test_generation.py",

@@ -106,6 +106,7 @@ def test_a_step_that_crossed_as_bytes_gives_the_same_tokens_and_scores(net, chan
     assert FinishReason.ERROR is ends["failing"]
 
 
+@pytest.mark.usefixtures("bold_drafts")
 def test_so_does_one_with_drafts(net):
     near, far = tiny_engine(net, draft_tokens=9), sent(tiny_engine(net, draft_tokens=9))
     assert seen(run(near, repeating())) == seen(run(far, repeating()))

@@ -207,7 +207,7 @@ def draft_from(truth: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> 
     """Drafts are the tokens to come, of which one is wrong as often as not."""
     dice = random.Random(3)
 
-    def draft(lookup: Lookup, request: Request, most: int) -> list[int]:
+    def draft(lookup: Lookup, request: Request, most: int, streams: int) -> list[int]:
         begin = len(request.output)
         tokens = truth[request.request_id][begin : begin + dice.randint(0, most)]
         if tokens and dice.random() < 0.5:

@@ -16,13 +16,15 @@ from attend.model.engine.native_runner import NativeRunner
 from attend.model.engine.request import Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
+from attend.model.net.formats.codes import INT4, INT8
 from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, run, sizes, told
-from tests.model.net.laws.ways import Way, each_guessing_way, each_pair, each_way
+from tests.model.net.laws.ways import NATIVE, Way, each_guessing_way, each_pair, each_way
+from tests.model.net.native.test_quantised import quantised
 
 BLOCK = 32
 MODELS = {
@@ -63,11 +65,11 @@ def net_of(config: ModelConfig, dtype: torch.dtype) -> Decoder:
     return tiny_decoder(config).to(dtype).requires_grad_(False)
 
 
-def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, **changes) -> Engine:
+def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, net: Decoder | None = None, **changes) -> Engine:
     """What `build_engine` stands round a decoder, with every slot of the cache holding NaN."""
     settings = sizes(**{"num_blocks": 64, "block_size": BLOCK, "max_model_len": 256} | changes)
     backend = way.make(config, BLOCK)
-    net = prepare_decoder(copy.deepcopy(net_of(config, way.dtype)).to(way.device), backend)
+    net = prepare_decoder(copy.deepcopy(net or net_of(config, way.dtype)).to(way.device), backend)
     counts = [group.num_blocks for group in settings.groups] if changes.get("groups") else settings.num_blocks
     cache = way.cache(config, counts, BLOCK)
     clock = Clock()
@@ -198,6 +200,7 @@ def without_guesses(way: Way, config: ModelConfig) -> dict:
     return answers(engine(way, config), repeating())
 
 
+@pytest.mark.usefixtures("bold_drafts")
 @pytest.mark.parametrize("draft_tokens", [7, 15, 60])
 @each_model
 @each_guessing_way
@@ -205,6 +208,45 @@ def test_guessing_changes_no_token(way, config, draft_tokens):
     machine = engine(way, config, draft_tokens=draft_tokens)
     assert without_guesses(way, config) == answers(machine, repeating())
     assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
+
+
+def alike(seed: int) -> list[Request]:
+    """Greedy and drawn, with prompts that repeat nothing of themselves: those of each seed are the same."""
+    dice = random.Random(8)
+    return [
+        ask(f"r{at}", dice.sample(range(VOCAB), k=20), 24, sampling=SamplingParams(temperature=at % 2 / 2), seed=at + seed)
+        for at in range(6)
+    ]
+
+
+def check_drafts_from_others(way: Way, config: ModelConfig, draft_tokens: int, net: Decoder | None = None) -> None:
+    """The same requests come again, whose drafts are right, and then with other seeds."""
+    machine, accepted = engine(way, config, net=net, draft_tokens=draft_tokens), [0]
+    for seed in (0, 0, 10):
+        assert answers(engine(way, config, net=net), alike(seed)) == answers(machine, alike(seed))
+        accepted.append(machine.stats().num_accepted)
+    assert accepted[1] < accepted[2] - accepted[1], "the second time there is more to draft from"
+    assert accepted[2] < accepted[3] < machine.stats().num_drafted
+
+
+@pytest.mark.usefixtures("bold_drafts")
+@pytest.mark.parametrize("draft_tokens", [7, 60])
+@each_model
+@each_guessing_way
+def test_drafts_from_other_requests_change_no_token(way, config, draft_tokens):
+    check_drafts_from_others(way, config, draft_tokens)
+
+
+@pytest.mark.skipif(not NATIVE, reason="no native library was built here")
+@pytest.mark.usefixtures("bold_drafts")
+@pytest.mark.parametrize("kind", [INT8, INT4], ids=lambda kind: kind.name)
+@each_model
+def test_drafts_change_no_token_where_weights_are_codes(config, kind):
+    way, net = Way("native", torch.bfloat16, exact=True), quantised(net_of(config, torch.bfloat16), kind)
+    machine = engine(way, config, net=net, draft_tokens=60)
+    assert answers(engine(way, config, net=net), repeating()) == answers(machine, repeating())
+    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
+    check_drafts_from_others(way, config, 60, net)
 
 
 @each_model

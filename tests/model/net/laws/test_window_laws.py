@@ -104,6 +104,7 @@ def test_an_answer_is_that_of_a_pool_that_frees_nothing(way, config, coming):
     assert ("preempted" in coming) == (stats.num_preemptions > 0)
 
 
+@pytest.mark.usefixtures("bold_drafts")
 @each_model
 @each_guessing_way
 def test_guessing_changes_no_token_under_a_window(way, config):
