@@ -36,15 +36,21 @@ def free_port() -> int:
                 return port
 
 
+def two_free_ports() -> tuple[int, int]:
+    """Two that differ."""
+    first = second = free_port()
+    while second == first:
+        second = free_port()
+    return first, second
+
+
 @contextmanager
 def served(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
     """Run `attend serve` with these flags; its lines go to `log`. Raises StartError.
 
     In the main thread only: SIGTERM becomes SystemExit, so that it stops the server too.
     """
-    http, grpc = free_port(), free_port()
-    while grpc == http:
-        grpc = free_port()
+    http, grpc = two_free_ports()
     command = [
         sys.executable,
         "-m",

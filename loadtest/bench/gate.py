@@ -20,7 +20,7 @@ from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError, togethe
 from loadtest.bench.engine import WORKS, Work, compare, w2, w3
 from loadtest.bench.figures import Comparison, file, interval, table
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import AT_ONCE, FOLDER, PROMPT, SHAPES, write_shape
+from loadtest.bench.shapes import FOLDER, PROMPT, SHAPES, write_shape
 
 LEAST, PAIRS = 0.97, 6
 """The limit, and the fewest turns that can show a loss."""
@@ -103,7 +103,7 @@ def compare_both(both: Sequence[Contestant], options: argparse.Namespace, neighb
         print(f"{options.base} has no draws to compare with: no {SAMPLED}", file=sys.stderr)
         del cells[SAMPLED]
     for each in both:
-        each(AT_ONCE, PROMPT, 2)
+        each(1, PROMPT, 2)
     neighbours.lap()
     neighbours.laps.clear()
     runs = dict(zip(("this tree", options.base), both, strict=True))

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from loadtest.bench.start import MARK, marked, wait_first_token
-from loadtest.server import STOP_SECONDS, StartError, free_port
+from loadtest.server import STOP_SECONDS, StartError, two_free_ports
 
 SERVE = [sys.executable, "-m", "attend.service.commands.cli", "serve"]
 
@@ -45,7 +45,7 @@ def started(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
 
     What it prints goes to `log`. Raises StartError.
     """
-    ports, mark = {"{port}": free_port(), "{grpc}": free_port()}, secrets.token_hex(8)
+    ports, mark = dict(zip(("{port}", "{grpc}"), two_free_ports(), strict=True)), secrets.token_hex(8)
     words = [_filled(word, ports) for word in command]
     began = time.perf_counter()
     try:

@@ -13,7 +13,7 @@ from loadtest.measures import Row, read, since, total
 from loadtest.profiles import PROFILES
 from loadtest.prompts import MIXES, draw
 from loadtest.report import Phase, Sample, phases
-from loadtest.server import StartError, served
+from loadtest.server import StartError, served, two_free_ports
 from loadtest.slo import Objectives
 from loadtest.stream import FailedError, RefusedError, Stream, three_digits
 
@@ -222,6 +222,11 @@ def test_the_search_ends_at_the_highest_rate_that_keeps(limit, most, answer):
     assert low <= limit
     assert (low, high) == answer or (high - low <= 0.05 * high and low <= limit < high)
     assert len(tried) == len(set(tried)) < 16
+
+
+def test_two_ports_differ(monkeypatch):
+    monkeypatch.setattr("loadtest.server.PORTS", [19090, 19091])
+    assert all(one != other for one, other in (two_free_ports() for _ in range(20)))
 
 
 @pytest.mark.ray
