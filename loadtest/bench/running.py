@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from loadtest.bench.start import MARK, marked, wait_first_token
-from loadtest.server import STOP_SECONDS, StartError, two_free_ports
+from loadtest.server import STOP_SECONDS, StartError, terminable, two_free_ports
 
 SERVE = [sys.executable, "-m", "attend.service.commands.cli", "serve"]
 
@@ -43,7 +43,7 @@ def parse_command(text: str) -> tuple[str, list[str]]:
 def started(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
     """A server on a loopback port that takes the place of {port}, and {grpc} for gRPC; it ends with the block.
 
-    What it prints goes to `log`. Raises StartError.
+    What it prints goes to `log`. Raises StartError. In the main thread only.
     """
     ports, mark = dict(zip(("{port}", "{grpc}"), two_free_ports(), strict=True)), secrets.token_hex(8)
     words = [_filled(word, ports) for word in command]
@@ -53,12 +53,13 @@ def started(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
             process = subprocess.Popen(words, stdout=out, stderr=out, env=os.environ | {MARK: mark}, start_new_session=True)
     except OSError as error:
         raise StartError(f"{name} did not start: {error}") from None
-    try:
-        wait_first_token(ports["{port}"], process, log)
-        grpc = f"127.0.0.1:{ports['{grpc}']}" if "{grpc}" in command else None
-        yield Running(name, f"http://127.0.0.1:{ports['{port}']}", mark, time.perf_counter() - began, grpc)
-    finally:
-        _end(process, mark)
+    with terminable():
+        try:
+            wait_first_token(ports["{port}"], process, log)
+            grpc = f"127.0.0.1:{ports['{grpc}']}" if "{grpc}" in command else None
+            yield Running(name, f"http://127.0.0.1:{ports['{port}']}", mark, time.perf_counter() - began, grpc)
+        finally:
+            _end(process, mark)
 
 
 def _filled(word: str, ports: dict[str, int]) -> str:

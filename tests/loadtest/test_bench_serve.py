@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import subprocess
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -13,10 +14,12 @@ from aiohttp.test_utils import TestServer
 
 from loadtest.bench import goodput, serve
 from loadtest.bench.client import Caller, Prompts, answer, closed_loop, http_caller, read_events, rows
+from loadtest.bench.contestant import TREE
 from loadtest.bench.goodput import OUTPUTS, PROMPTS, arrivals
 from loadtest.measures import total
 from loadtest.slo import Objectives
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT, FailedError, Stream
+from tests.service.server import wait_for
 
 
 def chunk(text, reason=None):
@@ -283,6 +286,11 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 """
 
 
+def alive(script):
+    """The processes that run a script."""
+    return [one for one in psutil.process_iter(["cmdline"]) if str(script) in (one.info["cmdline"] or [])]
+
+
 def test_a_server_that_is_started_here_is_timed_weighed_and_ended(tmp_path):
     script, out = tmp_path / "waits.py", tmp_path / "found.json"
     script.write_text(WAITS)
@@ -294,7 +302,22 @@ def test_a_server_that_is_started_here_is_timed_weighed_and_ended(tmp_path):
     assert all(0.3 <= seconds < 10 for seconds in figures["the command to the first token, slow"])
     assert figures["1 at once, memory, slow"][0] > 1
     assert found["provenance"]["servers"]["slow"]["version"] == "7"
-    assert not [one for one in psutil.process_iter(["cmdline"]) if str(script) in (one.info["cmdline"] or [])]
+    assert not alive(script)
+
+
+def test_what_was_started_ends_with_a_run_that_is_ended(tmp_path):
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    command = [sys.executable, "-m", "loadtest.bench.serve", "--start", f"slow={sys.executable} {script} {{port}}"]
+    log, running = tmp_path / "log", lambda: alive(script)
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, "--at-once", "1", "--rounds", "9999"], stdout=out, stderr=out, cwd=TREE)
+    try:
+        assert wait_for(lambda: running() or process.poll() is not None, 60) and running(), log.read_text()
+    finally:
+        process.terminate()
+    process.wait(30)
+    assert wait_for(lambda: not running())
 
 
 @pytest.mark.parametrize(
