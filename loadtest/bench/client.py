@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
@@ -168,13 +169,15 @@ async def closed_loop(caller: Caller, at_once: int, prompts: Sequence[Prompt], t
 
 
 def rows(transport: str, answers: Sequence[Answer]) -> Rows:
-    """The sums over answers; TOTAL has the failed ones and the tokens of the others."""
+    """The sums over answers; TOTAL has the failed ones and the tokens of the others. Says why the first of them failed."""
     times: dict[str, Counter[float]] = {TOTAL: Counter()}
     for stream, error in answers:
         for measure, seconds in stream.rows(error):
             times.setdefault(measure, Counter())[three_digits(seconds * 1e3)] += 1
     found = {(measure, transport): Row(count=counted.total(), times=counted) for measure, counted in times.items()}
-    failed = sum(error is not None and not isinstance(error, RefusedError) for _, error in answers)
+    failures = [error for _, error in answers if error is not None and not isinstance(error, RefusedError)]
+    if failures:
+        print(f"{len(failures)} of {len(answers)} answers failed, the first with {failures[0]!r}", file=sys.stderr, flush=True)
     made = sum(stream.tokens for stream, error in answers if error is None)
     whole = found[TOTAL, transport]
-    return found | {(TOTAL, transport): Row(whole.count, failed, made, whole.times)}
+    return found | {(TOTAL, transport): Row(whole.count, len(failures), made, whole.times)}

@@ -121,7 +121,7 @@ def test_a_loop_asks_every_prompt_once_and_counts_what_the_server_counted():
 
 
 @pytest.mark.parametrize(("status", "failed", "turned_away"), [(429, 0, 1), (500, 1, 0)])
-def test_a_full_server_refuses_and_a_broken_one_fails(status, failed, turned_away):
+def test_a_full_server_refuses_and_a_broken_one_fails_and_says_why(status, failed, turned_away, capsys):
     async def handler(_):
         return web.Response(status=status, text="no")
 
@@ -130,6 +130,9 @@ def test_a_full_server_refuses_and_a_broken_one_fails(status, failed, turned_awa
 
     found = ask(handler, do)
     assert (total(found, TOTAL).failures, total(found, REFUSED).count) == (failed, turned_away)
+    assert ("1 of 1 answers failed" in (said := capsys.readouterr().err)) == bool(failed) and ("status 500" in said) == bool(
+        failed
+    )
 
 
 def test_the_body_is_what_the_protocol_knows_and_greedy():
