@@ -215,6 +215,12 @@ def test_a_trial_waits_for_nobody_and_times_from_the_moment_that_was_due():
     assert total(found, TTFT).percentile(1) >= 200
 
 
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    """For the logs of servers."""
+    monkeypatch.setattr(serve, "FOLDER", tmp_path)
+
+
 def command(words_, count=2, handler=whole_answer):
     """`attend bench serve` with so many servers, named one, two."""
 
