@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 
 from loadtest.load import OUT, locust
+from loadtest.options import add_seed
 from loadtest.server import Address, StartError, served
 from loadtest.slo import MISSED
 
@@ -31,17 +33,21 @@ def highest(keeps: Callable[[int], bool], first: int, most: int, precision: floa
 
 
 class Trial:
-    """One short run at a rate, in units of `source_rate` requests a second; prints its line of the table."""
+    """One short run at a rate, in units of `source_rate` requests a second; prints its line of the table.
 
-    def __init__(self, address: Address, out: Path, seconds: int, source_rate: float, arguments: Sequence[str]):
+    Each has the next seed: the prompts of the one before are in the server's cache.
+    """
+
+    def __init__(self, address: Address, out: Path, seconds: int, source_rate: float, arguments: Sequence[str], seed: int):
         self.address, self.out, self.source_rate = address, out, source_rate
         self.arguments = [*("--loop", "open", "--stop-timeout", "30", "-t", f"{seconds}s"), *arguments]
         self.arguments += ["--source-rate", str(source_rate)]
+        self.seeds = count(seed)
 
     def __call__(self, users: int) -> bool:
         """Whether the objectives were kept. Raises RuntimeError where locust itself failed."""
         (self.out / "summary.json").unlink(missing_ok=True)
-        size = ["-u", str(users), "-r", str(users)]
+        size = ["-u", str(users), "-r", str(users), "--seed", str(next(self.seeds))]
         code = locust(self.address, self.out, [*self.arguments, *size], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if code not in (0, MISSED):
             raise RuntimeError(f"locust ended with {code}; run it by hand to see why: see loadtest/README.md")
@@ -74,6 +80,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--host", help="URL of a running service; default: start one")
     parser.add_argument("--grpc-host", default="127.0.0.1:9000", help="its gRPC address (default 127.0.0.1:9000)")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the log and the last trial's report")
+    add_seed(parser)
     return parser.parse_known_args(arguments)
 
 
@@ -83,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     own = served(options.out / "server.log")
     with nullcontext(Address(options.host, options.grpc_host)) if options.host else own as address:
-        trial = Trial(address, options.out, options.seconds, options.source_rate, rest)
+        trial = Trial(address, options.out, options.seconds, options.source_rate, rest, options.seed)
         print(COLUMNS, flush=True)
         kept, missed = highest(trial, options.first, options.most, options.precision)
     if not kept:

@@ -36,16 +36,16 @@ class OpenLoop:
     answer is timed from the moment when it was due: a generator that comes late shows as latency, and hides nothing.
     """
 
-    def __init__(self, user, rate: float, drain_seconds: float):
-        self.user, self.rate, self.drain_seconds = user, rate, drain_seconds
+    def __init__(self, user, rate: float, drain_seconds: float, dice: random.Random):
+        self.user, self.rate, self.drain_seconds, self.dice = user, rate, drain_seconds, dice
         self.open = Group()
-        self.due = time.perf_counter() + random.expovariate(rate)
+        self.due = time.perf_counter() + dice.expovariate(rate)
 
     def turn(self) -> None:
         """Begin every request that is due; waits for none."""
         while self.due <= time.perf_counter():
             self.open.spawn(self.user.request, due=self.due)
-            self.due += random.expovariate(self.rate)
+            self.due += self.dice.expovariate(self.rate)
 
     def pause(self) -> float:
         """Seconds to the next turn."""

@@ -1,6 +1,7 @@
 """The command line beside locust's own: `python -m loadtest.load --help` shows it."""
 
 import os
+import secrets
 from pathlib import Path
 
 from loadtest.profiles import PROFILES
@@ -33,6 +34,7 @@ def add_options(parser) -> None:
     load.add_argument(
         "--shape", choices=["flat", *PROFILES], default="flat", help="how the load reaches --users within --run-time"
     )
+    add_seed(load)
     slo = parser.add_argument_group("Attend: objectives; the exit code is 3 when one is missed")
     slo.add_argument("--max-ttft-p95-ms", type=float, default=None, help="time to the first token, of each transport")
     slo.add_argument("--max-itl-p95-ms", type=float, default=None, help="time between two messages, of each transport")
@@ -40,6 +42,12 @@ def add_options(parser) -> None:
     slo.add_argument("--max-refused-ratio", type=float, default=0.0, help="refused requests of all requests")
     report = parser.add_argument_group("Attend: the report")
     report.add_argument("--report", default="", help="folder that gets curve.html (latency against load) and summary.json")
+
+
+def add_seed(parser) -> None:
+    """Add --seed. Where it is not given, each run draws another: no server has the prompts of that one in its prefix cache."""
+    about = "of prompts and arrivals; a server that was asked with it before has the prompts in its cache; default: drawn anew"
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help=about)
 
 
 def api_key() -> str:

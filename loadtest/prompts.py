@@ -14,15 +14,15 @@ MIXES = {
 SHORT = "def fibonacci(n):\n"
 
 
-def draw(mix: str, long_chars: int) -> tuple[str, str]:
-    """(kind, text) of the next prompt.
+def draw(dice: random.Random, mix: str, long_chars: int) -> tuple[str, str]:
+    """(kind, text) of the next prompt, the same for dice of the same seed.
 
     `short` is a line, `long` is `long_chars` characters of code; each begins with a line of its own, so that no prompt is in
     the prefix cache. `shared` is as long as `long`, but the same for everybody up to its last line.
     """
     shares = MIXES[mix]
-    kind = random.choices(list(shares), weights=list(shares.values()))[0]
-    own = f"# {random.getrandbits(32):08x}\n"
+    kind = dice.choices(list(shares), weights=list(shares.values()))[0]
+    own = f"# {dice.getrandbits(32):08x}\n"
     texts = {"short": own + SHORT, "long": own + code(long_chars), "shared": code(long_chars) + own}
     return kind, texts[kind]
 

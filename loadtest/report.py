@@ -11,6 +11,7 @@ import gevent
 
 from loadtest.curve import page
 from loadtest.measures import PERCENTILES, Row, Rows, read, since, total, used
+from loadtest.provenance import identity, provenance
 from loadtest.stream import ITL, REFUSED, TOTAL, TPOT, TTFT
 
 SAMPLE_SECONDS = 0.5
@@ -49,12 +50,16 @@ class Phase:
         return sums | {each: transport_document(self.rows, each) for each in used(self.rows)}
 
 
+def transport_rows(rows: Rows, transport: str) -> dict[str, Row]:
+    """The measures that have percentiles."""
+    return {each: rows.get((each, transport), Row()) for each in (TTFT, ITL, TPOT, TOTAL)}
+
+
 def transport_document(rows: Rows, transport: str) -> dict:
     """Percentiles of each measure in milliseconds."""
-    measures = {each: rows.get((each, transport), Row()) for each in (TTFT, ITL, TPOT, TOTAL)}
     return {
         name: {"count": row.count} | {f"p{percent}": row.percentile(percent) for percent in PERCENTILES}
-        for name, row in measures.items()
+        for name, row in transport_rows(rows, transport).items()
     }
 
 
@@ -99,17 +104,25 @@ class Recorder:
 
 
 def write(options, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
-    """Write curve.html and summary.json into the folder that was asked for."""
+    """Write curve.html and summary.json into the folder that was asked for.
+
+    `times` are the histograms, milliseconds to counts, from which `loadtest.compare` has its intervals.
+    """
     folder = Path(options.report)
     folder.mkdir(parents=True, exist_ok=True)
     load = {name: getattr(options, name) for name in ("loop", "shape", "prompts", "long_chars", "max_tokens", "source_rate")}
     summary = {
+        "provenance": provenance(options.seed, {"HTTP": identity(options.host, options.ca_file)} if options.host else {}),
         "load": load,
         "missed": list(missed),
         "failed": total(rows, TOTAL).failures,
         "answers": total(rows, TOTAL).count,
         "refused": total(rows, REFUSED).count,
         "transports": {each: transport_document(rows, each) for each in used(rows)},
+        "times": {
+            each: {name: dict(sorted(row.times.items())) for name, row in transport_rows(rows, each).items()}
+            for each in used(rows)
+        },
         "phases": [phase.document() for phase in found],
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

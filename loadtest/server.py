@@ -36,15 +36,28 @@ def free_port() -> int:
                 return port
 
 
+def two_free_ports() -> tuple[int, int]:
+    """Two that differ."""
+    first = second = free_port()
+    while second == first:
+        second = free_port()
+    return first, second
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM becomes SystemExit within the block, so that it ends what the block has started; in the main thread only."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @contextmanager
 def served(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
-    """Run `attend serve` with these flags; its lines go to `log`. Raises StartError.
-
-    In the main thread only: SIGTERM becomes SystemExit, so that it stops the server too.
-    """
-    http, grpc = free_port(), free_port()
-    while grpc == http:
-        grpc = free_port()
+    """Run `attend serve` with these flags; its lines go to `log`. Raises StartError. In the main thread only."""
+    http, grpc = two_free_ports()
     command = [
         sys.executable,
         "-m",
@@ -56,16 +69,15 @@ def served(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
         "--grpc-port",
         str(grpc),
     ]
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
-    try:
-        wait_ready(process, log)
-        yield Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        process.terminate()
-        process.wait(STOP_SECONDS)
+    with terminable():
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+        try:
+            wait_ready(process, log)
+            yield Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}")
+        finally:
+            process.terminate()
+            process.wait(STOP_SECONDS)
 
 
 def wait_ready(process: subprocess.Popen, log: Path) -> None:

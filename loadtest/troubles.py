@@ -27,7 +27,7 @@ PATH, PROMPT, TOKENS = "/v1/completions", "def f(", 400
 BODY = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True}
 Trouble = Callable[[Attacker], Awaitable[str]]
 REFUSED: dict[str, tuple[Any, int]] = {
-    "an unknown field": (BODY | {"unknown": 1}, 400),
+    "a mistyped field": (BODY | {"max_token": 1}, 400),
     "no JSON": (b'{"prompt": ', 400),
     "an unknown model": (BODY | {"model": "nobody"}, 404),
     "a token that does not exist": (BODY | {"prompt": [1 << 30]}, 400),

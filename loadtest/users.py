@@ -1,5 +1,9 @@
 """The users: callers who read streamed answers over HTTP (server-sent events) and over gRPC."""
 
+import random
+from collections import Counter
+from typing import ClassVar
+
 import gevent
 import grpc
 import orjson
@@ -22,11 +26,21 @@ class StreamUser(User):
 
     abstract = True
     transport = ""
+    begun: ClassVar[Counter[str]] = Counter()
+    """Users of each transport that this process has had."""
+
+    def __init__(self, environment):
+        """Number the user: with the same seed the same user of the same worker asks the same, at the same moments."""
+        super().__init__(environment)
+        worker = getattr(environment.runner, "worker_index", 0)
+        own = f"{self.options.seed} {self.transport} {worker} {self.begun[self.transport]}"
+        self.begun[self.transport] += 1
+        self.dice, self.moments = random.Random(f"{own} prompts"), random.Random(f"{own} moments")
 
     def on_start(self):
         options = self.options
         if options.loop == "open":
-            self.loop = OpenLoop(self, options.source_rate, self.environment.stop_timeout or 0.0)
+            self.loop = OpenLoop(self, options.source_rate, self.environment.stop_timeout or 0.0, self.moments)
         else:
             self.loop = ClosedLoop(self)
         self.connect()
@@ -48,7 +62,7 @@ class StreamUser(User):
 
     def request(self, due: float | None) -> Exception | None:
         """One answer from its prompt to its rows; returns why there was none."""
-        kind, prompt = draw(self.options.prompts, self.options.long_chars)
+        kind, prompt = draw(self.dice, self.options.prompts, self.options.long_chars)
         stream, error = Stream(due), None
         try:
             with gevent.Timeout(self.options.deadline_s, FailedError("deadline exceeded")):

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
@@ -22,6 +23,8 @@ DEADLINE_SECONDS = 300.0
 WORDS = ("import", "return", "self", "value", "class", "def", "None", "raise", "data", "name")
 CHOICE, TAIL = b'"finish_reason"', 4096
 """What every choice of a chunk has, and no text can hold, because its quotes are escaped; bytes kept of a stream's end."""
+SAMPLING = {False: {"temperature": 0.0}, True: {"temperature": 0.7, "top_p": 0.95}}
+"""The fields of greedy requests, and of sampled ones."""
 Prompt = list[int] | str
 Ask = Callable[[Prompt, int, Stream], Awaitable[None]]
 """Ask for so many tokens, and tell the stream what is heard and how many tokens it was."""
@@ -40,16 +43,23 @@ class Caller:
     ask: Ask
     processes: tuple[int, ...] = ()
     """That serve it, if they stand still while others are asked."""
+    memory: Callable[[], float] | None = None
+    """MiB of all that serves it, where that is known."""
 
 
-def ids(length: int) -> list[int]:
-    """A prompt of so many tokens that nobody has cached."""
-    return random.choices(range(100, 8000), k=length)
+class Prompts:
+    """Prompts that no server has cached, unless it was asked with the same seed before."""
 
+    def __init__(self, seed: int | str = 0) -> None:
+        self._dice = random.Random(seed)
 
-def words(length: int) -> str:
-    """A prompt of so many words, for servers that take no token ids."""
-    return " ".join(random.choices(WORDS, k=length))
+    def ids(self, length: int) -> list[int]:
+        """So many tokens."""
+        return self._dice.choices(range(100, 8000), k=length)
+
+    def words(self, length: int) -> str:
+        """So many words, for servers that take no token ids."""
+        return " ".join(self._dice.choices(WORDS, k=length))
 
 
 async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
@@ -70,9 +80,9 @@ async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
     return tail
 
 
-def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos: bool = True) -> Ask:
+def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos: bool, sampled: bool) -> Ask:
     """POST /v1/completions of any server that speaks OpenAI's protocol."""
-    fields = {"model": model, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    fields = {"model": model, "stream": True, "stream_options": {"include_usage": True}} | SAMPLING[sampled]
     fields |= {"ignore_eos": True} if ignore_eos else {}
     headers = {"content-type": "application/json"}
 
@@ -92,15 +102,17 @@ def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos
     return ask
 
 
-def grpc_ask(stub: GenerationServiceStub) -> Ask:
+def grpc_ask(stub: GenerationServiceStub, *, sampled: bool) -> Ask:
     """GenerateStream of Attend."""
+    fields = dict(SAMPLING[sampled])
+    temperature, sampling = fields.pop("temperature"), pb.SamplingParameters(**fields)
 
     async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
         given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": pb.TokenIds(ids=prompt)}
         stopping = pb.StoppingCriteria(ignore_eos=True)
         finished = False
         async for message in stub.GenerateStream(
-            pb.GenerateRequest(**given, max_tokens=tokens, temperature=0, stopping=stopping),
+            pb.GenerateRequest(**given, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling),
             metadata=[("application", "default")],
         ):
             for output in message.outputs:
@@ -113,23 +125,23 @@ def grpc_ask(stub: GenerationServiceStub) -> Ask:
 
 
 @asynccontextmanager
-async def http_caller(url: str, name: str = "HTTP", *, ignore_eos: bool = True) -> AsyncIterator[Caller]:
+async def http_caller(url: str, name: str = "HTTP", *, ignore_eos: bool = True, sampled: bool = False) -> AsyncIterator[Caller]:
     """A server's first model over HTTP."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
         async with session.get(f"{url}/v1/models") as answer:
             model = (await answer.json())["data"][0]
-        ask = http_ask(session, url, model["id"], ignore_eos=ignore_eos)
+        ask = http_ask(session, url, model["id"], ignore_eos=ignore_eos, sampled=sampled)
         yield Caller(name, "HTTP", model.get("max_model_len") or 2048, ask)
 
 
 @asynccontextmanager
-async def grpc_caller(target: str, name: str = "gRPC") -> AsyncIterator[Caller]:
+async def grpc_caller(target: str, name: str = "gRPC", *, sampled: bool = False) -> AsyncIterator[Caller]:
     """Attend's model over gRPC."""
     async with grpc.aio.insecure_channel(target) as channel:
         stub = GenerationServiceStub(channel)
         info = await stub.GetServerInfo(pb.GetServerInfoRequest())
-        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub))
+        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, sampled=sampled))
 
 
 async def answer(caller: Caller, prompt: Prompt, tokens: int, due: float | None = None) -> Answer:
@@ -157,13 +169,15 @@ async def closed_loop(caller: Caller, at_once: int, prompts: Sequence[Prompt], t
 
 
 def rows(transport: str, answers: Sequence[Answer]) -> Rows:
-    """The sums over answers; TOTAL has the failed ones and the tokens of the others."""
+    """The sums over answers; TOTAL has the failed ones and the tokens of the others. Says why the first of them failed."""
     times: dict[str, Counter[float]] = {TOTAL: Counter()}
     for stream, error in answers:
         for measure, seconds in stream.rows(error):
             times.setdefault(measure, Counter())[three_digits(seconds * 1e3)] += 1
     found = {(measure, transport): Row(count=counted.total(), times=counted) for measure, counted in times.items()}
-    failed = sum(error is not None and not isinstance(error, RefusedError) for _, error in answers)
+    failures = [error for _, error in answers if error is not None and not isinstance(error, RefusedError)]
+    if failures:
+        print(f"{len(failures)} of {len(answers)} answers failed, the first with {failures[0]!r}", file=sys.stderr, flush=True)
     made = sum(stream.tokens for stream, error in answers if error is None)
     whole = found[TOTAL, transport]
-    return found | {(TOTAL, transport): Row(whole.count, failed, made, whole.times)}
+    return found | {(TOTAL, transport): Row(whole.count, len(failures), made, whole.times)}

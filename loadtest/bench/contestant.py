@@ -52,7 +52,6 @@ class Contestant:
     `form`: how weights are kept, in the peer's own words. `isa`: the instruction set that Attend is to use; empty is the best.
     `load`: `dummy` where the folder has no weights, and each draws its own. `left` tells the seconds that it has for its next
     answer, the first one included: it may be set anew between two of them.
-    `sampled`: Attend draws with temperature 0.7 and top_p 0.95, instead of greedily.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Contestant:
         isa: str = "",
         load: str = "auto",
         left: Callable[[], float] = forever,
-        sampled: bool = False,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
@@ -75,7 +73,6 @@ class Contestant:
         environment |= {"BENCH_LOAD": load}
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
         self.log, self.left = log, left
-        environment |= {"BENCH_SAMPLED": "1"} if sampled else {}
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 [python, here / script, peer, folder, str(threads())],
@@ -98,10 +95,13 @@ class Contestant:
         """As tables call it."""
         return self.facts["name"]
 
-    def __call__(self, requests: int, prompt: int, output: int) -> float:
-        """Seconds of so many requests at once, each of so many tokens. Raises PeerError."""
+    def __call__(self, requests: int, prompt: int, output: int, *, sampled: bool = False) -> float:
+        """Seconds of so many requests at once, each of so many tokens. Raises PeerError.
+
+        `sampled`: drawn with temperature 0.7 and top_p 0.95, instead of greedily, by those whose facts say `samples`.
+        """
         self._signal(signal.SIGCONT)
-        self.process.stdin.write(f"{requests} {prompt} {output}\n")
+        self.process.stdin.write(f"{requests} {prompt} {output}{' sampled' if sampled else ''}\n")
         self.process.stdin.flush()
         seconds = float(self._line())
         self._signal(signal.SIGSTOP)

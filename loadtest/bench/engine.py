@@ -34,6 +34,8 @@ from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES,
 
 Run = Callable[[int, int, int], float]
 """(requests, prompt tokens, output tokens) -> seconds."""
+Work = Callable[[Run], float]
+"""A work's tokens/s."""
 COPIES, CACHE = 3, 2 << 30
 """A contestant takes so many times the weights' bytes while it loads, and then a cache."""
 
@@ -49,15 +51,15 @@ def w2(run: Run) -> float:
     return AT_ONCE * OUTPUT / run(AT_ONCE, PROMPT, OUTPUT)
 
 
-def w3(run: Run) -> float:
-    """Prompt tokens/s of a long prompt: the median of three."""
-    return LONG / statistics.median(run(1, LONG, 1) for _ in range(3))
+def w3(run: Run, runs: int = 3) -> float:
+    """Prompt tokens/s of a long prompt: the median of so many."""
+    return LONG / statistics.median(run(1, LONG, 1) for _ in range(runs))
 
 
-WORKS = {"W1": w1, "W2": w2, "W3": w3}
+WORKS: dict[str, Work] = {"W1": w1, "W2": w2, "W3": w3}
 
 
-async def turn(work: Callable[[Run], float], run: Run, neighbours: Neighbours) -> float:
+async def turn(work: Work, run: Run, neighbours: Neighbours) -> float:
     """One measurement."""
     value = work(run)
     neighbours.lap()
@@ -65,14 +67,19 @@ async def turn(work: Callable[[Run], float], run: Run, neighbours: Neighbours) -
 
 
 def compare(
-    contestants: Mapping[str, Contestant], pairs: int, neighbours: Neighbours, seconds: float = math.inf
+    contestants: Mapping[str, Run],
+    pairs: int,
+    neighbours: Neighbours,
+    seconds: float = math.inf,
+    works: Mapping[str, Work] = WORKS,
+    warm_up: int = 1,
 ) -> list[Comparison]:
-    """Every work in turns, within so many seconds."""
+    """Every work in turns, within so many seconds; the first turns of each warm up."""
     found, end = [], time.perf_counter() + seconds
-    for left, (name, work) in zip(range(len(WORKS), 0, -1), WORKS.items(), strict=True):
+    for left, (name, work) in zip(range(len(works), 0, -1), works.items(), strict=True):
         turns = {each: partial(turn, work, contestant, neighbours) for each, contestant in contestants.items()}
         share = (end - time.perf_counter()) / left
-        found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, seconds=share))))
+        found.append(Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, warm_up, share))))
     return found
 
 
@@ -131,21 +138,20 @@ def bench_shape(
     """Every work of one shape, within so many seconds if one turn of each is not longer. `peers` are interpreters by name."""
     entries = [(OURS, weights, sys.executable)]
     entries += [(peer, form, python) for peer, python in peers.items() for form in FORMS[weights].get(peer, [])]
-    check_memory(shape, len(entries) + options.sampled, weights)
+    check_memory(shape, len(entries), weights)
     checkpoint = write_shape(shape, options.folder)
     starts = [
         partial(Contestant, peer, checkpoint, options.folder / f"{peer}-{form}.log", python, form=form, isa=options.isa)
         for peer, form, python in entries
     ]
-    if options.sampled:
-        log = options.folder / f"{OURS}-{weights}-sampled.log"
-        starts.append(partial(Contestant, OURS, checkpoint, log, form=weights, isa=options.isa, sampled=True))
     began = time.perf_counter()
     with together(starts) as contestants:
         limits = roofline(shape, options.folder)
         neighbours = Neighbours([each.process.pid for each in contestants])
         left = seconds - (time.perf_counter() - began)
-        comparisons = compare({each.name: each for each in contestants}, options.pairs, neighbours, left)
+        runs: dict[str, Run] = {each.name: each for each in contestants}
+        runs |= {"Attend sampled": partial(contestants[0], sampled=True)} if options.sampled else {}
+        comparisons = compare(runs, options.pairs, neighbours, left)
         facts = {"contestants": [each.facts for each in contestants], "cores_of_others": neighbours.laps}
     print(f"{shape} {weights}: {neighbours.sentence()}", file=sys.stderr)
     return Outcome(shape, weights, comparisons, limits, facts)

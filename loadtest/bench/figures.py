@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loadtest.bench.machine import machine
+from loadtest.provenance import provenance
 
 HEADER = ("what", "median", "interval", "unit", "target")
 T = TypeVar("T")
@@ -138,11 +138,23 @@ def show(figures: Iterable[Figure]) -> str:
     return table(HEADER, (figure.cells() for figure in figures))
 
 
-def file(path: Path | None, shown: str, figures: Iterable[Figure], **facts: Any) -> None:
-    """Print a table; write it to `path` too, where there is one, with the machine, the facts and every value."""
+def file(
+    path: Path | None,
+    shown: str,
+    figures: Iterable[Figure],
+    *,
+    bench: str,
+    seed: int = 0,
+    servers: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> None:
+    """Print a table; write it to `path` too, where there is one, with its provenance, the facts and every value.
+
+    `seed`: 0 is that of the benchmarks that draw the same in each run. `servers`: what each said of itself (`identity`).
+    """
     print(shown, flush=True)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        found = {"when": when, "machine": machine(), **facts, "table": shown, "figures": [each.document() for each in figures]}
+        found = {"bench": bench, "provenance": provenance(seed, servers or {}), **facts, "table": shown}
+        found |= {"figures": [each.document() for each in figures]}
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

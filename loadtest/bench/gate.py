@@ -1,12 +1,13 @@
 """Is this tree slower than its base? attend bench gate [--base REVISION]; `make bench-gate`
 
-Both engines run in one go on shape S, in turns, each with the code of its own tree, and start anew twice; the base is a git
-worktree that goes again. Ends with 1 where the 95 % interval of a ratio lies wholly below 0.97, for W1, W2 or W3 (see
-`attend bench engine`).
+Both engines run in one go on shape M, in turns, each with the code of its own tree, in bfloat16 and int8, and start anew once;
+the base is a git worktree that goes again. Ends with 1 where the 95 % interval of a ratio lies wholly below 0.97, for W1, W2 or
+W3 (see `attend bench engine`), or for W2 drawn with temperature 0.7 and top_p 0.95. Some five minutes, on a quiet machine.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,15 +17,20 @@ from functools import partial
 from pathlib import Path
 
 from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError, together
-from loadtest.bench.engine import compare
+from loadtest.bench.engine import WORKS, Work, compare, w2, w3
 from loadtest.bench.figures import Comparison, file, interval, table
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import FOLDER, write_shape
+from loadtest.bench.shapes import FOLDER, PROMPT, SHAPES, write_shape
 
 LEAST, PAIRS = 0.97, 6
 """The limit, and the fewest turns that can show a loss."""
-STARTS = 3
+STARTS = 2
 """Processes of each tree, one after the other: of the same code, one may be 5 % faster than the next."""
+FORMS = ("bf16", "int8")
+SAMPLED = "W2 sampled"
+CELLS: dict[str, Work] = WORKS | {"W3": partial(w3, runs=1), SAMPLED: lambda run: w2(partial(run, sampled=True))}
+"""What is compared for each form of the weights."""
+NATIVE = Path("attend/model/net/native")
 
 
 def slower(ratios: Sequence[float]) -> bool:
@@ -40,6 +46,8 @@ def worktree(revision: str) -> Iterator[Path]:
         tree, git = Path(folder) / "base", ["git", "-C", str(TREE), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", tree, revision], check=True)
         try:
+            for library in (TREE / NATIVE).glob("decoder-*.so"):  # of the same source it need not be built again
+                shutil.copy(library, tree / NATIVE)
             build(tree)
             yield tree
         finally:
@@ -47,10 +55,10 @@ def worktree(revision: str) -> Iterator[Path]:
 
 
 def build(tree: Path) -> None:
-    """The tree's native kernels, where there is a compiler."""
+    """The tree's native kernels, where there is a compiler and they are not built."""
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    package = "attend.model" if (tree / "attend").is_dir() else "model"  # an older base would import this tree's `attend`
-    subprocess.run([sys.executable, "-m", f"{package}.net.native"], cwd=tree, env=environment, check=True, stdout=sys.stderr)
+    code = "from attend.model.net.native import __main__, library; library.library_path().is_file() or __main__.main()"
+    subprocess.run([sys.executable, "-c", code], cwd=tree, env=environment, check=True, stdout=sys.stderr)
 
 
 def judge(comparisons: Sequence[Comparison], base: str) -> tuple[str, bool]:
@@ -68,34 +76,52 @@ def judge(comparisons: Sequence[Comparison], base: str) -> tuple[str, bool]:
 def run(options: argparse.Namespace) -> tuple[list[Comparison], Neighbours]:
     """Both trees in turns. Raises CalledProcessError of git or the build, PeerError of a contestant."""
     checkpoint = write_shape(options.shape, options.folder)
+    build(TREE)
     with worktree(options.base) as base:
-        build(TREE)
-        starts = [
-            partial(Contestant, OURS, checkpoint, options.folder / f"{name}.log", tree=tree)
-            for name, tree in (("this", TREE), ("base", base))
-        ]
-        found, laps = [], []
-        for _ in range(STARTS):
-            with together(starts) as (this, other):
-                neighbours = Neighbours([this.process.pid, other.process.pid])
-                found.append(compare({"this tree": this, options.base: other}, -(-options.pairs // STARTS), neighbours))
-                laps += neighbours.laps
+        found: list[Comparison] = []
+        laps: list[float] = []
+        for form in FORMS:
+            starts = [
+                partial(Contestant, OURS, checkpoint, options.folder / f"{name}.log", tree=tree, form=form)
+                for name, tree in (("this", TREE), ("base", base))
+            ]
+            parts = []
+            for _ in range(STARTS):
+                with together(starts) as both:
+                    neighbours = Neighbours([each.process.pid for each in both])
+                    parts.append(compare_both(both, options, neighbours))
+                    laps += neighbours.laps
+            found += [joined(f"{form} ", each) for each in zip(*parts, strict=True)]
         neighbours.laps = laps
-        return [joined(parts) for parts in zip(*found, strict=True)], neighbours
+        return found, neighbours
 
 
-def joined(parts: Sequence[Comparison]) -> Comparison:
-    """The turns of all parts as one comparison."""
+def compare_both(both: Sequence[Contestant], options: argparse.Namespace, neighbours: Neighbours) -> list[Comparison]:
+    """Every cell, after a short work of each that warms up; without draws where the base's adapter knows none."""
+    cells = dict(CELLS)
+    if not all(each.facts.get("samples") for each in both):
+        print(f"{options.base} has no draws to compare with: no {SAMPLED}", file=sys.stderr)
+        del cells[SAMPLED]
+    for each in both:
+        each(1, PROMPT, 2)
+    neighbours.lap()
+    neighbours.laps.clear()
+    runs = dict(zip(("this tree", options.base), both, strict=True))
+    return compare(runs, -(-options.pairs // STARTS), neighbours, works=cells, warm_up=0)
+
+
+def joined(form: str, parts: Sequence[Comparison]) -> Comparison:
+    """The turns of all parts as one comparison, named after the form."""
     values = {name: [value for part in parts for value in part.values[name]] for name in parts[0].values}
-    return Comparison(parts[0].what, parts[0].unit, values)
+    return Comparison(form + parts[0].what, parts[0].unit, values)
 
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table, write JSON, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="HEAD~1", help="revision to compare with (default HEAD~1)")
-    parser.add_argument("--shape", default="S", help="S (default), M or 1B")
-    parser.add_argument("--pairs", type=int, default=15, help="turns of each (default 15)")
+    parser.add_argument("--shape", choices=SHAPES, default="M", help="default M")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"turns of each (default {PAIRS})")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoint and the logs")
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.bench.client import closed_loop, grpc_caller, http_caller, ids
+from loadtest.bench.client import Prompts, closed_loop, grpc_caller, http_caller
 from loadtest.bench.figures import Figure, file, show
 from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
 from loadtest.bench.start import MARK, marked
@@ -41,7 +41,7 @@ def resident(mark: str) -> tuple[float, float]:
 
 async def ask(address: Address, mark: str, parts: int, part: int, at_once: int) -> tuple[list[tuple[float, float]], int]:
     """Memory after each part, and how many requests failed."""
-    found, failed = [], 0
+    found, failed, prompts = [], 0, Prompts()
     async with AsyncExitStack() as stack:
         callers = [
             await stack.enter_async_context(http_caller(address.http)),
@@ -49,7 +49,7 @@ async def ask(address: Address, mark: str, parts: int, part: int, at_once: int) 
         ]
         for _ in range(WARM_UP + parts):
             for caller in callers:
-                rows, _ = await closed_loop(caller, at_once, [ids(PROMPT) for _ in range(part // 2)], OUTPUT)
+                rows, _ = await closed_loop(caller, at_once, [prompts.ids(PROMPT) for _ in range(part // 2)], OUTPUT)
                 failed += total(rows, TOTAL).failures + total(rows, REFUSED).count
             found.append(resident(mark))
     return found[WARM_UP - 1 :], failed

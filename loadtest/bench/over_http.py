@@ -12,7 +12,7 @@ from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
 from attend.service.generation.generation import GenerationService
 from loadtest.bench.busy import served_model
-from loadtest.bench.client import Caller, Prompt, closed_loop, http_caller, ids
+from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, http_caller
 from loadtest.bench.figures import Comparison, Figure, take_turns
 from loadtest.bench.shapes import PROMPT
 from loadtest.measures import total
@@ -36,24 +36,25 @@ def engine_caller(service: GenerationService) -> Caller:
     return Caller("in-process", "HTTP", service.engine.info.max_model_len, ask)
 
 
-async def speed(caller: Caller, tokens: int) -> float:
+async def speed(caller: Caller, tokens: int, prompts: Prompts) -> float:
     """Tokens/s over all streams."""
-    rows, seconds = await closed_loop(caller, STREAMS, [ids(PROMPT) for _ in range(STREAMS)], tokens)
+    rows, seconds = await closed_loop(caller, STREAMS, [prompts.ids(PROMPT) for _ in range(STREAMS)], tokens)
     answers = total(rows, TOTAL)
     assert (answers.failures, answers.tokens) == (0, STREAMS * tokens), answers
     return answers.tokens / seconds
 
 
-async def measure(turns: int, tokens: int, url: str, folder: Path) -> list[Figure]:
+async def measure(turns: int, tokens: int, url: str, folder: Path, seed: int) -> list[Figure]:
     """Tokens/s of each, and the part of the engine's speed that is left over HTTP; the two take turns."""
     async with served_model(folder) as service, http_caller(url, "over HTTP") as http:
-        turn = {caller.name: partial(speed, caller, tokens) for caller in (http, engine_caller(service))}
+        prompts = Prompts(seed)
+        turn = {caller.name: partial(speed, caller, tokens, prompts) for caller in (http, engine_caller(service))}
         return Comparison(f"{STREAMS} streams", "tokens/s", await take_turns(turn, turns)).figures()
 
 
-def run(turns: int, tokens: int, url: str | None, folder: Path, log: Path) -> list[Figure]:
+def run(turns: int, tokens: int, url: str | None, folder: Path, log: Path, seed: int) -> list[Figure]:
     """`measure` in an event loop of its own; without a URL, of a server of its own. Raises StartError."""
     if url is not None:
-        return asyncio.run(measure(turns, tokens, url, folder))
+        return asyncio.run(measure(turns, tokens, url, folder, seed))
     with served(log, [str(folder)]) as address:
-        return asyncio.run(measure(turns, tokens, address.http, folder))
+        return asyncio.run(measure(turns, tokens, address.http, folder, seed))

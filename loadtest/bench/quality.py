@@ -23,7 +23,8 @@ from attend.service.commands.quality import CONTEXT, FORMS, measure, open_forms,
 from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import Settings
 from loadtest.bench.contestant import PACKAGES, TREE, PeerError, installed
-from loadtest.bench.machine import machine, threads
+from loadtest.bench.machine import threads
+from loadtest.provenance import provenance
 
 PEERS = {
     "llamacpp": ("llama.cpp", ("bfloat16", "Q8_0", "Q4_0", "Q4_K_M")),
@@ -126,11 +127,13 @@ def main(words: list[str] | None = None) -> None:
     print(
         f"{found['bytes']:,} bytes of {found['text']}, {found['positions']:,} positions, outliers of {options.outliers or 1:g}"
     )
-    print(f"{ours[next(iter(ours))].info.backend}; " + "; ".join(f"{name}: {peer.facts}" for name, peer in peers.items()))
+    info = ours[next(iter(ours))].info
+    print(f"{info.backend}; " + "; ".join(f"{name}: {peer.facts}" for name, peer in peers.items()))
     print(f"\n{table(found)}")
     if options.json is not None:
         facts = {name: peer.facts for name, peer in peers.items()}
-        options.json.write_text(json.dumps(found | {"machine": machine(), "peers": facts}, indent=2) + "\n", encoding="utf-8")
+        making = provenance(0, {"Attend": {"model": str(folder), "fingerprint": info.fingerprint}})
+        options.json.write_text(json.dumps(found | {"provenance": making, "peers": facts}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Streams of running servers at several loads, side by side: attend bench serve [[NAME=]URL ...] [--grpc HOST:PORT]
 
-Each URL is a server that speaks OpenAI's protocol; they take turns, each turn 128 -> 128 tokens of different prompts, so
-many at once. --goodput instead: the highest rate of Poisson arrivals, with prompts of 16 to 1024 tokens and answers of 8 to
-256, that keeps TTFT p95 <= 1 s and inter-token p95 <= 100 ms. Without a URL, or with --shape, a server of its own takes part
-over HTTP, first of all, and over gRPC.
+Each URL is a server that speaks OpenAI's protocol, and --start NAME=COMMAND one that is started here. They take turns, each
+turn prompts of --prompt tokens and answers of 128, so many at once; all servers get the same prompts. --goodput instead: the
+highest rate of Poisson arrivals, with prompts of 16 to 1024 tokens and answers of 8 to 256, that keeps TTFT p95 <= 1 s and
+inter-token p95 <= 100 ms. Without any, or with --shape or --model, an Attend takes part over HTTP, first of all, and over gRPC.
 
-Server and client share this machine. The servers of the URLs stand still (SIGSTOP) while another one is asked, if they are on
-this machine: what spins for the next request would take the others' cores. The server of its own rests without that.
+    attend bench serve --model M.gguf --single --start "llama.cpp=llama-cpp-server -m M.gguf --port {port}" --prompt 128 1024
+
+Server and client share this machine. The servers of the URLs and of --start stand still (SIGSTOP) while another one is asked,
+if they are on this machine: what spins for the next request would take the others' cores. Attend's own rests without that.
 """
 
 import argparse
@@ -21,31 +23,55 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from loadtest.bench.client import Caller, Prompt, closed_loop, grpc_caller, http_caller, ids, words
-from loadtest.bench.figures import Comparison, file, table, take_turns
+import psutil
+
+from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, grpc_caller, http_caller
+from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
 from loadtest.bench.goodput import best_rate
+from loadtest.bench.running import SERVE, Running, memory, parse_command, started
 from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, SHAPES, write_shape
+from loadtest.bench.start import marked
 from loadtest.bench.still import awake, processes_at, still
 from loadtest.measures import total
-from loadtest.server import StartError, served
+from loadtest.options import add_seed
+from loadtest.provenance import identity
+from loadtest.server import StartError
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT
 
 
 class Load(NamedTuple):
-    """What one turn at one load gave; milliseconds."""
+    """What one turn at one load gave; milliseconds. `memory`: MiB after it, where it is known."""
 
     speed: float
     first: float
+    late: float
     gap: float
     failed: float
+    memory: float | None
+
+
+class Asked(NamedTuple):
+    """Somebody who is asked, and the next prompt of so many tokens for them."""
+
+    caller: Caller
+    prompt: Callable[[int], Prompt]
 
 
 SETTLE_SECONDS = 1.0
-MEASURES = (("output", "tokens/s"), ("TTFT p50", "ms"), ("inter-token p99", "ms"), ("failed or refused", "requests"))
+STARTS = 3
+"""Of each server that is started here; the last of them is asked."""
+MEASURES = (
+    ("output", "tokens/s"),
+    ("TTFT p50", "ms"),
+    ("TTFT p95", "ms"),
+    ("inter-token p99", "ms"),
+    ("failed or refused", "requests"),
+    ("memory", "MiB"),
+)
 
 
 @asynccontextmanager
-async def asked(caller: Caller) -> AsyncIterator[None]:
+async def ready(caller: Caller) -> AsyncIterator[None]:
     """Wakes the caller's server, if it stands still, and gives it time to end the connections that it kept for too long."""
     with awake(caller.processes):
         if caller.processes:
@@ -53,42 +79,45 @@ async def asked(caller: Caller) -> AsyncIterator[None]:
         yield
 
 
-async def load(caller: Caller, at_once: int, rounds: int, prompt: Callable[[int], Prompt]) -> Load:
-    """One turn of one server."""
-    prompts = [prompt(PROMPT) for _ in range(at_once * rounds)]
-    async with asked(caller):
+async def load(asked: Asked, at_once: int, rounds: int, length: int) -> Load:
+    """One turn of one server, with prompts of so many tokens."""
+    caller = asked.caller
+    prompts = [asked.prompt(length) for _ in range(at_once * rounds)]
+    async with ready(caller):
         rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
     answers, first, gap = (total(rows, measure) for measure in (TOTAL, TTFT, ITL))
     failed = answers.failures + total(rows, REFUSED).count
-    return Load(answers.tokens / seconds, first.percentile(50) or 0.0, gap.percentile(99) or 0.0, failed)
+    times = [times.percentile(percent) or 0.0 for times, percent in ((first, 50), (first, 95), (gap, 99))]
+    return Load(answers.tokens / seconds, *times, failed, caller.memory() if caller.memory else None)
 
 
-async def loads(callers: Sequence[Caller], options: argparse.Namespace) -> list[Comparison]:
+async def loads(everybody: Sequence[Asked], options: argparse.Namespace) -> list[Comparison]:
     """Every load, one after the other, with the callers in turns."""
     found = []
-    for at_once in options.at_once:
-        prompt = words if options.text else ids
-        turns = {each.name: partial(load, each, at_once, options.rounds, prompt) for each in callers}
+    for length, at_once in itertools.product(options.prompt, options.at_once):
+        turns = {each.caller.name: partial(load, each, at_once, options.rounds, length) for each in everybody}
         values = await take_turns(turns, options.turns)
-        found += [compared(f"{at_once} at once, ", values, at) for at in range(len(MEASURES))]
+        name = f"{at_once} at once, " if len(options.prompt) == 1 else f"prompts of {length}, {at_once} at once, "
+        found += [one for at in range(len(MEASURES)) if (one := compared(name, values, at)).values]
     return found
 
 
 def compared(load: str, values: Mapping[str, Sequence[Load]], at: int) -> Comparison:
-    """One of MEASURES at one load."""
+    """One of MEASURES at one load, of those of whom it is known."""
     what, unit = MEASURES[at]
-    return Comparison(load + what, unit, {name: [turn[at] for turn in turns] for name, turns in values.items()})
+    columns = {name: [turn[at] for turn in turns] for name, turns in values.items()}
+    known = {name: [float(each) for each in column if each is not None] for name, column in columns.items()}
+    return Comparison(load + what, unit, {name: column for name, column in known.items() if column})
 
 
-async def goodput(callers: Sequence[Caller], options: argparse.Namespace) -> list[Comparison]:
+async def goodput(everybody: Sequence[Asked], options: argparse.Namespace) -> list[Comparison]:
     """The best rate of each, in turns; a turn is a whole search."""
-    prompt = words if options.text else ids
 
-    async def best(caller: Caller, seeds: Iterator[int]) -> float:
-        async with asked(caller):
-            return await best_rate(caller, options.seconds, prompt, seeds)
+    async def best(asked: Asked, seeds: Iterator[int]) -> float:
+        async with ready(asked.caller):
+            return await best_rate(asked.caller, options.seconds, asked.prompt, seeds)
 
-    turns = {each.name: partial(best, each, itertools.count()) for each in callers}
+    turns = {each.caller.name: partial(best, each, itertools.count(options.seed)) for each in everybody}
     return [Comparison("goodput", "requests/s", await take_turns(turns, options.turns, warm_up=0))]
 
 
@@ -98,17 +127,32 @@ def parse_url(text: str) -> tuple[str, str]:
     return name or urlsplit(url).netloc, url.rstrip("/")
 
 
-async def measure(options: argparse.Namespace) -> list[Comparison]:
-    """Ask everybody."""
+def found_at(url: str, running: Running | None) -> Callable[[], list[psutil.Process]]:
+    """All processes of a server, as they are whenever that is asked."""
+    if running:
+        return partial(marked, running.mark)
+    return lambda: [psutil.Process(process) for process in processes_at(url)]
+
+
+async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -> list[Comparison]:
+    """Ask everybody. `running`: those who were started here, by URL."""
     async with AsyncExitStack() as stack:
         callers = []
         for name, url in options.urls:
-            caller = await stack.enter_async_context(http_caller(url, name, ignore_eos=not options.eos))
-            callers.append(caller if url == options.own else replace(caller, processes=processes_at(url)))
+            processes, is_own = found_at(url, running.get(url)), url == options.own
+            flags = {"ignore_eos": not options.eos, "sampled": options.sampled}
+            caller = await stack.enter_async_context(http_caller(url, name, **flags))
+            here = [process.pid for process in processes()]
+            caller = replace(caller, memory=(lambda one=processes: memory(one())) if here else None)
+            callers.append(caller if is_own else replace(caller, processes=tuple(here)))
         if options.grpc:
-            callers.append(await stack.enter_async_context(grpc_caller(options.grpc)))
+            callers.append(await stack.enter_async_context(grpc_caller(options.grpc, sampled=options.sampled)))
         stack.enter_context(still([process for each in callers for process in each.processes]))
-        return await (goodput if options.goodput else loads)(callers, options)
+        everybody = []
+        for caller in callers:  # the same for all over HTTP; gRPC's are others, since its server is one of them
+            prompts = Prompts(f"{options.seed} {caller.transport}")
+            everybody.append(Asked(caller, prompts.words if options.text else prompts.ids))
+        return await (goodput if options.goodput else loads)(everybody, options)
 
 
 def read_flags(arguments: list[str] | None) -> argparse.Namespace:
@@ -116,14 +160,28 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("urls", nargs="*", type=parse_url, metavar="[NAME=]URL", help="servers; default: one of its own")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="Attend's gRPC address, which takes part too")
-    parser.add_argument("--shape", choices=SHAPES, help="with a server of its own on this model, beside the URLs")
+    own = parser.add_mutually_exclusive_group()
+    own.add_argument("--shape", choices=SHAPES, help="with an Attend of its own on this model, beside the URLs")
+    own.add_argument("--model", help="the same on a checkpoint: a folder or a GGUF file")
+    parser.add_argument("--single", action="store_true", help="the Attend of its own is one process without Ray")
+    parser.add_argument(
+        "--start",
+        action="append",
+        default=[],
+        type=parse_command,
+        metavar="NAME=COMMAND",
+        help=f"a server that is started here, on {{port}} of 127.0.0.1, {STARTS} times; its time to the first token counts too",
+    )
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16, 32, 64, 256], help="default 1 8 16 32 64 256")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[PROMPT], help=f"tokens of a prompt (default {PROMPT})")
+    parser.add_argument("--sampled", action="store_true", help="temperature 0.7 and top_p 0.95, instead of greedy answers")
     parser.add_argument("--rounds", type=int, default=2, help="requests of a turn, as a multiple of those at once (default 2)")
     parser.add_argument("--turns", type=int, default=6, help="turns of each server (default 6)")
     parser.add_argument("--text", action="store_true", help="prompts of words, for servers that take no token ids")
     parser.add_argument("--eos", action="store_true", help="let answers end by themselves, for servers without ignore_eos")
     parser.add_argument("--goodput", action="store_true", help="search the highest rate that keeps the service level")
     parser.add_argument("--seconds", type=float, default=20.0, help="arrivals of one trial of --goodput (default 20)")
+    add_seed(parser)
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     return parser.parse_args(arguments)
 
@@ -133,28 +191,51 @@ def cells(found: Sequence[Comparison]) -> Iterator[Sequence[str]]:
     names = list(found[0].values)
     yield ("what", "unit", *names, *(f"{names[0]} / {name}" for name in names[1:]))
     for each in found:
-        yield (each.what, each.unit, *each.cells())
+        medians = [f"{each.figure(name).median:.4g}" if name in each.values else "" for name in names]
+        ratios = [each.ratio(name).short() if name in each.others() else "" for name in names[1:]]
+        yield (each.what, each.unit, *medians, *ratios)
+
+
+def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[list[Running], Comparison]:
+    """A server of each command, and the seconds to its first token in each of its starts. Raises StartError."""
+    running, seconds = [], {}
+    for name, command in commands:
+        log, seconds[name] = FOLDER / f"serve-{len(running)}.log", []
+        for _ in range(STARTS - 1):
+            with started(name, command, log) as one:
+                seconds[name].append(one.seconds)
+        running.append(stack.enter_context(started(name, command, log)))
+        seconds[name].append(running[-1].seconds)
+    return running, Comparison("the command to the first token", "s", seconds)
+
+
+def own_command(options: argparse.Namespace) -> list[str]:
+    """That of the Attend of its own."""
+    model = [str(write_shape(options.shape))] if options.shape else [options.model] if options.model else []
+    return [*SERVE, *model, *(["--single"] if options.single else []), "--port", "{port}", "--grpc-port", "{grpc}"]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print the table, write JSON."""
     options = read_flags(arguments)
     options.own = None
+    FOLDER.mkdir(exist_ok=True)
+    is_own = options.shape or options.model or not (options.urls or options.start)
+    commands = [*([("HTTP", own_command(options))] if is_own else []), *options.start]
     with ExitStack() as stack:
-        if options.shape or not options.urls:
-            FOLDER.mkdir(exist_ok=True)
-            flags = [str(write_shape(options.shape))] if options.shape else []
-            try:
-                address = stack.enter_context(served(FOLDER / "serve.log", flags))
-            except StartError as error:
-                sys.exit(str(error))
-            options.own = address.http
-            options.urls, options.grpc = [("HTTP", address.http), *options.urls], address.grpc
-        found = asyncio.run(measure(options))
+        try:
+            running, starts = start(stack, commands)
+        except StartError as error:
+            sys.exit(str(error))
+        if is_own:
+            options.own, options.grpc = running[0].url, running[0].grpc
+        options.urls = [*((one.name, one.url) for one in running), *options.urls]
+        servers = {name: identity(url) for name, url in options.urls}
+        found = asyncio.run(measure(options, {one.url: one for one in running}))
+    found += [starts] if running else []
     head, *rows = cells(found)
-    figures = [figure for each in found for figure in each.figures()]
-    servers = dict(options.urls) | ({"gRPC": options.grpc} if options.grpc else {})
-    file(options.json, table(head, rows), figures, bench="serve", servers=servers)
+    figures: list[Figure] = [figure for each in found for figure in each.figures()]
+    file(options.json, table(head, rows), figures, bench="serve", seed=options.seed, servers=servers)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from attend.model.config import DEFAULT_MODEL
 from loadtest.bench import busy, mask, over_http, parsing, per_token
 from loadtest.bench.figures import Figure, file, show
 from loadtest.bench.shapes import SHAPES, write_shape
+from loadtest.options import add_seed
 
 ALONE = ("parse", "busy", "per-token", "mask")
 WHAT = (*ALONE, "over-http")
@@ -32,7 +33,7 @@ def measure(what: str, options: argparse.Namespace) -> list[Figure]:
         return mask.run(turns, tokens)
     folder = write_shape(options.shape) if options.shape else DEFAULT_MODEL
     log = Path(tempfile.gettempdir()) / "attend-bench.log"
-    return over_http.run(turns, tokens, options.http, folder, log)
+    return over_http.run(turns, tokens, options.http, folder, log, options.seed)
 
 
 def read_flags(words: list[str] | None = None) -> argparse.Namespace:
@@ -45,6 +46,7 @@ def read_flags(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--http", help="server of over-http; default: one of its own")
     parser.add_argument("--shape", choices=list(SHAPES), help="what over-http serves; default: the default model")
     parser.add_argument("--profile", action="store_true", help="also print where per-token's time goes")
+    add_seed(parser)
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)
     for what in options.what:
@@ -61,7 +63,7 @@ def main(words: list[str] | None = None) -> None:
     """Measure, print a table, write JSON."""
     options = read_flags(words)
     figures = [figure for what in options.what or ALONE for figure in measure(what, options)]
-    file(options.json, show(figures), figures, bench="serving")
+    file(options.json, show(figures), figures, bench="serving", seed=options.seed)
     if options.profile:
         per_token.profile(options.tokens)
 

@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from loadtest.bench.client import closed_loop, grpc_caller, http_caller, ids
+from loadtest.bench.client import Prompts, closed_loop, grpc_caller, http_caller
 from loadtest.bench.figures import Comparison, file, show
+from loadtest.bench.running import memory
 from loadtest.bench.shapes import FOLDER
 from loadtest.bench.start import marked, start_and_stop
 from loadtest.measures import total
@@ -28,22 +29,18 @@ Found = dict[tuple[str, str], list[float]]
 """(what, unit) -> a value for each turn."""
 
 
-def memory(mark: str) -> float:
-    """MiB of all processes of a server; a page that several share counts once."""
-    return sum(process.memory_full_info().pss for process in marked(mark)) / (1 << 20)
-
-
 async def speeds(address: Address, found: Found) -> None:
     """Tokens/s of streams over both transports, put into `found`. The first calls of each warm up. Raises StartError."""
+    prompts = Prompts()
     async with AsyncExitStack() as stack:
         for caller in (
             await stack.enter_async_context(http_caller(address.http)),
             await stack.enter_async_context(grpc_caller(address.grpc)),
         ):
-            await closed_loop(caller, 1, [ids(PROMPT)] * WARM_UP, OUTPUT)
+            await closed_loop(caller, 1, [prompts.ids(PROMPT)] * WARM_UP, OUTPUT)
             for at_once in AT_ONCE:
                 count = at_once * STREAMS
-                rows, seconds = await closed_loop(caller, at_once, [ids(PROMPT) for _ in range(count)], OUTPUT)
+                rows, seconds = await closed_loop(caller, at_once, [prompts.ids(PROMPT) for _ in range(count)], OUTPUT)
                 if total(rows, TOTAL).failures or total(rows, REFUSED).count:
                     raise StartError(f"calls over {caller.name} failed")
                 found[f"{caller.name}, {at_once} at once", "tokens/s"].append(count * OUTPUT / seconds)
@@ -52,7 +49,7 @@ async def speeds(address: Address, found: Found) -> None:
 def use(found: Found, address: Address, mark: str) -> None:
     """What one server takes and gives."""
     asyncio.run(speeds(address, found))
-    found["memory after that", "MiB"].append(memory(mark))
+    found["memory after that", "MiB"].append(memory(marked(mark)))
 
 
 def main(words: list[str] | None = None) -> None:

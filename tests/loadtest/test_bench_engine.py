@@ -1,5 +1,6 @@
 """The contestants of the engine benchmark, their turns and their table; peers that compute nothing."""
 
+import argparse
 import asyncio
 import os
 import signal
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from loadtest.bench import all as everything
-from loadtest.bench import engine, start
+from loadtest.bench import engine, gate, start
 from loadtest.bench.contestant import TREE, Contestant, PeerError, installed, together
 from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
@@ -32,10 +33,13 @@ def start(folder, threads):
     return {"name": "falls"}, generate
 """
 DRAWS = """
-import os
+import time
 
 def start(folder, threads):
-    return {"name": "sampled" if "BENCH_SAMPLED" in os.environ else "greedy"}, None
+    def generate(prompts, output, sampled=False):
+        time.sleep(0.2 if sampled else 0)
+        return len(prompts) * output
+    return {"name": "Attend", "samples": True}, generate
 """
 SHORT = """
 def start(folder, threads):
@@ -72,12 +76,40 @@ def test_a_contestant_answers_with_seconds_and_stands_still_between_its_turns(tr
     assert one.process.poll() == -signal.SIGKILL
 
 
-def test_sampled_stands_beside_greedy_and_beside_peers_that_are_named(tree):
-    starts = [partial(Contestant, "draws", tree, tree / "log", tree=tree, sampled=sampled) for sampled in (False, True)]
-    with together(starts) as contestants:
-        assert [each.name for each in contestants] == ["greedy", "sampled"]
+def test_a_contestant_draws_where_it_is_asked_to(tree):
+    with together([lambda: contestant("draws", tree)]) as (one,):
+        assert one(1, 8, 4) < 0.2 <= one(1, 8, 4, sampled=True)
     assert engine.read_flags(["--sampled"]).peers == {}
     assert list(engine.read_flags(["--sampled", "--peer", "transformers"]).peers) == ["transformers"]
+
+
+@pytest.mark.parametrize("adapters", [("draws", "draws"), ("draws", "greedy")])
+def test_the_gate_compares_draws_too_where_both_trees_have_them(tree, adapters, monkeypatch):
+    """Four cells, of which the base may lack one; the times of an adapter that computes nothing are its own."""
+    (tree / PEERS / "greedy.py").write_text(DRAWS.replace(', "samples": True', ""))
+    options = argparse.Namespace(base="HEAD~1", pairs=6)
+    with together([partial(contestant, name, tree) for name in adapters]) as both:
+        neighbours = Neighbours()
+        monkeypatch.setattr(gate, "CELLS", {"W1": lambda run: 1 / run(1, 8, 4), gate.SAMPLED: gate.CELLS[gate.SAMPLED]})
+        found = gate.compare_both(both, options, neighbours)
+    assert [each.what for each in found] == (["W1", "W2 sampled"] if adapters[1] == "draws" else ["W1"])
+    assert all(len(values) == 3 for each in found for values in each.values.values())
+    joined = gate.joined("int8 ", [found[0], found[0]])
+    assert joined.what == "int8 W1" and all(len(values) == gate.PAIRS for values in joined.values.values())
+
+
+def test_the_gate_looks_at_both_forms_and_four_works():
+    assert gate.FORMS == ("bf16", "int8") and list(gate.CELLS) == ["W1", "W2", "W3", "W2 sampled"]
+    asked = []
+
+    def run(requests, prompt, output, sampled=False):
+        asked.append((requests, prompt, output, sampled))
+        return 0.01 * output
+
+    for cell in gate.CELLS.values():
+        cell(run)
+    greedy, drawn = (AT_ONCE, PROMPT, OUTPUT, False), (AT_ONCE, PROMPT, OUTPUT, True)
+    assert asked[2:] == [greedy, (1, LONG, 1, False), drawn]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])

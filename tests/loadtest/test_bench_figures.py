@@ -85,7 +85,7 @@ def test_what_is_printed_is_filed_with_every_value_and_the_machine(tmp_path, cap
     found = json.loads((tmp_path / "deep" / "found.json").read_text())
     assert found["bench"] == "steps" and found["figures"][0]["values"] == [1.0, 2.0]
     assert found["table"] in capsys.readouterr().out
-    assert found["machine"]["cores"] >= 1 and found["machine"]["torch"]
+    assert found["provenance"]["machine"]["cores"] >= 1 and found["provenance"]["machine"]["torch"]
 
 
 def test_a_table_is_markdown():

@@ -3,18 +3,23 @@
 import asyncio
 import itertools
 import json
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.bench import goodput, serve
-from loadtest.bench.client import Caller, answer, closed_loop, http_caller, ids, read_events, rows, words
+from loadtest.bench.client import Caller, Prompts, answer, closed_loop, http_caller, read_events, rows
+from loadtest.bench.contestant import TREE
 from loadtest.bench.goodput import OUTPUTS, PROMPTS, arrivals
 from loadtest.measures import total
 from loadtest.slo import Objectives
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT, FailedError, Stream
+from tests.service.server import wait_for
 
 
 def chunk(text, reason=None):
@@ -79,6 +84,8 @@ def served_by(handler):
 async def whole_answer(request):
     """As many tokens as were asked for."""
     body = await request.json()
+    if not body.get("stream"):
+        return web.json_response({"system_fingerprint": "fp_tiny", "choices": [{"text": "x"}]})
     response = web.StreamResponse()
     await response.prepare(request)
     for _ in range(body["max_tokens"]):
@@ -105,7 +112,7 @@ def ask(handler, do):
 def test_a_loop_asks_every_prompt_once_and_counts_what_the_server_counted():
     async def do(caller):
         assert caller.max_model_len == 512
-        return await closed_loop(caller, 3, [ids(4) for _ in range(7)], 5)
+        return await closed_loop(caller, 3, [[1, 2, 3, 4]] * 7, 5)
 
     found, seconds = ask(whole_answer, do)
     answers = total(found, TOTAL)
@@ -114,7 +121,7 @@ def test_a_loop_asks_every_prompt_once_and_counts_what_the_server_counted():
 
 
 @pytest.mark.parametrize(("status", "failed", "turned_away"), [(429, 0, 1), (500, 1, 0)])
-def test_a_full_server_refuses_and_a_broken_one_fails(status, failed, turned_away):
+def test_a_full_server_refuses_and_a_broken_one_fails_and_says_why(status, failed, turned_away, capsys):
     async def handler(_):
         return web.Response(status=status, text="no")
 
@@ -123,6 +130,9 @@ def test_a_full_server_refuses_and_a_broken_one_fails(status, failed, turned_awa
 
     found = ask(handler, do)
     assert (total(found, TOTAL).failures, total(found, REFUSED).count) == (failed, turned_away)
+    assert ("1 of 1 answers failed" in (said := capsys.readouterr().err)) == bool(failed) and ("status 500" in said) == bool(
+        failed
+    )
 
 
 def test_the_body_is_what_the_protocol_knows_and_greedy():
@@ -141,9 +151,12 @@ def test_the_body_is_what_the_protocol_knows_and_greedy():
     assert (body["max_tokens"], body["temperature"]) == (2, 0)
 
 
-def test_prompts_are_as_long_as_they_should_be_and_never_twice_the_same():
-    assert len(ids(128)) == 128 and ids(128) != ids(128)
-    assert len(words(128).split()) == 128
+def test_prompts_are_as_long_as_they_should_be_never_twice_the_same_and_again_those_of_their_seed():
+    prompts = Prompts(7)
+    drawn = [prompts.ids(128), prompts.ids(128), prompts.words(128).split()]
+    assert [len(each) for each in drawn] == [128] * 3 and drawn[0] != drawn[1]
+    again, other = Prompts(7), Prompts(8)
+    assert [again.ids(128), again.ids(128), again.words(128).split()] == drawn != [other.ids(128), other.ids(128)]
 
 
 def test_arrivals_are_poisson_mixed_and_the_same_for_the_same_seed():
@@ -171,7 +184,7 @@ def searched(monkeypatch, capacity):
     monkeypatch.setattr(goodput, "trial", trial)
     monkeypatch.setattr(goodput, "LEVEL", Objectives(ttft_p95_ms=1000.0))
     caller = Caller("it", "HTTP", 2048, None)
-    return asyncio.run(goodput.best_rate(caller, 1.0, ids, itertools.count(7))), set(seeds)
+    return asyncio.run(goodput.best_rate(caller, 1.0, Prompts().ids, itertools.count(7))), set(seeds)
 
 
 @pytest.mark.parametrize("capacity", [0.5, 7.3, 120.0])
@@ -196,25 +209,140 @@ def test_a_trial_waits_for_nobody_and_times_from_the_moment_that_was_due():
         stream.heard()
         stream.tokens, running = tokens, running - 1
 
-    found = asyncio.run(goodput.trial(Caller("slow", "HTTP", 2048, slow), 50.0, 0.4, ids, seed=1))
+    found = asyncio.run(goodput.trial(Caller("slow", "HTTP", 2048, slow), 50.0, 0.4, Prompts().ids, seed=1))
     due = len(list(arrivals(50.0, 0.4, 2048, seed=1)))
     assert total(found, TOTAL).count == due and most > 3
     assert total(found, TTFT).percentile(1) >= 200
 
 
-def test_the_command_compares_two_servers_and_files_what_it_found(tmp_path, capsys):
-    async def both(words_):
-        async with served_by(whole_answer) as one, served_by(whole_answer) as other:
-            urls = [f"{name}={str(each.make_url('')).rstrip('/')}" for name, each in (("one", one), ("two", other))]
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    """For the logs of servers."""
+    monkeypatch.setattr(serve, "FOLDER", tmp_path)
+
+
+def command(words_, count=2, handler=whole_answer):
+    """`attend bench serve` with so many servers, named one, two."""
+
+    async def run():
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(served_by(handler)) for _ in range(count)]
+            urls = [f"{name}={str(each.make_url('')).rstrip('/')}" for name, each in zip(("one", "two"), servers, strict=False)]
             await asyncio.to_thread(serve.main, [*urls, *words_])
 
+    asyncio.run(run())
+
+
+def test_the_command_compares_two_servers_and_files_what_it_found(tmp_path, capsys):
     out = tmp_path / "found.json"
-    asyncio.run(both(["--at-once", "2", "--rounds", "1", "--turns", "2", "--text", "--json", str(out)]))
+    command(["--at-once", "2", "--rounds", "1", "--turns", "2", "--text", "--seed", "3", "--json", str(out)])
     found = json.loads(out.read_text())
     whats = [figure["what"] for figure in found["figures"]]
-    assert "2 at once, output, one" in whats and "2 at once, output, one / two" in whats
-    assert found["servers"].keys() == {"one", "two"}
+    assert "2 at once, output, one" in whats and "2 at once, TTFT p95, one / two" in whats
+    assert found["provenance"]["seed"] == 3 and found["provenance"]["servers"].keys() == {"one", "two"}
+    assert found["provenance"]["servers"]["two"]["fingerprint"] == "fp_tiny"
     assert "| 2 at once, failed or refused | requests | 0 | 0 |  |" in capsys.readouterr().out
+
+
+def prompts_of(seed, *flags):
+    """The prompts that each of two servers was sent, in their order, by prompt length and all."""
+    asked = {}
+
+    async def handler(request):
+        body = await request.json()
+        if body.get("stream"):
+            asked.setdefault(request.url.port, []).append(body)
+        return await whole_answer(request)
+
+    command(
+        ["--at-once", "1", "--rounds", "2", "--turns", "1", "--prompt", "16", "32", "--seed", str(seed), *flags], 2, handler
+    )
+    one, two = asked.values()
+    assert [body["prompt"] for body in one] == [body["prompt"] for body in two]
+    return one
+
+
+def test_all_servers_get_the_prompts_of_the_seed_and_never_one_twice():
+    first, again, other = ([body["prompt"] for body in prompts_of(seed)] for seed in (5, 5, 6))
+    assert first == again != other
+    assert [len(prompt) for prompt in first] == [16] * 4 + [32] * 4  # a turn to warm up, and one that counts
+    assert len({tuple(prompt) for prompt in first}) == 8
+
+
+@pytest.mark.parametrize(("flags", "drawn"), [((), (0, None)), (("--sampled",), (0.7, 0.95))])
+def test_answers_are_greedy_or_drawn(flags, drawn):
+    assert {(body["temperature"], body.get("top_p")) for body in prompts_of(1, *flags)} == {drawn}
+
+
+WAITS = """
+import http.server, json, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+    def say(self, body):
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.say(b'{"data": [{"id": "slow"}]}' if self.path == "/v1/models" else b'{"version": "7"}')
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        event = b'data: {"choices": [{"text": "x", "finish_reason": null}], "usage": {"completion_tokens": 1}}'
+        self.say(event + b"\\n\\ndata: [DONE]\\n\\n")
+time.sleep(0.3)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def alive(script):
+    """The processes that run a script."""
+    return [one for one in psutil.process_iter(["cmdline"]) if str(script) in (one.info["cmdline"] or [])]
+
+
+def test_a_server_that_is_started_here_is_timed_weighed_and_ended(tmp_path):
+    script, out = tmp_path / "waits.py", tmp_path / "found.json"
+    script.write_text(WAITS)
+    start = f"slow=sh -c '{sys.executable} {script} {{port}}; true'"  # whose end is not that of its child
+    serve.main(["--start", start, "--at-once", "1", "--rounds", "1", "--turns", "1", "--json", str(out)])
+    found = json.loads(out.read_text())
+    figures = {figure["what"]: figure["values"] for figure in found["figures"]}
+    assert len(figures["the command to the first token, slow"]) == serve.STARTS
+    assert all(0.3 <= seconds < 10 for seconds in figures["the command to the first token, slow"])
+    assert figures["1 at once, memory, slow"][0] > 1
+    assert found["provenance"]["servers"]["slow"]["version"] == "7"
+    assert not alive(script)
+
+
+def test_what_was_started_ends_with_a_run_that_is_ended(tmp_path):
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    command = [sys.executable, "-m", "loadtest.bench.serve", "--start", f"slow={sys.executable} {script} {{port}}"]
+    log, running = tmp_path / "log", lambda: alive(script)
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, "--at-once", "1", "--rounds", "9999"], stdout=out, stderr=out, cwd=TREE)
+    try:
+        assert wait_for(lambda: running() or process.poll() is not None, 60) and running(), log.read_text()
+    finally:
+        process.terminate()
+    process.wait(30)
+    assert wait_for(lambda: not running())
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--start", "no-name --port {port}"], "is not NAME=COMMAND"),
+        (["--start", "x=no-port"], "is not NAME=COMMAND"),
+        (["--start", "x=/nowhere/server {port}"], "x did not start"),
+        (["--start", "x=/bin/false {port}"], "no token came"),
+        (["--shape", "S", "--model", "m.gguf"], "not allowed with"),
+    ],
+)
+def test_what_cannot_be_started_is_one_sentence(flags, reason, capsys):
+    with pytest.raises(SystemExit) as ended:
+        serve.main(flags)
+    assert reason in f"{ended.value} {capsys.readouterr().err}"
 
 
 @pytest.mark.parametrize(

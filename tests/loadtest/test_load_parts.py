@@ -1,5 +1,6 @@
 """The parts of the load test that need no locust: prompts, profiles, loops, clocks, sums, objectives, the search."""
 
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from loadtest.measures import Row, read, since, total
 from loadtest.profiles import PROFILES
 from loadtest.prompts import MIXES, draw
 from loadtest.report import Phase, Sample, phases
-from loadtest.server import StartError, served
+from loadtest.server import StartError, served, two_free_ports
 from loadtest.slo import Objectives
 from loadtest.stream import FailedError, RefusedError, Stream, three_digits
 
@@ -43,7 +44,8 @@ def rows(ttft=100.0, itl=10.0, failures=0, refused=0, transport="HTTP"):
 
 
 def test_a_short_and_a_long_prompt_begin_as_no_other_does_and_a_shared_one_as_all_others_do():
-    drawn = {kind: [draw(kind, 300) for _ in range(50)] for kind in ("short", "long", "shared")}
+    dice = random.Random(1)
+    drawn = {kind: [draw(dice, kind, 300) for _ in range(50)] for kind in ("short", "long", "shared")}
     assert {kind: {name for name, _ in many} for kind, many in drawn.items()} == {kind: {kind} for kind in drawn}
     beginnings = {kind: len({text[:16] for _, text in many}) for kind, many in drawn.items()}
     assert beginnings == {"short": 50, "long": 50, "shared": 1}
@@ -52,10 +54,16 @@ def test_a_short_and_a_long_prompt_begin_as_no_other_does_and_a_shared_one_as_al
 
 
 def test_the_mix_has_every_kind_in_its_share():
-    counts = Counter(draw("mixed", 10)[0] for _ in range(5000))
+    dice = random.Random(2)
+    counts = Counter(draw(dice, "mixed", 10)[0] for _ in range(5000))
     assert {kind: pytest.approx(share, abs=0.05) for kind, share in MIXES["mixed"].items()} == {
         kind: count / 5000 for kind, count in counts.items()
     }
+
+
+def test_the_same_seed_draws_the_same_prompts():
+    first, again, other = ([draw(random.Random(seed), "mixed", 30) for _ in range(2)] for seed in (5, 5, 6))
+    assert first == again != other
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -87,7 +95,7 @@ def test_the_open_loop_is_a_poisson_process_that_waits_for_no_answer(monkeypatch
     """Mean and variance of the arrivals in a second are both the rate, and each is begun at the moment when it was due."""
     clock, due = Clock(), []
     monkeypatch.setattr("loadtest.loops.time", clock)
-    loop = OpenLoop(None, rate=20.0, drain_seconds=0.0)
+    loop = OpenLoop(None, rate=20.0, drain_seconds=0.0, dice=random.Random(1))
     loop.open = type("Group", (), {"spawn": staticmethod(lambda request, due: arrivals.append(due))})
     arrivals = due
     loop.user = type("User", (), {"request": None})
@@ -104,7 +112,7 @@ def test_the_open_loop_is_a_poisson_process_that_waits_for_no_answer(monkeypatch
 def test_a_generator_that_comes_late_begins_all_that_was_due_with_their_own_times(monkeypatch):
     clock, due = Clock(), []
     monkeypatch.setattr("loadtest.loops.time", clock)
-    loop = OpenLoop(type("User", (), {"request": None}), rate=10.0, drain_seconds=0.0)
+    loop = OpenLoop(type("User", (), {"request": None}), rate=10.0, drain_seconds=0.0, dice=random.Random(1))
     loop.open = type("Group", (), {"spawn": staticmethod(lambda request, due: arrivals.append(due))})
     arrivals = due
     clock.now = 10.0
@@ -214,6 +222,11 @@ def test_the_search_ends_at_the_highest_rate_that_keeps(limit, most, answer):
     assert low <= limit
     assert (low, high) == answer or (high - low <= 0.05 * high and low <= limit < high)
     assert len(tried) == len(set(tried)) < 16
+
+
+def test_two_ports_differ(monkeypatch):
+    monkeypatch.setattr("loadtest.server.PORTS", [19090, 19091])
+    assert all(one != other for one, other in (two_free_ports() for _ in range(20)))
 
 
 @pytest.mark.ray

@@ -77,6 +77,25 @@ def test_every_row_holds_what_the_server_did(run):
         assert measured["TOTAL"]["p50"] >= (FIRST + (TOKENS - 1) * PAUSE) * 1000
 
 
+def asked(server, folder, seed):
+    """The prompts that a user of each transport sent in two seconds, and what the report says of the run."""
+    heard = set()
+    server.engine.rule = lambda request: heard.add(tuple(request.prompt)) or ord("x")
+    try:
+        _, summary, *_ = load(server, folder, "--seed", str(seed), seconds=2)
+    finally:
+        server.engine.rule = lambda request: ord("x")
+    return heard, summary["provenance"]
+
+
+def test_the_same_seed_asks_the_same_prompts_and_the_report_says_which(server, tmp_path):
+    (first, about), (again, _), (other, _) = (asked(server, tmp_path, seed) for seed in (5, 5, 6))
+    assert len(first & again) >= 0.5 * min(len(first), len(again)) > 2  # the same up to where the slower run ended
+    assert not first & other
+    assert about["seed"] == 5 and about["machine"]["cores"] and "--seed" in about["command"]
+    assert about["servers"]["HTTP"]["model"] and about["servers"]["HTTP"]["fingerprint"]
+
+
 @pytest.mark.usefixtures("long_runs")  # which begin now: the test before this one measures times
 def test_a_missed_objective_is_exit_code_3_and_a_sentence(run):
     code, summary, _, output = run("--max-itl-p95-ms", "1", "HttpStreamUser", seconds=1)

@@ -10,6 +10,7 @@ from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarSpec
 from attend.service.http_api.body import MAX_BYTES
 from attend.service.observe.metrics import Metrics
 from loadtest.bench import busy, mask, parsing, per_token, serving
+from loadtest.bench.client import Prompts
 from loadtest.bench.figures import Figure
 from loadtest.bench.over_http import engine_caller, speed
 
@@ -114,7 +115,7 @@ def test_the_streams_inside_are_of_as_many_tokens_as_were_asked_for():
 
     async def once():
         async with busy.served_model() as service:
-            return await speed(engine_caller(service), TOKENS)
+            return await speed(engine_caller(service), TOKENS, Prompts())
 
     assert asyncio.run(once()) > 0
 

@@ -15,7 +15,7 @@ def own_version():
 
 
 def start(folder, threads):
-    """Facts, and (prompts, output tokens) -> tokens made."""
+    """Facts, and (prompts, output tokens, sampled) -> tokens made."""
     import torch
 
     from attend.model.engine.build import build_engine
@@ -33,13 +33,9 @@ def start(folder, threads):
     if isa:
         library.load().attend_choose(library.VARIANTS.index(isa))
     engine.start()
-    sampled = "BENCH_SAMPLED" in os.environ
-    runner, sampling = (
-        asyncio.Runner(),
-        SamplingParams(temperature=0.7, top_p=0.95) if sampled else SamplingParams(temperature=0),
-    )
+    runner, greedy, drawn = asyncio.Runner(), SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_p=0.95)
 
-    async def work(prompts, output):
+    async def work(prompts, output, sampling):
         requests = [Request(f"{at}", prompt, output, sampling, seed=at) for at, prompt in enumerate(prompts)]
         made = 0
         async for outputs in engine.generate(requests):
@@ -47,7 +43,11 @@ def start(folder, threads):
         return made
 
     waits = os.environ.get("OMP_WAIT_POLICY")
-    name = "Attend sampled" if sampled else "Attend"
-    facts = {"name": name, "version": own_version(), "backend": engine.info.backend, "weights": engine.info.weights}
+    facts = {"name": "Attend", "version": own_version(), "backend": engine.info.backend, "weights": engine.info.weights}
+    facts |= {"fingerprint": engine.info.fingerprint, "samples": True}
     facts["recorded"] = engine.engine.runner.graphs is not None
-    return facts | {"omp_wait_policy": waits, "isa": isa}, lambda prompts, output: runner.run(work(prompts, output))
+
+    def generate(prompts, output, sampled=False):
+        return runner.run(work(prompts, output, drawn if sampled else greedy))
+
+    return facts | {"omp_wait_policy": waits, "isa": isa}, generate

@@ -1,8 +1,8 @@
 """A contestant's process: child.py PEER FOLDER THREADS, run by the interpreter in which the peer is installed.
 
 Loads the checkpoint through the adapter of that name beside this file, writes what it is as one line of JSON, and then
-answers each line `requests prompt_tokens output_tokens` with the seconds that this took. Imports nothing of Attend's; only
-the adapter of Attend itself does.
+answers each line `requests prompt_tokens output_tokens` with the seconds that this took; a fourth word, `sampled`, goes to an
+adapter that knows it. Imports nothing of Attend's; only the adapter of Attend itself does.
 """
 
 import ctypes
@@ -45,10 +45,12 @@ def main():
     load = {"load_seconds": round(time.perf_counter() - started, 2), "python": sys.version.split()[0]}
     print(json.dumps(facts | load), file=answers)
     for line in sys.stdin:
-        count, length, output = map(int, line.split())
+        words = line.split()
+        count, length, output = map(int, words[:3])
+        how = dict.fromkeys(words[3:], True)
         asked = prompts(count, length)
         started = time.perf_counter()
-        made = generate(asked, output)
+        made = generate(asked, output, **how)
         seconds = time.perf_counter() - started
         assert made == count * output, f"{made} tokens, not {count * output}"
         print(seconds, file=answers)
