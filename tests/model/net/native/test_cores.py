@@ -120,7 +120,7 @@ PROGRAM = """
 #include "attention.h"
 #include "matrix.h"
 
-// Shares of attention: `rows` requests of H = 32, K = 8, D = 128, the first with `past` tokens, others with 100, each with `count` more.
+// Shares of attention, H = 32, K = 8, D = 128: the first of `rows` requests has `past` tokens, others 100, and all `count` more.
 static void attention(i64 rows, i64 past, i64 count, i64 window, i64 threads) {
     std::vector<i64> starts(rows, 100), counts(rows, count);
     starts[0] = past;
