@@ -4,7 +4,8 @@ A group's limit holds for all groups inside it, so the least on the way from the
 In a container the path that the kernel tells may be the host's, of which only the container's own end can be read:
 directories that are missing set no limit.
 
-Sources: proc_meminfo(5), cgroups(7), and the kernel's cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst and cputopology.rst.
+Sources: proc_meminfo(5), cgroups(7), and the kernel's cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst
+and cputopology.rst.
 """
 
 import os
@@ -24,7 +25,7 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> int:
-    """Cores that threads may keep busy, at least 1: the physical ones of the affinity mask, and no more than the quota pays for.
+    """Cores that threads may keep busy, at least 1: the physical ones of the affinity mask, at most what the quota pays for.
 
     Two hardware threads of a core share its multipliers: a second one computes little more, and each takes part of the caches.
     A quota is rounded down: threads that use it up are stopped until its next period, and a step waits for all its threads.

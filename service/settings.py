@@ -148,7 +148,9 @@ class Settings(BaseModel):
         None, description="context length: tokens of prompt and answer; default: the model's"
     )
     max_batch_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
-        None, description="maximum batch size in requests; default: 64, and 256 on a GPU; with more than 16 CPU threads 4 a thread, up to 256"
+        None,
+        description="maximum batch size in requests; default: 64, and 256 on a GPU; with more than 16 CPU threads 4 a thread, "
+        "up to 256",
     )
     max_batch_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="token budget of a step; default: 1024, and 8192 on a GPU"
@@ -166,8 +168,8 @@ class Settings(BaseModel):
     kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(_bytes)] | None = Field(
         None,
         description="size of the KV cache in bytes, also as 512MiB or 2GB, of each rank with tensor_parallel; default: on a "
-        "GPU the memory that is left, on a CPU a full context for every 4 requests of a batch, 16 at least, but at most a quarter of the "
-        "free memory",
+        "GPU the memory that is left, on a CPU a full context for every 4 requests of a batch, 16 at least, but at most a "
+        "quarter of the free memory",
     )
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto",
@@ -192,7 +194,8 @@ class Settings(BaseModel):
     )
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         0,
-        description="CPU threads of the engine; 0: one for each physical core that affinity and cgroup allow, divided among ranks",
+        description="CPU threads of the engine; 0: one for each physical core that affinity and cgroup allow, divided among "
+        "ranks",
     )
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="maximum duration of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(

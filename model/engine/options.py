@@ -14,8 +14,8 @@ class Batch(NamedTuple):
 BATCHES = {"cpu": Batch(64, 1024), "cuda": Batch(256, 8192)}
 """Where nothing is set, by device. A GPU reads its weights for few tokens in the time that it needs to multiply hundreds."""
 REQUESTS_PER_THREAD = 4
-"""On a CPU with more than 16 threads. A step reads the weights once, however many requests share it: where more threads multiply,
-as many more requests take about as long. Not measured on such a machine."""
+"""On a CPU with more than 16 threads. A step reads the weights once, however many requests share it: where more threads
+multiply, as many more requests take about as long. Not measured on such a machine."""
 MOST_REQUESTS = 256
 """However many threads there are: the KV cache is shared among the requests, and each has its own context to read."""
 

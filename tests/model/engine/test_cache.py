@@ -152,7 +152,9 @@ def test_a_cpus_cache_is_for_sixteen_whole_contexts_where_nothing_is_set(monkeyp
     assert -(-5 * 1000 // SIZE) == usual(monkeypatch, FULL, 1 << 50, max_model_len=1000, max_batch_requests=5)[0].num_blocks
 
 
-@pytest.mark.parametrize(("threads", "requests", "contexts"), [(2, 64, 16), (16, 64, 16), (32, 128, 32), (64, 256, 64), (128, 256, 64)])
+@pytest.mark.parametrize(
+    ("threads", "requests", "contexts"), [(2, 64, 16), (16, 64, 16), (32, 128, 32), (64, 256, 64), (128, 256, 64)]
+)
 def test_with_more_threads_more_requests_run_and_have_room(monkeypatch, threads, requests, contexts):
     sizes, _ = usual(monkeypatch, FULL, 1 << 50, max_model_len=1000, num_threads=threads)
     assert (requests, -(-contexts * 1000 // SIZE)) == (sizes.max_batch_requests, sizes.num_blocks)
