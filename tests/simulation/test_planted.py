@@ -137,10 +137,10 @@ def draining_forgets_the_queue(old):
 
 @planted(AsyncEngine, "_open")
 def a_draining_engine_takes_requests(old):
-    def open_(self, requests):
+    def open_(self, requests, at_once=None):
         draining, self._draining = self._draining, False
         try:
-            return old(self, requests)
+            return old(self, requests, at_once)
         finally:
             self._draining = draining
 
@@ -149,10 +149,10 @@ def a_draining_engine_takes_requests(old):
 
 @planted(AsyncEngine, "_open")
 def the_queue_has_one_place_too_many(old):
-    def open_(self, requests):
+    def open_(self, requests, at_once=None):
         self._capacity += 1
         try:
-            return old(self, requests)
+            return old(self, requests, at_once)
         finally:
             self._capacity -= 1
 
