@@ -192,6 +192,7 @@ static const int HALVINGS = 8;  // after so many few tokens are left in question
 
 struct Candidates {  // tokens that limits may keep, in their order
     i64 count;
+    int32_t farthest;    // distance
     int32_t* distances;  // below the best, see `distance`; none reaches INT32_MAX, which fills up the last vector
     uint64_t* weights;
     int32_t* tokens;
@@ -206,7 +207,7 @@ struct DrawRoom {
         uint64_t* weights = (uint64_t*)memory;
         int32_t* numbers = (int32_t*)(weights + 2 * (V + LANES));
         auto part = [&](i64 n) { return numbers + n * (V + LANES); };
-        return {(float*)part(0), {0, part(1), weights, part(2)}, {0, part(3), weights + V + LANES, nullptr}};
+        return {(float*)part(0), {0, 0, part(1), weights, part(2)}, {0, 0, part(3), weights + V + LANES, nullptr}};
     }
 };
 
@@ -225,11 +226,13 @@ INLINE i64 find_candidates(const float* scores, i64 V, Scale scale, float reach,
     ints lanes;
     for (i64 j = 0; j < WIDTH; j++) lanes[j] = j;
     i64 count = 0;
+    ints far = {};
     each<Vector>(scores, V, [&](i64 n, Vector score) LAMBDA {
         Vector scaled = scale(score);
         if (weighs_all) sums += weights = weight(scaled);
         ints near = scaled >= -reach, distances = distance(scaled), tokens = lanes + (int32_t)n;
         if (!any(near)) return;
+        far = choose((distances > far) & near, distances, far);
         if (weighs && !weighs_all) weights = weight(scaled);
         if (!any(~near)) {
             store(found.distances + count, distances), store(found.weights + count, weights), store(found.tokens + count, tokens);
@@ -241,10 +244,10 @@ INLINE i64 find_candidates(const float* scores, i64 V, Scale scale, float reach,
             count -= near[j];
         }
     });
-    found.count = count;
+    found.count = count, found.farthest = 0;
     fill_up(found);
     i64 total = 0;
-    for (i64 j = 0; j < WIDTH; j++) total += sums[j];
+    for (i64 j = 0; j < WIDTH; j++) total += sums[j], found.farthest = std::max(found.farthest, far[j]);
     return total;
 }
 
@@ -274,6 +277,19 @@ INLINE int32_t halfway(int32_t low, int32_t high) {  // between two distances as
     return low;
 }
 
+// Those further than `low`, up to `high`.
+template <class Vector>
+INLINE void keep_between(const Candidates& all, int32_t low, int32_t high, Candidates& left) {
+    const i64 WIDTH = sizeof(Vector) / 4;
+    left.count = 0;
+    for (i64 n = 0; n < all.count; n += WIDTH) {
+        auto distances = load<typename Like<Vector>::ints>(all.distances + n), between = (distances > low) & (distances <= high);
+        for (i64 j = 0; any(between) && j < WIDTH; j++)
+            if (between[j]) left.distances[left.count] = distances[j], left.weights[left.count++] = all.weights[n + j];
+    }
+    fill_up(left);
+}
+
 // The least distance up to which candidates weigh `share` together; those up to `high` do.
 template <class Vector, bool COUNTS>
 INLINE int32_t border(const Candidates& all, Candidates& left, int32_t high, i64 share) {
@@ -286,13 +302,8 @@ INLINE int32_t border(const Candidates& all, Candidates& left, int32_t high, i64
         if (sum < share) low = middle, nearer = sum;
         else high = middle;
         if (turn != HALVINGS) continue;
-        left.count = 0, before = nearer;
-        for (i64 n = 0; n < all.count; n++) {
-            left.distances[left.count] = all.distances[n], left.weights[left.count] = all.weights[n];
-            left.count += all.distances[n] > low && all.distances[n] <= high;
-        }
-        fill_up(left);
-        some = &left;
+        before = nearer, some = &left;
+        keep_between<Vector>(all, low, high, left);
     }
     return high;
 }
@@ -301,7 +312,7 @@ INLINE int32_t border(const Candidates& all, Candidates& left, int32_t high, i64
 // all tokens, where their number has no limit.
 template <class Vector>
 INLINE int32_t kept_distance(const Draw& row, bool counts, float reach, i64 total, Candidates& found, Candidates& left) {
-    int32_t within = distance(all<Vector>(reach))[0];
+    int32_t within = found.farthest;
     if (counts && row.top_k < found.count) within = border<Vector, true>(found, left, within, row.top_k);
     else if (counts && row.top_k > found.count && reach < INFINITE_REACH) return -1;
     if (row.top_p < 1.0f) {
