@@ -37,7 +37,7 @@ def best_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
     UNSCORED where a row has no finite score.
     """
-    limited = [row for row, draw in enumerate(draws) if draw.plan.is_limited]
+    limited = [row for row, draw in enumerate(draws) if draw.plan.is_limited and not draw.awaits_mask]
     if limited:
         picked = integers(limited, scores_RV.device)
         some_NV = limit_scores(scores_RV[picked], [draws[row].plan.params for row in limited])

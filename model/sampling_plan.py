@@ -122,6 +122,8 @@ class Draw:
     """What the penalties look at; None: an empty text."""
     mask: "NDArray[np.bool_] | None" = None
     """Tokens that a grammar allows, bool [V]."""
+    awaits_mask: bool = False
+    """Its mask is worked out beside the step, and it draws once that is there: until then any token serves."""
 
     @property
     def key(self) -> int:

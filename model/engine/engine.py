@@ -7,11 +7,12 @@ for Python. At most two steps are under way.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from attend.model.engine.grammars import Drawn, keep_to_grammars, unmasked
+from attend.model.engine.grammars import Drawn, begin_masks, keep_to_grammars, unmasked
 from attend.model.engine.inputs import step_input
 from attend.model.engine.plan import Plan, StepInput, StepResult
 from attend.model.engine.repeat import by_halves, failed, released
@@ -126,13 +127,13 @@ class Engine:
 
     def _submitted(self, plan: Plan) -> "_Step":
         """The plan, and the step under way."""
-        errors: dict[str, str] = {}
-        given = StepInput()
+        given, masks = StepInput(), None
         try:
-            given = step_input(plan, errors)
-            return _Step(plan, given, self.runner.submit(given), errors)
+            given = step_input(plan)
+            masks = begin_masks(plan, given)
+            return _Step(plan, given, self.runner.submit(given), masks)
         except Exception as error:
-            return _Step(plan, given, _Failed(error), errors)
+            return _Step(plan, given, _Failed(error), masks)
 
     def _result(self, step: "_Step") -> StepResult:
         """What came of a step. One that fails as a whole ends neither the engine nor, where it can be repeated, more
@@ -158,9 +159,9 @@ class Engine:
 
     def _computed(self, step: "_Step") -> StepResult:
         """The result of a step, its tokens within their grammars. Raises what the step raised."""
-        refused = keep_to_grammars(step.pending, step.given.draws, unmasked(step.plan, step.given))
+        refused = keep_to_grammars(step.pending, step.given.draws, unmasked(step.plan, step.given), step.masks)
         result = step.pending.result()
-        errors = {**step.errors, **{step.given.draw_ids[row]: reason for row, reason in refused.items()}}
+        errors = {step.given.draw_ids[row]: reason for row, reason in refused.items()}
         return replace(result, errors={**result.errors, **errors}) if errors else result
 
     def _drop_next(self) -> None:
@@ -178,8 +179,8 @@ class _Step:
     plan: Plan
     given: StepInput
     pending: Pending
-    errors: Mapping[str, str]
-    """Why requests could not draw in it, by request id."""
+    masks: Future[None] | None
+    """What works out the masks that its draws await."""
 
 
 @dataclass(frozen=True)

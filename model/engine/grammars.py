@@ -1,10 +1,13 @@
 """Keeps the drawn tokens of a step within their grammars. It runs beside the scheduler: the runner sees masks, and no grammar.
 
 Where possible a token is drawn without a mask and checked here afterwards: a mask takes longer, and mostly the token fits.
+Where limits need the mask first, it is worked out while the model computes the scores, and the token drawn then.
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from attend.model.engine.plan import Plan, StepInput
@@ -40,30 +43,58 @@ def unmasked(plan: Plan, step: StepInput) -> "dict[int, Grammar]":
     return {row: request.grammar for row, request in requests if request is not None and request.grammar is not None}
 
 
-def keep_to_grammars(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]") -> dict[int, str]:
+def begin_masks(plan: Plan, step: StepInput) -> Future[None] | None:
+    """Work out the masks that draws of this step await, on other threads; None where none does.
+
+    Nobody else may touch their grammars until it is done.
+    """
+    if not any(draw.awaits_mask for draw in step.draws):
+        return None
+    from attend.model.text.mask import compute_masks  # needs llguidance, and a request without a grammar does not
+
+    grammars = [grammar for row, grammar in unmasked(plan, step).items() if step.draws[row].awaits_mask]
+    return _beside().submit(compute_masks, grammars)
+
+
+@cache
+def _beside() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "attend-masks")
+
+
+def keep_to_grammars(
+    step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]", masks: Future[None] | None = None
+) -> dict[int, str]:
     """Draw rows again whose token their grammar does not allow; returns the rows whose grammar failed, with the reason.
 
-    The next best tokens are tried before a mask is computed: a mask takes longer, and mostly one of them fits.
+    The next best tokens are tried before a mask is computed: a mask takes longer, and mostly one of them fits. `masks`: what
+    `begin_masks` has begun.
     """
+    if masks is not None:
+        masks.result()
     if not grammars:
         return {}
     drawn = step.tokens()
+    scored = {row: grammar for row, grammar in grammars.items() if drawn[row] >= 0}
     refused: dict[int, tuple[int, ...]] = {
-        row: (drawn[row],) for row, grammar in grammars.items() if drawn[row] >= 0 and not grammar.allows(drawn[row])
+        row: (drawn[row],) for row, grammar in scored.items() if not draws[row].awaits_mask and not grammar.allows(drawn[row])
     }
     for _ in range(NEXT_BEST):
         if not refused:
-            return {}
+            break
         tokens = step.redraw({row: draws[row] for row in refused}, refused)
         refused = {
             row: (*known, token)
             for (row, known), token in zip(refused.items(), tokens, strict=True)
             if token >= 0 and not grammars[row].allows(token)
         }
-    return _draw_under_masks(step, draws, {row: grammars[row] for row in refused})
+    return _draw_under_masks(
+        step, draws, {row: each for row, each in scored.items() if row in refused or draws[row].awaits_mask}
+    )
 
 
 def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]") -> dict[int, str]:
+    if not grammars:
+        return {}
     from attend.model.text.mask import compute_masks
 
     compute_masks(grammars.values())
@@ -71,7 +102,7 @@ def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int
     errors: dict[int, str] = {}
     for row, grammar in grammars.items():
         try:
-            masked[row] = replace(draws[row], mask=grammar.mask())
+            masked[row] = replace(draws[row], mask=grammar.mask(), awaits_mask=False)
         except EngineFailed as error:
             errors[row] = str(error)
     if masked:

@@ -1,16 +1,13 @@
 """From a plan to the runner's input: the scheduler's requests as plain numbers, and how each of them draws."""
 
-from collections.abc import Sequence
-
 from attend.model.engine.plan import HiddenSum, Plan, PromptScores, Scheduled, StepInput
 from attend.model.engine.request import Request
-from attend.model.errors import EngineFailed
 from attend.model.pooling import Pooling
 from attend.model.sampling_plan import Draw, History, SamplingPlan, TextCounts, completing
 
 
-def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
-    """A plan for the runner. Adds to `errors` the requests whose grammar gives no mask: they draw nothing.
+def step_input(plan: Plan) -> StepInput:
+    """A plan for the runner.
 
     The block tables and the texts of penalties are the requests' own arrays: they hold until the step has been submitted.
     """
@@ -18,7 +15,6 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
     if not plan.is_plain or plan.num_streams < len(items):
         items = tuple(sorted(items, key=lambda item: item.num_rows != 1))
     step.tables = [list(tables) for tables in zip(*(item.request.tables for item in items), strict=True)]
-    _prepare_masks(items)
     first = 0
     for item in items:
         request, count = item.request, item.num_rows
@@ -38,22 +34,9 @@ def step_input(plan: Plan, errors: dict[str, str]) -> StepInput:
         if request.pooling is not None:
             _add_hidden_sum(step, item, first)
         if item.draws:
-            try:
-                _add_draws(step, item, first + item.count - 1)
-            except EngineFailed as error:
-                errors[request.request_id] = str(error)
+            _add_draws(step, item, first + item.count - 1)
         first += count
     return step
-
-
-def _prepare_masks(items: Sequence[Scheduled]) -> None:
-    """Work out the masks without which some of these cannot draw, side by side."""
-    requests = [item.request for item in items if item.draws and item.request.grammar is not None]
-    grammars = [each.grammar for each in requests if each.grammar is not None and not each.sampling_plan.can_sample_unmasked]
-    if grammars:
-        from attend.model.text.mask import compute_masks  # needs llguidance, and a request without a grammar does not
-
-        compute_masks(grammars)
 
 
 def _add_draws(step: StepInput, item: Scheduled, row: int) -> None:
@@ -78,8 +61,7 @@ def _draw(request: Request, plan: SamplingPlan, position: int) -> Draw:
     if plan.has_bad_words:
         banned += completing(request.bad_words, request.output)
     text = _text(request) if plan.penalizes else None
-    mask = None if request.grammar is None or plan.can_sample_unmasked else request.grammar.mask()
-    return Draw(plan, position, banned, text, mask)
+    return Draw(plan, position, banned, text, awaits_mask=request.grammar is not None and not plan.can_sample_unmasked)
 
 
 def _text(request: Request) -> TextCounts:

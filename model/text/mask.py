@@ -151,11 +151,15 @@ class Matcher:
 
 
 def compute_masks(grammars: Iterable[Grammar]) -> None:
-    """Work out the masks of several answers side by side, on threads of their own; `mask` then has them at hand."""
+    """Work out the masks of several answers side by side, on threads of their own; `mask` then has them at hand.
+
+    Not those that are at hand.
+    """
     import numpy as np
 
-    matchers = [each for each in grammars if isinstance(each, Matcher) and not each._matcher.is_error() and not each._failed]
-    if len(matchers) < 2:
+    matchers = [each for each in grammars if isinstance(each, Matcher) and each._ready is None and not each._failed]
+    matchers = [each for each in matchers if not each._matcher.is_error()]
+    if not matchers:
         return
     size = matchers[0]._grammar.shape.vocab_size
     bits = np.zeros((len(matchers), -(-size // 32)), dtype=np.int32)

@@ -70,6 +70,8 @@ def draw_rows(draws: Sequence[Draw], vocab_size: int) -> tuple[ctypes.Array, lis
 def _row(draw: Draw, vocab_size: int, held: list[Any]) -> tuple[Any, int, int, float, float, float]:
     params = draw.plan.params
     changes = None
+    if draw.awaits_mask:
+        return changes, 0, 0, 0.0, 1.0, math.inf
     if draw.may_exclude:
         held.append(_Changes(*_changes(draw, vocab_size, held)))
         changes = ctypes.pointer(held[-1])

@@ -1,6 +1,7 @@
 """A request under a grammar draws what it would draw under its masks, whether the mask is worked out before or only after."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -71,6 +72,25 @@ def test_drawing_first_and_looking_afterwards_draws_the_same(sampling):
     masked = [Multiples(), None, Multiples(), None, Multiples()]
     assert found == answers(tiny_engine(tiny_decoder(tiny_config())), masked_first(crowd(masked, **sampling)))
     assert sum(each.masks for each in first if each) < sum(each.masks for each in masked if each) == 36
+
+
+def test_masks_that_draws_await_are_worked_out_while_the_model_computes(monkeypatch):
+    """A step that waited for its masks before it began would wait for ever here."""
+    engine, computes, worked_out = tiny_engine(tiny_decoder(tiny_config())), threading.Event(), []
+    submit = engine.runner.submit
+
+    def submitted(step):
+        computes.set()
+        return submit(step)
+
+    def late(grammars):
+        if threading.current_thread() is not threading.main_thread():
+            worked_out.append(computes.wait(20))
+
+    engine.runner.submit = submitted
+    monkeypatch.setattr("attend.model.text.mask.compute_masks", late)
+    answers(engine, crowd([Multiples(), Multiples()], temperature=1.0, top_p=0.8))
+    assert worked_out == [True] * 12
 
 
 @pytest.mark.parametrize("sampling", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
