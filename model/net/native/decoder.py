@@ -102,7 +102,7 @@ class StepRows(NamedTuple):
     kept: Sequence[int]
     """[R]: after how many of its tokens a request's state is kept."""
     tables: Sequence[Sequence["array[int]"]]
-    """[G][R]: block tables of each group of layers that has keys and values."""
+    """[G][R]: block tables of each group of layers that has keys and values, or [1][R]: they have the same."""
     sources: Sequence[int] | None = None
     places: Sequence[int] | None = None
     """[R]: the slots where states are read, and where they are written."""
@@ -173,11 +173,11 @@ class NativeDecoder:
         num_rows, num_scored, vocab_size = len(rows.starts), len(scored), self.config.vocab_size
         if len(self._scores_SV) < num_scored:
             self._scores_SV = torch.empty(num_scored, vocab_size)
-        tables = [table for of_group in rows.tables for table in of_group]
+        of_groups = [*rows.tables] * (cache.num_groups if len(rows.tables) == 1 else 1)
+        assert len(of_groups) == cache.num_groups, "each group of layers has its block tables, or all have the same"
+        tables = [table for of_group in of_groups for table in of_group]
         ends = [-(-(start + count) // cache.block_size) for start, count in zip(rows.starts, rows.counts, strict=True)]
-        assert all(len(table) >= end for table, end in zip(tables, ends * len(rows.tables), strict=True)), (
-            "a table is too short"
-        )
+        assert all(len(table) >= end for table, end in zip(tables, ends * len(of_groups), strict=True)), "a table is too short"
         numbers = [array("q", some) for some in (rows.starts, rows.counts, rows.kept)]
         states = [None if slots is None else array("q", slots) for slots in (rows.sources, rows.places)]
         places, drawn = array("q", scored), array("q", [0]) * num_scored
@@ -186,7 +186,7 @@ class NativeDecoder:
             cache,
             rows.tokens,
             StepCall(
-                *(len(rows.tokens), num_rows, len(rows.tables), num_scored),
+                *(len(rows.tokens), num_rows, len(of_groups), num_scored),
                 *(each.buffer_info()[0] for each in (rows.tokens, *numbers)),
                 (ctypes.c_void_p * len(tables))(*[table.buffer_info()[0] for table in tables]),
                 *(None if each is None else each.buffer_info()[0] for each in states),
