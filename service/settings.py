@@ -194,8 +194,7 @@ class Settings(BaseModel):
     )
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         0,
-        description="CPU threads of the engine; 0: one for each physical core that affinity and cgroup allow, divided among "
-        "ranks",
+        description="CPU threads of the engine; 0: one a physical core that affinity and cgroup allow, divided among ranks",
     )
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="maximum duration of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(

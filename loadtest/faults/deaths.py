@@ -20,7 +20,7 @@ import grpc
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.bench.client import ids
+from loadtest.bench.client import Prompts
 from loadtest.bench.shapes import FOLDER, write_shape
 from loadtest.faults.attacker import Attacker, attacker
 from loadtest.faults.attacks import ATTACKS
@@ -320,9 +320,10 @@ def compiling_kills_nobody() -> list[Measure]:
 @death
 def a_long_prefill_kills_nobody() -> list[Measure]:
     """no death: prompts of 2000 tokens for a model of 1.2G parameters, in steps of 2048 tokens, for 60 s"""
+    prompts = Prompts()
 
     async def load(a: Attacker) -> None:
-        await a.again(lambda: a.post("/v1/completions", {"prompt": ids(2000), "max_tokens": 1}), 4)
+        await a.again(lambda: a.post("/v1/completions", {"prompt": prompts.ids(2000), "max_tokens": 1}), 4)
 
     FOLDER.mkdir(exist_ok=True)
     return spared((str(write_shape("1B")), "--max-batch-tokens", "2048", "--kv-cache-memory", str(1 << 30)), load, 60.0)

@@ -33,6 +33,7 @@ from attend.model.engine.choice import (
     open_adapters,
     prepare_decoder,
     record_steps,
+    runner_kind,
 )
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
@@ -41,7 +42,6 @@ from attend.model.engine.fingerprint import fingerprint, processor
 from attend.model.engine.laps import Laps
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
-from attend.model.engine.native_runner import NativeRunner
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import Leader, ShardRunner
 from attend.model.engine.request import EngineInfo, Request, SlowerPath
@@ -177,8 +177,7 @@ def build_runner(
         graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    kind = NativeRunner if isinstance(form, native.NativeDecoder) else ModelRunner
-    runner = kind(form, backend, cache, device, graphs, draw, adapters, pieces, choose_logprobs(form))
+    runner = runner_kind(form)(form, backend, cache, device, graphs, draw, adapters, pieces, choose_logprobs(form))
     if group is not None:
         runner = ShardRunner(runner, group, net, exact=options.deterministic)
     if options.deterministic:

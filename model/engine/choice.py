@@ -11,10 +11,11 @@ from attend.model.config import ModelConfig
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.native_runner import NativeRunner
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import CudaRecorder
-from attend.model.engine.runner import DrawTokens, LogProbs
+from attend.model.engine.runner import DrawTokens, LogProbs, ModelRunner
 from attend.model.errors import SettingError
 from attend.model.net.adapters import AdaptedDecoder, targets_of
 from attend.model.net.backends import BACKENDS, AttentionBackend, BackendKind
@@ -103,6 +104,11 @@ def prepare_decoder(
         return TritonDecoder(net)
     pack(net)
     return net
+
+
+def runner_kind(form: "Decoder | NativeDecoder | TritonDecoder") -> type[ModelRunner]:
+    """What runs the steps of this form."""
+    return NativeRunner if isinstance(form, NativeDecoder) else ModelRunner
 
 
 def choose_draw(form: "Decoder | NativeDecoder | TritonDecoder", dtype: torch.dtype, device: str, *, exact: bool) -> DrawTokens:
