@@ -131,6 +131,8 @@ class Engine:
         try:
             given = step_input(plan)
             masks = begin_masks(plan, given)
+            if masks is not None and not self.async_scheduling:  # a CPU has no core to spare: side by side, but before the step
+                masks.result()
             return _Step(plan, given, self.runner.submit(given), masks)
         except Exception as error:
             return _Step(plan, given, _Failed(error), masks)

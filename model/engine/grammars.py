@@ -1,7 +1,7 @@
 """Keeps the drawn tokens of a step within their grammars. It runs beside the scheduler: the runner sees masks, and no grammar.
 
 Where possible a token is drawn without a mask and checked here afterwards: a mask takes longer, and mostly the token fits.
-Where limits need the mask first, it is worked out while the model computes the scores, and the token drawn then.
+Where limits need the mask first, it is worked out while a device computes the scores, and the token drawn then.
 """
 
 from collections.abc import Mapping, Sequence

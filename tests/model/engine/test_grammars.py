@@ -77,6 +77,7 @@ def test_drawing_first_and_looking_afterwards_draws_the_same(sampling):
 def test_masks_that_draws_await_are_worked_out_while_the_model_computes(monkeypatch):
     """A step that waited for its masks before it began would wait for ever here."""
     engine, computes, worked_out = tiny_engine(tiny_decoder(tiny_config())), threading.Event(), []
+    engine.async_scheduling = True  # as for a device that computes by itself
     submit = engine.runner.submit
 
     def submitted(step):

@@ -139,7 +139,9 @@ static void compute(Work work) {
     thread_local std::unique_ptr<Team> team;
     i64 threads = omp_get_max_threads();
     if (!team || team->wanted() != threads) team.reset(), team.reset(new Team(threads, rest));
+    team->begin();
     work(*team, *KERNELS[chosen]);
+    team->end();
     rest();
 }
 
