@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from attend.model.engine.grammars import Drawn, begin_masks, keep_to_grammars, unmasked
+from attend.model.engine.grammars import Drawn, begin_masks, give_masks, keep_to_grammars, unmasked
 from attend.model.engine.inputs import step_input
 from attend.model.engine.plan import Plan, StepInput, StepResult
 from attend.model.engine.repeat import by_halves, failed, released
@@ -132,7 +132,7 @@ class Engine:
             given = step_input(plan)
             masks = begin_masks(plan, given)
             if masks is not None and not self.async_scheduling:  # a CPU has no core to spare: side by side, but before the step
-                masks.result()
+                give_masks(plan, given, masks)
             return _Step(plan, given, self.runner.submit(given), masks)
         except Exception as error:
             return _Step(plan, given, _Failed(error), masks)

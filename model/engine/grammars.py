@@ -6,6 +6,7 @@ Where limits need the mask first, it is worked out while a device computes the s
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -54,6 +55,15 @@ def begin_masks(plan: Plan, step: StepInput) -> Future[None] | None:
 
     grammars = [grammar for row, grammar in unmasked(plan, step).items() if step.draws[row].awaits_mask]
     return _beside().submit(compute_masks, grammars)
+
+
+def give_masks(plan: Plan, step: StepInput, masks: Future[None]) -> None:
+    """Wait for masks, and let the draws that await them have them. One whose grammar fails goes on waiting, for its error."""
+    masks.result()
+    for row, grammar in unmasked(plan, step).items():
+        if step.draws[row].awaits_mask:
+            with suppress(EngineFailed):
+                step.draws[row] = replace(step.draws[row], mask=grammar.mask(), awaits_mask=False)
 
 
 @cache
