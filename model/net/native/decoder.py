@@ -109,7 +109,9 @@ class StepRows(NamedTuple):
 
 
 class NativeDecoder:
-    """`Decoder` for serving: the same two calls, the same scores up to rounding. It copies the matrices that it is made from.
+    """`Decoder` for serving: its two calls, the same scores up to rounding, and `step`, a whole step at once.
+
+    It copies the matrices that it is made from.
 
     With `spend` each of them is freed as soon as it is copied: the weights are never held twice. In the decoder that it came
     from, an UnpackedLinear then stands in the place of each, and reads it from here. Not for two threads at once.

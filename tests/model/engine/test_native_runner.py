@@ -6,7 +6,6 @@ from array import array
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attend.model.engine.choice import kind_of
 from attend.model.engine.native_runner import NativeRunner
@@ -18,6 +17,7 @@ from attend.model.net.native.drawing import draw_tokens, logprobs
 from attend.model.params import SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+from tests.model.net.native.test_drawing import Calls
 
 pytestmark = pytest.mark.skipif(kind_of("native") is None, reason="the native decoder is not built")
 
@@ -94,18 +94,6 @@ def test_a_step_in_one_call_is_its_parts_one_after_the_other(config):
             if step.draws:
                 assert torch.equal(found.logits_RV, wanted.logits_RV)
             assert found.result() == wanted.result()
-
-
-class Calls(TorchDispatchMode):
-    """The names of torch's operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
 
 
 def test_torch_has_no_share_in_a_step_but_to_show_a_part_of_the_scores():

@@ -138,7 +138,7 @@ template <class Work>
 static void compute(Work work) {
     thread_local std::unique_ptr<Team> team;
     i64 threads = omp_get_max_threads();
-    if (!team || team->wanted() != threads) team.reset(), team.reset(new Team(threads, rest));
+    if (!team || team->size() != threads) team.reset(), team.reset(new Team(threads, rest));
     team->begin();
     work(*team, *KERNELS[chosen]);
     team->end();

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <memory>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -40,25 +40,21 @@ static bool spin_until(Ready ready, int yields) {
 
 class Team {
   public:
-    // `rest` is called by each thread before it sleeps.
-    Team(i64 threads, void (*rest)()) : rest_(rest), wanted_(threads) {
+    // `rest` is called by each thread before it sleeps. Throws bad_alloc where the system gives no such number of threads.
+    Team(i64 threads, void (*rest)()) : rest_(rest), size_(threads) {
         try {
             for (i64 number = 1; number < threads; number++) workers_.emplace_back([this, number] { serve(number); });
-        } catch (const std::system_error&) {  // no more of them: these will do
+        } catch (const std::system_error&) {
+            stop();
+            throw std::bad_alloc();
         }
-        size_ = 1 + (i64)workers_.size();
     }
     Team(const Team&) = delete;
-    ~Team() {
-        over_.store(true);
-        left_.store(1), wake_all(left_);
-        for (std::thread& worker : workers_) worker.join();
-    }
+    ~Team() { stop(); }
 
     i64 size() const { return size_; }
     void begin() { works_.store(true, std::memory_order_relaxed); }  // of a step's phases
     void end() { works_.store(false, std::memory_order_relaxed); }
-    i64 wanted() const { return wanted_; }
 
     // Calls work(begin, end) for pieces of 0 .. total - 1; returns when all are done. One piece takes no other thread.
     template <class Work>
@@ -90,6 +86,12 @@ class Team {
         i64 total, grain;
         uint32_t pieces;
     };
+
+    void stop() {
+        over_.store(true);
+        left_.store(1), wake_all(left_);
+        for (std::thread& worker : workers_) worker.join();
+    }
 
     void run(uint32_t piece) { phase_.run(phase_.work, piece * phase_.grain, std::min((piece + 1) * phase_.grain, phase_.total)); }
 
@@ -126,5 +128,5 @@ class Team {
     std::atomic<bool> works_{false}, waits_{false}, over_{false};  // waits_: the thread of the phases sleeps until all is done
     void (*rest_)();
     std::vector<std::thread> workers_;
-    i64 wanted_, size_ = 1;
+    i64 size_;
 };
