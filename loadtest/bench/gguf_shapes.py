@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from loadtest.bench.shapes import FOLDER, SHAPES
 
-KINDS = {"Q8_0": (Type.Q8_0, Type.Q8_0), "Q4_K_M": (Type.Q4_K, Type.Q6_K), "BF16": (Type.BF16, Type.BF16)}
+KINDS = {"Q8_0": (Type.Q8_0, Type.Q8_0), "Q4_0": (Type.Q4_0, Type.Q4_0), "Q4_K_M": (Type.Q4_K, Type.Q6_K), "BF16": (Type.BF16, Type.BF16)}
 """The type of most matrices, and of the embedding, and of values and `down` in every second layer."""
 WORDS = 256
 """Tokens of the vocabulary that are written: all that a tokenizer needs."""
@@ -80,7 +80,7 @@ def _rows(rows: int, columns: int, kind: Type, dice: numpy.random.Generator) -> 
     scales = dice.uniform(0.0005, 0.002, (len(found), 2)).astype(numpy.float16).view(numpy.uint8)
     if kind == Type.Q6_K:
         found[:, -2:] = scales[:, :2]
-    elif kind == Type.Q8_0:
+    elif kind in (Type.Q8_0, Type.Q4_0):
         found[found == 0x80] = 1  # no quantiser writes it
         found[:, :2] = scales[:, :2]
     else:
