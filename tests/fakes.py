@@ -155,7 +155,7 @@ class FakeEngine:
     def heartbeat_age(self) -> float:
         return self.age
 
-    def check_room(self, count: int) -> None:
+    def check_room(self, count: int, owner: str | None = None) -> None:
         """There is always room."""
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:

@@ -58,7 +58,7 @@ class IdleEngine:
         """Always alive."""
         return 0.0
 
-    def check_room(self, count: int) -> None:
+    def check_room(self, count: int, owner: str | None = None) -> None:
         """There is always room."""
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:

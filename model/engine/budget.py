@@ -19,6 +19,11 @@ LASTING_FACTOR = 1.2
 MOST_SECONDS = 5.0
 """A step without streams may take so long, and a chunk: who arrives behind it waits no longer for the next one. Where reading
 the weights takes seconds, it may take LONGEST_FACTOR of that."""
+LEAST_SECONDS = 0.1
+"""A step beside streams may compute parts of prompts for so long at least, however slow it is: no prompt waits for ever, and
+small parts cost more for each token than large ones."""
+FEW = 8
+"""Where a chunk takes longer than LEAST_SECONDS, a part has a multiple of so many tokens."""
 FIRST_CONTEXT = 1024
 """The first guess of the context in which a prompt token takes twice the seconds of one without: of small models on a CPU."""
 
@@ -76,6 +81,18 @@ class StepCost:
     def weight(self, start: int) -> float:
         """What the prompt token at `start` costs, in tokens at the beginning of a prompt."""
         return 1 + min(start, self.reach) * self.pair_seconds / self.token_seconds if self.token_seconds else 1.0
+
+    def share(self, start: int, room: float, least: int, chunk: int, seconds: float) -> float:
+        """Tokens of a prompt from `start` on that are worth `room` tokens at its beginning, rounded up to a chunk; or `least`,
+        where `seconds` suffice for so many. Where they do not suffice for a chunk: those that they do, in multiples of FEW.
+        """
+        weight = self.weight(start)
+        share, floor = room / weight, seconds / (self.token_seconds * weight) if self.token_seconds else math.inf
+        if floor >= chunk:
+            least = least if least <= floor else int(floor // chunk * chunk)
+            return max(math.ceil(share / chunk) * chunk, least) if share < math.inf else share
+        few = int(max(share, min(floor, least)))
+        return max(few - few % FEW if few > FEW else few, min(1, least))
 
     def room_alone(self) -> float:
         """Prompt tokens, at the beginning of a prompt, that a step without streams may compute. Infinite if nothing is known.

@@ -17,7 +17,9 @@ from itertools import count
 from zlib import crc32
 
 from attend.model.engine.config import LONGEST_DRAFT
+from attend.model.engine.plan import Scheduled
 from attend.model.engine.request import Request
+from attend.model.engine.tables import BlockTables
 
 MATCHES = 12, 3
 """Tokens that must have occurred before: the larger number where they have."""
@@ -146,6 +148,21 @@ class Lookups:
     def __init__(self) -> None:
         self._texts: dict[tuple[str | None, str], Texts] = {}
         """By owner, and adapter and cache salt; those whose requests began last are the last."""
+
+    def guess(self, streams: Sequence[Scheduled], most_tokens: int, tables: BlockTables) -> int:
+        """Give streams that no prompt runs beside drafts, as long as each may have one; returns how many tokens they are."""
+        share = most_tokens // len(streams) if streams else 0
+        for item in streams if share else ():
+            request = item.request
+            most = min(share, request.max_tokens - len(request.output) - 1, tables.draft_room(request))
+            if most > 0 and request.draws_from_scores:
+                draft = self.draft(request, most, len(streams))
+                room = request.room - request.num_tokens
+                if len(draft) > room and not tables.grow(request, request.num_tokens + len(draft)):
+                    draft = draft[:room]  # no request is preempted for a guess
+                item.draft = draft
+                tables.reach(request, request.num_tokens + len(draft))
+        return sum(len(item.draft) for item in streams)
 
     def draft(self, request: Request, most: int, streams: int = 1) -> list[int]:
         """See `Lookup.draft`."""

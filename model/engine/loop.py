@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,9 @@ from attend.model.net.pulse import Pulse
 
 log = logging.getLogger("attend.engine")
 
+OWNER_PART = 3.0
+"""An owner's requests, and the tokens of its prompts that wait, are at most so many times what is left free of the queue: three
+quarters of all where it is alone, and less the more owners there are, so that there is room for the next one."""
 PART_TOKENS = 1 << 14
 """Prompt tokens that a call which is handed over in parts has in the engine at a time, unless one prompt alone has more."""
 IDLE_BEAT_SECONDS = 1.0
@@ -38,6 +41,7 @@ class _Stream:
     """The requests of one `generate` call, and their outputs that are not read yet."""
 
     open_ids: set[str]
+    owner: str | None
     loop: asyncio.AbstractEventLoop
     later: deque[Request]
     """Those that are not handed over yet, in order."""
@@ -117,6 +121,8 @@ class AsyncEngine:
         self._max_queued_tokens = max_queued_tokens
         self._prompts: dict[str, int] = {}  # tokens, by request id, of the prompts without an output; as _streams
         self._queued_tokens = 0  # their sum
+        self._owned = Counter[str | None]()  # requests in flight, by owner
+        self._owned_tokens = Counter[str | None]()  # the same of _queued_tokens
         self._ends: deque[float] = deque(maxlen=max_queued_requests)  # when the last requests ended, as many as may wait
         self._prepare = prepare  # called first by the step thread
         self._clock = clock
@@ -172,12 +178,16 @@ class AsyncEngine:
         """See `TokenEngine.on_step`."""
         self._engine.observer = observer
 
-    def check_room(self, count: int) -> None:
+    def check_room(self, count: int, owner: str | None = None) -> None:
         """See `TokenEngine.check_room`."""
         in_flight, most = len(self._streams), self._capacity
         if in_flight + count > most:
             stays = in_flight >= most >= 2 * self._info.max_batch_requests and self._ends_slowly()  # as many wait as run
             raise QueueFull(f"the queue is full: {in_flight} requests are in flight, {most} is the limit", stays=stays)
+        if not _has_share(owner, self._owned, count, most - in_flight):
+            raise QueueFull(
+                f"the queue has no room for more of {owner!r}, who has {self._owned[owner]} of {in_flight} requests in flight"
+            )
 
     def _ends_slowly(self) -> bool:
         """Whether as many requests as may wait have not ended within QueueFull.STAYS_SECONDS of late."""
@@ -192,9 +202,8 @@ class AsyncEngine:
                 yield await stream.come()
         finally:
             for request_id in tuple(stream.running):
-                self._streams.pop(request_id, None)
+                self._forget(request_id)
                 self._ends.append(self._clock())
-                self._leave_queue(request_id)
                 self.abort(request_id, FinishReason.ABORT)
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
@@ -226,15 +235,19 @@ class AsyncEngine:
         for request in requests:
             check_fits(request, self._engine.scheduler.config.max_model_len)
         open_ids = {request.request_id for request in requests}
-        stream = _Stream(open_ids, asyncio.get_running_loop(), deque(requests), at_once)
+        owner = requests[0].owner if requests else None
+        stream = _Stream(open_ids, owner, asyncio.get_running_loop(), deque(requests), at_once)
         part = stream.part()
         if len(part) > self._capacity:
             limit = f"n times the number of prompts must be at most {self._capacity} on this server"
             raise InvalidRequest(f"{limit}; got {len(part)}", "n")
-        self.check_room(len(part))
-        tokens = sum(stream.running.values())
-        if self._prompts and self._queued_tokens + tokens > self._max_queued_tokens:
-            raise QueueFull(f"the queue is full: its prompts have {self._queued_tokens} of {self._max_queued_tokens} tokens")
+        self.check_room(len(part), owner)
+        tokens, queued, most = sum(stream.running.values()), self._queued_tokens, self._max_queued_tokens
+        if self._prompts and queued + tokens > most:
+            raise QueueFull(f"the queue is full: its prompts have {queued} of {most} tokens")
+        if not _has_share(owner, self._owned_tokens, tokens, most - queued):
+            whose = f"prompts of {owner!r}, who has {self._owned_tokens[owner]} of {queued} tokens that wait"
+            raise QueueFull(f"the queue has no room for more {whose}")
         if not self._add(stream, part):
             raise Unavailable(STOPPED)
         return stream
@@ -245,24 +258,35 @@ class AsyncEngine:
             self._streams[request.request_id] = stream
             self._prompts[request.request_id] = len(request.prompt)
             self._queued_tokens += len(request.prompt)
+            self._owned_tokens[stream.owner] += len(request.prompt)
+            self._owned[stream.owner] += 1
         if self._command(*(self._adder(request) for request in part)):
             return True
         for request in part:
-            del self._streams[request.request_id]
-            self._leave_queue(request.request_id)
+            self._forget(request.request_id)
         return False
 
     def _end(self, stream: _Stream, request_id: str) -> None:
         """A request has ended. The next of its call takes its place at once: no other comes between, and no drain."""
         stream.open_ids.discard(request_id)
-        del self._streams[request_id], stream.running[request_id]
+        del stream.running[request_id]
+        self._forget(request_id)
         self._ends.append(self._clock())
         part = stream.part()
         if part and not self._add(stream, part):
             stream.give_up(part)
 
-    def _leave_queue(self, request_id: str) -> None:
-        self._queued_tokens -= self._prompts.pop(request_id, 0)
+    def _leave_queue(self, stream: _Stream, request_id: str) -> None:
+        if tokens := self._prompts.pop(request_id, 0):
+            self._queued_tokens -= tokens
+            _lower(self._owned_tokens, stream.owner, tokens)
+
+    def _forget(self, request_id: str) -> None:
+        """A request is no longer in flight for callers."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._leave_queue(stream, request_id)
+            _lower(self._owned, stream.owner, 1)
 
     def _adder(self, request: Request) -> Callable[[], None]:
         return lambda: self._engine.add(request)
@@ -336,8 +360,19 @@ class AsyncEngine:
             owner = self._streams.get(output.request_id)
             if owner is None or owner.loop is not loop:
                 continue  # closed by its reader
-            self._leave_queue(output.request_id)
+            self._leave_queue(owner, output.request_id)
             owner.outputs.append(output)
             owner.wake()
             if output.finish_reason is not None:
                 self._end(owner, output.request_id)
+
+
+def _has_share(owner: str | None, held: Counter[str | None], amount: int, free: int) -> bool:
+    """Whether an owner may have so much more of the queue. Where none is known all callers are one, and may have all."""
+    return owner is None or not held[owner] or held[owner] + amount <= OWNER_PART * (free - amount)
+
+
+def _lower(held: Counter[str | None], owner: str | None, amount: int) -> None:
+    held[owner] -= amount
+    if not held[owner]:
+        del held[owner]

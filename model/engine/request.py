@@ -108,9 +108,11 @@ class Request:
     adapter: "Adapter | None" = None
     """The LoRA adapter that is added to the model's matrices. The request holds it until it has ended."""
     owner: str | None = None
-    """The name of the caller's API key; None where no keys are set, and all callers are one. Its drafts come from texts of the
-    same owner alone.
+    """The name of the caller's API key, or of its tenant; None where neither is known, and all callers are one. Owners take
+    turns, and drafts come from texts of the same owner alone.
     """
+    weight: float = 1.0
+    """The owner's share of the engine beside others'."""
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""
@@ -161,6 +163,8 @@ class Request:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     num_preemptions: int = 0
+    was_let_in: bool = False
+    """Whether it was to get a place at once, since no request of its owner ran."""
 
     @property
     def num_tokens(self) -> int:
@@ -352,8 +356,8 @@ class TokenEngine(Protocol):
         """Have `observer` called after each step, on the step thread."""
         ...
 
-    def check_room(self, count: int) -> None:
-        """Raise Overloaded where so many more requests would be refused now, whatever they ask."""
+    def check_room(self, count: int, owner: str | None = None) -> None:
+        """Raise Overloaded where so many more requests of this owner would be refused now, whatever they ask."""
         ...
 
     def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncGenerator[list[Output], None]:

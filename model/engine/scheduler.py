@@ -1,11 +1,13 @@
 """Which tokens of which requests the next step computes. Plain Python: no torch, no threads, time is injected.
 
-There are no phases. A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up
+A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up
 with the second under a budget of tokens. That one subtraction is prefill, chunked prefill, decode, and the replay
 after a preemption.
 
 Requests stand in the order of their ranks: of their arrival, but a level of priority counts as ten seconds of waiting. "Older"
-and "younger" mean this order here. No rank ever changes, and all that arrive 90 seconds later rank behind.
+and "younger" mean this order here. No rank ever changes, and all that arrive 90 seconds later rank behind. Owners take turns
+(`fair_share.py`), and ranks order the requests of one. An owner of whom no request runs gets a place in the batch at once, from
+one who has more than one.
 
 Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows, beside streams and
 without them: fewer late in a prompt. Prompts take turns: in one step the oldest goes first, in the next the shortest.
@@ -14,12 +16,6 @@ Hence no request starves, whatever else arrives:
 - The oldest prompt goes first in every second step that computes prompts. Later prompts cannot change that, so
   a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
 - So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
-Room for blocks goes by age alone (`groups.py`). A prompt has the room for all of its tokens from its admission on, so only a
-stream ever needs more, and takes it from the youngest request. Under a window a request has room for the tokens that it can
-hold at a time: a long prompt is computed part by part, and gives blocks back in between, so this holds for windows too.
-So some request advances in every step. While there are streams, the oldest stream draws, or has lost its room to older
-prompts. While there are none, the oldest request of all is a prompt, no other request takes its room, and it advances in
-every second step until it is a stream, which can take all room.
 """
 
 import logging
@@ -29,8 +25,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from attend.model.engine.budget import StepCost
+from attend.model.engine.budget import LEAST_SECONDS, StepCost
 from attend.model.engine.config import EngineConfig
+from attend.model.engine.fair_share import FairShare
 from attend.model.engine.lookup import Lookups
 from attend.model.engine.plan import Plan, Scheduled, StepResult
 from attend.model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
@@ -40,6 +37,8 @@ from attend.model.errors import EngineFailed
 log = logging.getLogger("attend.engine")
 
 RANK = attrgetter("rank")
+MOST_PASSED_SECONDS = 10.0
+"""Requests of other owners may pass one that finds no room for so long."""
 
 
 class Scheduler:
@@ -62,7 +61,7 @@ class Scheduler:
         self._clock = clock
         self._cost = StepCost(max(config.chunk_size, config.block_size), config.reach)
         self._planned_at = 0.0
-        self._shortest_next = False
+        self._shares = FairShare()
         self._lookups = Lookups()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -86,6 +85,7 @@ class Scheduler:
         request.arrived_at, request.tables = self._clock(), self.tables.new()
         request.rank = request.arrived_at - SECONDS_A_LEVEL * request.priority
         self._by_id[request.request_id] = request
+        self._shares.enter(request)
         insort_right(self._waiting, request, key=RANK)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Output | None:
@@ -101,14 +101,16 @@ class Scheduler:
         """The next step's work: a token for each stream, oldest first, then parts of prompts."""
         self.tables.begin_step()
         self._planned_at = self._clock()
+        self._let_in()
         plan, prompts = self._streams()
         left = self.budget - sum(item.count for item in plan)
         if left and (admitted := self._admit()):
             prompts = sorted(prompts + admitted, key=RANK)
+        self._shares.charge(plan)
         if left and prompts:
             parts = self._share_out(prompts, self._room(len(plan), len(prompts)), left)
             return Plan((*plan, *parts), len(plan))
-        return Plan(tuple(plan), len(plan), self._guess(plan, left))
+        return Plan(tuple(plan), len(plan), self._lookups.guess(plan, min(self.config.draft_tokens, left), self.tables))
 
     def schedule_async(self, plan: Plan) -> Plan | None:
         """The step after `plan`, before the tokens drawn in `plan` have reached the host: one more token for every stream.
@@ -117,7 +119,8 @@ class Scheduler:
         meantime is computed once more and its token dropped.
         """
         drawing = {item.request.request_id for item in plan.scheduled if item.draws}
-        admits = self._waiting and len(self._running) < self.config.max_batch_requests
+        is_full = len(self._running) >= self.config.max_batch_requests
+        admits = self._waiting and (not is_full or self._shares.has_newcomers(self._waiting, self._running))
         if admits or self.config.draft_tokens or len(drawing) < len(self._running):
             return None
         if not all(request.request_id in drawing and request.draws_from_scores for request in self._running):
@@ -127,7 +130,9 @@ class Scheduler:
             return None
         for request in streams if self.tables.has_windows else ():
             self.tables.reach(request, request.num_tokens + 1)
-        return Plan(tuple(self._planned_early(request) for request in streams), len(streams))
+        items = tuple(map(self._planned_early, streams))
+        self._shares.charge(items)
+        return Plan(items, len(items))
 
     def commit(self, plan: Plan, result: StepResult) -> list[Output]:
         """Apply a step's result: advance the counters, append drawn tokens, end the requests that are complete."""
@@ -211,55 +216,50 @@ class Scheduler:
         assert all(request.room >= request.num_computed for request in self._running)
         self.tables.check_integrity(self._running)
 
-    @property
-    def _least_share(self) -> int:
-        """Prompt tokens that a step computes beside streams at least, however slow it is: small parts cost more for each token
-        than large ones, and no prompt may need more than thirty-two times the steps that it needs alone.
-        """
-        return max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
-
     def _streams(self) -> tuple[list[Scheduled], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
         plan, prompts, left = list[Scheduled](), list[Request](), self.budget
         for request in tuple(self._running):
+            if 0 < request.room < request.num_tokens:
+                self._make_room(request, request.num_tokens)  # before any is planned: it may take an older one's
+        for request in self._running:
             count = 1 + request.num_replayed
-            if not request.room or count > left:
-                break  # the requests after a preempted one were preempted before it
+            if count > left:
+                break
             if request.num_tokens - request.num_computed > count or request.scheduled_at is None:
                 prompts.append(request)
                 continue
-            if request.num_tokens > request.room:
-                self._make_room(request, request.num_tokens)
-            if request.room:
-                plan.append(self._planned(request, count))
-                left -= count
+            plan.append(self._planned(request, count))
+            left -= count
         return plan, prompts
-
-    def _guess(self, plan: list[Scheduled], left: int) -> int:
-        """Drafts for streams that no prompt runs beside, as long as each may have one; how many tokens they are."""
-        share = min(self.config.draft_tokens, left) // len(plan) if plan else 0
-        for item in plan if share else ():
-            request = item.request
-            most = min(share, request.max_tokens - len(request.output) - 1, self.tables.draft_room(request))
-            if most > 0 and request.draws_from_scores:
-                draft = self._lookups.draft(request, most, len(plan))
-                room = request.room - request.num_tokens
-                if len(draft) > room and not self.tables.grow(request, request.num_tokens + len(draft)):
-                    draft = draft[:room]  # no request is preempted for a guess
-                item.draft = draft
-                self.tables.reach(request, request.num_tokens + len(draft))
-        return sum(len(item.draft) for item in plan)
 
     def _admit(self) -> list[Request]:
         """A request starts only when its blocks so far fit at once: a half-admitted one would block the rest."""
         admitted = []
         while self._waiting and len(self._running) < self.config.max_batch_requests:
-            request = self._waiting[0]
-            if not self.tables.admit(request):
+            if not self.tables.admit(request := self._shares.next(self._waiting, self._running)):
                 break
-            insort_right(self._running, self._waiting.popleft(), key=RANK)
+            self._enter(request)
             admitted.append(request)
         return admitted
+
+    def _enter(self, request: Request) -> None:
+        self._waiting.remove(request)
+        insort_right(self._running, request, key=RANK)
+
+    def _let_in(self) -> None:
+        """Admit a request of each owner of whom none runs; others may have to give way for it."""
+        for request in self._shares.newcomers(self._waiting, self._running):
+            while (is_full := len(self._running) >= self.config.max_batch_requests) or not self.tables.admit(request):
+                victim = self._shares.gives_way(request, self._running, is_full)
+                if victim is None:
+                    break
+                self._preempt(victim)
+            request.was_let_in = True
+            if request.room:
+                self._enter(request)
+            elif self._clock() - request.arrived_at > MOST_PASSED_SECONDS:
+                break
 
     def _room(self, streams: int, prompts: int) -> float:
         """Prompt tokens that the step may compute, counted as if they stood at the beginning of a prompt."""
@@ -267,27 +267,26 @@ class Scheduler:
 
     def _share_out(self, prompts: list[Request], room: float, left: int) -> list[Scheduled]:
         """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
-        if self._shortest_next:
-            prompts = sorted(prompts, key=lambda request: request.num_tokens - request.num_computed)
-        plan, least = list[Scheduled](), self._least_share
+        prompts, alone = self._shares.in_turns(prompts, self._running), left == self.budget
+        plan, least = list[Scheduled](), max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
         for request in prompts:
-            if not (share := self._share(request, room, least, left)):
+            if not (share := self._share(request, room, least, left, alone)):
                 break
             if self._part(request, share, not plan):
                 self._begin(request)
-                share = self._share(request, room, least, left)
+                share = self._share(request, room, least, left, alone)
             count = self._part(request, share, not plan)  # again: it may lack fewer tokens now, and each may cost more
             if count and not request.awaits:
                 plan.append(self._planned(request, count))
                 room -= count * self._cost.weight(request.num_computed)
                 least, left = max(0, least - count), left - count
-        self._shortest_next = not self._shortest_next
+        self._shares.turn(prompts[0], plan)
         return plan
 
-    def _share(self, request: Request, room: float, least: int, left: int) -> int:
-        """At most `left` tokens of a prompt, worth `room` tokens at its beginning, rounded up to a chunk, or `least`."""
-        share, size = room / self._cost.weight(request.num_computed), self.config.chunk_size
-        return left if share >= left else min(left, max(math.ceil(share / size) * size, least))
+    def _share(self, request: Request, room: float, least: int, left: int, alone: bool) -> int:
+        """At most `left` tokens of a prompt, worth `room` tokens at its beginning, or `least`. `alone`: without streams."""
+        seconds = math.inf if alone else LEAST_SECONDS
+        return int(min(left, self._cost.share(request.num_computed, room, least, self.config.chunk_size, seconds)))
 
     def _part(self, request: Request, share: int, first: bool) -> int:
         """The rest of a prompt, or what ends at a multiple of the chunk size; only the first of a step may end elsewhere."""
@@ -332,7 +331,7 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens, taken from the youngest requests if need be: in the end from this one itself."""
         while not self.tables.grow(request, num_tokens):
-            victim = self._running[-1]
+            victim = self._shares.victim(self._running) or self._running[-1]
             self._preempt(victim)
             if victim is request:
                 return
@@ -391,6 +390,7 @@ class Scheduler:
         error: str | None = None,
     ) -> Output:
         del self._by_id[request.request_id]
+        self._shares.leave(request)
         self.num_ended += 1
         (self._running if request.room else self._waiting).remove(request)
         self.tables.give_back(request)

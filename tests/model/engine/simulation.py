@@ -46,9 +46,13 @@ class Machine:
 class Simulation:
     """One engine's life under one seed. `trace` is what its callers saw, in order."""
 
-    def __init__(self, seed: int, scheduler: type[Scheduler] = Scheduler, groups: str = "full", shaky: float = 0.02) -> None:
+    def __init__(
+        self, seed: int, scheduler: type[Scheduler] = Scheduler, groups: str = "full", shaky: float = 0.02, owners: int = 1
+    ) -> None:
         """`groups` of layers: "full" attention alone, "windows" too, or also "states". Of the steps `shaky` raise."""
         self.shaky = shaky
+        self.is_shared = owners > 1
+        self.weights = {f"owner{at}" if self.is_shared else None: (1.0, 1.0, 3.0)[at % 3] for at in range(owners)}
         self.dice = random.Random(seed)
         block_size, num_blocks = self.dice.randint(1, 4), self.dice.randint(3, 10)
         self.config = EngineConfig(
@@ -108,7 +112,8 @@ class Simulation:
                 self.abort()
             self.step(faults=True)
         # A step draws a token, or the oldest request is a prompt and advances in this step or the next.
-        bound = sum(2 * len(request.prompt) + 3 * request.max_tokens for request in self.live.values())
+        # Of more than one owner it advances when it is this owner's turn.
+        bound = sum(2 * len(request.prompt) + 3 * request.max_tokens for request in self.live.values()) * len(self.weights)
         while self.live:
             assert bound > 0, f"{list(self.live)} starve"
             bound -= 1
@@ -123,6 +128,7 @@ class Simulation:
         stops = frozenset(self.dice.sample(range(FAKE_VOCAB), self.dice.choice([0, 0, 1, 4])))
         fewest = self.dice.randint(0, room - length) if self.dice.random() < 0.3 else 0
         shared = self.dice.choice([0, length, self.dice.randint(0, length)])
+        owner = self.dice.choice(list(self.weights)) if self.is_shared else None
         request = ask(
             f"r{len(self.tokens)}",
             self.dice.choice(self.stems)[:shared] + self.dice.choices(range(FAKE_VOCAB), k=length - shared),
@@ -133,6 +139,8 @@ class Simulation:
             min_tokens=fewest,
             cache_salt=self.dice.choice(["", "", "salt"]),
             priority=self.dice.choice([5, 5, 5, self.dice.randint(0, 9)]),
+            owner=owner,
+            weight=self.weights[owner],
         )
         if self.scheduler.tables.snapshots is not None and self.asked and self.dice.random() < 0.6:
             self.go_on(request, self.dice.choice(self.asked))
@@ -161,6 +169,10 @@ class Simulation:
     def ranked(self, *, running: bool) -> list[Request]:
         """The live requests that hold room, or those that wait: better ranks first, of equal ones the older."""
         return sorted((r for r in self.live.values() if bool(r.room) == running), key=self.ranks.__getitem__)
+
+    def older(self, one: Request, other: Request) -> bool:
+        """Whether it goes before the other, of the same owner."""
+        return one.owner == other.owner and self.ranks[one] < self.ranks[other]
 
     def abort(self) -> None:
         """End one at random: waiting, running, preempted or in the middle of its prompt."""
@@ -198,11 +210,15 @@ class Simulation:
             name: (r.num_tokens - r.num_computed - r.num_replayed, r.num_preemptions) for name, r in self.live.items() if r.room
         }
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
-        waited = set(self.scheduler._waiting)
+        waited, ran = set(self.scheduler._waiting), self.ranked(running=True)
         plan = self.scheduler.schedule()
         left = waited.intersection(self.scheduler._waiting)
-        passed = [(r, other) for r in waited - left for other in left if self.ranks[other] < self.ranks[r]]
+        passed = [(r, other) for r in waited - left for other in left if self.older(other, r)]
         assert not passed, "somebody is passed over in the queue"
+        gave = [request.num_preemptions > before[request.request_id][1] for request in ran]
+        for owner in {request.owner for request in ran}:
+            own = [each for each, request in zip(gave, ran, strict=True) if request.owner == owner]
+            assert own == sorted(own), "an older request gives its room"
         self.check_plan(plan)
         undisturbed = {name: lacked for name, (lacked, count) in before.items() if self.live[name].num_preemptions == count}
         self.check_shares(plan, undisturbed, begun)
@@ -309,17 +325,21 @@ class Simulation:
         running = self.ranked(running=True)
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
         spent = sum(item.count for item in plan.scheduled[: plan.num_streams])
-        assert planned[: plan.num_streams] == streams[: plan.num_streams], "a stream waits, or not by age"
-        if plan.num_streams < len(streams):
-            assert spent + 1 + streams[plan.num_streams].num_replayed > self.budget, "a stream waits"
+        ran = [r for r in planned[: plan.num_streams] if not self.is_shared or r.request_id in before]  # others were let in
+        assert ran == streams[: len(ran)], "a stream waits, or not by age"
+        if len(ran) < len(streams):
+            assert spent + 1 + streams[len(ran)].num_replayed > self.budget, "a stream waits"
         prompts, parts = [r for r in running if r not in streams], plan.scheduled[plan.num_streams :]
         prompts = [r for r in prompts if r in planned or not self.awaits(r, plan)]
         if not parts:
-            assert not prompts or spent == self.budget or plan.num_streams < len(streams), "prompts wait for nothing"
+            wait = [r for r in prompts if r not in planned]
+            assert not wait or spent == self.budget or len(ran) < len(streams), "prompts wait for nothing"
             return
         first, size = parts[0], self.config.chunk_size
         others = [before.get(r.request_id, r.num_tokens) for r in prompts if r not in planned]
         shortest = all(first.request.num_tokens - first.start <= lacking for lacking in others)
+        if self.is_shared:
+            return
         self.turns.append((first.request is prompts[0], shortest))
         assert all(map(any, zip(*self.turns[-2:], strict=True))) or len(self.turns) < 2, "a prompt is passed over twice"
         whole = [item.completes or (item.start + item.count) % size == 0 or self.keeps_state(item) for item in parts]

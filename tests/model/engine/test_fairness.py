@@ -7,7 +7,15 @@ from itertools import count
 
 import pytest
 
-from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, MOST_SECONDS, SHORT_FACTOR, SHORT_SECONDS, StepCost
+from attend.model.engine.budget import (
+    LASTING_FACTOR,
+    LEAST_SECONDS,
+    LONGEST_FACTOR,
+    MOST_SECONDS,
+    SHORT_FACTOR,
+    SHORT_SECONDS,
+    StepCost,
+)
 from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput
@@ -111,7 +119,7 @@ def test_without_a_known_cost_a_prompt_beside_a_stream_moves_by_a_chunk():
     scheduler = Scheduler(sizes(**ROOMY), Clock())
     scheduler.add(ask("long", range(600), 1))
     [request] = scheduler._waiting
-    assert CHUNK == scheduler._share(request, scheduler._room(1, 1), CHUNK, 63)
+    assert CHUNK == scheduler._share(request, scheduler._room(1, 1), CHUNK, 63, alone=False)
 
 
 def test_the_first_measured_step_is_no_licence():
@@ -277,6 +285,21 @@ def test_beside_a_stream_late_parts_take_no_longer_than_early_ones():
     early = [seconds for start, _, seconds in steps if 4000 < start < 8000]
     late = [seconds for start, _, seconds in steps if start > 20_000]
     assert early and late and max(late) < 1.3 * max(early)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_beside_a_stream_a_step_on_a_slow_machine_takes_little_longer_than_a_tenth_of_a_second_more(streams):
+    """However long the past of the prompt is: a chunk of it takes 2.4 seconds at its end. And it advances."""
+    engine = long_prompt()
+    for at in range(streams):
+        engine.add(ask(f"stream{at}", [at], 2000))
+    for _ in range(1200):
+        engine.step()
+    steps = [(start, count, seconds) for start, count, seconds in engine.runner.steps[200:] if start > 32]
+    alone = 0.025 + 0.006 * streams
+    assert max(seconds for *_, seconds in steps) < LONGEST_FACTOR * alone + LEAST_SECONDS
+    assert min(count for _, count, _ in steps) >= 1 and max(count for _, count, _ in steps) > 1
+    assert steps[-1][0] > 5000
 
 
 def test_a_window_bounds_what_a_token_costs():

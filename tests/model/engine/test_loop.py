@@ -55,9 +55,9 @@ async def begun(engine: AsyncEngine, *requests):
     return stream, await anext(stream)
 
 
-async def in_flight(engine: AsyncEngine, *names: str) -> asyncio.Task:
+async def in_flight(engine: AsyncEngine, *names: str, **fields) -> asyncio.Task:
     """A task that waits for the answers of requests, none of which has had a step: shut the gate before."""
-    task = asyncio.create_task(answers(engine, [ask(name) for name in names]))
+    task = asyncio.create_task(answers(engine, [ask(name, **fields) for name in names]))
     await until(lambda: set(names) <= engine._streams.keys())
     return task
 
@@ -217,6 +217,45 @@ def test_a_queue_that_has_room_for_others_is_not_full_for_all():
 
     with threaded(max_queued_requests=2, max_batch_requests=2) as engine:
         assert asyncio.run(crowd(engine)) is False
+
+
+def test_an_owner_leaves_room_in_the_queue_for_the_next():
+    """Of places and of tokens; who is alone may have three quarters, and nobody is told that the queue is full for all."""
+
+    async def crowd(engine):
+        gate(engine).shut()
+        running = [await in_flight(engine, f"a{at}", owner="alice") for at in range(12)]
+        with pytest.raises(QueueFull, match="no room for more of 'alice', who has 12 of 12 requests") as caught:
+            engine.check_room(1, "alice")
+        assert not caught.value.stays
+        running.append(await in_flight(engine, "b", owner="bob"))
+        with pytest.raises(QueueFull, match="'bob'"):
+            engine.check_room(3, "bob")
+        running += [await in_flight(engine, name) for name in "cde"]
+        gate(engine).open()
+        for task in running:
+            await task
+        assert not engine._owned and not engine._owned_tokens
+        await answers(engine, [ask(f"z{at}", owner="alice") for at in range(16)])  # one call, and nothing of hers in flight
+
+    with threaded(max_queued_requests=8, max_batch_requests=8) as engine:
+        asyncio.run(crowd(engine))
+
+
+def test_prompts_of_an_owner_leave_tokens_of_the_queue_for_the_next():
+    async def crowd(engine):
+        gate(engine).shut()
+        running = [await in_flight(engine, f"a{at}", prompt=[1] * 10, owner="alice") for at in range(7)]
+        with pytest.raises(QueueFull, match="no room for more prompts of 'alice', who has 70 of 70 tokens"):
+            await collect(engine, [ask("a7", [1] * 10, owner="alice")])
+        running.append(await in_flight(engine, "b", prompt=[1] * 20, owner="bob"))
+        gate(engine).open()
+        for task in running:
+            await task
+        assert not engine._owned_tokens
+
+    with threaded(max_queued_requests=64, max_queued_tokens=100, max_batch_requests=2) as engine:
+        asyncio.run(crowd(engine))
 
 
 def test_prompts_that_wait_have_at_most_so_many_tokens_and_leave_the_queue_with_their_first_output():

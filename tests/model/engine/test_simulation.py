@@ -42,6 +42,21 @@ def test_every_law_holds_after_every_step_of_every_life(groups):
 
 
 @pytest.mark.parametrize("groups", ["full", "windows", "states"])
+@pytest.mark.parametrize("owners", [2, 4])
+def test_the_laws_hold_where_owners_take_turns(groups, owners):
+    preemptions = 0
+    for seed in range(25):
+        try:
+            life = Simulation(seed, groups=groups, owners=owners).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        preemptions += life.scheduler.num_preemptions
+        assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
+        assert not life.scheduler._shares._accounts, "an owner without requests has an account"
+    assert preemptions > 100
+
+
+@pytest.mark.parametrize("groups", ["full", "windows", "states"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_seed_lives_the_same_life(seed, groups):
     assert Simulation(seed, groups=groups).run().trace == Simulation(seed, groups=groups).run().trace
@@ -221,7 +236,7 @@ class IgnoresTheStreams(Scheduler):
 class LetsPromptsStand(Scheduler):
     """Where the streams leave no time, prompts get nothing."""
 
-    def _share(self, request, room, least, left):
+    def _share(self, request, room, least, left, alone):
         return int(min(left, room / 4))
 
 
@@ -253,7 +268,8 @@ class OldestAlwaysFirst(Scheduler):
     """Short prompts wait until the long ones before them have ended."""
 
     def _share_out(self, prompts, room, left):
-        self._shortest_next = False
+        for account in self._shares._accounts.values():
+            account.shortest_next = False
         return super()._share_out(prompts, room, left)
 
 
@@ -261,7 +277,8 @@ class ShortestAlwaysFirst(Scheduler):
     """A long prompt waits for as long as short ones come."""
 
     def _share_out(self, prompts, room, left):
-        self._shortest_next = True
+        for account in self._shares._accounts.values():
+            account.shortest_next = True
         return super()._share_out(prompts, room, left)
 
 
@@ -378,8 +395,10 @@ class BelievesEveryGuess(Scheduler):
 class GuessesBeyondTheBudget(Scheduler):
     """A draft is as long as it may be, whatever the step has left."""
 
-    def _guess(self, plan, left):
-        return super()._guess(plan, 1000)
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        guess = self._lookups.guess
+        self._lookups.guess = lambda streams, most, tables: guess(streams, 1000, tables)
 
 
 class ForgetsWhatWasRight(Scheduler):
@@ -403,12 +422,16 @@ class GoesOnAfterTheEnd(Scheduler):
 class GuessesWithoutBlocks(Scheduler):
     """A guess has no blocks of its own."""
 
-    def _guess(self, plan, left):
-        grow, self.tables.grow = self.tables.grow, lambda request, num_tokens: True
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.guess, self._lookups.guess = self._lookups.guess, self._guess
+
+    def _guess(self, streams, most, tables):
+        grow, tables.grow = tables.grow, lambda request, num_tokens: True
         try:
-            return super()._guess(plan, left)
+            return self.guess(streams, most, tables)
         finally:
-            self.tables.grow = grow
+            tables.grow = grow
 
 
 class FollowsWithoutBlocks(Scheduler):

@@ -1,0 +1,148 @@
+"""Whose turn it is among owners, by virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models").
+
+The counter of an owner has the tokens that steps have computed for its requests, over its weight. Who has the lowest counter
+goes first: into the batch, and with a part of a prompt. An owner without requests in flight has no counter, and begins with the
+lowest of those that have one: nobody saves up turns, and who comes anew is not behind.
+
+Ranks order the requests of one owner, never those of two. Where there is one owner, nothing of this changes an order.
+
+A prompt has the room for all of its tokens from its admission on, so only a stream ever needs more. It takes that from the
+youngest request of the owner who holds most; where no owner has two, from the youngest of all. Under a window a request has
+room for the tokens that it can hold at a time: a long prompt is computed part by part, and gives blocks back in between, so
+this holds for windows too.
+So some request always advances. Nobody takes the room of the oldest request that runs. It draws in every step once it is a
+stream, which can take all room; until then it advances in every second step of those in which its owner's prompts go first.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from operator import attrgetter
+
+from attend.model.engine.plan import Scheduled
+from attend.model.engine.request import Request
+
+Owner = str | None
+TOKENS = attrgetter("num_tokens")
+
+
+@dataclass(slots=True)
+class _Account:
+    """An owner with requests in flight."""
+
+    weight: float
+    served: float
+    """Tokens computed for it, over its weight."""
+    num_requests: int = 0
+    shortest_next: bool = False
+    """Whether its shortest prompt goes first in the next step, and not the oldest."""
+
+
+class FairShare:
+    """The owners of the requests in flight."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[Owner, _Account] = {}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is more than one owner."""
+        return len(self._accounts) > 1
+
+    def enter(self, request: Request) -> None:
+        """A request is in flight."""
+        account = self._accounts.get(request.owner)
+        if account is None:
+            lowest = min((each.served for each in self._accounts.values()), default=0.0)
+            account = self._accounts[request.owner] = _Account(request.weight, lowest)
+        account.weight = request.weight
+        account.num_requests += 1
+
+    def leave(self, request: Request) -> None:
+        """It has ended."""
+        account = self._accounts[request.owner]
+        account.num_requests -= 1
+        if not account.num_requests:
+            del self._accounts[request.owner]
+
+    def charge(self, items: Iterable[Scheduled]) -> None:
+        """A step will compute these tokens."""
+        for item in items if self.is_shared else ():
+            account = self._accounts[item.request.owner]
+            account.served += item.count / account.weight
+
+    def next(self, waiting: Sequence[Request], running: Iterable[Request]) -> Request:
+        """Who of those that wait, in the order of their ranks, goes into the batch first."""
+        return self._heads(waiting, running)[0] if self.is_shared else waiting[0]
+
+    def newcomers(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
+        """The first request of each owner of whom none runs, where there are others."""
+        if not self.is_shared:
+            return []
+        run = {request.owner for request in running}
+        return self._heads((request for request in waiting if request.owner not in run), ())
+
+    def has_newcomers(self, waiting: Iterable[Request], running: Iterable[Request]) -> bool:
+        """Whether one of these was not tried yet."""
+        return any(not request.was_let_in for request in self.newcomers(waiting, running))
+
+    def _heads(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
+        """The first request of each owner, the lowest counters first; of two equal ones who has fewer that run."""
+        first: dict[Owner, Request] = {}
+        for request in waiting:
+            first.setdefault(request.owner, request)
+        return sorted(first.values(), key=self._turn(running))
+
+    def _turn(self, running: Iterable[Request]) -> Callable[[Request], tuple[float, int]]:
+        counts = Counter(request.owner for request in running)
+        return lambda request: (self._accounts[request.owner].served, counts[request.owner])
+
+    def in_turns(self, prompts: Sequence[Request], running: Iterable[Request]) -> list[Request]:
+        """Prompts, in the order of their ranks, as they share a step: the first of each owner, then the second of each, ...
+
+        Of one owner the oldest goes first and the shortest by turns.
+        """
+        of_owners: dict[Owner, list[Request]] = {}
+        for request in prompts:
+            of_owners.setdefault(request.owner, []).append(request)
+        for owner, own in of_owners.items():
+            if self._accounts[owner].shortest_next:
+                own.sort(key=lambda request: request.num_tokens - request.num_computed)
+        if len(of_owners) == 1:
+            return own
+        turn = self._turn(running)
+        order = sorted(of_owners.values(), key=lambda own: turn(own[0]))
+        return [request for row in zip_longest(*order) for request in row if request is not None]
+
+    def turn(self, first: Request, items: Sequence[Scheduled]) -> None:
+        """A step will compute these parts of prompts; `first` was to be the first."""
+        self.charge(items)
+        for owner in {first.owner, *(item.request.owner for item in items)}:
+            account = self._accounts[owner]
+            account.shortest_next = not account.shortest_next
+
+    def victim(
+        self, running: Sequence[Request], size: Callable[[Request], float] = TOKENS, above: float = 0.0
+    ) -> Request | None:
+        """The youngest request of the owner whose requests are the largest together, over its weight. None where no owner has
+        two that run and are larger than `above` together. `running` is in the order of ranks.
+        """
+        counts, sizes = Counter[Owner](), dict[Owner, float]()
+        for request in running:
+            counts[request.owner] += 1
+            sizes[request.owner] = sizes.get(request.owner, 0.0) + size(request) / self._accounts[request.owner].weight
+        largest = max((owner for owner, count in counts.items() if count > 1), key=sizes.__getitem__, default=None)
+        if counts[largest] < 2 or sizes[largest] <= above:
+            return None
+        return next(request for request in reversed(running) if request.owner == largest)
+
+    def gives_way(self, request: Request, running: Sequence[Request], is_full: bool) -> Request | None:
+        """Who is preempted for a newcomer: of an owner who has more than it asks for, of requests where the batch `is_full`,
+        else of tokens. Nobody is preempted for it a second time.
+        """
+        if request.was_let_in:
+            return None
+        if is_full:
+            return self.victim(running, lambda each: 1.0, above=1 / request.weight)
+        return self.victim(running, above=request.num_tokens / request.weight)
