@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from loadtest.bench.shapes import FOLDER, SHAPES
 
-KINDS = {"Q8_0": (Type.Q8_0, Type.Q8_0), "Q4_0": (Type.Q4_0, Type.Q4_0), "Q4_K_M": (Type.Q4_K, Type.Q6_K), "BF16": (Type.BF16, Type.BF16)}
+KINDS = {
+    "Q8_0": (Type.Q8_0, Type.Q8_0),
+    "Q4_0": (Type.Q4_0, Type.Q4_0),
+    "Q4_K_M": (Type.Q4_K, Type.Q6_K),
+    "BF16": (Type.BF16, Type.BF16),
+}
 """The type of most matrices, and of the embedding, and of values and `down` in every second layer."""
 WORDS = 256
 """Tokens of the vocabulary that are written: all that a tokenizer needs."""
