@@ -108,9 +108,11 @@ class Request:
     adapter: "Adapter | None" = None
     """The LoRA adapter that is added to the model's matrices. The request holds it until it has ended."""
     owner: str | None = None
-    """The name of the caller's API key; None where no keys are set, and all callers are one. Its drafts come from texts of the
-    same owner alone.
+    """The name of the caller's API key, or where no keys are set its tenant; None: all such callers are one. Its drafts come
+    from texts of the same owner alone.
     """
+    weight: float = 1.0
+    """The owner's share of the engine."""
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""
