@@ -213,7 +213,7 @@ class Settings(BaseModel):
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
     trusted_proxies: Annotated[str, Networks] = Field(
         "",
-        description="addresses and networks of proxies whose tenant_header says who calls, where no keys are set; comma-separated",
+        description="addresses and networks of proxies whose tenant_header says who calls, if no keys are set; comma-separated",
     )
     tenant_header: Annotated[str, Header] = Field(
         "X-Forwarded-For",
