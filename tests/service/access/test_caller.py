@@ -12,6 +12,7 @@ from attend.model.errors import SettingError
 from attend.service.access.caller import FORWARDED, MAX_FORWARDED, Caller, Callers, networks
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Key, Limits, Share
+from attend.service.http_api import body
 from attend.service.settings import read_settings
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -243,3 +244,17 @@ def test_a_header_that_cannot_be_one_or_holds_secrets_stops_the_start(name):
 def test_good_settings_of_tenants_are_kept():
     settings = read_settings({"trusted_proxies": " 10.0.0.0/8,::1 ,", "tenant_header": "X-Tenant"}, {})
     assert [str(each) for each in networks(settings.trusted_proxies)] == ["10.0.0.0/8", "::1/128"]
+
+
+@pytest.mark.parametrize(("who", "turn"), [({}, "127.0.0.1"), ({FORWARDED: "203.0.113.5"}, "203.0.113.5")])
+def test_a_long_body_is_read_in_the_turn_of_the_tenant_or_else_of_the_address(monkeypatch, who, turn):
+    turns, genuine = [], body.alone
+
+    def watched(work, owner):
+        turns.append(owner)
+        return genuine(work, owner)
+
+    monkeypatch.setattr(body, "alone", watched)
+    _, server = gateway()
+    server.post({"prompt": "a", "unknown": "x" * body.INLINE_BYTES}, headers=who)
+    assert turns == [turn]
