@@ -43,6 +43,10 @@ class WrongMediaType(InvalidRequest):
     """A body that does not say that it is JSON, or is compressed."""
 
 
+class WrongHost(InvalidRequest):
+    """A request to a name that this server does not answer to."""
+
+
 class AnswerChanged(AttendError):
     """An answer that is made again to go on with is another one."""
 
@@ -75,6 +79,7 @@ TABLE: dict[type[AttendError], Wire] = {
     TooLarge: Wire(413, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "request_too_large"),
     SlowBody: Wire(408, StatusCode.DEADLINE_EXCEEDED, "invalid_request_error", "request_timeout"),
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
+    WrongHost: Wire(421, StatusCode.PERMISSION_DENIED, "invalid_request_error", "host_not_allowed"),
     ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
     AnswerChanged: Wire(409, StatusCode.ABORTED, "conflict_error", "answer_changed"),
     ClientGone: Wire(499, StatusCode.CANCELLED, "client_error", "client_gone"),

@@ -3,13 +3,12 @@
 import re
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import InvalidRequest
 from attend.model.params import (
-    DEFAULT_PRIORITY,
     MAX_CHOICES,
     MAX_CHOICES_TIMES_PROMPTS,
     MAX_INT32,
@@ -26,7 +25,7 @@ from attend.model.params import (
 from attend.model.pooling import EmbeddingRules
 from attend.model.text.grammar import GrammarSpec
 from attend.model.text.marks import ChatText
-from attend.service.access.quota import Key, name_of
+from attend.service.access.caller import NOBODY, Caller
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.ids import call_id
 from attend.service.chat.parts import Part
@@ -129,8 +128,7 @@ class Command:
     adapter: str = ""
     """The same, for callers who name it by itself."""
     request_id: str
-    key: Key | None = None
-    """The caller's API key, whose limits count; None where no keys are set."""
+    caller: Caller = NOBODY
     deadline_ms: int | None = None
     skip_special_tokens: bool = True
     decoding: DecodingParams = NO_CHANGE
@@ -141,10 +139,10 @@ class Command:
     """Each answer begins with its prompt."""
     truncate_prompt_tokens: int | None = None
     """Keep only so many tokens from the prompt's end."""
-    priority: int = DEFAULT_PRIORITY
-    """0 to 9. A level counts as much as ten seconds of waiting."""
+    priority: int | None = None
+    """0 to 9. A level counts as much as ten seconds of waiting. None: DEFAULT_PRIORITY, or the key's max_priority if lower."""
     cache_salt: str = ""
-    """Callers share cached prefixes only within one salt."""
+    """Within what the caller shares at all (`Caller.salt`), cached prefixes are shared only within one salt."""
     grammar: GrammarSpec | None = None
     """What each answer must look like."""
     chat: ChatRules | None = None
@@ -171,7 +169,8 @@ class Command:
                 integer(name, value, 0, MAX_LOGPROBS)
         if self.truncate_prompt_tokens is not None:
             integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32)
-        integer("priority", self.priority, 0, MAX_PRIORITY)
+        if self.priority is not None:
+            integer("priority", self.priority, 0, MAX_PRIORITY)
         if len(self.cache_salt) > MAX_SALT:
             raise InvalidRequest(f"cache_salt may hold at most {MAX_SALT} characters; got {len(self.cache_salt)}", "cache_salt")
         if self.stops.max_tokens == 0 and not self.computes_prompts:
@@ -227,10 +226,9 @@ class Command:
         """Answers to make."""
         return self.n * len(self.prompts)
 
-    @property
-    def owner(self) -> str | None:
-        """The name of the caller's key, by which callers take turns."""
-        return name_of(self.key)
+    def by(self, caller: Caller) -> "Command":
+        """The same call, made by this caller. Raises InvalidRequest where the caller's key may not have its priority."""
+        return replace(self, caller=caller, priority=caller.priority(self.priority))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +247,7 @@ class ExplainCommand:
     """Guesses of each layer at each place."""
     model: str = ""
     request_id: str
-    key: Key | None = None
+    caller: Caller = NOBODY
     deadline_ms: int | None = None
 
     def __post_init__(self) -> None:

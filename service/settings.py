@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +21,7 @@ from attend.model.errors import SettingError
 from attend.model.gguf.places import SUFFIX, only_gguf
 from attend.service.chat.forms import ReasoningParser, ToolParser
 from attend.service.remarks import Beyond
+from attend.service.values import Header, Hosts, Networks, size_in_bytes, whole
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -36,7 +36,6 @@ NO_SETTING = re.compile("API_KEY|(TEST|BENCH|FAULTS)_.+")
 ALIKE = 0.75
 """How much of a name must be that of a setting to be taken for a mistyped one, as `difflib` counts it: SINGEL has 0.83 of
 SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
-SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
 GROUPS = {
     "Model": "model served_model_name device dtype backend quantize pooling score adapter adapters_folder max_adapters",
     "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
@@ -46,7 +45,8 @@ GROUPS = {
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
     "max_connections_per_source max_errors_per_second",
     "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
-    "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file cors_origins expose_docs",
+    "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
+    "allowed_hosts cors_origins expose_docs",
     "Processes": "single replicas max_replicas tensor_parallel",
     "Logs, metrics and traces": "metrics_compat otel_endpoint log_level log_format log_file",
 }
@@ -56,23 +56,6 @@ PATHS = ("chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_k
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
 NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source", "max_errors_per_second")
 """Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
-
-
-def _whole(value: Any) -> Any:
-    """A variable is text; a Literal of numbers takes none."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
-def _bytes(value: Any) -> Any:
-    """A size with its unit, 2GB or 512MiB, in bytes. K, M, G and T are powers of 1000, with an i of 1024."""
-    if not isinstance(value, str):
-        return value
-    match = SIZE.fullmatch(value.strip().upper())
-    number, unit, binary = match.groups() if match else ("0", None, None)
-    size = int(Decimal(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " "))
-    if not size:
-        raise PydanticCustomError("size", "it must be a number of bytes, as 536870912, 512MiB or 2GB")
-    return size
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -162,10 +145,10 @@ class Settings(BaseModel):
         1 << 19,
         description="maximum queue length in prompt tokens; beyond it requests are rejected with 429, unless it is empty",
     )
-    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(_whole)] = Field(
+    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(whole)] = Field(
         32, description="tokens in a KV cache block: what every backend takes"
     )
-    kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(_bytes)] | None = Field(
+    kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] | None = Field(
         None,
         description="size of the KV cache in bytes, also as 512MiB or 2GB, of each rank with tensor_parallel; default: on a "
         "GPU the memory that is left, on a CPU a full context for every 4 requests of a batch, 16 at least, but at most a "
@@ -228,6 +211,19 @@ class Settings(BaseModel):
     tls_key: str = Field("", validate_default=True, description="PEM file of the private key of tls_cert, without a password")
     single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
+    trusted_proxies: Annotated[str, Networks] = Field(
+        "",
+        description="addresses and networks of proxies whose tenant_header says who calls, if no keys are set; comma-separated",
+    )
+    tenant_header: Annotated[str, Header] = Field(
+        "X-Forwarded-For",
+        description="header in which trusted_proxies say who calls; in X-Forwarded-For that is the last address but theirs",
+    )
+    allowed_hosts: Annotated[str, Hosts] = Field(
+        "",
+        description="names that a Host header may have, comma-separated, or *; empty: on a loopback address without API keys "
+        "localhost, 127.0.0.1, ::1 and host, else any",
+    )
     strict_fields: bool = Field(
         False, description="refuse unknown fields of requests with 400; false: ignore them, and say so in x-attend-ignored"
     )

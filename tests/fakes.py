@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,6 +36,7 @@ from attend.model.pooling import EmbeddingRules, Pooling
 from attend.model.scoring import COSINE
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import Tokenizer
+from attend.service.access.caller import FORWARDED, Callers, Network
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.generation.explain import Explaining
@@ -307,13 +308,16 @@ def build_server(
     form: AnswerFormat = TEXT_ALONE,
     keys: KeyRing | None = None,
     behind_edge: bool = False,
+    trusted: Sequence[Network] = (),
+    tenant_header: str = FORWARDED,
+    hosts: Set[str] = frozenset(),
     **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
     engine = engine or FakeEngine()
     facts = {"model_name": MODEL, "embedding": LAST_TOKEN, "scoring": COSINE, "clock": lambda: END_OF_TIME} | more
     service = GenerationService(engine, byte_tokenizer(), **facts)
-    metrics = Metrics(engine, MODEL, clock=clock, preparing=lambda: service.num_preparing, keys=keys, behind_edge=behind_edge)
+    metrics = Metrics(engine, MODEL, clock=clock, preparing=lambda: service.num_preparing, keys=keys)
 
     async def scrape() -> str:
         return metrics.text()
@@ -325,10 +329,12 @@ def build_server(
     methods, explaining = Methods(), Explaining(service, FakeExplainer())
     methods.service, methods.metrics, methods.explaining = service, metrics, explaining
     methods.template, methods.form, methods.keys = template, form, keys
+    methods.callers = Callers(trusted, tenant_header, behind_edge=behind_edge)
     site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining)
     if keys is not None:
         site = replace(site, keys=keys)
-    app = build_app(site, expose_docs=expose_docs, cors_origins=cors_origins)
+    site = replace(site, callers=methods.callers)
+    app = build_app(site, expose_docs=expose_docs, cors_origins=cors_origins, hosts=hosts)
     return Server(engine, service, metrics, methods, app, explaining)
 
 

@@ -1,7 +1,8 @@
 """API keys: a file of their hashes, and the ring that finds a caller's name by it.
 
-The file is one JSON object, `{name: {"sha256": hex, "requests_per_minute": N, "tokens_per_minute": N, "concurrent": N}}`;
-a limit that is null or absent does not hold. A key is 256 random bits, so one round of SHA-256 cannot be searched.
+The file is one JSON object, `{name: {"sha256": hex, "requests_per_minute": N, "tokens_per_minute": N, "concurrent": N,
+"max_priority": N, "weight": X, "share_prefixes": group}}`; a limit that is null or absent does not hold. A key is 256 random
+bits, so one round of SHA-256 cannot be searched.
 
 **Limits are per replica**: each replica counts only its own calls, so that N replicas together admit at most N times as much.
 """
@@ -16,7 +17,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,8 +26,8 @@ from threading import Lock
 from typing import Any
 
 from attend.model.errors import SettingError, Unauthenticated
-from attend.model.params import describe
-from attend.service.access.quota import LIMITS, Clock, Key, Limits
+from attend.model.params import MAX_PRIORITY, describe
+from attend.service.access.quota import LIMITS, SHARES, Clock, Key, Limits, Share
 
 log = logging.getLogger("attend.keys")
 
@@ -34,7 +35,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Names stand in messages and log lines, so they hold neither spaces nor line ends."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SECRET_BYTES = 32
+KEY_HEADERS = ("authorization", "x-api-key")
 MAX_LIMIT = 10**9
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
 CHECK_SECONDS = 1.0
 COMPLAIN_SECONDS = 60.0
 """How often the log names a file that stays bad."""
@@ -46,6 +49,7 @@ class Entry:
 
     digest: bytes
     limits: Limits = field(default_factory=Limits)
+    share: Share = field(default_factory=Share)
 
 
 # The file
@@ -62,10 +66,40 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def read_limit(name: str, value: object) -> int:
-    """A limit that can be kept. Raises SettingError naming it as `name`."""
-    if type(value) is not int or not 1 <= value <= MAX_LIMIT:
-        raise SettingError(f"{name} must be an integer from 1 to {MAX_LIMIT}; got {describe(value)}")
+    """A limit that can be kept. Raises SettingError naming it as `name`; so do the three below."""
+    return _integer(name, value, 1, MAX_LIMIT)
+
+
+def read_priority(name: str, value: object) -> int:
+    """A priority that a call can have."""
+    return _integer(name, value, 0, MAX_PRIORITY)
+
+
+def read_weight(name: str, value: object) -> float:
+    """A share of the engine."""
+    if type(value) not in (int, float) or not MIN_WEIGHT <= value <= MAX_WEIGHT:  # type: ignore[operator]  # it is a number
+        raise SettingError(f"{name} must be a number from {MIN_WEIGHT} to {MAX_WEIGHT}; got {describe(value)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def read_group(name: str, value: object) -> str:
+    """The name of a group of keys."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise SettingError(f"{name} must be the name of a group, 1 to 64 letters, digits and . _ -; got {describe(value)}")
     return value
+
+
+def _integer(name: str, value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise SettingError(f"{name} must be an integer from {least} to {most}; got {describe(value)}")
+    return value
+
+
+FIELDS: dict[str, Callable[[str, object], Any]] = {
+    **dict.fromkeys(LIMITS, read_limit),
+    **dict(zip(SHARES, (read_priority, read_weight, read_group), strict=True)),
+}
+"""What the file may say of a key beside its hash, and what reads it."""
 
 
 def read_name(name: str) -> str:
@@ -103,17 +137,26 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _entry(name: str, value: object) -> Entry:
     if not isinstance(value, dict):
         raise SettingError(f"key {name!r} must be an object with sha256 and limits")
-    unknown = sorted(value.keys() - {"sha256", *LIMITS})
+    unknown = sorted(value.keys() - {"sha256", *FIELDS})
     if unknown:
         raise SettingError(f"key {name!r} has an unknown field {unknown[0][:64]!r}")
     digest = value.get("sha256")
     if not isinstance(digest, str) or not SHA256.fullmatch(digest):
         # The value is not shown: who errs here may have written the key itself.
         raise SettingError(f"key {name!r}: sha256 must be 64 digits of 0-9 and a-f")
-    given = {limit: value[limit] for limit in LIMITS if value.get(limit) is not None}
-    return Entry(
-        bytes.fromhex(digest), Limits(**{limit: read_limit(f"key {name!r}: {limit}", n) for limit, n in given.items()})
-    )
+    given = {field: value[field] for field in FIELDS if value.get(field) is not None}
+    return entry_of(bytes.fromhex(digest), {field: FIELDS[field](f"key {name!r}: {field}", n) for field, n in given.items()})
+
+
+def entry_of(digest: bytes, given: Mapping[str, Any]) -> Entry:
+    """A key with some of FIELDS."""
+    limits, share = ({name: given[name] for name in names if name in given} for names in (LIMITS, SHARES))
+    return Entry(digest, Limits(**limits), Share(**share))
+
+
+def fields_of(entry: Entry) -> dict[str, Any]:
+    """All of FIELDS; null is no limit."""
+    return asdict(entry.limits) | asdict(entry.share)
 
 
 def load_keys(path: Path) -> dict[str, Entry]:
@@ -129,7 +172,7 @@ def write_keys(path: Path, entries: Mapping[str, Entry]) -> None:
     Raises SettingError naming the file, also where its owner cannot be kept.
     """
     target = path.resolve()  # a link stays a link
-    written = {name: {"sha256": entry.digest.hex(), **asdict(entry.limits)} for name, entry in entries.items()}
+    written = {name: {"sha256": entry.digest.hex(), **fields_of(entry)} for name, entry in entries.items()}
     with _naming(path):
         handle, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # mode 0600
         try:
@@ -236,6 +279,12 @@ class KeyRing:
             raise Unauthenticated("the API key is not known to this server")
         return found
 
+    def among(self, headers: Iterable[tuple[str, str]]) -> Key:
+        """The caller behind a call's headers or metadata, with names in lower case. Raises as `authenticate`."""
+        sent = [(name, value) for name, value in headers if name in KEY_HEADERS]
+        authorization, x_api_key = ([value for name, value in sent if name == wanted] for wanted in KEY_HEADERS)
+        return self.authenticate(*authorization, x_api_key=x_api_key)
+
     @property
     def file_ok(self) -> bool:
         """Whether the keys in force are those of the file: a replica can start with it."""
@@ -281,7 +330,9 @@ class KeyRing:
             self._seen = seen  # only of a good file: a bad one is read until it is good
         usages = {key.name: key.usage for key in self._keys.values()}
         # One assignment, so that a reader in another thread sees the old keys or the new ones.
-        self._keys = {entry.digest: Key(name, entry.limits, usages.get(name), self._clock) for name, entry in entries.items()}
+        self._keys = {
+            entry.digest: Key(name, entry.limits, usages.get(name), self._clock, entry.share) for name, entry in entries.items()
+        }
 
 
 def _first(values: Sequence[bytes | str]) -> bytes:

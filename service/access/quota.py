@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from threading import Lock
 
 from attend.model.errors import InvalidRequest, RateLimited
+from attend.model.params import DEFAULT_PRIORITY
 
 WINDOW_SECONDS = 60.0
 Clock = Callable[[], float]
@@ -31,6 +32,21 @@ class Limits:
 
 
 LIMITS = tuple(limit.name for limit in fields(Limits))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How one key stands beside the others."""
+
+    max_priority: int | None = None
+    """The highest `priority` that its calls may have; None is no limit."""
+    weight: float = 1.0
+    """Its share of the engine while others wait too: a key of weight 2 has twice as much as one of weight 1."""
+    share_prefixes: str | None = None
+    """The group of keys that share cached prefixes; None: the key shares them with no other."""
+
+
+SHARES = tuple(part.name for part in fields(Share))
 
 
 @dataclass(slots=True, eq=False)
@@ -122,11 +138,30 @@ class Lease:
 class Key:
     """A known caller. `name` is fit for logs; the key itself is not kept."""
 
-    def __init__(self, name: str, limits: Limits, usage: KeyUsage | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        usage: KeyUsage | None = None,
+        clock: Clock = time.monotonic,
+        share: Share = Share(),
+    ) -> None:
         self.name = name
         self.limits = limits
+        self.share = share
         self.usage = KeyUsage() if usage is None else usage
         self._clock = clock
+
+    def priority(self, asked: int | None) -> int:
+        """The priority of a call that asks for this one, or for none. Raises InvalidRequest where the key may not have it."""
+        most = self.share.max_priority
+        if most is None:
+            return DEFAULT_PRIORITY if asked is None else asked
+        if asked is not None and asked > most:
+            raise InvalidRequest(
+                f"priority must be at most {most}, the max_priority of API key {self.name!r}; got {asked}", "priority"
+            )
+        return min(DEFAULT_PRIORITY, most) if asked is None else asked
 
     def arrive(self) -> None:
         """Charge one request, before its body is read. Raises RateLimited, and takes nothing, where there is no room for it in
@@ -194,8 +229,3 @@ class Key:
                 retry_after=seconds,
                 reason=f"key_{limit.removesuffix('_per_minute')}",
             )
-
-
-def name_of(key: Key | None) -> str | None:
-    """The owner in whose turn a call runs: the name of the key, or None where no keys are set and all callers are one."""
-    return None if key is None else key.name

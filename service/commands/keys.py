@@ -1,26 +1,41 @@
-"""`attend keys`: give, list and take away API keys."""
+"""`attend keys`: give, change, list and take away API keys."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attend.model.errors import SettingError
-from attend.service.access.keys import MAX_LIMIT, Entry, digest_of, editing, load_keys, new_secret, read_limit, read_name
-from attend.service.access.quota import LIMITS, Limits
+from attend.model.params import MAX_PRIORITY
+from attend.service.access.keys import (
+    FIELDS,
+    MAX_LIMIT,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    digest_of,
+    editing,
+    entry_of,
+    fields_of,
+    load_keys,
+    new_secret,
+    read_name,
+)
 
 app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+NO_LIMIT = "none"
+"""What takes a limit away."""
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the key: 1 to 64 letters, digits and . _ -", show_default=False)]
 FileOption = Annotated[
     str, typer.Option("--file", help="The file of hashes that the server reads.", envvar="ATTEND_API_KEYS_FILE", metavar="PATH")
 ]
-# Limits are text: `read_limit` complains of them in the same words as it does of the file.
+# They are text: what reads the file complains of them in the same words.
 RequestsOption = Annotated[
     str,
     typer.Option(
@@ -38,11 +53,27 @@ TokensOption = Annotated[
 ConcurrentOption = Annotated[
     str, typer.Option("--concurrent", help="Limit of concurrent answers, on each replica; default: no limit.", metavar="N")
 ]
+PriorityOption = Annotated[
+    str,
+    typer.Option("--max-priority", help=f"Highest priority of its calls, 0 to {MAX_PRIORITY}; default: no limit.", metavar="N"),
+]
+WeightOption = Annotated[
+    str,
+    typer.Option(
+        "--weight", help=f"Its share of the engine beside other keys, {MIN_WEIGHT} to {MAX_WEIGHT}; default: 1.", metavar="X"
+    ),
+]
+GroupOption = Annotated[
+    str,
+    typer.Option(
+        "--share-prefixes", help="Group of keys that share cached prefixes; default: the key shares with none.", metavar="GROUP"
+    ),
+]
 
 
 @app.callback()
 def keys(context: typer.Context) -> None:
-    """Give, list and take away API keys. A running server follows within a second or two."""
+    """Give, change, list and take away API keys. A running server follows within a second or two."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -54,29 +85,48 @@ def add(
     requests_per_minute: RequestsOption = "",
     tokens_per_minute: TokensOption = "",
     concurrent: ConcurrentOption = "",
+    max_priority: PriorityOption = "",
+    weight: WeightOption = "",
+    share_prefixes: GroupOption = "",
 ) -> None:
     """Make a key and print it, this once: only its hash is kept. Makes the file where there is none."""
-    path, name = _path(file), read_name(name)
-    limits = Limits(
-        _limit("--requests-per-minute", requests_per_minute),
-        _limit("--tokens-per-minute", tokens_per_minute),
-        _limit("--concurrent", concurrent),
-    )
+    path, name, given = _path(file), read_name(name), _given(locals())
     secret = new_secret()
     with editing(path) as entries:
         if name in entries:
             raise SettingError(f"there is a key {name!r} in {str(path)!r} already; remove it first, or choose another name")
-        entries[name] = Entry(digest_of(secret.encode()), limits)
+        entries[name] = entry_of(digest_of(secret.encode()), _kept(given))
     print(f"The API key of {name!r}, shown this once; {path} keeps its hash only:", file=sys.stderr)
     print(secret)
 
 
+@app.command("set")
+def change(
+    name: NameArgument,
+    file: FileOption = "",
+    requests_per_minute: RequestsOption = "",
+    tokens_per_minute: TokensOption = "",
+    concurrent: ConcurrentOption = "",
+    max_priority: PriorityOption = "",
+    weight: WeightOption = "",
+    share_prefixes: GroupOption = "",
+) -> None:
+    """Change what is said of a key. What is not given stays; `none` takes it away."""
+    path, given = _path(file), _given(locals())
+    if not given:
+        raise SettingError(f"say what to change: {', '.join(map(_flag, FIELDS))}")
+    with editing(path) as entries:
+        if name not in entries:
+            raise SettingError(_unknown(name, path))
+        entries[name] = entry_of(entries[name].digest, _kept(fields_of(entries[name]) | given))
+
+
 @app.command("list")
 def list_keys(file: FileOption = "") -> None:
-    """Names and limits, a line each; `-` is no limit."""
-    rows = [("NAME", *(limit.upper() for limit in LIMITS))]
+    """Names, limits and shares, a line each; `-` is none."""
+    rows = [("NAME", *(name.upper() for name in FIELDS))]
     for name, entry in load_keys(_path(file)).items():
-        rows.append((name, *(str(getattr(entry.limits, limit) or "-") for limit in LIMITS)))
+        rows.append((name, *map(_shown, fields_of(entry).values())))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -88,7 +138,7 @@ def remove(name: NameArgument, file: FileOption = "") -> None:
     path = _path(file)
     with editing(path) as entries:
         if entries.pop(name, None) is None:
-            raise SettingError(f"there is no key {name[:64]!r} in {str(path)!r}")
+            raise SettingError(_unknown(name, path))
     print(f"The API key of {name!r} is gone from {path}.", file=sys.stderr)
 
 
@@ -98,8 +148,37 @@ def _path(file: str) -> Path:
     return Path(file)
 
 
-def _limit(flag: str, text: str) -> int | None:
-    if not text:
-        return None
-    # int() takes more than digits, such as 1_000, and refuses very long ones.
-    return read_limit(flag, int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else text)
+def _unknown(name: str, path: Path) -> str:
+    return f"there is no key {name[:64]!r} in {str(path)!r}"
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of FIELDS that were given; None where one takes something away. Raises SettingError naming the flag."""
+    given: dict[str, Any] = {}
+    for field, read in FIELDS.items():
+        if text := options[field]:
+            given[field] = None if text == NO_LIMIT else read(_flag(field), _value(field, text))
+    return given
+
+
+def _kept(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in given.items() if value is not None}
+
+
+def _value(field: str, text: str) -> object:
+    """A number where the text is one; int() and float() take more, such as 1_000 and nan, and int() refuses very long ones."""
+    if field == "share_prefixes" or not text.isascii() or len(text) >= 20:
+        return text
+    if text.isdecimal():
+        return int(text)
+    return float(text) if text.replace(".", "", 1).isdecimal() else text
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,7 @@ A prompt of some thousand characters is worked on at once, by a thread pool of i
 would take a core from every stream for a second: it runs on one thread that the operating system lets run when nothing else
 wants to (SCHED_IDLE).
 
-An `owner` is the name of an API key, or None where no keys are set: then all callers are one.
+An `owner` is whoever's turn it is: `Caller.turn`. Those without one (None) are one caller.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ THREADS = 4
 class Places:
     """Places that callers hold for a while, at most `most` at a time. For one event loop.
 
-    An API key that holds some may take more as long as it has no more than a third of what is then left free: a quarter of all
-    where it is alone, and less the more keys there are, so that a place is left for the next one (Choudhury and Hahne 1998,
-    dynamic thresholds).
+    An owner who holds some may take more as long as all of his are no more than a third of what is then left free: a quarter of
+    all where he is alone, and less the more owners there are, so that a place is left for the next one (Choudhury and Hahne
+    1998, dynamic thresholds).
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -53,7 +53,7 @@ class Places:
         if free < 0:
             raise Overloaded(f"{self._taken} {self._what} already")
         if owner is not None and held and 3 * (held + amount) > free:
-            raise Overloaded(f"{held} {self._what} already for API key {owner!r}")
+            raise Overloaded(f"{held} {self._what} already for {owner!r}")
         self._change(owner, amount)
         try:
             yield

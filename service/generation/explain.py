@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attend.model.errors import Busy, ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, Unavailable
 from attend.model.params import describe
-from attend.service.access.quota import name_of
 from attend.service.generation.aside import Places, TurnPool, aside, stand_back
 from attend.service.generation.generation import GenerationService, admitted
 from attend.service.generation.prepare import SLACK
@@ -66,15 +65,15 @@ class Explaining:
 
         It has a place among MOST_CALLS until `held` is closed: an answer that is being written takes some MB.
         """
-        seconds, owner = self.service.seconds_of(command.deadline_ms), name_of(command.key)
+        seconds, caller = self.service.seconds_of(command.deadline_ms), command.caller
         with record.errors(), ExitStack() as stack:
-            lease = stack.enter_context(admitted(command.key))
-            held.enter_context(self._places.hold(owner))
+            lease = stack.enter_context(admitted(caller))
+            held.enter_context(self._places.hold(caller.owner))
             self._check_model(command.model)
             self._check_room()
             try:
                 async with asyncio.timeout(seconds):
-                    prompt, answer = await aside(partial(self._tokens, command), _size(command), owner=owner)
+                    prompt, answer = await aside(partial(self._tokens, command), _size(command), owner=caller.turn)
                     tokens = (*prompt, *answer)
                     layers, heads = self._chosen(command, len(tokens))
                     if lease is not None:
@@ -148,7 +147,7 @@ class Explaining:
 
         try:
             work = partial(self.explainer.explain, question, between)
-            return await asyncio.wrap_future(_beside.submit(name_of(command.key), work))
+            return await asyncio.wrap_future(_beside.submit(command.caller.turn, work))
         finally:
             left.set()
 

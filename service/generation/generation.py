@@ -19,7 +19,8 @@ from attend.model.scoring import NO_SCORES, ScoreRules
 from attend.model.text.mask import FAULT
 from attend.model.text.schema import Whitespace
 from attend.model.text.tokenizer import Tokenizer
-from attend.service.access.quota import Key, Lease, name_of
+from attend.service.access.caller import NOBODY, Caller
+from attend.service.access.quota import Lease
 from attend.service.generation.adapters import Shelf
 from attend.service.generation.answer import Answer, Remade
 from attend.service.generation.aside import Places, aside
@@ -92,7 +93,7 @@ class GenerationService:
             deadline = asyncio.get_running_loop().time() + self.seconds_of(command.deadline_ms)
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
-            lease = stack.enter_context(admitted(command.key, places, self._least(command)))
+            lease = stack.enter_context(admitted(command.caller, places, self._least(command)))
             self.engine.check_room(places, command.owner)  # a refusal must not cost the running streams a tokenization
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
@@ -103,10 +104,10 @@ class GenerationService:
             if command.prompt_logprobs is not None:
                 each = command.prompt_logprobs + 1
                 amount = each * sum(len(request.prompt) for request in requests)
-                (stack if held is None else held).enter_context(self._scores.hold(command.owner, amount))
+                (stack if held is None else held).enter_context(self._scores.hold(command.caller.owner, amount))
             if command.embedding is not None:
                 amount = len(requests) * self.engine.info.hidden_size
-                (stack if held is None else held).enter_context(self._vectors.hold(command.owner, amount))
+                (stack if held is None else held).enter_context(self._vectors.hold(command.caller.owner, amount))
             unfinished = dict(answers)
             remade = None if command.shown is None else Remade(command.shown, command.resume_token_ids)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
@@ -137,7 +138,7 @@ class GenerationService:
 
     async def _prepared(self, command: Command, deadline: float) -> dict[str, Answer]:
         """The answers to make. The deadline counts here too: a long text or a grammar must not hold a place for ever."""
-        with self._preparing.hold(command.owner):
+        with self._preparing.hold(command.caller.owner):
             try:
                 async with asyncio.timeout_at(deadline):
                     return await self.preparation.answers(command)
@@ -150,7 +151,8 @@ class GenerationService:
         """
         if not command.in_parts:
             return None
-        most = None if command.key is None else command.key.limits.concurrent
+        key = command.caller.key
+        most = None if key is None else key.limits.concurrent
         share = max(1, self.engine.info.max_batch_requests // 2)
         return min(command.num_answers, share if most is None else max(1, min(share, most)))
 
@@ -200,25 +202,25 @@ class GenerationService:
         own = self.engine.info.fingerprint
         return own if adapter is None else f"{own}-{adapter.digest[:DIGITS]}"
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, key: Key | None = None) -> list[int]:
-        """Token ids of a text, made beside the event loop. Counts as an answer of `key` while it lasts."""
-        with admitted(key):
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, caller: Caller = NOBODY) -> list[int]:
+        """Token ids of a text, made beside the event loop. Counts as an answer of the caller's key while it lasts."""
+        with admitted(caller):
             encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-            return await aside(encode, len(text), owner=name_of(key))
+            return await aside(encode, len(text), owner=caller.turn)
 
-    async def tokens_of(self, prompt: Prompt, key: Key | None = None) -> list[int]:
-        """The tokens of a prompt, also of a conversation. Counts as an answer of `key` while it lasts."""
-        with admitted(key):
-            return await self.preparation.tokens_of(prompt, name_of(key))
+    async def tokens_of(self, prompt: Prompt, caller: Caller = NOBODY) -> list[int]:
+        """The tokens of a prompt, also of a conversation. Counts as an answer of the caller's key while it lasts."""
+        with admitted(caller):
+            return await self.preparation.tokens_of(prompt, caller.turn)
 
-    async def detokenize(self, tokens: Sequence[int], name: str = "tokens", key: Key | None = None) -> str:
+    async def detokenize(self, tokens: Sequence[int], name: str = "tokens", caller: Caller = NOBODY) -> str:
         """The text of token ids, special tokens included; an error calls them `name`. Made as in `tokenize`."""
 
         def text() -> str:
             return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
 
-        with admitted(key):
-            return await aside(text, len(tokens), owner=name_of(key))
+        with admitted(caller):
+            return await aside(text, len(tokens), owner=caller.turn)
 
     def _advance(
         self,
@@ -273,9 +275,9 @@ class GenerationService:
             self.engine.abort(request.request_id, FinishReason.DEADLINE)
 
 
-def admitted(key: Key | None, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
+def admitted(caller: Caller, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
     """The places of a call under its key's limits, where there is a key. See `Key.admit`."""
-    return nullcontext() if key is None else key.admit(answers, tokens)
+    return nullcontext() if caller.key is None else caller.key.admit(answers, tokens)
 
 
 def _taken(chunk: Chunk) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from attend.model.engine.request import EngineInfo, Request, check_fits
 from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
-from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
+from attend.model.params import DEFAULT_PRIORITY, MAX_PROMPT_SCORES, at_most, token_ids
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.marks import ChatText, Span
 from attend.model.text.mask import CompiledGrammar, Grammar
@@ -89,19 +89,19 @@ class Preparation:
             self.check_text()
         command = await shortened(command, self.info.max_model_len, self._num_tokens)
         prompts = [await self._written(prompt, command, place) for place, prompt in enumerate(command.prompts)]
-        read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.owner)
+        read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.caller.turn)
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
-        grammar = None if spec is None else await self.compiled(spec, command.owner)
+        grammar = None if spec is None else await self.compiled(spec, command.caller.turn)
         if spec is not None and spec.kind != "tools":
             read.ends_in_reasoning = read.may_reason = False  # the form begins with the answer, and all of it is content
-        return await _run(partial(self._made, command, read, grammar), _making(command), command.owner)
+        return await _run(partial(self._made, command, read, grammar), _making(command), command.caller.turn)
 
     def _num_tokens(self, written: ChatText) -> int:
         """How many tokens a chat's prompt has; of one that cannot fit, more than fit."""
         text = _of_chat(written)
         return len(self._tokens(text, "messages")) if len(text.text) <= self._most_characters else self.info.max_model_len + 1
 
-    async def tokens_of(self, prompt: Prompt, owner: str | None) -> list[int]:
+    async def tokens_of(self, prompt: Prompt, turn: str | None) -> list[int]:
         """The tokens of a prompt, made beside the event loop. Raises InvalidRequest."""
         if isinstance(prompt, tuple):
             return self.tokens(prompt)
@@ -109,8 +109,8 @@ class Preparation:
             text = _Text(prompt, add_special_tokens=True)
         else:
             assert isinstance(prompt, ChatPrompt)
-            text = _of_chat(await alone(prompt.write, owner))
-        return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=owner)
+            text = _of_chat(await alone(prompt.write, turn))
+        return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=turn)
 
     def check_text(self) -> None:
         """Raise NotSupported where the model makes embeddings alone."""
@@ -126,11 +126,11 @@ class Preparation:
             return content
         special = self.tokenizer.special_ids(chat.form.markers)
         write = partial(enforced, chat.form, chat.calling, content, special, reasoning_open=is_open)
-        return await alone(write, command.owner)
+        return await alone(write, command.caller.turn)
 
-    async def compiled(self, spec: GrammarSpec, owner: str | None = None) -> CompiledGrammar:
+    async def compiled(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
         """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
-        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, owner)
+        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
 
     async def _written(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""
@@ -141,7 +141,7 @@ class Preparation:
                 raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
             return prompt
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
-            text = _of_chat(await alone(prompt.write, command.owner))
+            text = _of_chat(await alone(prompt.write, command.caller.turn))
         elif isinstance(prompt, FramedText):
             text = _Text(self._short(prompt), prompt.add_special_tokens, prompt)
         else:
@@ -311,9 +311,10 @@ class Preparation:
             scored_token_ids=command.scored_token_ids,
             prompt_logprobs=command.prompt_logprobs,
             pooling=None if command.embedding is None else command.embedding.pooling,
-            priority=command.priority,
-            cache_salt=command.cache_salt,
-            owner=command.owner,
+            priority=DEFAULT_PRIORITY if command.priority is None else command.priority,
+            cache_salt=command.caller.salt(command.cache_salt),
+            owner=command.caller.owner,
+            weight=command.caller.weight,
             output=list(command.resume_token_ids),
         )
 
@@ -354,9 +355,9 @@ def parser_of(chat: ChatRules, ends_in_reasoning: bool, *, content_formed: bool)
     )
 
 
-async def _run(work: Callable[[], T], size: int, owner: str | None) -> T:
+async def _run(work: Callable[[], T], size: int, turn: str | None) -> T:
     """The result of `work`, made here where it takes no longer than INLINE_CHARACTERS."""
-    return work() if size <= INLINE_CHARACTERS else await aside(work, size, owner=owner)
+    return work() if size <= INLINE_CHARACTERS else await aside(work, size, owner=turn)
 
 
 def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:

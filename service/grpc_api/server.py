@@ -119,7 +119,7 @@ class Calls:
         self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
     ) -> Message:
         """The message of a check of health, which takes no place. Raises as `_read` does."""
-        return await read(await self._read(messages, context), GetMessageClass(described.input_type), None)
+        return await read(await self._read(messages, context), GetMessageClass(described.input_type))
 
     async def _read(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
         """The one message of a call. Raises InvalidRequest, SlowBody or Overloaded."""

@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2
 from attend.model.errors import InvalidRequest, NoChatTemplate, Unavailable
 from attend.model.params import at_most, describe
 from attend.model.text.chat import ChatTemplate
+from attend.service.access.caller import NOBODY, Caller, Callers
 from attend.service.access.keys import KeyRing
-from attend.service.access.quota import Key, name_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
@@ -95,6 +95,7 @@ class GrpcMethods:
     template: ChatTemplate | None = None
     form: AnswerFormat = TEXT_ALONE
     keys: KeyRing | None = None
+    callers: Callers = Callers()
     beyond_context: Beyond = ""
     _num_watches = 0
 
@@ -165,12 +166,12 @@ class GrpcMethods:
     async def Tokenize(self, message: Incoming, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to token ids."""
         try:
-            key = await self._charged(grpc_context)
-            ask = await read(await received(message), pb.TokenizeRequest, key)
+            caller = await self._charged(grpc_context)
+            ask = await read(await received(message), pb.TokenizeRequest, caller)
             self.service.check_model(ask.model)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
             at_most("text", ask.text, self._most_characters, "characters")
-            tokens = await self.service.tokenize(ask.text, add_special_tokens=special, key=key)
+            tokens = await self.service.tokenize(ask.text, add_special_tokens=special, caller=caller)
             response = pb.TokenizeResponse(max_model_len=self.service.engine.info.max_model_len)
             for start in range(0, len(tokens), IDS):
                 if start:
@@ -184,11 +185,11 @@ class GrpcMethods:
     async def Detokenize(self, message: Incoming, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
         try:
-            key = await self._charged(grpc_context)
-            ask = await read(await received(message), pb.DetokenizeRequest, key)
+            caller = await self._charged(grpc_context)
+            ask = await read(await received(message), pb.DetokenizeRequest, caller)
             self.service.check_model(ask.model)
             at_most("token_ids", ask.token_ids, self._most_characters // 2, "ids")
-            return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", key))
+            return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", caller))
         except Exception as error:
             refuse(error, "", grpc_context)
             return pb.DetokenizeResponse()
@@ -199,14 +200,14 @@ class GrpcMethods:
         try:
             with record.errors(), ExitStack() as held:
                 explaining = explainable(self.explaining)
-                key = await self._charged(grpc_context, record)
+                caller = await self._charged(grpc_context, record)
                 data = await received(message)
-                request = await read(data, pb.ExplainRequest, key)
+                request = await read(data, pb.ExplainRequest, caller)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
                 explain.check_sizes(request)
-                body = await made(data, partial(messages.explain, request), key)
-                command = replace(to_explanation(body, record.request_id), key=key)
+                body = await made(data, partial(messages.explain, request), caller)
+                command = replace(to_explanation(body, record.request_id), caller=caller)
                 return await explain.to_response(await explaining.explain(command, record, held), explaining)
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -217,14 +218,14 @@ class GrpcMethods:
         record = self._opened("Embed", grpc_context)
         try:
             with record.errors(), ExitStack() as held:
-                key = await self._charged(grpc_context, record)
+                caller = await self._charged(grpc_context, record)
                 data = await received(message)
-                request = await read(data, pb.EmbedRequest, key)
+                request = await read(data, pb.EmbedRequest, caller)
                 if REQUEST_ID.fullmatch(request.request_id):
                     _named(record, request.request_id, grpc_context)
                 embed.check_sizes(request, self.service.engine.info)
-                body = await made(data, partial(messages.embed, request), key)
-                command = replace(command_of(self.service, **to_embedding(body, record.request_id)), key=key)
+                body = await made(data, partial(messages.embed, request), caller)
+                command = command_of(self.service, **to_embedding(body, record.request_id)).by(caller)
                 adapter = self.service.adapter_of(command)
                 embedded = await embed_texts(self.service, command, body.dimensions, record, held, adapter=adapter)
                 return await embed.to_response(embedded, self.service.fingerprint(adapter))
@@ -235,7 +236,7 @@ class GrpcMethods:
     async def GetServerInfo(self, message: Incoming, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
         """The model, the limits, and the load of the replica that answers."""
         try:
-            self._key(grpc_context)
+            self._known(NOBODY, grpc_context)
         except Exception as error:
             refuse(error, "", grpc_context)
             return pb.GetServerInfoResponse()
@@ -298,7 +299,7 @@ class GrpcMethods:
 
     def _opened(self, route: str, context: Context) -> RequestRecord:
         """A call's record, under the id in its metadata, or a new one: the message has not been read."""
-        record = self.metrics.open("grpc", route, "", context.invocation_metadata, address_of(context.peer()))
+        record = self.metrics.open("grpc", route, "", context.invocation_metadata, self._caller(context))
         given = (value for name, value in context.invocation_metadata() if name == "x-request-id")
         _named(record, next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16), context)
         return record
@@ -310,13 +311,13 @@ class GrpcMethods:
 
         The command of a long message is made beside the event loop, as the message is read.
         """
-        key = await self._charged(context, record)
+        caller = await self._charged(context, record)
         data = await received(message)
-        request = await read(data, kind, key)
+        request = await read(data, kind, caller)
         if REQUEST_ID.fullmatch(request.request_id):
             _named(record, request.request_id, context)
-        command = await made(data, partial(self._command, request, record.request_id), key)
-        return request, replace(command, key=key)
+        command = await made(data, partial(self._command, request, record.request_id), caller)
+        return request, command.by(caller)
 
     def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
@@ -326,25 +327,25 @@ class GrpcMethods:
         body = messages.generation(request)
         return to_command(body, request_id, self.service.defaults, self.template, self.form, remarks)
 
-    def _key(self, context: Context) -> Key | None:
-        """The caller's key. Serve has no interceptors, so every method asks for it."""
-        if self.keys is None:
-            return None
-        given = context.invocation_metadata()
-        sent = {wanted: [value for name, value in given if name == wanted] for wanted in ("authorization", "x-api-key")}
-        return self.keys.authenticate(*sent["authorization"], x_api_key=sent["x-api-key"])
+    def _caller(self, context: Context) -> Caller:
+        """Who calls, but for the key."""
+        return self.callers.of(context.invocation_metadata(), address_of(context.peer()))
 
-    async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
-        """The key of a call that has work to do, charged for the call before its message is read."""
+    def _known(self, caller: Caller, context: Context) -> Caller:
+        """The caller with its key. Serve has no interceptors, so every method asks for it."""
+        return caller if self.keys is None else replace(caller, key=self.keys.among(context.invocation_metadata()))
+
+    async def _charged(self, context: Context, record: RequestRecord | None = None) -> Caller:
+        """The caller of a call that has work to do, charged for the call before its message is read."""
         await yield_to_loop()
-        key = self._key(context)
+        caller = self._known(self._caller(context) if record is None else record.caller, context)
         if record is not None:
-            record.key = name_of(key)
+            record.caller = caller
             if self.is_draining():
                 raise Unavailable(SHUTTING_DOWN)
-        if key is not None:
-            key.arrive()
-        return key
+        if caller.key is not None:
+            caller.key.arrive()
+        return caller
 
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse
@@ -356,15 +357,15 @@ async def received(message: Incoming) -> bytes:
     return message if isinstance(message, bytes) else await message()
 
 
-async def made(message: bytes, make: Callable[[], T], key: Key | None) -> T:
+async def made(message: bytes, make: Callable[[], T], caller: Caller) -> T:
     """What `make` makes of a message; of a large one beside the event loop."""
-    return make() if len(message) <= INLINE_BYTES else await alone(make, name_of(key))
+    return make() if len(message) <= INLINE_BYTES else await alone(make, caller.turn)
 
 
-async def read(message: bytes, kind: type[M], key: Key | None) -> M:
+async def read(message: bytes, kind: type[M], caller: Caller = NOBODY) -> M:
     """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
     try:
-        return await made(message, partial(kind.FromString, message), key)
+        return await made(message, partial(kind.FromString, message), caller)
     except DecodeError as error:
         raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
 

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from attend.model.engine.request import FinishReason
-from attend.service.access.quota import name_of
 from attend.service.chat.messages import arguments_of
 from attend.service.contract.anthropic import MessagesRequest, read_count, read_messages
 from attend.service.contract.anthropic_answers import (
@@ -55,16 +54,16 @@ def add_count_tokens(router: APIRouter, site: Site) -> None:
     @bind(router, COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:
         """How many tokens the prompt of such a call has."""
-        remarks, key = site.remarks(), request.state.key
+        remarks = site.remarks()
 
         def read(fields: dict[str, Any]) -> tuple[str, Prompt]:
             body = read_count(fields, remarks)
             (prompt,) = conversation_of(body, template_of(site), site.form, remarks)["prompts"]
             return body.model or "", prompt
 
-        model, prompt = await read_json(request, read, site.most_bytes, name_of(key))
+        model, prompt = await read_json(request, read, site.most_bytes)
         site.service.check_model(model)
-        counted: TokenCount = {"input_tokens": len(await site.service.tokens_of(prompt, key))}
+        counted: TokenCount = {"input_tokens": len(await site.service.tokens_of(prompt, request.state.caller))}
         return site.said(json_response(counted), remarks, request)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,17 +12,25 @@ from attend.service.generation.stall import Stall
 from attend.service.generation.turns import yield_to_loop
 from attend.service.http_api import documents, problems
 from attend.service.http_api.cors import opened
-from attend.service.http_api.limits import HeaderLimit
+from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.page import add_pages
 from attend.service.http_api.routes import build_router
 from attend.service.http_api.site import Site, guard
 from attend.service.records import REQUEST_ID
 
 
-def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[str] = (), behind_serve: bool = True) -> ASGIApp:
+def build_app(
+    site: Site,
+    *,
+    expose_docs: bool = True,
+    cors_origins: Sequence[str] = (),
+    hosts: AbstractSet[str] = frozenset(),
+    behind_serve: bool = True,
+) -> ASGIApp:
     """The application of one replica. Pages of `cors_origins` may call it from a browser; `*` is any page.
 
-    `expose_docs` is the playground, /docs and /openapi.json together. `behind_serve`: see `RequestIds`.
+    It answers to the names `hosts` alone, where there are any. `expose_docs` is the playground, /docs and /openapi.json
+    together. `behind_serve`: see `RequestIds`.
     """
     app = FastAPI(
         title="Attend",
@@ -34,10 +43,10 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
     )
     app.include_router(build_router(site))
     if expose_docs:
-        add_pages(app, [guard(site.keys)])
+        add_pages(app, [guard(site)])
     problems.install(app)
     documents.install(app, keyed=site.keys is not None)
-    return opened(RequestIds(HeaderLimit(app), behind_serve=behind_serve), cors_origins)
+    return opened(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=behind_serve), cors_origins)
 
 
 ABORT = "attend.abort"

@@ -46,8 +46,9 @@ def most_bytes_of_texts(max_model_len: int) -> int:
     return most_bytes(max(max_model_len, MOST_INPUT_TOKENS))
 
 
-async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int, owner: str | None = None) -> T:
-    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read beside the event loop.
+async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int) -> T:
+    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read beside the event loop,
+    in the caller's turn.
 
     Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone.
     """
@@ -61,10 +62,10 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
         raise WrongMediaType("Content-Encoding must be gzip or identity")
     body = await _read(request, most)
     if coding == "gzip":
-        body = await alone(partial(unzipped, body, most), owner)
+        body = await alone(partial(unzipped, body, most), request.state.caller.turn)
     if len(body) <= INLINE_BYTES:
         return read(parse(body))
-    return await alone(lambda: read(parse(body)), owner)
+    return await alone(lambda: read(parse(body)), request.state.caller.turn)
 
 
 async def _read(request: Request, most: int) -> bytes:

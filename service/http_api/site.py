@@ -1,4 +1,4 @@
-"""The replica as the routes see it, and what each of them does first: the key, the record of the call, its id."""
+"""The replica as the routes see it, and what each of them does first: the caller and its key, the call's record, its id."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -9,8 +9,8 @@ from fastapi.responses import Response
 
 from attend.model.errors import Unavailable
 from attend.model.text.chat import ChatTemplate
+from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
-from attend.service.access.quota import Key
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.errors import SHUTTING_DOWN
 from attend.service.generation.explain import Explaining
@@ -38,6 +38,8 @@ class Site:
     """How the model writes reasoning and tool calls."""
     keys: KeyRing | None = None
     """Who may call; None lets everybody."""
+    callers: Callers = Callers()  # noqa: RUF009 - it keeps nothing of a call
+    """Finds who calls."""
     loads: Callable[[], Awaitable[tuple[int, list[Load]]]] | None = None
     """How many replicas there are, and the loads of those that answer; None where there is this one alone."""
     explaining: Explaining | None = None
@@ -78,44 +80,38 @@ class Site:
         return response
 
 
-def guard(
-    keys: KeyRing | None, metrics: Metrics | None = None, is_draining: Callable[[], bool] = lambda: False
-) -> params.Depends:
-    """What asks for an API key, charges it for each call that has work to do (a POST), before its body is read, and counts a
-    refusal in `metrics`. While the server drains that comes first. A dependency of the routes, not a match on paths, which a
-    forged Host header could move.
+def guard(site: Site, *, counted: bool = False) -> params.Depends:
+    """What finds the caller (`request.state.caller`), asks for an API key, and charges it for each call that has work to do (a
+    POST), before its body is read. Of routes that are `counted` it counts a refusal, and refuses while the server drains. A
+    dependency of the routes, not a match on paths, which a forged Host header could move.
     """
 
     async def authenticate(request: Request) -> None:
-        record = None if metrics is None else opened(metrics, request)
+        peer = None if request.client is None else request.client.host
+        caller = request.state.caller = site.callers.of(request.headers.items(), peer)
+        record = opened(site.metrics, request) if counted else None
         with nullcontext() if record is None else record.errors():
-            key = None if keys is None else key_of(keys, request)
-            request.state.key = key
-            if request.method == "POST" and is_draining():
+            if site.keys is not None:
+                caller = request.state.caller = replace(caller, key=site.keys.among(request.headers.items()))
+            if request.method != "POST":
+                return
+            if counted and site.is_draining():
                 raise Unavailable(SHUTTING_DOWN)
-            if key is not None and request.method == "POST":
+            if caller.key is not None:
                 if record is not None:
-                    record.key = key.name
-                key.arrive()
+                    record.caller = caller
+                caller.key.arrive()
 
     return params.Depends(authenticate)
 
 
-def key_of(keys: KeyRing, request: Request) -> Key:
-    """The caller's key. Raises Unauthenticated."""
-    return keys.authenticate(*request.headers.getlist("authorization"), x_api_key=request.headers.getlist("x-api-key"))
-
-
 def opened(metrics: Metrics, request: Request) -> RequestRecord:
     """The record of a call, from its arrival at its route."""
-    client = None if request.client is None else request.client.host
-    record = metrics.open("http", request.scope["route"].path, request.state.request_id, request.headers.items, client)
-    key: Key | None = getattr(request.state, "key", None)  # not known yet where it is asked for
-    record.key = None if key is None else key.name
-    return record
+    route, caller = request.scope["route"].path, request.state.caller
+    return metrics.open("http", route, request.state.request_id, request.headers.items, caller)
 
 
 def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
-    """The command with its caller's key. Its id, which may be the body's, is now also that of its log lines and errors."""
+    """The command with its caller. Its id, which may be the body's, is now also that of its log lines and errors."""
     request.state.request_id = record.request_id = command.request_id
-    return replace(command, key=request.state.key)
+    return command.by(request.state.caller)

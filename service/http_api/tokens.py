@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from attend.model.errors import InvalidRequest
-from attend.service.access.quota import Key, name_of
 from attend.service.contract import server_answers, text_answers
 from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of
@@ -29,15 +28,15 @@ def add_tokens(router: APIRouter, site: Site) -> None:
     @bind(router, TOKENIZE)
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
-        key: Key | None = request.state.key
         remarks = site.remarks()
         read = partial(read_body, TokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, site.most_bytes, name_of(key))
+        body = await read_json(request, read, site.most_bytes)
         service.check_model(body.model or "")
         if body.messages is not None:
-            tokens = await service.tokens_of(conversation(site, body, remarks), key)
+            tokens = await service.tokens_of(conversation(site, body, remarks), request.state.caller)
         else:
-            tokens = await service.tokenize(text_of(body), add_special_tokens=body.add_special_tokens is not False, key=key)
+            special = body.add_special_tokens is not False
+            tokens = await service.tokenize(text_of(body), add_special_tokens=special, caller=request.state.caller)
         limit = service.engine.info.max_model_len
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
@@ -47,12 +46,11 @@ def add_tokens(router: APIRouter, site: Site) -> None:
     @bind(router, DETOKENIZE)
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
-        key: Key | None = request.state.key
         remarks = site.remarks()
         read = partial(read_body, DetokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, site.most_bytes, name_of(key))
+        body = await read_json(request, read, site.most_bytes)
         service.check_model(body.model or "")
-        text: text_answers.Text = {"prompt": await service.detokenize(body.tokens, key=key)}
+        text: text_answers.Text = {"prompt": await service.detokenize(body.tokens, caller=request.state.caller)}
         return site.said(json_response(text), remarks, request)
 
     @bind(router, TOKENIZER_INFO)

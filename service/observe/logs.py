@@ -197,6 +197,8 @@ def _opened(path: str) -> tuple[int, OSError | None]:
 
 def log_call(facts: CallFacts, trace_id: str | None) -> None:
     """One line for a call that has ended; as JSON, its numbers are fields."""
+    caller = facts.caller
+    key = None if caller.key is None else caller.key.name
     fields: dict[str, object] = {
         "request_id": facts.request_id,
         "transport": facts.transport,
@@ -208,14 +210,21 @@ def log_call(facts: CallFacts, trace_id: str | None) -> None:
         "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
         "status": facts.status,
         "error": facts.error,
-        "key": facts.key,
-        "client": facts.client,
-        "forwarded_for": facts.forwarded_for,
+        "key": key,
+        "tenant": caller.tenant,
+        "client": caller.address,
+        "forwarded_for": caller.forwarded_for,
     }
     if trace_id is not None:
         fields["trace_id"] = trace_id
-    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s"
+    line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s%s"
     where = (facts.transport, facts.route, facts.request_id, facts.outcome)
-    who = [("error", facts.error), ("key", facts.key), ("from", facts.client), ("for", facts.forwarded_for)]
+    who = [
+        ("error", facts.error),
+        ("key", key),
+        ("tenant", caller.tenant),
+        ("from", caller.address),
+        ("for", caller.forwarded_for),
+    ]
     told = ("" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who)
     requests.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, facts.status, *told, extra=fields)

@@ -23,6 +23,7 @@ from attend.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.keys import KeyRing
 from attend.service.contract.routes import COUNTED
 from attend.service.errors import AnswerChanged, ClientGone, wire
@@ -44,8 +45,6 @@ OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid
 REASONS = ("queue", "preparation", "busy", "key_requests", "key_tokens", "key_concurrent", "draining")
 """What refuses a call whose outcome is `rejected`: the errors' `reason`."""
 
-MAX_FORWARDED = 256
-"""Characters of X-Forwarded-For that a log line shows."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -68,12 +67,10 @@ class Metrics:
         vllm_names: bool = False,
         keys: KeyRing | None = None,
         preparing: Callable[[], int] = lambda: 0,
-        behind_edge: bool = False,
     ) -> None:
         self._labels = {"model": model}
         self.clock = clock
         self.tracer = tracer
-        self._behind_edge = behind_edge
         self.engine = engine
         self.meter = LoadMeter()
         self.registry = CollectorRegistry()
@@ -120,19 +117,11 @@ class Metrics:
         return Load(self.engine.info, self.engine.stats(), self.meter.pace())
 
     def open(
-        self, transport: str, route: str, request_id: str = "", headers: Headers = tuple, client: str | None = None
+        self, transport: str, route: str, request_id: str = "", headers: Headers = tuple, caller: Caller = NOBODY
     ) -> "RequestRecord":
-        """Start the record of one call. The id and the address `client` are for the log; `headers` gives the caller's.
-
-        HAProxy adds the address that connected to it to X-Forwarded-For, as the last one: behind it, that is the client.
-        """
-        record = RequestRecord(self, transport, route, request_id, context_of(headers()) if self.tracer else {})
-        told = ",".join(value for name, value in headers() if name == "x-forwarded-for")
-        if self._behind_edge and told:
-            told, _, client = told.rpartition(",")
-        record.client = None if client is None else client.strip()[:MAX_FORWARDED]
-        record.forwarded_for = told[-MAX_FORWARDED:] or None
-        return record
+        """Start the record of one call. The id and the caller are for the log; `headers` gives the caller's."""
+        context = context_of(headers()) if self.tracer else {}
+        return RequestRecord(self, transport, route, request_id, context, caller)
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once."""
@@ -177,14 +166,13 @@ class Metrics:
 class RequestRecord:
     """The life of one call, from its arrival at a transport to its one outcome."""
 
-    def __init__(self, metrics: Metrics, transport: str, route: str, request_id: str, context: Mapping[str, str]) -> None:
+    def __init__(
+        self, metrics: Metrics, transport: str, route: str, request_id: str, context: Mapping[str, str], caller: Caller = NOBODY
+    ) -> None:
         self._metrics = metrics
         self.request_id = request_id
-        """For the log."""
-        self.key: str | None = None
-        """The name of the caller's API key, as soon as it is known."""
-        self.client: str | None = None
-        self.forwarded_for: str | None = None
+        """For the log; so is the caller, with the API key as soon as it is known."""
+        self.caller = caller
         self._where = (transport, route)
         self._arrived = metrics.clock()
         self._last: dict[int, float] = {}
@@ -317,9 +305,7 @@ class RequestRecord:
             context=self._context,
             status=self._status(error),
             error=None if error is None else wire(error).code,
-            key=self.key,
-            client=self.client,
-            forwarded_for=self.forwarded_for,
+            caller=self.caller,
         )
 
     def _status(self, error: Exception | None) -> int | str:

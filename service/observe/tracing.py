@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attend.model.engine.request import FinishReason, Times
 from attend.model.errors import SettingError
+from attend.service.access.caller import NOBODY, Caller
 from attend.service.contract.routes import SERVICE
 
 if TYPE_CHECKING:
@@ -61,12 +62,7 @@ class CallFacts:
     """HTTP's status, or the name of gRPC's code, as the caller was given it."""
     error: str | None = None
     """OpenAI's code of the error; None where there was none."""
-    key: str | None = None
-    """The name of the caller's API key."""
-    client: str | None = None
-    """The address that connected to the server: a gateway's, where one is in front."""
-    forwarded_for: str | None = None
-    """X-Forwarded-For as it came to the server: the caller may have written it."""
+    caller: Caller = NOBODY
 
 
 def context_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from attend.model.errors import SettingError
+from attend.service.access.hosts import ANY
 from attend.service.observe import autoscaling, census, scrape, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.page import Page
@@ -90,6 +91,8 @@ def build(args: dict[str, Any]) -> serve.Application:
         raise SettingError("single is for `attend serve`: Ray Serve runs this application")
     if abspath(settings.tls_cert) != abspath(read_settings(args | {"tls_cert": None, "tls_key": None}).tls_cert):
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
+    if not settings.allowed_hosts:  # what is listened on, Serve's own options say, and not `host`
+        settings = settings.model_copy(update={"allowed_hosts": ANY})
     return application(settings)
 
 

@@ -22,6 +22,7 @@ from attend.service.generation.unread import Unread
 from attend.service.http_api.app import ABORT, RequestIds
 from attend.service.http_api.body import most_bytes_of_texts
 from attend.service.http_api.cors import fields_of, opened
+from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
@@ -29,7 +30,6 @@ HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 MOST_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MOST_CONNECTIONS = 6144
-PROBES = ("/healthz", "/health", "/readyz")
 END_SECONDS = 2
 """Seconds in which answers are written to their end, once the drain is over."""
 

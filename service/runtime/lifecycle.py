@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from attend.model.errors import SettingError
+from attend.service.access.hosts import is_loopback
 from attend.service.runtime.lines import tell
 from attend.service.runtime.renew import BadPair, doubt, pair
 from attend.service.settings import Settings
@@ -97,7 +98,7 @@ def openness(settings: Settings) -> str:
         return ""
     if not settings.single:
         reach = "everybody who reaches this machine"
-    elif settings.host in ("localhost", "::1") or settings.host.startswith("127."):
+    elif is_loopback(settings.host):
         reach = "everybody on this machine"
     else:
         reach = f"everybody who reaches {settings.host}"

@@ -26,6 +26,8 @@ from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
 from attend.model.text.tokenizer import Tokenizer
+from attend.service.access.caller import Callers, networks
+from attend.service.access.hosts import allowed
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.contract.shapes import build_all
@@ -66,6 +68,7 @@ class Replica(GrpcMethods):
         settings = hub.with_folder(settings, logging.getLogger("attend.hub").info)
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
+        self.callers = callers_of(settings)
         with log_terminal(settings) as terminal, loading.shown(terminal) as report:
             group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
             with ThreadPoolExecutor(1, "tokenizer") as aside:  # weights are unpacked meanwhile, without Python
@@ -103,7 +106,6 @@ class Replica(GrpcMethods):
             vllm_names=vllm,
             keys=self.keys,
             preparing=lambda: self.service.num_preparing,
-            behind_edge=settings.proxy == "haproxy" and not settings.single,
         )
         self.engine.start()
         later = Timer(SHAPES_SECONDS, build_all)
@@ -129,6 +131,7 @@ class Replica(GrpcMethods):
             template=self.template,
             form=self.form,
             keys=self.keys,
+            callers=self.callers,
             loads=loads,
             explaining=self.explaining,
             strict_fields=self.settings.strict_fields,
@@ -140,6 +143,7 @@ class Replica(GrpcMethods):
             site,
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
+            hosts=allowed(self.settings.allowed_hosts, self.settings.host, keyed=self.keys is not None),
             behind_serve=behind_serve,
         )
 
@@ -179,6 +183,15 @@ class Replica(GrpcMethods):
             if (part := getattr(self, name, None)) is not None:
                 part.close()
         logs.close()
+
+
+def callers_of(settings: Settings) -> Callers:
+    """What finds who calls. Says where a setting of tenants does nothing."""
+    if settings.trusted_proxies and settings.api_keys_file:
+        logging.getLogger("attend.tenants").warning("trusted_proxies name no tenants: callers are told apart by their API keys")
+    trusted = () if settings.api_keys_file else networks(settings.trusted_proxies)
+    behind_edge = settings.proxy == "haproxy" and not settings.single
+    return Callers(trusted, settings.tenant_header, behind_edge=behind_edge)
 
 
 def open_shelf(settings: Settings, engine: AsyncEngine) -> Shelf | None:

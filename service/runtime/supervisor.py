@@ -116,12 +116,15 @@ def with_log(settings: Settings) -> Settings:
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
-    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of proxy."""
+    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of proxy
+    and who may say where a call comes from.
+    """
     token = private / "token"
     token.touch(mode=0o600)
     token.write_text(os.urandom(32).hex(), encoding="ascii")
     fast = "1" if settings.proxy == "haproxy" else "0"
     ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
+    ours["FORWARDED_ALLOW_IPS"] = ""  # else uvicorn, in Serve's own proxy, takes a caller's address from what the caller wrote
     if settings.proxy == "haproxy":
         ours |= edge_environment(settings, private)
     longest = str(int(settings.request_timeout_seconds) + 60)

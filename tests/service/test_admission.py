@@ -15,6 +15,7 @@ from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer import Tokenizer
+from attend.service.access.caller import Caller
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.generation.aside import Places
@@ -48,7 +49,7 @@ def command(key, *prompts, n: int = 1, grammar=None, **rules) -> Command:
     more = {name: rules.pop(name) for name in {"prompt_logprobs", "echo"} & rules.keys()}
     stops = StopRules(**{"max_tokens": 4} | rules)
     given = {"sampling": SamplingParams(seed=1), "request_id": "test", "n": n, "grammar": grammar}
-    return Command(prompts=prompts or ("a",), stops=stops, key=key, **given, **more)
+    return Command(prompts=prompts or ("a",), stops=stops, caller=Caller(key), **given, **more)
 
 
 async def answered(server: Server, asked: Command, most: int = 1000) -> int:

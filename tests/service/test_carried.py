@@ -11,7 +11,8 @@ from attend.model.engine.request import Request
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling
 from attend.model.text.grammar import GrammarSpec
-from attend.service.access.quota import Key, Limits
+from attend.service.access.caller import Caller
+from attend.service.access.quota import Key, Limits, Share
 from attend.service.records import Command
 from tests.fakes import END, FakeEngine, build_server
 
@@ -28,8 +29,11 @@ CARRIED: dict[str, tuple[Changes, Changes]] = {
     "prompt_logprobs": ({"prompt_logprobs": 3}, {"prompt_logprobs": 3}),
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, {"prompt": [*b"cd"]}),
     "priority": ({"priority": 7}, {"priority": 7}),
-    "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "mine"}),
-    "key": ({"key": Key("ann", Limits())}, {"owner": "ann"}),
+    "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "\0mine"}),
+    "caller": (
+        {"caller": Caller(Key("ann", Limits(), share=Share(weight=2.5)))},
+        {"owner": "ann", "weight": 2.5, "cache_salt": "key ann\0"},
+    ),
     "embedding": ({"embedding": EmbeddingRules(Pooling.MEAN)}, {"pooling": Pooling.MEAN}),
     "scored_token_ids": ({"logprobs": 0, "scored_token_ids": (5, 9)}, {"logprobs": 0, "scored_token_ids": (5, 9)}),
     "resume_token_ids": ({"resume_token_ids": (98, 99)}, {"output": [98, 99]}),

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from attend.model.errors import (
     Unavailable,
 )
 from attend.model.pooling import Pooling
+from attend.service.access import caller
 from attend.service.access.quota import Key
 from attend.service.gathered import Gathered
 from attend.service.generation.embed import embed
@@ -58,7 +58,7 @@ class Caller:
     def __init__(self, life: "Life", call: Call) -> None:
         self.life, self.call = life, call
         self.key: Key | None = None if call.key is None else life.keys[call.key]
-        self.command = replace(call.command, key=self.key)
+        self.command = call.command.by(caller.Caller(self.key))
         self.adapter = SimpleNamespace(digest=call.adapter) if call.adapter else None
         self.deadline = float("inf")
         self.answers: dict[int, Answered] = {}

@@ -10,6 +10,7 @@ from grpc import StatusCode
 from attend.model.engine.request import FinishReason
 from attend.model.errors import AttendError, RateLimited
 from attend.model.params import SamplingParams, StopRules
+from attend.service.access.caller import Caller
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
@@ -96,7 +97,9 @@ def test_while_the_server_ends_that_is_what_a_key_over_its_limit_is_told(tmp_pat
 def command(keys: KeyRing, prompt: str = "a", n: int = 1, **rules) -> Command:
     stops = StopRules(**{"max_tokens": 4} | rules)
     sampling = SamplingParams(seed=1)
-    return Command(prompts=(prompt,), n=n, stops=stops, sampling=sampling, request_id="x", key=keys.authenticate(BEARER))
+    return Command(
+        prompts=(prompt,), n=n, stops=stops, sampling=sampling, request_id="x", caller=Caller(keys.authenticate(BEARER))
+    )
 
 
 async def take(server: Server, asked: Command, lists: int | None = None) -> FinishReason | None:

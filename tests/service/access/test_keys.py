@@ -17,7 +17,10 @@ from typer.testing import CliRunner
 from attend.model.errors import RateLimited, SettingError, Unauthenticated
 from attend.service.access import keys
 from attend.service.access.keys import (
+    FIELDS,
     MAX_LIMIT,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
     Entry,
     KeyRing,
     digest_of,
@@ -27,7 +30,7 @@ from attend.service.access.keys import (
     read_keys,
     write_keys,
 )
-from attend.service.access.quota import LIMITS, Limits
+from attend.service.access.quota import LIMITS, Limits, Share
 from attend.service.commands.keys import app
 
 law = settings(max_examples=150, derandomize=True, deadline=None)
@@ -138,13 +141,14 @@ def test_a_fresh_key_holds_256_random_bits_behind_its_prefix():
 def test_the_file_holds_hashes_only_and_is_its_owners_alone(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert SECRET not in path.read_text()
-    assert json.loads(path.read_text())["ci"] == {"sha256": HASH, **dict.fromkeys(LIMITS)}
+    assert json.loads(path.read_text())["ci"] == {"sha256": HASH, **dict.fromkeys(FIELDS), "weight": 1.0}
 
 
-limit = st.none() | st.integers(1, MAX_LIMIT)
+limit, name = st.none() | st.integers(1, MAX_LIMIT), st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
+shares = st.builds(Share, st.none() | st.integers(0, 9), st.floats(MIN_WEIGHT, MAX_WEIGHT), st.none() | name)
 entries = st.dictionaries(
-    st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True),
-    st.builds(Entry, st.binary(min_size=32, max_size=32), st.builds(Limits, limit, limit, limit)),
+    name,
+    st.builds(Entry, st.binary(min_size=32, max_size=32), st.builds(Limits, limit, limit, limit), shares),
 )
 
 
@@ -190,6 +194,14 @@ def one(**fields):
         (one(sha256=HASH + "\n"), "sha256"),
         (one(tokens=3), "'ci' has an unknown field 'tokens'"),
         *((one(**{name: bad}), name) for name in LIMITS for bad in (0, -1, MAX_LIMIT + 1, 1.0, "5", True, [], {})),
+        *((one(max_priority=bad), "max_priority must be an integer from 0 to 9") for bad in (-1, 10, 1.0, "5", True, [])),
+        *((one(weight=bad), "weight must be a number from 0.01 to 100") for bad in (0, 0.001, 101, -1, "1", True, [], 10**400)),
+        (b'{"ci": {"sha256": "%s", "weight": NaN}}' % HASH.encode(), "weight must be"),
+        (b'{"ci": {"sha256": "%s", "weight": 1e999}}' % HASH.encode(), "weight must be"),
+        *(
+            (one(share_prefixes=bad), "share_prefixes must be the name of a group")
+            for bad in ("", "a b", "x" * 65, 1, [], "a\0")
+        ),
     ],
 )
 def test_a_damaged_file_is_a_sentence_that_names_file_and_culprit(tmp_path, clock, text, told):
@@ -416,25 +428,42 @@ def attend(tmp_path, monkeypatch):
 
 
 def test_add_prints_the_key_alone_and_the_ring_knows_it(attend, tmp_path, clock):
-    done = attend("add", "ci", "--requests-per-minute", "60", "--tokens-per-minute", "9000", "--concurrent", "2")
+    shares = ("--max-priority", "0", "--weight", "2.5", "--share-prefixes", "team")
+    done = attend("add", "ci", "--requests-per-minute", "60", "--tokens-per-minute", "9000", "--concurrent", "2", *shares)
     assert (done.exit_code, done.stdout.count("\n")) == (0, 1)
     secret = done.stdout.strip()
     assert secret.startswith("att_")
     assert secret not in done.stderr
     assert "once" in done.stderr
     known = KeyRing(tmp_path / "made.json", clock).authenticate(bearer(secret))
-    assert (known.name, known.limits) == ("ci", Limits(60, 9000, 2))
+    assert (known.name, known.limits, known.share) == ("ci", Limits(60, 9000, 2), Share(0, 2.5, "team"))
     assert stat.S_IMODE((tmp_path / "made.json").stat().st_mode) == 0o600
 
 
 def test_list_shows_names_and_limits_and_neither_keys_nor_hashes(attend, tmp_path):
-    secret = attend("add", "ci", "--concurrent", "2").stdout.strip()
+    secret = attend("add", "ci", "--concurrent", "2", "--max-priority", "0", "--weight", "0.5").stdout.strip()
     attend("add", "dev")
     lines = attend("list").stdout.splitlines()
-    assert [["NAME", *(name.upper() for name in LIMITS)], ["ci", "-", "-", "2"], ["dev", "-", "-", "-"]] == list(
-        map(str.split, lines)
-    )
+    assert list(map(str.split, lines)) == [
+        ["NAME", *(name.upper() for name in FIELDS)],
+        ["ci", "-", "-", "2", "0", "0.5", "-"],
+        ["dev", "-", "-", "-", "-", "1", "-"],
+    ]
     assert not any(secret in line or digest_of(secret.encode()).hex() in line for line in lines)
+
+
+def test_set_changes_what_is_given_takes_none_away_and_keeps_the_rest(attend, tmp_path, clock):
+    secret = attend("add", "ci", "--concurrent", "2", "--weight", "3", "--share-prefixes", "team").stdout.strip()
+    attend("add", "dev")
+    ring = KeyRing(tmp_path / "made.json", clock)
+    done = attend("set", "ci", "--weight", "0.25", "--concurrent", "none", "--max-priority", "7")
+    assert (done.exit_code, done.stdout) == (0, "")
+    clock.now += 1
+    known = ring.authenticate(bearer(secret))
+    assert (known.limits, known.share) == (Limits(), Share(7, 0.25, "team")), "a running server follows"
+    assert load_keys(tmp_path / "made.json")["dev"].share == Share()
+    assert attend("set", "ci", "--weight", "none", "--share-prefixes", "none").exit_code == 0
+    assert load_keys(tmp_path / "made.json")["ci"].share == Share(7)
 
 
 def test_remove_takes_one_key_away(attend, tmp_path):
@@ -460,6 +489,14 @@ def test_the_flag_wins_over_the_variable(attend, tmp_path):
         (("add", "x", "--tokens-per-minute", "1_000"), "--tokens-per-minute must be"),
         (("add", "x", "--tokens-per-minute", "-5"), "--tokens-per-minute must be"),
         (("add", "x", "--requests-per-minute", "9" * 5000), "--requests-per-minute must be"),
+        (("add", "x", "--max-priority", "10"), "--max-priority must be an integer from 0 to 9; got 10"),
+        (("add", "x", "--weight", "0"), "--weight must be a number from 0.01 to 100; got 0"),
+        (("add", "x", "--weight", "nan"), "--weight must be a number from 0.01 to 100; got 'nan'"),
+        (("add", "x", "--weight", "1e2"), "--weight must be a number from 0.01 to 100; got '1e2'"),
+        (("add", "x", "--share-prefixes", "a b"), "--share-prefixes must be the name of a group, 1 to 64 letters"),
+        (("set", "ci"), "say what to change: --requests-per-minute, --tokens-per-minute, --concurrent, --max-priority"),
+        (("set", "dev", "--weight", "2"), "there is no key 'dev'"),
+        (("set", "ci", "--weight", "-2"), "--weight must be a number"),
         (("add", "x", "--file", "/nowhere/keys"), "'/nowhere/keys' cannot be used: No such file"),
         (("list", "--file", "/nowhere/keys"), "'/nowhere/keys' cannot be used: No such file"),
         (("remove", "dev"), "there is no key 'dev'"),
@@ -475,7 +512,7 @@ def test_a_mistake_is_a_sentence_and_changes_nothing(attend, tmp_path, words, to
     assert before == (tmp_path / "made.json").read_bytes()
 
 
-@pytest.mark.parametrize("command", [("add", "ci"), ("list",), ("remove", "ci")])
+@pytest.mark.parametrize("command", [("add", "ci"), ("set", "ci", "--weight", "2"), ("list",), ("remove", "ci")])
 def test_without_a_file_the_command_says_how_to_name_one(attend, monkeypatch, command):
     for unset in (lambda: monkeypatch.setenv("ATTEND_API_KEYS_FILE", ""), lambda: monkeypatch.delenv("ATTEND_API_KEYS_FILE")):
         unset()

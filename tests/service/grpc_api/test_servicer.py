@@ -229,9 +229,9 @@ def test_large_messages_are_read_beside_the_event_loop_and_small_ones_on_it(monk
     monkeypatch.setattr(servicer, "alone", watched)
     server = build_server()
     assert refused(generate, server, LARGE)[0] is refused(stream, server, LARGE)[0] is grpc.StatusCode.INVALID_ARGUMENT
-    assert owners == [None] * 4, "each is read, and each makes a command"
+    assert owners == ["10.0.0.2"] * 4, "each is read, and each makes a command"
     generate(server, pb.GenerateRequest(text="a", max_tokens=1))
-    assert owners == [None] * 4, "each is read, and each makes a command"
+    assert owners == ["10.0.0.2"] * 4, "each is read, and each makes a command"
 
 
 def test_a_call_is_charged_before_its_message_is_read(tmp_path, monkeypatch):

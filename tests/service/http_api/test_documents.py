@@ -197,7 +197,7 @@ def test_a_failure_that_clients_act_on_is_described_with_its_header(path):
 class Nobody:
     """A key ring that knows no key."""
 
-    def authenticate(self, *headers: str, x_api_key: list[str]) -> None:
+    def among(self, headers: object) -> None:
         raise Unauthenticated("this server needs an API key")
 
 

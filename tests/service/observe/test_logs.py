@@ -483,7 +483,7 @@ def test_of_a_long_list_of_addresses_the_end_is_logged_where_the_gateway_wrote(c
         build_server(behind_edge=True).post({"prompt": "a"}, headers=headers)
     [line] = ended_calls(caplog)
     assert line["client"] == "192.0.2.7"
-    assert line["forwarded_for"].endswith(", 203.0.113.5") and len(line["forwarded_for"]) == 256
+    assert line["forwarded_for"].endswith(", 203.0.113.5") and 240 < len(line["forwarded_for"]) <= 256
 
 
 def test_behind_our_edge_a_call_that_came_by_another_way_is_its_peers(caplog):

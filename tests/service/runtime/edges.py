@@ -73,6 +73,8 @@ class Replica:
     """Paths and methods of those that reached it."""
     headers: list[list[tuple[str, str]]] = field(default_factory=list)
     """What each HTTP call sent, with names in small letters."""
+    forwarded: list[list[str]] = field(default_factory=list)
+    """X-Forwarded-For of each gRPC call."""
     spent: str = ""
     """The Authorization of a key that has used up its requests."""
 
@@ -108,6 +110,7 @@ class Replica:
 
         def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
             replica.calls.append("gRPC")
+            replica.forwarded.append([value for name, value in context.invocation_metadata() if name == "x-forwarded-for"])
             if replica.full:
                 context.send_initial_metadata(((FULL, "1"), ("retry-after", "7")))
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "replica")

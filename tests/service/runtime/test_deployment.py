@@ -40,3 +40,12 @@ def test_a_variable_that_nobody_reads_is_told_once_for_all_replicas(monkeypatch,
     assert caplog.messages == ["ATTEND_VERSION is not a setting, and is ignored"]
     application(read_settings({}))
     assert len(caplog.messages) == 1, "`attend serve` has told it already"
+
+
+@pytest.mark.parametrize(("args", "hosts"), [({}, "*"), ({"allowed_hosts": "a.example"}, "a.example")])
+def test_what_serve_listens_on_is_not_known_here_so_that_any_host_is_answered_unless_names_are_given(monkeypatch, args, hosts):
+    """The default would be that of `host`, which Serve does not read: pods would refuse each other."""
+    built = []
+    monkeypatch.setattr("attend.service.runtime.deployment.application", built.append)
+    build(args)
+    assert [settings.allowed_hosts for settings in built] == [hosts]

@@ -209,6 +209,26 @@ def test_an_id_is_kept_where_there_is_one_and_it_is_plain_and_the_replica_gets_n
     assert seen.replace("-", "").isalnum()
 
 
+FORGED = (("203.0.113.5",), ("203.0.113.5, 10.0.0.1",), ("192.0.2.1", "203.0.113.5"), ())
+
+
+@pytest.mark.parametrize("lines", FORGED)
+def test_the_address_that_connected_comes_last_whatever_a_caller_writes(quiet, lines):
+    quiet.send(post("/v1/completions", "Authorization: Bearer good", *(f"X-Forwarded-For: {line}" for line in lines)))
+    [got] = [values for replica in quiet.replicas for values in replica.headers]
+    assert [value for name, value in got if name == "x-forwarded-for"] == [*lines, "127.0.0.1"]
+
+
+@pytest.mark.parametrize("lines", FORGED)
+def test_over_grpc_it_comes_last_in_one_line_since_a_server_sees_only_the_last_one(quiet, lines):
+    for replica in quiet.replicas:
+        replica.forwarded.clear()
+    method = quiet.channel.unary_unary("/attend.v1.GenerationService/Generate")
+    method(b"", metadata=tuple(("x-forwarded-for", line) for line in lines), timeout=10)
+    got = [values for replica in quiet.replicas for values in replica.forwarded if values]
+    assert got == [[f"{lines[-1]},127.0.0.1" if lines else "127.0.0.1"]]
+
+
 # Errors of callers
 
 

@@ -1,0 +1,196 @@
+"""Who makes a call: by an API key, else by what a trusted proxy says, else by the address alone.
+
+A caller's own X-Forwarded-For proves nothing. Two may add to it what counts: our HAProxy in front of Ray Serve, which adds the
+address that connected to it, and the proxies that the setting `trusted_proxies` names.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from threading import Lock
+
+from attend.model.params import DEFAULT_PRIORITY
+from attend.service.access.quota import Key
+
+log = logging.getLogger("attend.tenants")
+
+Network = IPv4Network | IPv6Network
+FORWARDED = "x-forwarded-for"
+TENANT = re.compile(r"[A-Za-z0-9._:/+=@|~-]{1,128}")
+"""A tenant's name stands in messages and log lines, as a key's does; e-mail addresses and ids of identity providers fit."""
+HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+SECRET = ("authorization", "x-api-key", "cookie", "proxy-authorization")
+"""Headers that hold secrets, and must not be logged as a name."""
+MOST_HOPS = 32
+"""Addresses of trusted proxies that are passed over in one X-Forwarded-For."""
+MAX_FORWARDED = 256
+"""Characters of X-Forwarded-For that a log line shows, of its end: what is before it may be made up."""
+COMPLAIN_SECONDS = 60.0
+"""How often the log says that calls have no tenant."""
+PORT = re.compile(r"\[([^\]]*)\](?::\d+)?|(\d+\.\d+\.\d+\.\d+):\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, found once as it arrives."""
+
+    key: Key | None = None
+    """The API key, whose limits count; None where no keys are set."""
+    tenant: str | None = None
+    """Whom a trusted proxy names, where no keys are set."""
+    address: str | None = None
+    """The address that connected to the server: a gateway's, where one is in front."""
+    forwarded_for: str | None = None
+    """The end of X-Forwarded-For as it came to the server: the caller may have written it."""
+
+    @property
+    def owner(self) -> str | None:
+        """In whose turn its requests run in the engine: its key's name, else its tenant; None: all such callers are one."""
+        return self.tenant if self.key is None else self.key.name
+
+    @property
+    def turn(self) -> str | None:
+        """In whose turn its body is read and its requests are prepared: the owner's, else the address's."""
+        return self.owner or self.address
+
+    @property
+    def weight(self) -> float:
+        """The owner's share of the engine."""
+        return 1.0 if self.key is None else self.key.share.weight
+
+    def priority(self, asked: int | None) -> int:
+        """The priority of a call that asks for this one, or for none. Raises InvalidRequest where its key may not have it."""
+        if self.key is not None:
+            return self.key.priority(asked)
+        return DEFAULT_PRIORITY if asked is None else asked
+
+    def salt(self, own: str) -> str:
+        """What cached prefixes are shared within: the key or its group, or the tenant, and in there the caller's own salt.
+
+        No group, key or tenant has a NUL in its name, so nobody's own salt leads into another's.
+        """
+        if self.key is None:
+            within = "" if self.tenant is None else f"tenant {self.tenant}"
+        elif self.key.share.share_prefixes is None:
+            within = f"key {self.key.name}"
+        else:
+            within = f"group {self.key.share.share_prefixes}"
+        return f"{within}\0{own}"
+
+
+NOBODY = Caller()
+"""Whoever calls from inside this process."""
+
+
+class Callers:
+    """Finds who makes a call, but for the API key: `KeyRing` knows that.
+
+    `behind_edge`: our HAProxy is in front. `trusted` and `header` are the settings `trusted_proxies` and `tenant_header`; they
+    name tenants only where no keys are set.
+    """
+
+    def __init__(
+        self,
+        trusted: Sequence[Network] = (),
+        header: str = FORWARDED,
+        *,
+        behind_edge: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trusted = tuple(trusted)
+        self._header = header.lower()
+        self._behind_edge = behind_edge
+        self._clock = clock
+        self._lock = Lock()
+        self._unnamed = 0
+        self._complains_again = 0.0
+
+    def of(self, headers: Iterable[tuple[str, str]], peer: str | None) -> Caller:
+        """The caller behind a call's headers or metadata, with names in lower case. `peer` is who connected to this process."""
+        wanted = {FORWARDED, self._header} if self._trusted else {FORWARDED}
+        found = [(name, value) for name, value in headers if name in wanted]
+        told, address = ",".join(value for name, value in found if name == FORWARDED), peer
+        if self._behind_edge and told:  # it adds the address that connected to it, as the last one
+            told, _, address = told.rpartition(",")
+        address = None if address is None else address.strip()[:MAX_FORWARDED]
+        tenant = None
+        if self._trusted and address and _is_in(address, self._trusted):
+            if self._header == FORWARDED:
+                tenant = self._forwarded(told)
+            else:
+                tenant = _single([value for name, value in found if name == self._header])
+            if tenant is None:
+                self._complain(address)
+        return Caller(None, tenant, address, _end_of(told) or None)
+
+    def _forwarded(self, told: str) -> str | None:
+        """The last address of X-Forwarded-For that is no trusted proxy's; None where something else comes first."""
+        for _ in range(MOST_HOPS):
+            told, _, last = told.rpartition(",")
+            address = _address(last.strip())
+            if address is None:
+                return None
+            if not _is_in(text := str(address), self._trusted):
+                return text if TENANT.fullmatch(text) else None  # an address of IPv6 may have a zone of any characters
+        return None
+
+    def _complain(self, address: str) -> None:
+        with self._lock:
+            self._unnamed += 1
+            now = self._clock()
+            if now < self._complains_again:
+                return
+            count, self._unnamed, self._complains_again = self._unnamed, 0, now + COMPLAIN_SECONDS
+        wanted = "an address that is no trusted proxy's" if self._header == FORWARDED else "one name"
+        log.warning(
+            "%d calls from trusted proxies, the last from %s, have no tenant: %s must hold %s",
+            count,
+            address if address.isprintable() else ascii(address),
+            self._header,
+            wanted,
+        )
+
+
+def _end_of(told: str) -> str:
+    """At most MAX_FORWARDED characters of the end, whole addresses where one fits."""
+    if len(told) <= MAX_FORWARDED:
+        return told
+    end = told[-MAX_FORWARDED:]
+    _, comma, rest = end.partition(",")
+    return rest.strip() if comma and rest.strip() else end
+
+
+def _single(values: Sequence[str]) -> str | None:
+    return values[0] if len(values) == 1 and TENANT.fullmatch(values[0]) else None
+
+
+@lru_cache(4096)
+def _is_in(address: str, networks: tuple[Network, ...]) -> bool:
+    read = _address(address)
+    return read is not None and any(read in network for network in networks)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """An address as proxies write it, with or without a port. One of IPv4 that is written as IPv6 is that of IPv4."""
+    if (match := PORT.fullmatch(text)) is not None:
+        text = match[1] or match[2] or ""
+    try:
+        read = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(read, "ipv4_mapped", None) or read
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """The addresses and networks of `trusted_proxies`, comma-separated. Raises ValueError that names what is neither."""
+    found = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        try:
+            found.append(ip_network(part))
+        except ValueError as error:
+            raise ValueError(f"{part[:64]!r} is no address, nor a network such as 10.0.0.0/8: {error}") from error
+    return tuple(found)

@@ -1,0 +1,55 @@
+"""Values of settings as people write them: in variables and flags all of them are text."""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from attend.service.access.caller import HEADER, SECRET, networks
+from attend.service.access.hosts import hosts
+
+SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
+
+
+def whole(value: Any) -> Any:
+    """A variable is text; a Literal of numbers takes none."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def size_in_bytes(value: Any) -> Any:
+    """A size with its unit, 2GB or 512MiB, in bytes. K, M, G and T are powers of 1000, with an i of 1024."""
+    if not isinstance(value, str):
+        return value
+    match = SIZE.fullmatch(value.strip().upper())
+    number, unit, binary = match.groups() if match else ("0", None, None)
+    size = int(Decimal(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " "))
+    if not size:
+        raise PydanticCustomError("size", "it must be a number of bytes, as 536870912, 512MiB or 2GB")
+    return size
+
+
+def _readable(read: Callable[[str], object]) -> AfterValidator:
+    """Text that `read` takes; its ValueError is the sentence."""
+
+    def check(value: str) -> str:
+        try:
+            read(value)
+        except ValueError as error:
+            raise PydanticCustomError("text", "{sentence}", {"sentence": str(error)}) from error
+        return value
+
+    return AfterValidator(check)
+
+
+def _header(name: str) -> None:
+    if not HEADER.fullmatch(name) or name.lower() in SECRET:
+        raise ValueError(
+            "it must be the name of a header, which is logged: letters, digits, - and _, and none that holds secrets"
+        )
+
+
+Networks, Header, Hosts = _readable(networks), _readable(_header), _readable(hosts)
+"""For `Annotated`: settings that stay text, and are checked at the start."""
