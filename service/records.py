@@ -110,6 +110,8 @@ class Shown:
     num_tokens: int
     digest: int
     """See `digest_of`."""
+    ended: bool = False
+    """Whether that call said that the answer ends there."""
 
 
 Prompt = str | tuple[int, ...] | ChatPrompt | FramedText

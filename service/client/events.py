@@ -15,6 +15,8 @@ SILENT_SECONDS = 45.0
 AGAIN = (408, 429, 502, 503, 504)
 """The statuses after which the same request may fare better, unless the server says that it will not: 502 and 504 are a proxy's
 whose backend died. So is a 500 that is not the server's own."""
+AGAIN_LATER = ("shutting_down", "queue_full", "rate_limit_exceeded")
+"""The codes of such errors in a stream whose status was sent before."""
 MOST_ERROR_BYTES = 64 << 10
 
 
@@ -66,7 +68,8 @@ def _deltas(data: bytes) -> list[Delta]:
     try:
         event = json.loads(data)
         if "error" in event:
-            raise Failed(event["error"]["message"], again=False, code=event["error"]["code"])
+            code = event["error"]["code"]
+            raise Failed(event["error"]["message"], again=code in AGAIN_LATER, code=code)
         return [_delta(choice, event["system_fingerprint"]) for choice in event["choices"]]
     except (ValueError, LookupError, TypeError) as error:
         raise Failed(f"an event of another shape: {data[:200]!r}", again=True) from error

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from attend.model.engine.request import FinishReason, Output, Request
-from attend.model.errors import InvalidRequest
+from attend.model.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from attend.model.params import StopRules
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallStart, Content, Part, joined
@@ -144,6 +144,18 @@ class Answer:
         return tuple(joined(parts))
 
 
+CUT = (FinishReason.DEADLINE, FinishReason.ABORT)
+"""Ends that come from outside, and may come anywhere."""
+
+
+def check_begun(reason: FinishReason | None, token: str = "the first token") -> None:
+    """Raise what a call is refused with that is cut before it has any token that is new to its caller: no empty answer."""
+    if reason is FinishReason.DEADLINE:
+        raise DeadlineExceeded(f"the deadline passed before {token}")
+    if reason is FinishReason.ABORT:
+        raise Unavailable(f"the server shut down before {token}; try another replica")
+
+
 class Remade:
     """An answer whose beginning is made again, beside what an earlier call showed. Raises AnswerChanged where they differ."""
 
@@ -153,22 +165,28 @@ class Remade:
         self._compare()
 
     def parted(self, outputs: Iterable[Output]) -> Iterator[Output]:
-        """The outputs, so that one of them ends where the beginning does."""
+        """The outputs, so that one of them ends where the beginning does; the last one, where the answer ended there."""
         at = self._num_tokens
         for output in outputs:
-            first = self._shown.num_tokens - at
-            at += len(output.token_ids)
-            if 0 < first < len(output.token_ids):
+            first, at = self._shown.num_tokens - at, at + len(output.token_ids)
+            is_whole = first == len(output.token_ids) and output.finish_reason not in CUT
+            if 0 < first <= len(output.token_ids) and not is_whole:
+                end = FinishReason.ABORT if self._shown.ended else None
                 yield output._replace(
-                    token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=None, times=None
+                    token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=end, times=None
                 )
                 output = output._replace(
                     token_ids=output.token_ids[first:], logprobs=output.logprobs[first:], prompt_logprobs=(), hidden=None
                 )
+            elif is_whole and self._shown.ended and output.finish_reason is None:
+                output = output._replace(finish_reason=FinishReason.ABORT)  # as a deadline or a drain ended it
             yield output
 
     def new(self, chunks: list[Chunk]) -> list[Chunk]:
-        """The chunks that no earlier call has delivered, and counted: those after the beginning, and the end."""
+        """The chunks that no earlier call has delivered, and counted: those after the beginning, and the end.
+
+        Raises DeadlineExceeded or Unavailable where the end comes from outside, before any of them.
+        """
         for chunk in chunks:
             if self._num_tokens < self._shown.num_tokens:
                 self._num_tokens, self._digest = chunk.num_tokens, digest_of(chunk.token_ids, self._digest)
@@ -176,10 +194,11 @@ class Remade:
         return [chunk for chunk in chunks if chunk.num_tokens > self._shown.num_tokens or chunk.finish_reason is not None]
 
     def _compare(self, reason: FinishReason | None = None) -> None:
-        """Where the beginning is whole. One that a deadline or a drain cuts may be the same."""
+        """Where the beginning is whole, or ends too early."""
         if self._num_tokens == self._shown.num_tokens:
-            differs = self._digest != self._shown.digest
+            differs = self._digest != self._shown.digest or (reason is not None and not self._shown.ended)
         else:
-            differs = reason in (FinishReason.STOP, FinishReason.LENGTH)
+            check_begun(reason, "the first token after that of the Last-Event-ID")
+            differs = reason is not None
         if differs:
             raise AnswerChanged

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from attend.model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenEngine
-from attend.model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound, Unavailable
+from attend.model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, ModelNotFound
 from attend.model.generation_config import NO_DEFAULTS, Defaults
 from attend.model.net.adapters import Adapter
 from attend.model.params import MAX_PROMPT_SCORES, token_ids
@@ -22,7 +22,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.quota import Lease
 from attend.service.generation.adapters import Shelf
-from attend.service.generation.answer import Answer, Remade
+from attend.service.generation.answer import Answer, Remade, check_begun
 from attend.service.generation.aside import Places, aside
 from attend.service.generation.prepare import Preparation
 from attend.service.observe.metrics import RequestRecord
@@ -246,7 +246,7 @@ class GenerationService:
                 log.error("request %s failed in the engine: %s", record.request_id, output.error)
                 raise EngineFailed("internal error")
             if not output.token_ids and (needs_all or not any(other.begun for other in answers.values())):
-                self._raise_unstarted(output.finish_reason)
+                check_begun(output.finish_reason)  # also a call that lacks an embedding
             chunk = answer.take(output)
             if chunk.finish_reason is not None:
                 chunk = self._ended(chunk, output, answer.request)
@@ -262,13 +262,6 @@ class GenerationService:
             return chunk
         self.engine.abort(output.request_id, FinishReason.STOP)  # a stop string, which the engine does not know
         return replace(chunk, times=request.times(self._clock()))
-
-    def _raise_unstarted(self, reason: FinishReason | None) -> None:
-        """A call that ends before its first token is an error, not an empty answer; so is one that lacks an embedding."""
-        if reason is FinishReason.DEADLINE:
-            raise DeadlineExceeded("the deadline passed before the first token")
-        if reason is FinishReason.ABORT:
-            raise Unavailable("the server shut down before the first token; try another replica")
 
     def _expire(self, requests: list[Request]) -> None:
         for request in requests:

@@ -1,23 +1,26 @@
 """Ids of a stream's events, and `Last-Event-ID`: any replica can go on after any event, and none keeps anything for it.
 
-An answer is a function of its request and its seed. So an id holds the seed, a digest of the fingerprint, how many tokens have
-come by its event, and a digest of these: `id: 1f3a9c0b2d4e.8a2b7c.37.5d1c09e2`, with `!` where the answer has ended. To go on,
-the answer is made again, and the events up to that token are not written. Where bits depend on the batch it may be another
-answer. Then the digests of its tokens differ, and the stream ends with an error.
+An answer is a function of its request and its seed. So an id holds the seed, a digest of the fingerprint and the request, how
+many tokens have come by its event, and a digest of these: `id: 1f3a9c0b2d4e.8a2b7c.37.5d1c09e2`, with `!` where the answer has
+ended. To go on, the answer is made again, and the events up to that token are not written. Where bits depend on the batch it
+may be another answer. Then the digests of its tokens differ, and the stream ends with an error.
 """
 
 import hashlib
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from attend.model.errors import InvalidRequest
-from attend.model.params import SEED_HIGH, SEED_LOW, describe
+from attend.model.params import NO_CHANGE, SEED_HIGH, SEED_LOW, describe
 from attend.service.records import Chunk, Command, Shown, digest_of
 
 HEADER = "Last-Event-ID"
 DIGITS = 6
-"""Of the fingerprint's digest."""
+"""Of the digest of fingerprint and request."""
+PART = 8192
+"""Characters or token ids of a request that are digested in one go: the interpreter waits for each part."""
 _ID = re.compile(r"(-?[0-9a-f]{1,16})\.([0-9a-f]{6})\.([0-9]{1,9})\.([0-9a-f]{8})(!?)")
 PARAMETER = {
     "name": HEADER,
@@ -34,25 +37,23 @@ class Place:
 
     seed: int
     digest: str
-    """Of the fingerprint."""
+    """Of the fingerprint and the request."""
     shown: Shown
     """The answer up to and with its event."""
-    ended: bool
-    """Whether its event was the answer's last."""
 
 
 class Numbering:
     """Gives the events of one answer their ids, and leaves out those that the caller has. It is told of each chunk once."""
 
-    def __init__(self, fingerprint: str, received: Iterable[int] = (), after: Place | None = None) -> None:
-        """`received` are the tokens that the caller sent of the answer."""
-        self.fingerprint = fingerprint
+    def __init__(self, digest: str, received: Iterable[int] = (), after: Shown | None = None) -> None:
+        """`digest` is that of fingerprint and request; `received` are the tokens that the caller sent of the answer."""
+        self.digest = digest
         self.after = after
         self._digest = digest_of(received)
 
     def start(self, seed: int) -> bytes:
         """An id's line up to the number of tokens."""
-        return b"id: %s.%s." % (_hex(seed), digest(self.fingerprint).encode())
+        return b"id: %s.%s." % (_hex(seed), self.digest.encode())
 
     def end(self, chunk: Chunk) -> bytes:
         """The rest of the line of a chunk's event."""
@@ -60,16 +61,14 @@ class Numbering:
         return b"%d.%08x%s\n" % (chunk.num_tokens, self._digest, b"" if chunk.finish_reason is None else b"!")
 
     def new(self, chunk: Chunk) -> Chunk | None:
-        """What of a chunk the caller lacks; None for nothing. An end that comes too early, as by a deadline, has no text."""
+        """What of a chunk the caller lacks: all of it, or nothing, which is None."""
         after = self.after
-        if after is None or chunk.num_tokens > after.shown.num_tokens:
+        if after is None or chunk.num_tokens > after.num_tokens:
             return chunk
-        if chunk.num_tokens == after.shown.num_tokens and chunk.finish_reason is not None and not after.ended:
+        if chunk.num_tokens == after.num_tokens and chunk.finish_reason is not None and not after.ended:
             return chunk
         self._digest = digest_of(chunk.token_ids, self._digest)
-        if chunk.finish_reason is None or after.ended:
-            return None
-        return replace(chunk, text="", token_ids=(), logprobs=())
+        return None
 
 
 def place_of(values: Sequence[str]) -> Place | None:
@@ -80,23 +79,28 @@ def place_of(values: Sequence[str]) -> Place | None:
     found = _ID.fullmatch(value)
     if found is None or not SEED_LOW <= int(found[1], 16) <= SEED_HIGH:
         raise InvalidRequest(f"{HEADER} must be the id of an event of /v1/completions; got {describe(value)}", HEADER)
-    return Place(int(found[1], 16), found[2], Shown(int(found[3]), int(found[4], 16)), bool(found[5]))
+    return Place(int(found[1], 16), found[2], Shown(int(found[3]), int(found[4], 16), bool(found[5])))
 
 
-def going_on(command: Command, place: Place, fingerprint: str, *, stream: bool) -> Command:
-    """The command whose answer goes on after an event. Raises InvalidRequest where it would be another answer."""
+def going_on(command: Command, place: Place, fingerprint: str, own: str | None, context: int, *, stream: bool) -> Command:
+    """The command whose answer goes on after an event. Raises InvalidRequest where it would be another answer.
+
+    `own` is the digest of its fingerprint and request, where its events have ids; `context` the most tokens of the model.
+    """
     given, received, most = command.sampling.seed, len(command.resume_token_ids), command.stops.max_tokens
+    most = context if most is None else most
     wrong = None
     if not stream:
         wrong = "goes on with a stream, and this request has no stream: true"
     elif command.num_answers > 1:
         wrong = f"goes on with a stream of one answer, and this request asks for {command.num_answers}"
-    elif place.digest != digest(fingerprint):
-        wrong = f"belongs to an answer with another system_fingerprint than {fingerprint}, which serves now; ask without it"
     elif given is not None and given != place.seed:
         wrong = f"belongs to an answer with the seed {place.seed}, and this request has the seed {given}"
-    elif place.shown.num_tokens < received or (most is not None and place.shown.num_tokens > most):
+    elif not received <= place.shown.num_tokens <= most:
         wrong = f"must be after {received} to {most} tokens, by resume_token_ids and max_tokens; got {place.shown.num_tokens}"
+    elif place.digest != own:
+        which = f"to another request, or to another system_fingerprint than {fingerprint}, which serves now"
+        wrong = f"belongs {which}: send the same request, or ask without it"
     if wrong is not None:
         raise InvalidRequest(f"{HEADER} {wrong}", HEADER)
     return replace(command, sampling=replace(command.sampling, seed=place.seed), shown=place.shown)
@@ -108,9 +112,32 @@ def refuse(values: Sequence[str]) -> None:
         raise InvalidRequest(f"{HEADER} goes on with streams of /v1/completions, and not of a chat", HEADER)
 
 
-def digest(fingerprint: str) -> str:
-    """Tells fingerprints apart, in few characters."""
-    return hashlib.sha256(fingerprint.encode()).hexdigest()[:DIGITS]
+def request_digest(command: Command) -> bytes:
+    """Of what an answer's tokens and text depend on in its request, but for the seed. Of a long one it takes milliseconds."""
+    drawn, decoding, allowed = replace(command.sampling, seed=None), command.decoding, command.decoding.allowed_token_ids
+    changes = None if decoding is NO_CHANGE else replace(decoding, allowed_token_ids=())
+    shape = command.grammar, command.echo, command.truncate_prompt_tokens, command.skip_special_tokens
+    made = hashlib.sha256(repr((drawn, command.stops, changes, shape)).encode())
+    for value in (*command.prompts, command.suffix, allowed):
+        assert isinstance(value, str | tuple)
+        made.update(b"\0%d " % len(value))
+        for at in range(0, len(value), PART):
+            made.update(_bytes(value[at : at + PART]))
+    return made.digest()
+
+
+def _bytes(part: str | tuple[int, ...]) -> bytes:
+    if isinstance(part, str):
+        return part.encode("utf-8", "surrogatepass")
+    try:
+        return array("q", part).tobytes()
+    except OverflowError:
+        return repr(part).encode()  # ids that no model has
+
+
+def digest(fingerprint: str, request: bytes) -> str:
+    """Tells fingerprints and requests apart, in few characters. `request` is a `request_digest`."""
+    return hashlib.sha256(fingerprint.encode() + request).hexdigest()[:DIGITS]
 
 
 def _hex(number: int) -> bytes:

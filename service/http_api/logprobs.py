@@ -52,11 +52,11 @@ class CompletionLogprobs:
 
     def _offsets(self, chunk: Chunk) -> Iterator[int]:
         if self._echo and chunk.prompt is not None:
-            offset, decoder = self._offset, self._prompt_decoder(chunk.prompt)
+            offset, decoder = 0, self._prompt_decoder(chunk.prompt)
             for token in chunk.prompt.token_ids:
                 yield offset
                 offset += len(decoder.push(token))
-            self._offset = len(chunk.prompt.text)  # the answer's text begins after the prompt's, whatever that ended in
+            self._offset += len(chunk.prompt.text)  # the answer's text begins after the prompt's, whatever that ended in
         for scored in chunk.logprobs:
             yield self._offset
             self._offset += len(self._decoder.push(scored.token_id))

@@ -93,18 +93,20 @@ def _add_generation(router: APIRouter, site: Site) -> None:
         with record.errors():
             remarks = site.remarks()
 
-            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
+            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command, bytes | None]:
                 body = read_completion(fields, remarks)
-                return body, to_command(body, request.state.request_id, service.defaults, remarks=remarks)
+                command = to_command(body, request.state.request_id, service.defaults, remarks=remarks)
+                return body, command, event_ids.request_digest(command) if body.stream and command.num_answers == 1 else None
 
-            body, command = await read_json(request, read, site.most_bytes)
+            body, command, digest = await read_json(request, read, site.most_bytes)
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
+            own = None if digest is None else event_ids.digest(fingerprint, digest)
             place = event_ids.place_of(request.headers.getlist(event_ids.HEADER))
             if place is not None:
-                command = event_ids.going_on(command, place, fingerprint, stream=stream)
-            numbering = Numbering(fingerprint, command.resume_token_ids, place) if command.num_answers == 1 else None
+                command = event_ids.going_on(command, place, fingerprint, own, service.engine.info.max_model_len, stream=stream)
+            numbering = None if own is None else Numbering(own, command.resume_token_ids, command.shown)
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )

@@ -276,7 +276,7 @@ class RequestRecord:
         self._reasons[chunk.index] = chunk.finish_reason
         if chunk.times is not None and chunk.finish_reason is not None:
             self._answers.append(AnswerFacts(chunk.index, now - self._arrived, chunk.times, chunk.finish_reason))
-        made = chunk.num_tokens - self._resumed.get(chunk.index, 0)
+        made = chunk.num_tokens - self._resumed.get(chunk.index, chunk.num_tokens)
         self._metrics.answer_length.observe(made)
         if made > 1:
             self._metrics.per_token.observe((now - self._first[chunk.index]) / (made - 1))

@@ -375,14 +375,19 @@ def test_a_question_after_one_without_an_answer_is_joined_to_it(page):
 
 def cut(page, live, path: str, events: int) -> None:
     """Have the next stream of a route break after so many events."""
+    done: list[bool] = []
 
     def broken(route) -> None:
+        if done or '"stream": true' not in route.request.post_data:
+            route.continue_()
+            return
+        done.append(True)
         whole = page.request.post(
             f"{live.url}{path}", data=route.request.post_data, headers={"content-type": "application/json"}
         )
         route.fulfill(body="\n\n".join(whole.text().split("\n\n")[:events]) + "\n\n", content_type="text/event-stream")
 
-    page.route(f"**/{path}", broken, times=1)
+    page.route(f"**/{path}", broken)
 
 
 @pytest.mark.parametrize("tab", ["chat", "completions"])
@@ -405,6 +410,24 @@ def test_a_connection_that_breaks_is_said_and_the_answer_goes_on(page, tab):
         expect(page.locator(".answer .error")).to_be_hidden()
     expected = "user: a\nassistant: bcd" if tab == "chat" else "a"
     assert prompts(engine)[-1] == expected
+
+
+def test_an_answer_with_another_token_goes_on_after_a_break_too(page, letters):  # noqa: F811
+    """The id belongs to the request that went on from that token."""
+    with serving(chat_app(FakeEngine())) as live:
+        opened(page, live, max_tokens="6")
+        page.check("#mode-completions", force=True)
+        page.fill("#prompt", "a")
+        page.click("#generate")
+        expect(page.locator("#status")).to_contain_text("Done")
+        page.locator(".scored").nth(1).click()
+        page.wait_for_selector(".alternatives button")
+        cut(page, live, "v1/completions", 2)
+        page.locator(".alternatives button", has_text="f").click()
+        expect(page.locator(".answer .error")).to_contain_text("The connection broke after")
+        page.click(".doings >> text=Continue")
+        expect(page.locator("#status")).to_contain_text("Done")
+        expect(page.locator("#result .text")).to_have_text("abfghij")
 
 
 def test_an_emptied_field_means_the_default_that_it_shows(page):

@@ -12,6 +12,7 @@ import pytest
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.service.server import Server, running, wait_for
+from tests.service.sse import Event, events, joined, same
 
 pytestmark = pytest.mark.ray
 
@@ -35,6 +36,28 @@ def answers(server: Server) -> list[str]:
     return [complete(server), over_grpc, complete(server, **SAMPLED), complete(server, **SAMPLED, top_p=0.9)]
 
 
+def streamed(server: Server, last: str = "", **more) -> list[Event]:
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 32, "stream": True, "logprobs": 0} | SAMPLED | more).encode()
+    headers = {"Content-Type": "application/json", "Last-Event-ID": last}
+    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/v1/completions", body, headers), timeout=60) as answer:
+        return events(answer.read())
+
+
+def check_cuts(server: Server) -> None:
+    """A stream that is cut goes on as the uncut one, by its id and by its tokens."""
+    whole = streamed(server, return_token_ids=True)
+    documents = [document for _, document in whole]
+    for place in (1, 17, len(whole) - 1):
+        before = documents[:place]
+        tokens = [token for document in before for token in document["choices"][0]["token_ids"]]
+        rest = [document for _, document in streamed(server, whole[place - 1][0], return_token_ids=True)]
+        assert same(joined([*before, *rest]), joined(documents), bits=False), place
+        if len(tokens) < 32:
+            rest = [document for _, document in streamed(server, return_token_ids=True, resume_token_ids=tokens)]
+            rest[0]["choices"][0].pop("prompt_token_ids")
+            assert same(joined([*before, *rest]), joined(documents), bits=False), place
+
+
 def unexplained(server: Server) -> list[str]:
     """What is said over both transports to who wants a text explained."""
     request = urllib.request.Request(f"{server.url}/v1/attention", b'{"prompt": "a"}', {"Content-Type": "application/json"})
@@ -52,6 +75,7 @@ def test_ranks_answer_as_one_process_and_a_dead_one_is_replaced(tmp_path):
     with running(tmp_path / "two", "--tensor-parallel", "2", *WAYS) as server:
         assert "2 ranks" in server.output()
         assert answers(server) == wanted
+        check_cuts(server)
         assert all("tensor_parallel" in refusal for refusal in unexplained(server))
 
         rank = server.pid_of("ray::Rank")

@@ -14,11 +14,12 @@ let shown = null;
 const on = {
   choose: (answer, at, other) => run(answer, goingOn(answer, at, other)),
   retry: (answer) => show(answer.request),
-  goOn: (answer) => run(answer, (signal) => send(answer, answer.request, signal, { "Last-Event-ID": answer.lastId })),
+  goOn: (answer) => run(answer, (signal) => send(answer, answer.sent, signal, { "Last-Event-ID": answer.lastId })),
 };
 
 /** Send a request, and take the stream into an answer. */
 export async function send(answer, request, signal, headers) {
+  answer.sent = request;
   const path = request.chat ? "v1/chat/completions" : "v1/completions";
   await answer.follow(await post(path, streamed(request), signal, headers), signal);
 }

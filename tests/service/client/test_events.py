@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from attend.model.errors import DeadlineExceeded, EngineFailed
+from attend.model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, QueueFull, RateLimited, Unavailable
 from attend.service.client.errors import Refused
 from attend.service.client.events import Events, body_of, refusal
 from attend.service.client.grpc import failure
@@ -58,6 +58,25 @@ def test_an_answer_that_changed_ends_the_call_by_its_code():
     with pytest.raises(Refused) as refused:
         Call(Means(), 7).pause(caught.value)
     assert refused.value.code == "answer_changed"
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (Unavailable("the server shut down before the first token"), True),
+        (QueueFull("the queue is full"), True),
+        (RateLimited("too many", 7, "key_tokens"), True),
+        (EngineFailed("broken"), False),
+        (DeadlineExceeded("late"), False),
+        (InvalidRequest("wrong", "seed"), False),
+    ],
+)
+def test_an_error_in_a_stream_is_tried_again_where_its_status_would_be(error, again):
+    """A stream's headers are sent before its first token where that is late."""
+    event, answer = json.dumps(error_body(error, "r1")).encode(), error_response(error, "r1")
+    with pytest.raises(Failed) as caught:
+        list(Events().feed(b"data: " + event + b"\n\n"))
+    assert caught.value.again is again is refusal(answer.status_code, answer.headers, answer.body).again
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN])

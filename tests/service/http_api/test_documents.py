@@ -12,13 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from attend.service.contract.chat import ChatRequest
-from attend.service.contract.requests import CompletionRequest, StreamOptions
+from attend.service.contract.commands import to_command
+from attend.service.contract.requests import CompletionRequest, StreamOptions, read_completion
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import documents
 from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts
 from attend.service.http_api.documents import schemas
-from attend.service.http_api.event_ids import HEADER, digest
+from attend.service.http_api.event_ids import HEADER, digest, request_digest
 from attend.service.http_api.operations import OPERATIONS
 from tests.fakes import CONTEXT, INFO, FakeEngine, build_server
 from tests.service.http_api.described import (
@@ -219,10 +220,9 @@ def most_of(path: str) -> int:
 BOTH = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
 ENGINE = [*BOTH, *MANY_TEXTS]
 JSON = {"content-type": "application/json"}
-AGAIN = {
-    "json": LEAST["/v1/completions"] | {"stream": True, "resume_token_ids": [97]},
-    "headers": {HEADER: f"7.{digest(INFO.fingerprint)}.1.01234567"},
-}
+CUT = LEAST["/v1/completions"] | {"stream": True, "resume_token_ids": [97]}
+OF_CUT = digest(INFO.fingerprint, request_digest(to_command(read_completion(CUT), "x")))
+AGAIN = {"json": CUT, "headers": {HEADER: f"7.{OF_CUT}.1.01234567"}}
 FAILURES = [
     *[(path, 400, {"json": {"model": 3}}, {}) for path in LEAST],
     *[(path, 404, {"json": LEAST[path] | {"model": "other"}}, {}) for path in LEAST],

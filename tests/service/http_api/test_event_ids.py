@@ -1,20 +1,21 @@
 """A stream goes on after any of its events, on any replica: `Last-Event-ID` with the same body."""
 
-import json
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai._streaming import SSEDecoder
 
-from attend.model.engine.request import Output, Request
+from attend.model.engine.request import FinishReason, Output, Request
 from attend.model.errors import InvalidRequest
-from attend.model.params import SEED_HIGH, SEED_LOW
+from attend.model.params import SEED_HIGH, SEED_LOW, DecodingParams, SamplingParams, StopRules
 from attend.model.text.chat import ChatTemplate
-from attend.service.http_api.event_ids import DIGITS, Numbering, place_of
-from attend.service.records import Chunk, digest_of
+from attend.model.text.grammar import GrammarSpec
+from attend.service.http_api.event_ids import DIGITS, Numbering, place_of, request_digest
+from attend.service.records import Chunk, Command, digest_of
 from tests.fakes import END, MODEL, FakeEngine, Rule, build_server, info, says, seeded
+from tests.service.sse import error_of, events, joined
 
 TEXT = "aäß漢🎉é!" * 2
 BYTES = (*TEXT.encode(), END)
@@ -52,26 +53,6 @@ def asked(last: str = "", rule: Rule = text_of, burst: int = 1, path: str = "/v1
     body = {"prompt": "xy", "max_tokens": 60, "stream": True, **fields}
     server = build_server(Merging(rule, burst=burst))
     return server.post(body, path, headers={"Last-Event-ID": last} if last else {})
-
-
-def events(content: bytes) -> list[tuple[str | None, Any]]:
-    """(last id, document) of each event, as the official client decodes them."""
-    found = [(event.id, event.data) for event in SSEDecoder().iter_bytes(iter([content]))]
-    return [(last, data if data == "[DONE]" else json.loads(data)) for last, data in found]
-
-
-def joined(documents: list[Any]) -> list[Any]:
-    """What events say together."""
-    choices = [choice for document in documents if document != "[DONE]" for choice in document["choices"]]
-    lists: dict[str, list[Any]] = {}
-    for choice in choices:
-        parts = {**(choice["logprobs"] or {}), **{name: choice[name] for name in choice if name.endswith("_ids")}}
-        parts["prompt_logprobs"] = choice.get("prompt_logprobs") or []
-        for name, values in parts.items():
-            lists.setdefault(name, []).extend(values)
-    ends = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
-    usage = [document.get("usage") for document in documents if document != "[DONE]"]
-    return ["".join(choice["text"] for choice in choices), lists, ends, usage[-1:], documents[-1:]]
 
 
 @each
@@ -125,12 +106,13 @@ def test_an_id_does_not_depend_on_how_many_tokens_an_event_has_nor_on_those_sent
 
 @given(st.integers(SEED_LOW, SEED_HIGH), st.integers(0, 10**8), st.booleans())
 def test_an_id_comes_back_as_what_it_said(seed, tokens, ended):
-    numbering = Numbering("fp_some")
+    numbering = Numbering("0123ab")
     chunk = Chunk(0, "", (7, 2**32 - 1), tokens, 1, seed, "stop" if ended else None)
     line = numbering.start(seed) + numbering.end(chunk)
     assert line.endswith(b"\n")
     place = place_of([line.decode().removeprefix("id: ").strip()])
-    assert (place.seed, place.shown.num_tokens, place.ended) == (seed, tokens, ended)
+    assert (place.seed, place.digest) == (seed, "0123ab")
+    assert (place.shown.num_tokens, place.shown.ended) == (tokens, ended)
     assert place.shown.digest == digest_of((7, 2**32 - 1))
 
 
@@ -204,7 +186,7 @@ def test_an_answer_that_ends_before_its_beginning_was_made_again_has_changed():
 
 
 def test_other_tokens_sent_again_than_those_of_the_id_are_a_conflict():
-    last, _ = events(asked(seed=3, max_tokens=1).content)[0]
+    last, _ = events(asked(seed=3).content)[0]
     answer = asked(last, resume_token_ids=[ord("?")])
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "answer_changed")
 
@@ -216,13 +198,124 @@ def test_a_changed_answer_is_counted_as_an_error():
     assert server.outcomes() == {("http", "/v1/completions", "error"): 1}
 
 
-def test_streams_of_several_answers_and_of_chats_have_no_ids_and_a_chat_refuses_one():
-    assert {last for last, _ in events(asked(n=2).content)} == {None}
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "stream": True}
+class Ending(Merging):
+    """Ends each request from outside when it has `at` tokens or more."""
+
+    def __init__(self, at: int, reason: FinishReason, burst: int) -> None:
+        super().__init__(text_of, burst=burst)
+        self.at, self.reason = at, reason
+
+    def _advance(self, request: Request, steps: int) -> list[Output]:
+        if len(request.output) + steps >= self.at:
+            self._ending[request.request_id] = self.reason
+        return super()._advance(request, min(steps, self.at - len(request.output)))
+
+
+def ended(last: str, at: int, reason: FinishReason, burst: int, **fields: Any) -> Any:
+    """The answer of such a replica."""
+    body = {"prompt": "xy", "max_tokens": 60, "stream": True, **fields}
+    server = build_server(Ending(at, reason, burst))
+    return server.post(body, headers={"Last-Event-ID": last} if last else {})
+
+
+CODES = {FinishReason.DEADLINE: "deadline_exceeded", FinishReason.ABORT: "shutting_down"}
+each_end = pytest.mark.parametrize("reason", CODES)
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+@each_end
+@pytest.mark.parametrize("burst", [1, 3, 9])
+def test_a_beginning_that_is_cut_while_it_is_made_again_is_an_error_and_the_id_still_holds(reason, burst):
+    """With an end in place of the error, and an id of its own, the next try would repeat what the caller has."""
+    whole = events(asked(seed=3).content)
+    answer = ended(whole[11][0], 9, reason, burst)
+    if burst == 9:  # before the headers
+        assert answer.json()["error"]["code"] == CODES[reason]
+        return
+    error, (_, done) = events(answer.content)
+    assert (error[0], error[1]["error"]["code"], done) == (None, CODES[reason], "[DONE]")
+
+
+@each_end
+@pytest.mark.parametrize("burst", [1, 4, 11])
+def test_an_answer_that_is_cut_right_after_its_beginning_repeats_nothing(reason, burst):
+    whole = events(asked(seed=3).content)
+    *rest, usage, done = events(ended(whole[10][0], 11, reason, burst, **USAGE).content)
+    last, (choice,) = rest[-1][0], rest[-1][1]["choices"]
+    assert (len(rest), choice["text"], choice["stop_reason"]) == (1, "�", reason)  # what it had of a character
+    assert (last, usage[1]["usage"]["completion_tokens"], done[1]) == (whole[10][0] + "!", 11, "[DONE]")
+
+
+@each_end
+@pytest.mark.parametrize("burst", [1, 5, 7, 30])
+def test_an_answer_that_a_deadline_or_a_drain_ended_does_not_go_on_after_its_end(reason, burst):
+    """At its end it showed what may begin a stop string or a character: that would come twice."""
+    stop = {"stop": ["äß漢?"]}
+    *_, (last, end), usage, _ = events(ended("", 5, reason, 1, **stop, **USAGE).content)
+    assert last.endswith(".5." + last.split(".")[3]) and last.endswith("!") and end["choices"][0]["text"] == "äß"
+    rest = events(asked(last, burst=burst, **stop, **USAGE).content)
+    assert [document if document == "[DONE]" else document["usage"] for _, document in rest] == [usage[1]["usage"], "[DONE]"]
+
+
+def test_an_id_that_says_of_the_last_token_that_more_comes_is_not_believed():
+    *_, (last, _), _ = events(asked(seed=3).content)
+    assert error_of(events(asked(last.removesuffix("!")).content)) == "answer_changed"
+
+
+NO_PART = {"n", "model", "adapter", "request_id", "key", "deadline_ms", "logprobs", "prompt_logprobs", "priority", "cache_salt"}
+NO_PART |= {"chat", "resume_token_ids", "shown", "embedding", "remarks", "scored_token_ids", "names"}
+"""Fields of a command that an id does not depend on. The model and the adapter are in the fingerprint, and the others have no
+part in the answer, or in no call whose events have ids."""
+OTHER: dict[str, Any] = {
+    "prompts": ("xz",),
+    "sampling": SamplingParams(top_k=3),
+    "stops": StopRules(stop=("?",)),
+    "skip_special_tokens": False,
+    "decoding": DecodingParams(allowed_token_ids=(5,)),
+    "echo": True,
+    "truncate_prompt_tokens": 1,
+    "grammar": GrammarSpec("regex", "a"),
+    "suffix": "z",
+}
+
+
+def test_an_id_depends_on_all_that_an_answer_depends_on():
+    plain = Command(prompts=("xy",), request_id="x")
+    assert {each.name for each in fields(Command)} == NO_PART | OTHER.keys()
+    made = [request_digest(replace(plain, **{name: value})) for name, value in OTHER.items()]
+    made += [request_digest(replace(plain, decoding=DecodingParams(allowed_token_ids=ids))) for ids in ((5, 6), (2**64 - 1,))]
+    made += [request_digest(replace(plain, prompts=(prompt,))) for prompt in ("", "x" * 9000, (120, 121), (-(2**70),))]
+    made.append(request_digest(plain))
+    assert len({*made}) == len(made)
+    assert request_digest(replace(plain, sampling=SamplingParams(seed=8), priority=9)) == request_digest(plain)
+
+
+@pytest.mark.parametrize("count", [61, 999_999_999])
+def test_a_count_beyond_the_answer_is_refused(count):
+    seed, digest, _, crc = events(asked(seed=3).content)[4][0].split(".")
+    answer = asked(f"{seed}.{digest}.{count}.{crc}")
+    assert (answer.status_code, f"after 0 to 60 tokens, by resume_token_ids and max_tokens; got {count}") == (
+        400,
+        answer.json()["error"]["message"].partition("must be ")[2],
+    )
+    endless = asked(f"{seed}.{digest}.{count}.{crc}", max_tokens=None)
+    assert endless.status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_conversations_have_no_ids_and_refuse_one(path, stream):
+    turn = [{"role": "user", "content": "x"}]
+    body = {"input": "x", "store": False} if path == "/v1/responses" else {"messages": turn, "max_tokens": 60}
     server = build_server(FakeEngine(text_of), template=ChatTemplate("{{ messages[0].content }}"))
-    assert b"\nid:" not in server.post(body, "/v1/chat/completions").content
-    refused = server.post(body, "/v1/chat/completions", headers={"Last-Event-ID": "1.abcdef.3.01234567"})
-    assert refused.json()["error"]["param"] == "Last-Event-ID"
+    answer = server.post(body | {"stream": stream}, path)
+    assert (answer.status_code, "\nid:" in answer.text) == (200, False)
+    refused = server.post(body | {"stream": stream}, path, headers={"Last-Event-ID": "1.abcdef.3.01234567"})
+    assert refused.status_code == 400 and "Last-Event-ID goes on with streams of /v1/completions" in refused.text
+
+
+def test_streams_of_several_answers_have_no_ids():
+    assert {last for last, _ in events(asked(n=2).content)} == {None}
 
 
 def test_tokens_that_are_made_again_are_counted_once():
