@@ -94,7 +94,7 @@ class GenerationService:
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
             lease = stack.enter_context(admitted(command.caller, places, self._least(command)))
-            self.engine.check_room(places, command.owner)  # a refusal must not cost the running streams a tokenization
+            self.engine.check_room(places, command.caller.owner)  # a refusal must not cost the running streams a tokenization
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
             for request in requests:
