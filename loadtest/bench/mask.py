@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
 from attend.model.text.grammar import GrammarSpec
@@ -64,9 +66,9 @@ async def at_once(service: GenerationService, grammar: CompiledGrammar | None, s
     return made / (time.perf_counter() - begun)
 
 
-async def measure(turns: int, tokens: int) -> list[Figure]:
+async def measure(turns: int, tokens: int, folder: Path) -> list[Figure]:
     """Tokens/s without and with each grammar, and how many times longer it takes; the contestants take turns."""
-    async with served_model() as service:
+    async with served_model(folder) as service:
         compile_spec: Callable[[GrammarSpec], CompiledGrammar] = service.preparation.grammars.compile
         grammars = {name: compile_spec(spec) for name, spec in SPECS.items()}
         ways = {"no grammar": (None, GREEDY)} | {name: (grammar, GREEDY) for name, grammar in grammars.items()}
@@ -79,6 +81,6 @@ async def measure(turns: int, tokens: int) -> list[Figure]:
     return [*map(speeds.figure, found), *longer]
 
 
-def run(turns: int, tokens: int) -> list[Figure]:
+def run(turns: int, tokens: int, folder: Path = DEFAULT_MODEL) -> list[Figure]:
     """`measure` in an event loop of its own."""
-    return asyncio.run(measure(turns, tokens))
+    return asyncio.run(measure(turns, tokens, folder))

@@ -30,7 +30,7 @@ def measure(what: str, options: argparse.Namespace) -> list[Figure]:
     if what == "per-token":
         return per_token.run(turns, tokens)
     if what == "mask":
-        return mask.run(turns, tokens)
+        return mask.run(turns, tokens, options.model)
     folder = write_shape(options.shape) if options.shape else DEFAULT_MODEL
     log = Path(tempfile.gettempdir()) / "attend-bench.log"
     return over_http.run(turns, tokens, options.http, folder, log, options.seed)
@@ -45,6 +45,7 @@ def read_flags(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a phase of busy (default 8)")
     parser.add_argument("--http", help="server of over-http; default: one of its own")
     parser.add_argument("--shape", choices=list(SHAPES), help="what over-http serves; default: the default model")
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="what mask serves; default: the default model")
     parser.add_argument("--profile", action="store_true", help="also print where per-token's time goes")
     add_seed(parser)
     parser.add_argument("--json", type=Path, help="write the figures here too, with every value")

@@ -130,9 +130,10 @@ class Engine:
         given, masks = StepInput(), None
         try:
             given = step_input(plan)
-            masks = begin_masks(plan, given)
-            if masks is not None and not self.async_scheduling:  # a CPU has no core to spare: side by side, but before the step
-                give_masks(plan, given, masks)
+            if self.async_scheduling:
+                masks = begin_masks(plan, given)
+            else:  # a CPU has no core to spare: side by side, but before the step
+                give_masks(plan, given)
             return _Step(plan, given, self.runner.submit(given), masks)
         except Exception as error:
             return _Step(plan, given, _Failed(error), masks)

@@ -57,13 +57,18 @@ def begin_masks(plan: Plan, step: StepInput) -> Future[None] | None:
     return _beside().submit(compute_masks, grammars)
 
 
-def give_masks(plan: Plan, step: StepInput, masks: Future[None]) -> None:
-    """Wait for masks, and let the draws that await them have them. One whose grammar fails goes on waiting, for its error."""
-    masks.result()
-    for row, grammar in unmasked(plan, step).items():
-        if step.draws[row].awaits_mask:
-            with suppress(EngineFailed):
-                step.draws[row] = replace(step.draws[row], mask=grammar.mask(), awaits_mask=False)
+def give_masks(plan: Plan, step: StepInput) -> None:
+    """Let the draws that await masks have them, before the step. One whose grammar fails goes on waiting, for its error."""
+    if not any(draw.awaits_mask for draw in step.draws):
+        return
+    from attend.model.text.mask import compute_masks
+
+    grammars = {row: grammar for row, grammar in unmasked(plan, step).items() if step.draws[row].awaits_mask}
+    compute_masks(grammars.values())
+    for row, grammar in grammars.items():
+        draw = step.draws[row]
+        with suppress(EngineFailed):
+            draw.mask, draw.awaits_mask = grammar.mask(), False
 
 
 @cache

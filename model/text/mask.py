@@ -95,7 +95,9 @@ class Matcher:
             allowed = unpack(self._matcher.compute_bitmask(), shape.vocab_size)
         self._check()
         allowed[shape.size :] = False
-        allowed[list(shape.ends)] = self._matcher.is_accepting()
+        accepting = self._matcher.is_accepting()
+        for end in shape.ends:
+            allowed[end] = accepting
         if not allowed.any():
             raise GrammarFailed(DEAD_END)
         return allowed
