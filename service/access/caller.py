@@ -25,7 +25,7 @@ TENANT = re.compile(r"[A-Za-z0-9._:/+=@|~-]{1,128}")
 HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SECRET = ("authorization", "x-api-key", "cookie", "proxy-authorization")
 """Headers that hold secrets, and must not be logged as a name."""
-MOST_HOPS = 32
+MOST_HOPS = 16
 """Addresses of trusted proxies that are passed over in one X-Forwarded-For."""
 MAX_FORWARDED = 256
 """Characters of X-Forwarded-For that a log line shows, of its end: what is before it may be made up."""
@@ -102,6 +102,7 @@ class Callers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trusted = tuple(trusted)
+        self._trusts = lru_cache(4096)(self._is_trusted)
         self._header = header.lower()
         self._behind_edge = behind_edge
         self._clock = clock
@@ -118,7 +119,7 @@ class Callers:
             told, _, address = told.rpartition(",")
         address = None if address is None else address.strip()[:MAX_FORWARDED]
         tenant = None
-        if self._trusted and address and _is_in(address, self._trusted):
+        if self._trusted and address and self._trusts(address):
             if self._header == FORWARDED:
                 tenant = self._forwarded(told)
             else:
@@ -134,9 +135,13 @@ class Callers:
             address = _address(last.strip())
             if address is None:
                 return None
-            if not _is_in(text := str(address), self._trusted):
+            if not self._trusts(text := str(address)):
                 return text if TENANT.fullmatch(text) else None  # an address of IPv6 may have a zone of any characters
         return None
+
+    def _is_trusted(self, address: str) -> bool:
+        read = _address(address)
+        return read is not None and any(read in network for network in self._trusted)
 
     def _complain(self, address: str) -> None:
         with self._lock:
@@ -166,12 +171,6 @@ def _end_of(told: str) -> str:
 
 def _single(values: Sequence[str]) -> str | None:
     return values[0] if len(values) == 1 and TENANT.fullmatch(values[0]) else None
-
-
-@lru_cache(4096)
-def _is_in(address: str, networks: tuple[Network, ...]) -> bool:
-    read = _address(address)
-    return read is not None and any(read in network for network in networks)
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
