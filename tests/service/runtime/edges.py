@@ -36,7 +36,7 @@ defaults
     mode http
     timeout connect 1s
     timeout client 10s
-    timeout server 10s
+    timeout server {server_seconds}s
     balance leastconn
     retry-on conn-failure
 frontend prometheus
@@ -197,12 +197,17 @@ class Edge:
 
 
 @contextmanager
-def in_front(folder: Path, limits: dict[str, int] | None = None, **environment: str) -> Iterator[Edge]:
-    """HAProxy before two replicas, with variables as `attend serve` sets them, and some of `edge.json`'s limits changed."""
+def in_front(
+    folder: Path, limits: dict[str, int] | None = None, *, server_seconds: int = 10, **environment: str
+) -> Iterator[Edge]:
+    """HAProxy before two replicas, with variables as `attend serve` sets them, and some of `edge.json`'s limits changed.
+
+    `server_seconds` is how long it waits for a replica.
+    """
     names = ("http", "grpc", "http_a", "http_b", "grpc_a", "grpc_b", "prometheus", "stats")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     replicas = (Replica(ports["http_a"], ports["grpc_a"]), Replica(ports["http_b"], ports["grpc_b"]))
-    (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, **ports))
+    (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, server_seconds=server_seconds, **ports))
     command = [write_edge(folder), "-c", "-f", folder / "haproxy.cfg"]
     numbers = folder / "edge.json"
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | (limits or {})))
