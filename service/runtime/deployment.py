@@ -14,6 +14,7 @@ from attend.model.errors import SettingError
 from attend.service.observe import autoscaling, census, scrape, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.page import Page
+from attend.service.runtime import hub
 from attend.service.runtime.place import gpus_wanted, most_gpus, place_wanted
 from attend.service.runtime.sizes import most_calls
 from attend.service.settings import Settings, read_settings, unknown_variables
@@ -81,7 +82,7 @@ def replicas_wanted(settings: Settings) -> dict[str, Any]:
 def build(args: dict[str, Any]) -> serve.Application:
     """The application. `args` are settings by name; what they leave out comes from ATTEND_*.
 
-    Raises SettingError. Variables that nobody reads are told here, once for all replicas.
+    Raises SettingError. Once for all replicas variables are told here that nobody reads, and a branch of the hub is looked up.
     """
     settings = read_settings(args)
     for name in unknown_variables():
@@ -90,7 +91,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         raise SettingError("single is for `attend serve`: Ray Serve runs this application")
     if abspath(settings.tls_cert) != abspath(read_settings(args | {"tls_cert": None, "tls_key": None}).tls_cert):
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
-    return application(settings)
+    return application(hub.pinned(settings, log.warning))
 
 
 def application(settings: Settings) -> serve.Application:
