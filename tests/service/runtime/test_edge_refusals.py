@@ -261,6 +261,21 @@ def test_no_replica_over_grpc(gone: Edge, service: str, method: str) -> None:
     assert status(gone.call(method, service)) == expected
 
 
+def test_a_status_has_the_content_type_of_grpc(gone: Edge) -> None:
+    """Many clients take an answer without it for none of gRPC."""
+    names = {":method": "POST", ":scheme": "http", ":path": "/attend.v1.GenerationService/Generate", ":authority": "x"}
+    fields = {**names, "content-type": "application/grpc", "te": "trailers"}
+    block = b"".join(b"\0%c%b%c%b" % (len(k), k.encode(), len(v), v.encode()) for k, v in fields.items())
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+    with socket.create_connection(("127.0.0.1", gone.grpc_port), 10) as caller:
+        caller.sendall(preface + len(block).to_bytes(3, "big") + bytes.fromhex("010500000001") + block)
+        got = b""
+        while not (b"no replica" in got and b"application/grpc" in got):
+            more = caller.recv(65536)
+            assert more, got
+            got += more
+
+
 def test_too_many_connections_over_grpc(quiet: Edge) -> None:
     held = [socket.create_connection(quiet.address, 5) for _ in range(3)]
     expected = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections from your address", "mine", "1")
