@@ -87,6 +87,10 @@ def overview() -> Iterator[Panel]:
     states = {"{{state}}": "max by (state) (attend_replicas)", "died": "max(attend_replica_deaths_total)"}
     yield panel("Replicas", "none", states, text="As Serve's controller reports them; died: total since the cluster started.")
     yield panel("Proxies", "none", {"{{status}}": "max by (status) (attend_proxies)"})
+    asked = {"{{route}} {{outcome}}": total("attend_other_requests_total", "route, outcome")}
+    yield panel("Requests that generate nothing", "reqps", asked)
+    failures = {"{{transport}}": total("attend_auth_failures_total", "transport")}
+    yield panel("Requests without a known API key", "reqps", failures, text="Those that HAProxy refuses are not counted.")
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
     yield panel("Key file", "none", good, kind="stat", width=4, text="1: valid. Only with API keys.")
     keys = {"{{replica}}": f"attend_api_keys{{{CHOSEN}}}"}

@@ -14,7 +14,7 @@ from attend.service.http_api.cors import opened
 from attend.service.http_api.limits import HeaderLimit
 from attend.service.http_api.page import add_pages
 from attend.service.http_api.routes import build_router
-from attend.service.http_api.site import Site, guard
+from attend.service.http_api.site import Site, guard_others
 from attend.service.records import REQUEST_ID
 
 
@@ -34,7 +34,7 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
     )
     app.include_router(build_router(site))
     if expose_docs:
-        add_pages(app, [guard(site.keys)])
+        add_pages(app, [guard_others(site.keys, site.metrics)])
     problems.install(app)
     documents.install(app, keyed=site.keys is not None)
     return opened(RequestIds(HeaderLimit(app), behind_serve=behind_serve), cors_origins)

@@ -1,7 +1,6 @@
 """The replica as the routes see it, and what each of them does first: the key, the record of the call, its id."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from fastapi import Request, params
@@ -78,31 +77,45 @@ class Site:
         return response
 
 
-def guard(
-    keys: KeyRing | None, metrics: Metrics | None = None, is_draining: Callable[[], bool] = lambda: False
-) -> params.Depends:
-    """What asks for an API key, charges it for each call that has work to do (a POST), before its body is read, and counts a
-    refusal in `metrics`. While the server drains that comes first. A dependency of the routes, not a match on paths, which a
-    forged Host header could move.
+def guard(keys: KeyRing | None, metrics: Metrics, is_draining: Callable[[], bool]) -> params.Depends:
+    """What asks for an API key, charges it for each call that generates, before its body is read, and counts a refusal in
+    `metrics`. While the server drains that comes first. A dependency of the routes, not a match on paths, which a forged Host
+    header could move.
     """
 
     async def authenticate(request: Request) -> None:
-        record = None if metrics is None else opened(metrics, request)
-        with nullcontext() if record is None else record.errors():
-            key = None if keys is None else key_of(keys, request)
-            request.state.key = key
-            if request.method == "POST" and is_draining():
+        record = opened(metrics, request)
+        with record.errors():
+            key = request.state.key = key_of(keys, request)
+            if is_draining():
                 raise Unavailable(SHUTTING_DOWN)
-            if key is not None and request.method == "POST":
-                if record is not None:
-                    record.key = key.name
+            if key is not None:
+                record.key = key.name
                 key.arrive()
 
     return params.Depends(authenticate)
 
 
-def key_of(keys: KeyRing, request: Request) -> Key:
-    """The caller's key. Raises Unauthenticated."""
+def guard_others(keys: KeyRing | None, metrics: Metrics) -> params.Depends:
+    """The same for calls that generate nothing. It records the whole call."""
+
+    async def authenticate(request: Request) -> AsyncIterator[None]:
+        record = opened(metrics, request)
+        with record.errors():
+            key = request.state.key = key_of(keys, request)
+            if key is not None:
+                record.key = key.name
+                key.arrive(answers=int(request.method == "POST"))  # as the work with texts holds a place
+            yield
+        record.finished()
+
+    return params.Depends(authenticate)
+
+
+def key_of(keys: KeyRing | None, request: Request) -> Key | None:
+    """The caller's key; None where no keys are set. Raises Unauthenticated."""
+    if keys is None:
+        return None
     return keys.authenticate(*request.headers.getlist("authorization"), x_api_key=request.headers.getlist("x-api-key"))
 
 
