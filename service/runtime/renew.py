@@ -197,9 +197,9 @@ def follow(cert: str, key: str, pem: Path, path: str, pid: str, log: str, style:
 
 def say(level: str, message: str, log: str, style: str, logger: str = "attend.tls") -> None:
     """A line for the log of the server."""
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 {level.upper()} {logger}: {message}"
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    line = f"{stamp} {level.upper()} {logger}: {message}"
     if style == "json":
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
         line = json.dumps({"time": stamp, "level": level, "logger": logger, "message": message})
     with suppress(OSError), open(log or STANDARD_ERROR, "a", encoding="utf-8") as file:  # a full disk stops no certificate
         file.write(line + "\n")

@@ -57,6 +57,18 @@ def test_a_json_line_has_time_level_logger_and_message():
     }
 
 
+def test_a_line_of_text_has_the_time_in_utc_wherever_the_server_is(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        one = record("told")
+        one.created, one.msecs = 0.25, 250
+        assert logs.TextFormatter().format(one).startswith("1970-01-01T00:00:00.250Z ")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_a_json_line_carries_its_exception():
     try:
         raise ValueError("why")
