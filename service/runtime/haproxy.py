@@ -299,7 +299,7 @@ class Watch:
                 self.mend()
                 if not self.serves and self.is_current():
                     self.serves = True
-                    self.keep(*(self.state / name for name in ("current", "last.cfg")))
+                    self.keep(*(self.state / name for name in ("current", "last.cfg", RELOADED, "tls.pem", "tls.map")))
                 if self.serves and not self.is_current():
                     return
         time.sleep(DEAD_SECONDS)

@@ -178,7 +178,7 @@ def follow(cert: str, key: str, pem: Path, path: str, pid: str, log: str, style:
     """Hand over each new pair to HAProxy, while it is the process `pid`. A bad pair leaves the last good one, and is told."""
     loaded, complaint = pem.read_bytes(), Complaint(lambda text: say("error", text, log, style))
     noted: tuple[bytes, bool] | None = None  # HAProxy may have read an older note
-    while (pem.parent / "current").read_text().strip() == pid and Path(f"/proc/{pid}").exists():
+    while _is_current(pem, pid) and Path(f"/proc/{pid}").exists():
         time.sleep(SECONDS)
         try:
             if (fresh := pair(cert, key)) != loaded:
@@ -193,6 +193,14 @@ def follow(cert: str, key: str, pem: Path, path: str, pid: str, log: str, style:
             if noted != (now := (loaded, not complaint.text)):
                 publish(path, facts(pem), note(pem, loaded, is_ok=now[1]))
                 noted = now
+
+
+def _is_current(pem: Path, pid: str) -> bool:
+    """Whether no other HAProxy has taken its place. Where somebody removed the file that says so, it is rewritten soon."""
+    try:
+        return (pem.parent / "current").read_text().strip() == pid
+    except OSError:
+        return True
 
 
 def say(level: str, message: str, log: str, style: str, logger: str = "attend.tls") -> None:

@@ -434,6 +434,20 @@ def test_a_haproxy_that_does_not_answer_is_told_again(files, authority, tmp_path
     assert len(log.read_text().splitlines()) == 2
 
 
+def test_a_new_pair_is_handed_over_also_where_files_beside_it_were_removed(files, authority, tmp_path, commanded, monkeypatch):
+    path, got = commanded
+    pem, log = tmp_path / "tls.pem", tmp_path / "log"
+    renew.write(pem, pair(*map(str, files)))
+
+    def remove() -> None:
+        for name in ("current", "tls.pem", "tls.map"):
+            (tmp_path / name).unlink(missing_ok=True)
+
+    follow(files, pem, path, log, monkeypatch, remove, lambda: renewed(files, authority, "next"), lambda: None)
+    assert [line.split()[0] for line in got] == ["set", "commit"]
+    assert pem.read_bytes() == pair(*map(str, files))
+
+
 def test_a_line_for_a_collector_is_json(tmp_path):
     renew.say("error", 'a "b"', str(tmp_path / "log"), "json")
     line = json.loads((tmp_path / "log").read_text())
