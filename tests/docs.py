@@ -73,7 +73,7 @@ def metrics() -> Iterator[list[str]]:
         own = build_server(keys=KeyRing(file.name)).metrics.text()
     pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.counted(1, 1)]
     edges = edge.read([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
-    pages += [exposition.family(name, *edge.ABOUT[name], samples) for name, samples in edges.items()]
+    pages.append(edge.written(edges | edge.certificate("a", 1.0, True)))
     for family in (each for page in pages for each in text_string_to_metric_families(page)):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = {label for sample in family.samples for label in sample.labels} - {"model", "replica", "le"}

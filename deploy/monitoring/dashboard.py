@@ -87,6 +87,10 @@ def overview() -> Iterator[Panel]:
     states = {"{{state}}": "max by (state) (attend_replicas)", "died": "max(attend_replica_deaths_total)"}
     yield panel("Replicas", "none", states, text="As Serve's controller reports them; died: total since the cluster started.")
     yield panel("Proxies", "none", {"{{status}}": "max by (status) (attend_proxies)"})
+    asked = {"{{route}} {{outcome}}": total("attend_other_requests_total", "route, outcome")}
+    yield panel("Requests that generate nothing", "reqps", asked)
+    failures = {"{{transport}}": total("attend_auth_failures_total", "transport")}
+    yield panel("Requests without a known API key", "reqps", failures, text="Those that HAProxy refuses are not counted.")
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
     yield panel("Key file", "none", good, kind="stat", width=4, text="1: valid. Only with API keys.")
     keys = {"{{replica}}": f"attend_api_keys{{{CHOSEN}}}"}
@@ -102,7 +106,12 @@ def edge() -> Iterator[Panel]:
     held = {"{{transport}} on {{node}}": "attend_edge_connections"}
     yield panel("Connections", "none", held | {"limit, {{transport}} on {{node}}": "attend_edge_connections_limit"})
     yield panel("Accepted requests", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
-    yield panel("Routes to every replica", "none", {"{{node}}": "attend_edge_ok"}, kind="stat", text="0 while replicas change.")
+    routes = {"{{node}}": "attend_edge_ok"}
+    yield panel("Routes to every replica", "none", routes, kind="stat", text="0 while replicas change.", width=4)
+    ends = {"{{node}}": "attend_tls_certificate_expiry_timestamp_seconds - time()"}
+    yield panel("Certificate expires in", "s", ends, kind="stat", width=4, text="Only with TLS.")
+    good = {"{{node}}": "attend_tls_reload_ok"}
+    yield panel("Certificate files", "none", good, kind="stat", width=4, text="0: they cannot be used. Only with TLS.")
     refusals = {"{{transport}}": total("attend_edge_refusals_total", "transport", "")}
     yield panel(
         "Load shedding: rejected while all queues are full", "reqps", refusals, text="No replica counts or logs these requests."

@@ -163,13 +163,13 @@ class Key:
             )
         return min(DEFAULT_PRIORITY, most) if asked is None else asked
 
-    def arrive(self) -> None:
+    def arrive(self, answers: int = 1) -> None:
         """Charge one request, before its body is read. Raises RateLimited, and takes nothing, where there is no room for it in
-        this minute, or not for a single answer.
+        this minute, or not for so many answers.
         """
         with self.usage.lock:
             now = self._clock()
-            self._check(now, requests=1, answers=1)
+            self._check(now, requests=1, answers=answers)
             self.usage.requests.take(1, now)
 
     @contextmanager

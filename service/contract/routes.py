@@ -132,11 +132,18 @@ ROUTES = (
     *(TOKENIZE, DETOKENIZE, TOKENIZER_INFO),
     *(MODELS, MODEL, CAPACITY, HEALTHZ, READYZ, METRICS, VERSION),
 )
+OPEN = (HEALTHZ, READYZ, METRICS, VERSION)
+"""Routes that need no key."""
 COUNTED = {
     "http": tuple(route.path for route in ROUTES if route.is_counted),
     "grpc": tuple(rpc for route in ROUTES if route.is_counted for rpc in route.rpcs),
 }
 """By transport: the routes and methods whose calls count in attend_requests_total."""
+OTHERS = {
+    "http": tuple(route.path for route in ROUTES if not route.is_counted and route not in OPEN),
+    "grpc": (*(rpc for route in ROUTES if not route.is_counted for rpc in route.rpcs), "GetServerInfo"),
+}
+"""The same of those that generate nothing, which count in attend_other_requests_total."""
 TAGS = {
     "generation": "Text from the model.",
     "models": "What is served.",

@@ -19,10 +19,11 @@ from grpc_health.v1 import health_pb2
 from attend.model.errors import AttendError, InvalidRequest
 from attend.service.generation.aside import Places
 from attend.service.generation.unread import Unread
+from attend.service.grpc_api.incoming import address_of, read, refuse
 from attend.service.grpc_api.limits import most_bytes
 from attend.service.grpc_api.reflection import add_reflection
 from attend.service.grpc_api.register import SERVICE
-from attend.service.grpc_api.servicer import GrpcMethods, address_of, read, refuse
+from attend.service.grpc_api.servicer import GrpcMethods
 
 MESSAGE_SECONDS = 30.0
 """Seconds in which a caller must send all of a message, as of a body over HTTP."""

@@ -15,7 +15,7 @@ from attend.service.http_api.cors import opened
 from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.page import add_pages
 from attend.service.http_api.routes import build_router
-from attend.service.http_api.site import Site, guard
+from attend.service.http_api.site import Site, guard_others
 from attend.service.records import REQUEST_ID
 
 
@@ -43,7 +43,7 @@ def build_app(
     )
     app.include_router(build_router(site))
     if expose_docs:
-        add_pages(app, [guard(site)])
+        add_pages(app, [guard_others(site)])
     problems.install(app)
     documents.install(app, keyed=site.keys is not None)
     return opened(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=behind_serve), cors_origins)

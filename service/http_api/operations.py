@@ -41,11 +41,14 @@ _MODEL = ModelNotFound("the model 'other' (string) does not exist; this server h
 _TOO_LARGE = TooLarge("the body must be at most 1048576 bytes; got 2000000")
 _NOT_JSON = WrongMediaType("Content-Type must be application/json, in UTF-8; got 'text/plain'")
 _TYPE = InvalidRequest("model must be a string; got 3 (integer)", "model")
+_SPENT = RateLimited("the API key's limit of requests is reached", retry_after=12, reason="key_requests")
+KEYED: tuple[Exception, ...] = (_KEY, _SPENT, BUG)
+"""How a call without a body can fail that needs a key."""
 BODY: tuple[Exception, ...] = (_KEY, _MODEL, _TOO_LARGE, _NOT_JSON, BUG)
 """How a call with a body can fail, whatever the body is for."""
 _REFUSALS: tuple[Exception, ...] = (
     Overloaded("the queue is full", retry_after=1),
-    RateLimited("the API key's limit of requests is reached", retry_after=12, reason="key_requests"),
+    _SPENT,
     Unavailable(SHUTTING_DOWN),
     DeadlineExceeded("the deadline passed before the first token"),
 )
@@ -233,7 +236,7 @@ _COUNT_TOKENS = Operation(
     anthropic_answers.TokenCount,
     body=CountTokensRequest,
     requests={"A question": {"messages": _TURN}},
-    errors=(_TYPE, _NO_TEMPLATE, *BODY),
+    errors=(_TYPE, _NO_TEMPLATE, _SPENT, *BODY),
     failure=anthropic_answers.AnthropicError,
 )
 
@@ -252,8 +255,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/responses"): _RESPONSES,
     ("post", "/v1/messages"): _MESSAGES,
     ("post", "/v1/messages/count_tokens"): _COUNT_TOKENS,
-    ("get", "/v1/models"): Operation(server_answers.ModelList, errors=(_KEY, BUG)),
-    ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, errors=(_KEY, _MODEL, BUG)),
+    ("get", "/v1/models"): Operation(server_answers.ModelList, errors=KEYED),
+    ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, errors=(_MODEL, *KEYED)),
     ("post", "/v1/attention"): Operation(
         text_answers.Attention,
         body=AttentionRequest,
@@ -316,15 +319,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         text_answers.Tokens,
         body=TokenizeRequest,
         requests={"A text": {"prompt": "Hi"}, "With the tokens' spelling": {"prompt": "Hi", "return_token_strs": True}},
-        errors=(_TYPE, *BODY),
+        errors=(_TYPE, _SPENT, *BODY),
     ),
     ("post", "/detokenize"): Operation(
         text_answers.Text,
         body=DetokenizeRequest,
         requests={"Two tokens": {"tokens": [72, 105]}},
-        errors=(_TYPE, *BODY),
+        errors=(_TYPE, _SPENT, *BODY),
     ),
-    ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, errors=(_KEY, BUG)),
+    ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, errors=KEYED),
     ("get", "/healthz"): Operation("ok\n", unwell=("To be restarted.", "the engine is stuck\n")),
     ("get", "/readyz"): Operation("ready\n", unwell=("Shutting down.", "draining\n")),
     ("get", "/version"): Operation(server_answers.Version),
@@ -333,8 +336,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         parameters=_QUESTION,
         errors=(
             InvalidRequest("max_tokens must be an integer from 0 to 2147483647; got 'a' (string)", "max_tokens"),
-            _KEY,
-            BUG,
+            *KEYED,
         ),
     ),
     ("get", "/metrics"): Operation(

@@ -41,7 +41,7 @@ from attend.service.http_api.pieces import json_response
 from attend.service.http_api.responses import add_responses
 from attend.service.http_api.routing import bind
 from attend.service.http_api.scores import add_scores
-from attend.service.http_api.site import Site, adopt, guard, opened
+from attend.service.http_api.site import Site, adopt, guard, guard_others, opened
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import estimate, read_question
 from attend.service.records import Command, ExplainCommand, TokenCounts
@@ -63,14 +63,14 @@ class Json(Response):
 
 def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
-    generating = APIRouter(dependencies=[guard(site, counted=True)])
+    generating = APIRouter(dependencies=[guard(site)])
     _add_generation(generating, site)
     add_responses(generating, site)
     add_messages(generating, site)
     _add_attention(generating, site)
     _add_embeddings(generating, site)
     add_scores(generating, site)
-    guarded = APIRouter(dependencies=[guard(site)])
+    guarded = APIRouter(dependencies=[guard_others(site)])
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)
     add_tokens(guarded, site)

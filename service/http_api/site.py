@@ -1,7 +1,6 @@
 """The replica as the routes see it, and what each of them does first: the caller and its key, the call's record, its id."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from fastapi import Request, params
@@ -80,29 +79,50 @@ class Site:
         return response
 
 
-def guard(site: Site, *, counted: bool = False) -> params.Depends:
-    """What finds the caller (`request.state.caller`), asks for an API key, and charges it for each call that has work to do (a
-    POST), before its body is read. Of routes that are `counted` it counts a refusal, and refuses while the server drains. A
-    dependency of the routes, not a match on paths, which a forged Host header could move.
+def guard(site: Site) -> params.Depends:
+    """What finds the caller (`request.state.caller`), asks for an API key, charges it for each call that generates, before its
+    body is read, and counts a refusal. While the server drains that comes first. A dependency of the routes, not a match on
+    paths, which a forged Host header could move.
     """
 
     async def authenticate(request: Request) -> None:
-        peer = None if request.client is None else request.client.host
-        caller = request.state.caller = site.callers.of(request.headers.items(), peer)
-        record = opened(site.metrics, request) if counted else None
-        with nullcontext() if record is None else record.errors():
-            if site.keys is not None:
-                caller = request.state.caller = replace(caller, key=site.keys.among(request.headers.items()))
-            if request.method != "POST":
-                return
-            if counted and site.is_draining():
+        record = _known(site, request)
+        with record.errors():
+            _identify(site, request, record)
+            if site.is_draining():
                 raise Unavailable(SHUTTING_DOWN)
-            if caller.key is not None:
-                if record is not None:
-                    record.caller = caller
-                caller.key.arrive()
+            if record.caller.key is not None:
+                record.caller.key.arrive()
 
     return params.Depends(authenticate)
+
+
+def guard_others(site: Site) -> params.Depends:
+    """The same for calls that generate nothing. It records the whole call."""
+
+    async def authenticate(request: Request) -> AsyncIterator[None]:
+        record = _known(site, request)
+        with record.errors():
+            _identify(site, request, record)
+            if record.caller.key is not None:
+                record.caller.key.arrive(answers=int(request.method == "POST"))  # as the work with texts holds a place
+            yield
+        record.finished()
+
+    return params.Depends(authenticate)
+
+
+def _known(site: Site, request: Request) -> RequestRecord:
+    """A call's record, with its caller but for the key."""
+    peer = None if request.client is None else request.client.host
+    request.state.caller = site.callers.of(request.headers.items(), peer)
+    return opened(site.metrics, request)
+
+
+def _identify(site: Site, request: Request, record: RequestRecord) -> None:
+    """Find the caller's key. Raises Unauthenticated."""
+    if site.keys is not None:
+        record.caller = request.state.caller = replace(record.caller, key=site.keys.among(request.headers.items()))
 
 
 def opened(metrics: Metrics, request: Request) -> RequestRecord:

@@ -23,7 +23,10 @@ Row = dict[str, str]
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 ABOUT = {
-    "attend_edge_ok": ("gauge", "1 if HAProxy answers and routes to every running replica, else 0"),
+    "attend_edge_ok": (
+        "gauge",
+        "1 if HAProxy answers, took its last configuration and routes to every running replica",
+    ),
     "attend_edge_connections": (
         "gauge",
         "Client connections open on HAProxy, without those from before a reload",
@@ -41,6 +44,17 @@ ABOUT = {
     "attend_edge_replica_errors_total": ("counter", "Those of attend_edge_errors_total that a replica sent"),
 }
 """Every metric of the edge: its type and its help. Each sample has the label `node`."""
+CERTIFICATE = {
+    "attend_tls_certificate_expiry_timestamp_seconds": (
+        "gauge",
+        "When the TLS certificate that is served expires, in seconds since 1970",
+    ),
+    "attend_tls_reload_ok": (
+        "gauge",
+        "1 if the TLS certificate that is served is that of the files, 0 while these cannot be used",
+    ),
+}
+"""The same, of the certificate, where there is one."""
 
 
 def statistics(host: str, port: int, seconds: float) -> list[Row]:
@@ -51,6 +65,28 @@ def statistics(host: str, port: int, seconds: float) -> list[Row]:
             return list(csv.DictReader(answer.read().decode().removeprefix("# ").splitlines()))
     except HTTPException as error:  # it ended within the answer
         raise OSError(str(error)) from error
+
+
+def facts(host: str, port: int, seconds: float) -> dict[str, float]:
+    """What HAProxy knows of itself beside: `reload_ok`, and with TLS `tls_reload_ok` and `tls_expiry`. Raises OSError."""
+    at = f"[{host}]" if ":" in host else host
+    try:
+        with _direct.open(f"http://{at}:{port}/attend", timeout=seconds) as answer:
+            pairs = (line.split() for line in answer.read().decode().splitlines())
+            return {words[0]: float(words[1]) for words in pairs if len(words) == 2}
+    except (HTTPException, ValueError) as error:
+        raise OSError(str(error)) from error
+
+
+def certificate(node: str, expiry: float | None, is_ok: bool) -> Samples:
+    """The metrics of a certificate that is served; `expiry` in seconds since 1970, None or 0 where it is not known."""
+    expires, reloads = CERTIFICATE
+    return ({expires: [({"node": node}, expiry)]} if expiry else {}) | {reloads: [({"node": node}, float(is_ok))]}
+
+
+def written(samples: Samples) -> str:
+    """Samples in the Prometheus text format."""
+    return "".join(family(name, *(ABOUT | CERTIFICATE)[name], found) for name, found in samples.items())
 
 
 def page(addresses: Mapping[str, str], port: int, running: int) -> str:
@@ -65,13 +101,18 @@ def page(addresses: Mapping[str, str], port: int, running: int) -> str:
         if left <= 0:
             break
         try:
-            rows = statistics(host, port, left)
+            rows, own = statistics(host, port, left), facts(host, port, left)
         except OSError:  # between two of its processes, or gone
             found.setdefault("attend_edge_ok", []).append(({"node": node}, 0.0))
             continue
-        for name, samples in read(rows, node, running).items():
+        told = read(rows, node, running)
+        if not own.get("reload_ok", 1.0):
+            told["attend_edge_ok"] = [({"node": node}, 0.0)]
+        if "tls_reload_ok" in own:
+            told |= certificate(node, own.get("tls_expiry"), bool(own["tls_reload_ok"]))
+        for name, samples in told.items():
             found.setdefault(name, []).extend(samples)
-    return "".join(family(name, *ABOUT[name], samples) for name, samples in found.items())
+    return written(found)
 
 
 def read(rows: list[Row], node: str, running: int) -> Samples:

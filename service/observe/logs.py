@@ -71,6 +71,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, default=str)  # orjson refuses the lone surrogates of a file name that is not UTF-8
 
 
+class TextFormatter(logging.Formatter):
+    """A line for a person, with the time in UTC as JSON has it."""
+
+    default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+        self.converter = time.gmtime
+
+
 class LineQueue(QueueHandler):
     """Puts records into a bounded queue, from which a thread writes them as lines. A full queue drops them, counted."""
 
@@ -175,7 +185,7 @@ def configure(level: str, style: str, path: str = "") -> None:
     descriptor, problem = _opened(path)
     root = logging.getLogger("attend")
     close()
-    root.handlers[:] = [LineQueue(descriptor, JsonFormatter() if style == "json" else logging.Formatter(TEXT))]
+    root.handlers[:] = [LineQueue(descriptor, JsonFormatter() if style == "json" else TextFormatter())]
     root.setLevel(level.upper())
     root.propagate = False
     if problem is not None:

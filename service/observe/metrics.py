@@ -6,6 +6,7 @@ All label children exist from the start, so that a replica without traffic still
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
 from prometheus_client import Histogram as SharedHistogram
@@ -25,12 +26,13 @@ from attend.model.errors import (
 )
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.keys import KeyRing
-from attend.service.contract.routes import COUNTED
+from attend.service.contract.routes import COUNTED, OTHERS
 from attend.service.errors import AnswerChanged, ClientGone, wire
 from attend.service.observe import logs
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
 from attend.service.observe.collectors import EngineCollector, KeysCollector
 from attend.service.observe.compat import VllmNames
+from attend.service.observe.failures import AuthFailures
 from attend.service.observe.ignored import IgnoredFields
 from attend.service.observe.tallies import Count, Histogram, Reading
 from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
@@ -82,20 +84,14 @@ class Metrics:
         self._twins = VllmNames(self.registry) if vllm_names else None
         self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests that produced a token")
         self.generation_tokens = self._count("generation_tokens", "Generated tokens sent to clients")
-        self._requests = Counter(
-            "attend_requests",
-            "Finished generation requests by outcome",
-            ["model", "transport", "route", "outcome"],
-            registry=self.registry,
-        )
-        for transport, routes in COUNTED.items():
-            for route in routes:
-                for outcome in OUTCOMES:
-                    self._requests.labels(model, transport, route, outcome)
+        self._requests = self._by_route("requests", "Finished generation requests by outcome", COUNTED, OUTCOMES)
         about = f"Rejected requests (admission control) by reason: {', '.join(REASONS)}"
         self._rejected = Counter("attend_requests_rejected", about, ["model", "reason"], registry=self.registry)
         for reason in REASONS:
             self._rejected.labels(model, reason)
+        about = "Finished requests to routes that generate nothing (models, tokens, capacity) by outcome"
+        self._others = self._by_route("other_requests", about, OTHERS, ("ok",))
+        self.failures = AuthFailures(model, self.registry, clock)
         self.ignored = IgnoredFields(model, self.registry, clock)
         about = "Time to first token (TTFT), once a call: of its first answer to begin"
         self.first_token = self._histogram("time_to_first_token_seconds", about, SECONDS)
@@ -125,7 +121,8 @@ class Metrics:
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once."""
-        self._requests.labels(self._labels["model"], transport, route, outcome).inc()
+        counter = self._requests if route in COUNTED[transport] else self._others
+        counter.labels(self._labels["model"], transport, route, outcome).inc()
 
     def count_rejection(self, reason: str) -> None:
         """Count a call that is refused for one of REASONS."""
@@ -143,6 +140,14 @@ class Metrics:
 
     def _count(self, name: str, text: str) -> Count:
         return Count(f"attend_{name}", text, self._labels, self.registry)
+
+    def _by_route(self, name: str, text: str, routes: Mapping[str, tuple[str, ...]], outcomes: tuple[str, ...]) -> Counter:
+        """A counter of calls, with every route of each transport."""
+        counter = Counter(f"attend_{name}", text, ["model", "transport", "route", "outcome"], registry=self.registry)
+        for transport, known in routes.items():
+            for route, outcome in product(known, outcomes):
+                counter.labels(self._labels["model"], transport, route, outcome)
+        return counter
 
     def _read(
         self,
@@ -227,6 +232,10 @@ class RequestRecord:
         self._count_tokens()
         self._close("stop")
 
+    def finished(self) -> None:
+        """Count a call that asked for no text, and was answered."""
+        self._close("ok")
+
     def delivered(self, chunks: Sequence[Chunk], n: int) -> None:
         """Count what the caller, who asked for `n` answers to each prompt, is about to be given."""
         now = self._metrics.clock()
@@ -286,8 +295,12 @@ class RequestRecord:
             self._closed = True
             self._metrics.count(*self._where, outcome)
             facts = self._facts(outcome, error)
-            self._metrics.duration.observe(facts.seconds)
-            trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
+            if isinstance(error, Unauthenticated) and not self._metrics.failures.add(facts.transport):
+                return
+            trace = None
+            if facts.route in COUNTED[facts.transport]:
+                self._metrics.duration.observe(facts.seconds)
+                trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
             logs.log_call(facts, trace)
 
     def _facts(self, outcome: str, error: Exception | None) -> CallFacts:

@@ -15,6 +15,7 @@ from attend.service.access.hosts import ANY
 from attend.service.observe import autoscaling, census, scrape, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.page import Page
+from attend.service.runtime import hub
 from attend.service.runtime.place import gpus_wanted, most_gpus, place_wanted
 from attend.service.runtime.sizes import most_calls
 from attend.service.settings import Settings, read_settings, unknown_variables
@@ -82,7 +83,7 @@ def replicas_wanted(settings: Settings) -> dict[str, Any]:
 def build(args: dict[str, Any]) -> serve.Application:
     """The application. `args` are settings by name; what they leave out comes from ATTEND_*.
 
-    Raises SettingError. Variables that nobody reads are told here, once for all replicas.
+    Raises SettingError. Once for all replicas variables are told here that nobody reads, and a branch of the hub is looked up.
     """
     settings = read_settings(args)
     for name in unknown_variables():
@@ -93,7 +94,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
     if not settings.allowed_hosts:  # what is listened on, Serve's own options say, and not `host`
         settings = settings.model_copy(update={"allowed_hosts": ANY})
-    return application(settings)
+    return application(hub.pinned(settings, log.warning))
 
 
 def application(settings: Settings) -> serve.Application:

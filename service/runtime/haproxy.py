@@ -20,6 +20,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 TEMPLATE = "haproxy.cfg.j2"
+RELOADED = "reload.map"
+"""A map of HAProxy's with `ok`: 1, or 0 from a failed reload until one succeeds."""
 REPLICA = "SERVE_REPLICA"
 """How the names of Ray's servers begin that are replicas."""
 SPARE_FILES, FILES_PER_CONNECTION = 512, 2.5
@@ -49,6 +51,10 @@ Environment = Mapping[str, str]
 
 class NotUnderstood(Exception):
     """Ray's configuration is not what is known of it. The sentence names the line."""
+
+
+class Refused(Exception):
+    """HAProxy does not take the configuration. The sentence is its own."""
 
 
 def read(text: str) -> dict[str, Any]:
@@ -152,6 +158,7 @@ def render(text: str, limits: Mapping[str, Any], state: Path, environment: Envir
         errors=errors,
         origins=["*"] if "*" in origins else origins,
         tls=tls,
+        state=state,
     )
 
 
@@ -182,8 +189,16 @@ def main(words: list[str], environment: Environment) -> None:
         finally:
             os._exit(0)
     text = file.read_text(encoding="utf-8")
-    helper = _certificate(file.parent, environment)
-    write(file, render(text, limits, file.parent, environment))
+    try:
+        helper = _certificate(file.parent, environment)
+        write(file.with_name(RELOADED), "ok 1\n")
+        write(file, render(text, limits, file.parent, environment))
+        if serves:
+            _check(binary, file)
+    except Exception as error:
+        if serves:
+            _tell_failure(file, text, str(error), environment)
+        raise
     if serves:
         if "-sf" not in words:  # a new manager of Ray's
             words += [word for pid in _left(file.parent) for word in ("-sf", pid)]
@@ -193,6 +208,24 @@ def main(words: list[str], environment: Environment) -> None:
             helper += [read(text)["socket"], str(us), *log]
             subprocess.Popen(helper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     os.execv(binary, [binary, *words])
+
+
+def _check(binary: str, file: Path) -> None:
+    """Raise Refused where HAProxy does not take the configuration."""
+    done = subprocess.run([binary, "-c", "-f", str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line.partition(" : ")[2] for line in done.stderr.splitlines() if line.startswith("[ALERT]")]
+        raise Refused((lines or [done.stderr.strip()])[0][:500])
+
+
+def _tell_failure(file: Path, text: str, reason: str, environment: Environment) -> None:
+    """Say in the log of the server why HAProxy is not started. One that runs says from now on that it is outdated."""
+    from renew import publish, say  # type: ignore[import-not-found]  # the copy beside this one
+
+    log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
+    say("error", f"HAProxy is not started with its next configuration: {reason}", *log, "attend.edge")
+    with contextlib.suppress(OSError, NotUnderstood):
+        publish(_words(_sections(text), "global", "stats socket ")[2], file.with_name(RELOADED), {"ok": "0"})
 
 
 def write(path: Path, text: str) -> None:
@@ -266,7 +299,7 @@ class Watch:
                 self.mend()
                 if not self.serves and self.is_current():
                     self.serves = True
-                    self.keep(*(self.state / name for name in ("current", "last.cfg")))
+                    self.keep(*(self.state / name for name in ("current", "last.cfg", RELOADED, "tls.pem", "tls.map")))
                 if self.serves and not self.is_current():
                     return
         time.sleep(DEAD_SECONDS)
@@ -297,7 +330,7 @@ class Watch:
                     fresh.replace(path)
                     written.append(path.name)
         if written:
-            from renew import say  # type: ignore[import-not-found]  # the copy beside this one
+            from renew import say
 
             names = ", ".join(sorted(written))
             say("error", f"files of HAProxy were removed from {FOLDER} and are rewritten: {names}", *self.log, "attend.edge")
@@ -319,5 +352,5 @@ if __name__ == "__main__":
     sys.path.insert(0, str(FOLDER))
     try:
         main(sys.argv[1:], os.environ)
-    except (NotUnderstood, ValueError) as error:
+    except (NotUnderstood, Refused, ValueError) as error:
         sys.exit(f"attend: {error}")

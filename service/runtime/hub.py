@@ -32,7 +32,8 @@ SMALL += ["chat_template*", "additional_chat_templates/*", "tokenizer.model", "t
 """Files that are read beside the weights, or that show why a repository cannot be served."""
 STALE_SECONDS = 3600
 """Age of a partial file that is no longer written to: a killed download leaves one."""
-SHA256 = re.compile("[0-9a-f]{64}")
+SHA256, COMMIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
+LOOK_UP_SECONDS = 10.0
 Say = Callable[[str], None]
 
 
@@ -45,6 +46,31 @@ def with_folder(settings: Settings, say: Say = tell) -> Settings:
     if not settings.model.startswith(HUB):
         return settings
     return settings.model_copy(update={"model": str(fetch(settings.model, say)), "served_model_name": settings.name})
+
+
+def pinned(settings: Settings, warn: Say) -> Settings:
+    """The settings with a commit in place of the branch or tag of a hub reference: replicas that start later, after a push,
+    serve the same weights. Where the hub does not name one here, `warn` is told, and each replica looks it up.
+    """
+    import httpx2
+    from huggingface_hub import HfApi, errors
+
+    match = REFERENCE.fullmatch(settings.model)
+    if match is None or COMMIT.fullmatch(match["revision"] or ""):
+        return settings
+    repository, file = match["repository"], match["file"]
+    try:
+        info = HfApi().model_info(repository, revision=match["revision"] or "main", timeout=LOOK_UP_SECONDS)
+    except (errors.HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
+        warn(f"{settings.model} is not pinned to a commit, and replicas may serve different ones: it {_why(error, repository)}")
+        return settings
+    return settings.model_copy(update={"model": f"{HUB}{repository}{f'/{file}' if file else ''}@{info.sha}"})
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit of a folder, or of a file in it, in the cache of huggingface_hub; None of any other."""
+    names = [path.name for path in (folder, folder.parent) if path.parent.name == "snapshots" and COMMIT.fullmatch(path.name)]
+    return names[0] if names else None
 
 
 def fetch(reference: str, say: Say) -> Path:

@@ -68,10 +68,11 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
     processes = "  one process, without Ray" if settings.single else ""
+    commit = f" at {facts['commit'][:12]}" if facts.get("commit") else ""
     if settings.tensor_parallel > 1:
         processes = f"  {settings.tensor_parallel} ranks"
     return (
-        f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name} "
+        f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name}{commit} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
         f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
         f"{_drawn(facts['sampling'])}{processes}{openness(settings)}\n"

@@ -2,7 +2,7 @@
 
 HAProxy's start script runs this file by its path, so it imports nothing but the standard library:
 
-    renew.py CERT KEY PEM                        writes both into PEM, which HAProxy reads
+    renew.py CERT KEY PEM                        writes both into PEM, which HAProxy reads, and notes beside it
     renew.py CERT KEY PEM SOCKET PID LOG FORMAT  hands new ones to HAProxy, as long as that is the process PID
 """
 
@@ -12,13 +12,17 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SECONDS = 1.0
 """How often the files are looked at."""
 TIMEOUT_SECONDS = 5.0
+COMPLAIN_SECONDS = 60.0
+"""How often the log names a pair that stays bad."""
+ANY_TIME = ssl.VerifyFlags(0x20_0000)
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
 STANDARD_ERROR = "/proc/self/fd/2"
 
 
@@ -74,23 +78,57 @@ def _file(whole: bytes) -> Iterator[str]:
 
 def doubt(whole: bytes) -> str | None:
     """Why a client would not trust the certificate, whoever signed it: it has expired, for example. None where it would."""
+    try:
+        _seen(whole)
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except ssl.SSLError as error:
+        return error.reason
+    return None
+
+
+def expiry(whole: bytes) -> float | None:
+    """When the certificate ends, or has ended, in seconds since 1970. None where no client could read it."""
+    try:
+        seen = _seen(whole, ANY_TIME).getpeercert() or {}
+    except (ssl.SSLError, BadPair):
+        return None
+    return float(ssl.cert_time_to_seconds(str(seen["notAfter"])))
+
+
+def _seen(whole: bytes, flags: ssl.VerifyFlags = ssl.VerifyFlags.VERIFY_DEFAULT) -> ssl.SSLObject:
+    """The side of a client that has been shown the certificate. Raises SSLError where it does not trust it."""
     server, client = load(context(), whole), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | flags
     with _file(whole) as path:
         client.load_verify_locations(path)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
     for side in sides * 3:  # no handshake has more flights
-        try:
+        with suppress(ssl.SSLWantReadError):
             side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLCertVerificationError as error:
-            return error.verify_message
-        except ssl.SSLError as error:
-            return error.reason
-    return None
+    return sides[0]
+
+
+class Complaint:
+    """What is wrong with a pair that is not taken over: told when it changes, and each minute while it stays."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._next = 0.0
+        self.text = ""
+        """Empty where nothing is wrong."""
+
+    def make(self, text: str) -> None:
+        """Tell, unless it was told within the last minute."""
+        if text != self.text or self._clock() >= self._next:
+            self.text, self._next = text, self._clock() + COMPLAIN_SECONDS
+            self._tell(f"the certificate that was read before stays in use: {text}")
+
+    def end(self) -> None:
+        """All is well."""
+        self.text = ""
 
 
 def write(path: Path, whole: bytes) -> None:
@@ -108,6 +146,24 @@ def hand_over(path: str, pem: Path, whole: bytes) -> None:
     _command(path, b"commit ssl cert %s\n" % bytes(pem), "Success!")
 
 
+def facts(pem: Path) -> Path:
+    """The map of HAProxy's with what the metrics page says of a certificate: `ok` and `expiry`."""
+    return pem.with_suffix(".map")
+
+
+def note(pem: Path, whole: bytes, *, is_ok: bool) -> dict[str, str]:
+    """Write that map, for the certificate `whole` in use; `is_ok`: it is that of the files. Returns what it holds."""
+    noted = {"ok": str(int(is_ok)), "expiry": f"{expiry(whole) or 0:.0f}"}
+    write(facts(pem), "".join(f"{name} {value}\n" for name, value in noted.items()).encode())
+    return noted
+
+
+def publish(path: str, table: Path, noted: dict[str, str]) -> None:
+    """Have a running HAProxy say so. Raises OSError."""
+    for name, value in noted.items():
+        _command(path, b"set map %s %s %s\n" % (bytes(table), name.encode(), value.encode()), "")
+
+
 def _command(path: str, text: bytes, wanted: str) -> None:
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(TIMEOUT_SECONDS)
@@ -120,26 +176,38 @@ def _command(path: str, text: bytes, wanted: str) -> None:
 
 def follow(cert: str, key: str, pem: Path, path: str, pid: str, log: str, style: str) -> None:
     """Hand over each new pair to HAProxy, while it is the process `pid`. A bad pair leaves the last good one, and is told."""
-    loaded, told = pem.read_bytes(), ""
-    while (pem.parent / "current").read_text().strip() == pid and Path(f"/proc/{pid}").exists():
+    loaded, complaint = pem.read_bytes(), Complaint(lambda text: say("error", text, log, style))
+    noted: tuple[bytes, bool] | None = None  # HAProxy may have read an older note
+    while _is_current(pem, pid) and Path(f"/proc/{pid}").exists():
         time.sleep(SECONDS)
         try:
             if (fresh := pair(cert, key)) != loaded:
                 write(pem, fresh)
                 hand_over(path, pem, fresh)
-                loaded, told = fresh, ""
+                loaded = fresh
                 say("info", "new connections use the new certificate", log, style)
+            complaint.end()
         except (BadPair, OSError) as error:
-            if str(error) != told:
-                told = str(error)
-                say("error", f"the certificate that was read before stays in use: {told}", log, style)
+            complaint.make(str(error))
+        with suppress(OSError):  # another look follows
+            if noted != (now := (loaded, not complaint.text)):
+                publish(path, facts(pem), note(pem, loaded, is_ok=now[1]))
+                noted = now
+
+
+def _is_current(pem: Path, pid: str) -> bool:
+    """Whether no other HAProxy has taken its place. Where somebody removed the file that says so, it is rewritten soon."""
+    try:
+        return (pem.parent / "current").read_text().strip() == pid
+    except OSError:
+        return True
 
 
 def say(level: str, message: str, log: str, style: str, logger: str = "attend.tls") -> None:
     """A line for the log of the server."""
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 {level.upper()} {logger}: {message}"
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    line = f"{stamp} {level.upper()} {logger}: {message}"
     if style == "json":
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
         line = json.dumps({"time": stamp, "level": level, "logger": logger, "message": message})
     with suppress(OSError), open(log or STANDARD_ERROR, "a", encoding="utf-8") as file:  # a full disk stops no certificate
         file.write(line + "\n")
@@ -157,7 +225,11 @@ if __name__ == "__main__":
     if rest:
         follow(given_cert, given_key, Path(given_pem), *rest)
     else:
+        the_pem = Path(given_pem)
         try:
-            write(Path(given_pem), pair(given_cert, given_key))
+            write(the_pem, pair(given_cert, given_key))
+            note(the_pem, the_pem.read_bytes(), is_ok=True)
         except BadPair as problem:
+            if the_pem.exists():
+                note(the_pem, the_pem.read_bytes(), is_ok=False)
             sys.exit(f"attend: {problem}")

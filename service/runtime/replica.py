@@ -165,6 +165,7 @@ class Replica(GrpcMethods):
         info = self.service.engine.info
         return {
             "family": info.family,
+            "commit": hub.commit_of(self.settings.folder),
             "parameters": info.num_parameters,
             "device": info.device,
             "dtype": info.dtype,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attend.service.runtime.tls import Certificate
 
 REPLICA = "single"
-"""The replica's label on the metrics page."""
+"""The replica's label on the metrics page, and its node's."""
 WATCH_SECONDS = 1.0
 RESERVE = 256
 """Open files beside connections: the model's, logs, pipes to processes that try grammars, connections about to be closed."""
@@ -120,7 +120,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
     over_http, over_grpc = connections()
     length = replica.engine.info.max_model_len
-    app = replica.application(Page(lambda: asyncio.to_thread(page, replica)), behind_serve=False)
+    app = replica.application(Page(lambda: asyncio.to_thread(page, replica, certificate)), behind_serve=False)
     origins = settings.origins
     server = http_server(app, most, tls[0], cors_origins=origins, max_model_len=length, most_connections=over_http)
     place = settings.host, settings.grpc_port
@@ -150,8 +150,10 @@ async def watch(replica: "Replica", certificate: "Certificate | None" = None) ->
             await asyncio.to_thread(certificate.renew)
 
 
-def page(replica: "Replica") -> str:
+def page(replica: "Replica", certificate: "Certificate | None" = None) -> str:
     """The metrics page."""
+    from attend.service.observe import edge
     from attend.service.observe.exposition import counted, merge, serving
 
-    return merge([(REPLICA, replica.metrics.text())]) + counted(1, 1) + serving(["running"], (), 0)
+    own = {} if certificate is None else edge.certificate(REPLICA, certificate.expiry, certificate.is_ok)
+    return merge([(REPLICA, replica.metrics.text())]) + counted(1, 1) + serving(["running"], (), 0) + edge.written(own)

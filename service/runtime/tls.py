@@ -4,7 +4,7 @@ import logging
 
 import grpc
 
-from attend.service.runtime.renew import BadPair, context, load, pair
+from attend.service.runtime.renew import BadPair, Complaint, context, expiry, load, pair
 
 log = logging.getLogger("attend.tls")
 
@@ -15,7 +15,9 @@ class Certificate:
     def __init__(self, cert: str, key: str) -> None:
         self._places = cert, key
         self._loaded = pair(cert, key)
-        self._told = ""
+        self._complaint = Complaint(log.error)
+        self.expiry = expiry(self._loaded)
+        """When the certificate in use ends, in seconds since 1970."""
         self.context = load(context(), self._loaded)
         """For HTTP: new connections use what it has loaded last."""
         self.credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration)
@@ -26,13 +28,16 @@ class Certificate:
         try:
             if (fresh := pair(*self._places)) != self._loaded:
                 load(self.context, fresh)
-                self._loaded = fresh
+                self._loaded, self.expiry = fresh, expiry(fresh)
                 log.info("new connections use the new certificate")
-            self._told = ""
+            self._complaint.end()
         except (BadPair, OSError) as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                log.error("the certificate that was read before stays in use: %s", error)
+            self._complaint.make(str(error))
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the certificate in use is that of the files."""
+        return not self._complaint.text
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(self._loaded, self._loaded)])

@@ -40,6 +40,7 @@ PAGE_ONLY = {
     *("attend_scrape_replicas_expected", "attend_scrape_replicas_answered"),
     *("attend_replicas", "attend_proxies", "attend_replica_deaths_total"),
     *edge.ABOUT,
+    *edge.CERTIFICATE,
 }
 """What the merged page adds to the replicas' own."""
 KEYS = {"attend_api_keys_file_ok", "attend_api_keys", "attend_api_keys_file_age_seconds"}

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from attend.model.engine.request import EngineStats, FinishReason
 from attend.model.errors import EngineFailed, Overloaded, Unavailable
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.grpc_api import servicer
+from attend.service.grpc_api import incoming, others, servicer
 from attend.service.grpc_api.convert import Responses
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -216,17 +216,17 @@ def test_bytes_that_are_no_message_are_invalid_argument(method, data):
     assert server.outcomes() == {("grpc", method, "invalid"): 1}
 
 
-LARGE = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 2 * servicer.INLINE_BYTES), max_tokens=1, request_id="large")
+LARGE = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 2 * incoming.INLINE_BYTES), max_tokens=1, request_id="large")
 
 
 def test_large_messages_are_read_beside_the_event_loop_and_small_ones_on_it(monkeypatch):
-    alone, owners = servicer.alone, []
+    alone, owners = incoming.alone, []
 
     def watched(work, owner):
         owners.append(owner)
         return alone(work, owner)
 
-    monkeypatch.setattr(servicer, "alone", watched)
+    monkeypatch.setattr(incoming, "alone", watched)
     server = build_server()
     assert refused(generate, server, LARGE)[0] is refused(stream, server, LARGE)[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert owners == ["10.0.0.2"] * 4, "each is read, and each makes a command"
@@ -308,9 +308,9 @@ def test_tokens_of_a_text_are_the_text_again(text, special):
     ("method", "fields", "code"),
     [
         ("Tokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Tokenize", {"text": "a" * (servicer.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Tokenize", {"text": "a" * (others.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Detokenize", {"token_ids": [97] * (servicer.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Detokenize", {"token_ids": [97] * (others.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [257]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [-1]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [BIG]}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -342,9 +342,10 @@ def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
     async def turn() -> None:
         turns.append(1)
 
-    monkeypatch.setattr(servicer, "yield_to_loop", turn)
-    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * servicer.IDS)))
-    assert [97] * (3 * servicer.IDS) == told.token_ids
+    for module in (servicer, others):
+        monkeypatch.setattr(module, "yield_to_loop", turn)
+    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * others.IDS)))
+    assert [97] * (3 * others.IDS) == told.token_ids
     assert len(turns) == 3, "one before the call begins, and one between each two parts"
 
 

@@ -11,9 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
+from attend.service.access.quota import Key, Limits
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import CompletionRequest, StreamOptions, read_completion
+from attend.service.contract.routes import OTHERS
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import documents
@@ -263,6 +265,24 @@ def test_an_explanation_that_takes_too_long_fails_as_described():
     assert_described(response, operation("/v1/attention"))
 
 
+SHOWN_OTHERS = [path.replace(":path}", "}") for path in OTHERS["http"]]
+
+
+@pytest.mark.parametrize("path", SHOWN_OTHERS)
+def test_a_key_that_has_used_up_its_requests_is_refused_as_described(path):
+    class Spent:
+        def authenticate(self, *_: object, **__: object) -> Key:
+            key = Key("ci", Limits(requests_per_minute=1))
+            key.arrive()
+            return key
+
+    body = {"json": LEAST[path]} if path in LEAST else {}
+    server = chatting_server(keys=Spent())
+    response = ask(server, "POST" if path in LEAST else "GET", path.replace("{model_id}", "other"), **body)
+    assert response.status_code == 429
+    assert_described(response, operation(path))
+
+
 def test_every_failure_that_is_described_is_provoked_here_or_is_a_bug_or_a_key():
     described = {
         (path, int(status))
@@ -271,7 +291,7 @@ def test_every_failure_that_is_described_is_provoked_here_or_is_a_bug_or_a_key()
         for status in each["responses"]
     }
     provoked = {(path, status) for path, status, *_ in FAILURES} | {(path, 503) for path in ("/healthz", "/readyz")}
-    provoked.add(("/v1/attention", 504))
+    provoked |= {("/v1/attention", 504), *((path, 429) for path in SHOWN_OTHERS)}
     assert {(path, status) for path, status in described - provoked if status not in (200, 401, 500)} == set()
 
 

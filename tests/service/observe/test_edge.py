@@ -73,6 +73,7 @@ def told(monkeypatch):
 
         monkeypatch.setattr(edge, "statistics", statistics)
 
+    monkeypatch.setattr(edge, "facts", lambda host, port, seconds: {"reload_ok": 1.0})
     return tell
 
 
@@ -107,6 +108,24 @@ def test_a_haproxy_that_does_not_know_a_replica_that_runs_is_not_ok(told, side):
     told(a=[row | {"act": "1"} if row["pxname"] == f"{side}-default" else row for row in ROWS])
     assert samples(edge.page({"n1": "a"}, 8404, 1))["attend_edge_ok", "n1"] == 1
     assert samples(edge.page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
+
+
+def test_a_haproxy_that_did_not_take_its_last_configuration_is_not_ok(told, monkeypatch):
+    told(a=ROWS)
+    monkeypatch.setattr(edge, "facts", lambda *_: {"reload_ok": 0.0})
+    assert samples(edge.page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
+
+
+def test_of_a_certificate_its_end_and_whether_it_is_that_of_the_files_are_on_the_page(told, monkeypatch):
+    told(a=ROWS, b=ROWS)
+    known = {"a": {"reload_ok": 1.0, "tls_reload_ok": 0.0, "tls_expiry": 5e9}, "b": {"tls_reload_ok": 1.0, "tls_expiry": 0.0}}
+    monkeypatch.setattr(edge, "facts", lambda host, *_: known[host])
+    page = samples(edge.page({"n1": "a", "n2": "b"}, 8404, 2))
+    assert {key: value for key, value in page.items() if "_tls_" in key[0]} == {
+        ("attend_tls_certificate_expiry_timestamp_seconds", "n1"): 5e9,
+        ("attend_tls_reload_ok", "n1"): 0,
+        ("attend_tls_reload_ok", "n2"): 1,
+    }
 
 
 def test_nodes_that_do_not_answer_hold_the_page_for_a_second_at_most(monkeypatch):

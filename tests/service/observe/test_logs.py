@@ -24,7 +24,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.grpc_api.servicer import address_of
+from attend.service.grpc_api.incoming import address_of
 from attend.service.observe import logs
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server
@@ -55,6 +55,18 @@ def test_a_json_line_has_time_level_logger_and_message():
         "logger": "attend.test",
         "message": "one of 3",
     }
+
+
+def test_a_line_of_text_has_the_time_in_utc_wherever_the_server_is(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        one = record("told")
+        one.created, one.msecs = 0.25, 250
+        assert logs.TextFormatter().format(one).startswith("1970-01-01T00:00:00.250Z ")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_json_line_carries_its_exception():

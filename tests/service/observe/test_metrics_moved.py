@@ -23,8 +23,9 @@ OF_THE_ENGINE = {
 """The sample that shows each figure, and its reason. `num_free_blocks` is shown as the share that is not free."""
 ALWAYS = {"cache_config_info", "cache_config", "slower_path_info"}
 """What a server is does not move."""
-ELSEWHERE = {"requests_preparing", "log_lines_dropped", "ignored_fields"}
-"""What only moves while a call is prepared, or while nobody takes lines: test_metrics.py, and by unknown fields."""
+ELSEWHERE = {"requests_preparing", "log_lines_dropped", "ignored_fields", "other_requests", "auth_failures"}
+"""What only moves while a call is prepared, or while nobody takes lines: test_metrics.py, by unknown fields, and by calls that
+generate nothing or have no key: test_recorded.py."""
 PROMPTS, N, TOKENS = ["abc", "de"], 2, 3
 ANSWERS = N * len(PROMPTS)
 COUNTS = {

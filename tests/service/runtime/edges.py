@@ -27,6 +27,8 @@ from tests.service.server import free_ports, wait_for
 SECONDS = FULL_MS / 1000
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank", "/v1/score")
 METHODS = ("Generate", "GenerateStream", "Chat", "ChatStream", "Embed")
+NAMES = ("http", "grpc", "http_a", "http_b", "grpc_a", "grpc_b", "prometheus", "stats")
+"""Of the ports in it."""
 CONFIG = """
 global
     stats socket {folder}/admin.sock mode 666 level admin
@@ -36,7 +38,7 @@ defaults
     mode http
     timeout connect 1s
     timeout client 10s
-    timeout server 10s
+    timeout server {server_seconds}s
     balance leastconn
     retry-on conn-failure
 frontend prometheus
@@ -142,6 +144,8 @@ class Edge:
     admin: str
     channel: grpc.Channel
     replicas: tuple[Replica, Replica]
+    stats_port: int
+    grpc_port: int
 
     def full(self, *which: bool) -> None:
         """Say which replicas are full, and wait until HAProxy knows nothing of before."""
@@ -200,12 +204,16 @@ class Edge:
 
 
 @contextmanager
-def in_front(folder: Path, limits: dict[str, int] | None = None, **environment: str) -> Iterator[Edge]:
-    """HAProxy before two replicas, with variables as `attend serve` sets them, and some of `edge.json`'s limits changed."""
-    names = ("http", "grpc", "http_a", "http_b", "grpc_a", "grpc_b", "prometheus", "stats")
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+def in_front(
+    folder: Path, limits: dict[str, int] | None = None, *, server_seconds: int = 10, **environment: str
+) -> Iterator[Edge]:
+    """HAProxy before two replicas, with variables as `attend serve` sets them, and some of `edge.json`'s limits changed.
+
+    `server_seconds` is how long it waits for a replica.
+    """
+    ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
     replicas = (Replica(ports["http_a"], ports["grpc_a"]), Replica(ports["http_b"], ports["grpc_b"]))
-    (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, **ports))
+    (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, server_seconds=server_seconds, **ports))
     command = [write_edge(folder), "-c", "-f", folder / "haproxy.cfg"]
     numbers = folder / "edge.json"
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | (limits or {})))
@@ -214,7 +222,14 @@ def in_front(folder: Path, limits: dict[str, int] | None = None, **environment: 
     try:
         with grpc.insecure_channel(f"127.0.0.1:{ports['grpc']}") as channel:
             assert wait_for(lambda: listens(ports["http"]))
-            yield Edge(f"http://127.0.0.1:{ports['http']}", str(folder / "admin.sock"), channel, replicas)
+            yield Edge(
+                f"http://127.0.0.1:{ports['http']}",
+                str(folder / "admin.sock"),
+                channel,
+                replicas,
+                ports["stats"],
+                ports["grpc"],
+            )
     finally:
         process.kill()
         process.wait()

@@ -11,8 +11,9 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     import ray
 
+    from attend.service.runtime import hub
     from attend.service.runtime.deployment import application, build
-    from attend.service.settings import read_settings
+    from attend.service.settings import Settings, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +50,10 @@ def test_what_serve_listens_on_is_not_known_here_so_that_any_host_is_answered_un
     monkeypatch.setattr("attend.service.runtime.deployment.application", built.append)
     build(args)
     assert [settings.allowed_hosts for settings in built] == [hosts]
+
+
+def test_a_branch_of_the_hub_is_looked_up_once_for_all_replicas(monkeypatch):
+    commit = "hf://org/tiny@" + "1" * 40
+    monkeypatch.setattr(hub, "pinned", lambda settings, warn: settings.model_copy(update={"model": commit}))
+    (settings,) = build({"model": "hf://org/tiny", "max_replicas": 2})._bound_deployment.init_args
+    assert Settings.from_json(settings).model == commit

@@ -12,10 +12,11 @@ import grpc
 import pytest
 
 from attend.service.errors import SPENT
-from attend.service.runtime import haproxy
+from attend.service.observe.edge import facts
+from attend.service.runtime import haproxy, renew
 from attend.service.runtime.edge import READY_MS, write_edge
 from tests.service.certificates import Authority
-from tests.service.runtime.edges import SECONDS, Edge, in_front, ray_config
+from tests.service.runtime.edges import CONFIG, NAMES, SECONDS, Edge, in_front, ray_config
 from tests.service.server import wait_for
 
 ERRORS, OPEN = 20, 20
@@ -93,6 +94,52 @@ def test_neither_transport_takes_all_connections_however_few_files_may_be_open(f
     most, shares = haproxy.connections(limits)
     assert 1 <= shares["grpc"] < shares["http"] and sum(shares.values()) <= most <= 8192
     assert files in (256, resource.RLIM_INFINITY) or most * haproxy.FILES_PER_CONNECTION + haproxy.SPARE_FILES <= files
+
+
+# A configuration that it does not take
+
+
+def test_a_failed_reload_is_told_with_haproxys_reason_and_on_the_page_until_one_succeeds(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("ATTEND_LOG_FILE", str(log))
+    with in_front(tmp_path, ATTEND_LOG_FILE=str(log)) as edge:
+        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 1}
+        (tmp_path / "haproxy.cfg").write_text(CONFIG.format(folder=tmp_path, server_seconds=1, **dict.fromkeys(NAMES, 1)))
+        (tmp_path / "haproxy.cfg.j2").write_text((tmp_path / "haproxy.cfg.j2").read_text() + "backend x\n    nonsense here\n")
+        words = ["-db", "-f", str(tmp_path / "haproxy.cfg"), "-sf", "1"]
+        done = subprocess.run([tmp_path / "haproxy", *words], capture_output=True, text=True, timeout=60)
+        reason = "unknown keyword 'nonsense' in 'backend' section"
+        assert done.returncode == 1 and reason in done.stderr
+        [line] = log.read_text().splitlines()
+        assert " ERROR attend.edge: HAProxy is not started with its next configuration: config : parsing [" in line
+        assert reason in line
+        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 0}
+        assert not (tmp_path / "current").exists(), "the one that runs goes on"
+
+
+def test_a_file_of_rays_that_is_not_understood_is_told_too(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("ATTEND_LOG_FILE", str(log))
+    monkeypatch.setenv("ATTEND_LOG_FORMAT", "json")
+    with in_front(tmp_path) as edge:
+        text = CONFIG.format(folder=tmp_path, server_seconds=1, **dict.fromkeys(NAMES, 1))
+        (tmp_path / "haproxy.cfg").write_text(text.replace("    balance leastconn", "    surprise"))
+        done = subprocess.run([tmp_path / "haproxy", "-db", "-f", tmp_path / "haproxy.cfg"], capture_output=True, timeout=60)
+        assert done.returncode == 1
+        line = json.loads(log.read_text())
+        assert (line["level"], line["logger"]) == ("error", "attend.edge")
+        assert line["message"].endswith("has a line that is not understood: surprise")
+        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 0}
+
+
+def test_of_a_certificate_haproxy_says_what_is_noted(tmp_path):
+    cert, key = map(str, Authority(tmp_path).sign("good", days=1))
+    with in_front(tmp_path, ATTEND_TLS_CERT=cert, ATTEND_TLS_KEY=key) as edge:
+        told = facts("127.0.0.1", edge.stats_port, 5)
+        assert told.keys() == {"reload_ok", "tls_reload_ok", "tls_expiry"}
+        assert (told["reload_ok"], told["tls_reload_ok"]) == (1, 1) and 0 < told["tls_expiry"] - time.time() <= 86400
+        renew.publish(edge.admin, tmp_path / "tls.map", {"ok": "0", "expiry": "7"})
+        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 1, "tls_reload_ok": 0, "tls_expiry": 7}
 
 
 # What becomes of a request

@@ -230,6 +230,42 @@ def test_with_a_folder_in_place_of_the_reference_the_name_stays(at):
     assert hub.with_folder(settings, at.said.append) is settings
 
 
+@pytest.mark.parametrize("model", [MODEL, f"{MODEL}@main", "hf://org/tiny/a.gguf", "hf://org/tiny/a.gguf@main"])
+def test_an_application_of_ray_names_the_commit_for_all_its_replicas(at, model):
+    """A branch may move before a replica starts that the autoscaler adds."""
+    settings = hub.pinned(Settings(model=model), at.said.append)
+    assert settings.model == f"{model.removesuffix('@main')}@{COMMIT}"
+    assert (settings.name, at.said) == ("org/tiny", [])
+
+
+@pytest.mark.parametrize("model", ["", "/some/folder", "org/tiny", f"{MODEL}@{COMMIT}"])
+def test_what_is_no_branch_is_not_looked_up(at, server, model):
+    settings = Settings(model=model)
+    assert hub.pinned(settings, at.said.append) is settings
+    assert (server.asked, at.said) == ([], [])
+
+
+@pytest.mark.parametrize("model", ["hf://org/other", f"{MODEL}@gone"])
+def test_a_branch_that_cannot_be_looked_up_stays_and_is_told(at, model):
+    """The head of a cluster may have no token, and its workers one."""
+    settings = Settings(model=model)
+    assert hub.pinned(settings, at.said.append) is settings
+    [line] = at.said
+    assert line.startswith(f"{model} is not pinned to a commit, and replicas may serve different ones: it ")
+
+
+def test_without_a_hub_a_branch_stays_and_is_told(at):
+    at.leave()
+    settings = Settings(model=MODEL)
+    assert hub.pinned(settings, at.said.append) is settings and len(at.said) == 1
+
+
+def test_a_folder_of_the_cache_has_a_commit(at, tmp_path):
+    folder = at.fetch()
+    assert hub.commit_of(folder) == hub.commit_of(folder / "a.gguf") == COMMIT
+    assert hub.commit_of(tmp_path) is None
+
+
 def test_what_the_hub_does_not_have_is_one_sentence(at, server):
     for model, words in {
         "hf://org/none": rf"hf://org/none was not found on {server.url}: check the name, and set HF_TOKEN if .* private",

@@ -75,3 +75,9 @@ def test_the_ready_line_says_how_the_model_draws_where_a_call_does_not_say():
     drawn = FACTS | {"sampling": {"temperature": 0.6, "top_p": 0.95, "top_k": 20}}
     assert "  draws with temperature 0.6, top_p 0.95, top_k 20" in ready_line(Settings(), drawn)
     assert "draws" not in ready_line(Settings(), FACTS)
+
+
+def test_the_ready_line_says_the_commit_of_a_model_of_the_hub():
+    ready = ready_line(Settings(served_model_name="org/tiny"), FACTS | {"commit": "0123456789abcdef" * 2})
+    assert "  org/tiny at 0123456789ab (llama, " in ready
+    assert " at " not in ready_line(Settings(), FACTS | {"commit": None}).split("\n")[0]

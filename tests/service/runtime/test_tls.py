@@ -19,6 +19,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from attend.model.errors import SettingError
@@ -108,6 +109,14 @@ def test_one_file_may_hold_both_and_a_chain_may_follow(files, authority):
     assert made.count(b"BEGIN CERTIFICATE") == 2 and made.count(b"PRIVATE KEY") == 2
     assert b"\n\n" not in made, "HAProxy takes an empty line for the end"
     assert doubt(made) is None
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_when_a_certificate_ends_is_known_also_of_one_that_has(authority, days):
+    cert, key = authority.sign("old", days=days)
+    ends = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc.timestamp()
+    assert renew.expiry(pair(str(cert), str(key))) == ends
+    assert Certificate(str(cert), str(key)).expiry == ends
 
 
 def test_what_haproxy_reads_is_for_its_user_alone(files, tmp_path):
@@ -283,15 +292,20 @@ def test_a_lack_of_descriptors_ends_no_server(secure, caplog, monkeypatch):
     assert "stays in use" in line and "Too many open files" in line
 
 
-def test_a_bad_pair_leaves_the_last_good_one_in_use_and_is_told_once(secure, authority, caplog):
+def test_a_bad_pair_leaves_the_last_good_one_in_use_and_is_told_each_minute(secure, authority, caplog, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(secure.certificate._complaint, "_clock", lambda: now[0])
     secure.files[0].write_text("half a fi")
-    for _ in range(3):
+    for seconds in (0, 1, 58, 1, 1):
+        now[0] += seconds
         secure.certificate.renew()
     assert subject(secure.http, authority.ca) == subject(secure.grpc, authority.ca) == "good"
-    [line] = [record.getMessage() for record in caplog.records if record.name == "attend.tls"]
-    assert "stays in use" in line and "holds no certificate" in line
+    lines = [record.getMessage() for record in caplog.records if record.name == "attend.tls"]
+    assert len(lines) == 2 and all("stays in use" in line and "holds no certificate" in line for line in lines)
+    assert not secure.certificate.is_ok
     renewed(secure.files, authority, "mended")
     secure.certificate.renew()
+    assert secure.certificate.is_ok
     assert subject(secure.http, authority.ca) == subject(secure.grpc, authority.ca) == "mended"
 
 
@@ -306,8 +320,14 @@ def test_grpc_is_imported_after_the_variables_of_one_process_are_set():
 
 
 @pytest.fixture
-def commanded(tmp_path) -> Iterator[tuple[Path, list[str]]]:
-    """The socket of a HAProxy that takes every command; what it was told."""
+def noted() -> list[str]:
+    """What a HAProxy was told to say of its certificate."""
+    return []
+
+
+@pytest.fixture
+def commanded(tmp_path, noted) -> Iterator[tuple[Path, list[str]]]:
+    """The socket of a HAProxy that takes every command; what it was told of certificates."""
     path, got = tmp_path / "admin.sock", []
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
@@ -318,8 +338,9 @@ def commanded(tmp_path) -> Iterator[tuple[Path, list[str]]]:
             while True:
                 wire, _ = listening.accept()
                 with wire:
-                    got.append(wire.recv(1 << 16).decode("latin-1"))
-                    wire.sendall(b"Transaction created\n" if got[-1].startswith("set") else b"Success!\n")
+                    text = wire.recv(1 << 16).decode("latin-1")
+                    (noted if text.startswith("set map") else got).append(text)
+                    wire.sendall(b"Transaction created\n" if text.startswith("set ssl") else b"Success!\n")
 
     threading.Thread(target=serve, daemon=True).start()
     yield path, got
@@ -357,6 +378,36 @@ def test_haproxy_is_told_of_a_new_pair_once_and_never_of_a_bad_one(files, author
     assert "INFO attend.tls: new connections use the new certificate" in good
 
 
+def test_haproxy_says_whether_the_pair_in_use_is_that_of_the_files_and_when_it_ends(
+    files, authority, tmp_path, commanded, noted, monkeypatch
+):
+    path, _ = commanded
+    pem, log = tmp_path / "tls.pem", tmp_path / "log"
+    renew.write(pem, pair(*map(str, files)))
+    first, nothing = renew.expiry(pem.read_bytes()), lambda: None
+
+    def change() -> None:
+        cert, key = authority.sign("longer", days=9)
+        files[0].write_bytes(cert.read_bytes())
+        files[1].write_bytes(key.read_bytes())
+
+    follow(files, pem, path, log, monkeypatch, nothing, lambda: files[1].write_text("x"), nothing, change, nothing)
+    said = [line.split()[-2:] for line in noted]
+    last = renew.expiry(pem.read_bytes())
+    told = [("1", first), ("0", first), ("1", last)]
+    assert said == [pair for ok, expiry in told for pair in (["ok", ok], ["expiry", f"{expiry:.0f}"])]
+    assert renew.facts(pem).read_text() == f"ok 1\nexpiry {last:.0f}\n"
+
+
+def test_a_haproxy_that_starts_while_the_files_are_bad_says_so(files, tmp_path):
+    command = [sys.executable, "-I", renew.__file__, *map(str, files), str(tmp_path / "tls.pem")]
+    assert subprocess.run(command).returncode == 0
+    assert (tmp_path / "tls.map").read_text().startswith("ok 1\nexpiry 1")
+    files[0].unlink()
+    assert subprocess.run(command, capture_output=True).returncode == 1
+    assert (tmp_path / "tls.map").read_text().startswith("ok 0\nexpiry 1")
+
+
 def test_a_certificate_with_a_note_in_another_encoding_is_handed_over_too(files, authority, tmp_path, commanded, monkeypatch):
     """Text outside of the PEM blocks is allowed, and need not be UTF-8. A log that cannot be written stops nothing."""
     path, got = commanded
@@ -381,6 +432,20 @@ def test_a_haproxy_that_does_not_answer_is_told_again(files, authority, tmp_path
     follow(files, pem, path, log, monkeypatch, change, lambda: None, lambda: away.rename(path))
     assert len(got) == 2
     assert len(log.read_text().splitlines()) == 2
+
+
+def test_a_new_pair_is_handed_over_also_where_files_beside_it_were_removed(files, authority, tmp_path, commanded, monkeypatch):
+    path, got = commanded
+    pem, log = tmp_path / "tls.pem", tmp_path / "log"
+    renew.write(pem, pair(*map(str, files)))
+
+    def remove() -> None:
+        for name in ("current", "tls.pem", "tls.map"):
+            (tmp_path / name).unlink(missing_ok=True)
+
+    follow(files, pem, path, log, monkeypatch, remove, lambda: renewed(files, authority, "next"), lambda: None)
+    assert [line.split()[0] for line in got] == ["set", "commit"]
+    assert pem.read_bytes() == pair(*map(str, files))
 
 
 def test_a_line_for_a_collector_is_json(tmp_path):

@@ -1,0 +1,100 @@
+"""The methods of gRPC that generate nothing: token ids, text, and what is served."""
+
+from importlib.metadata import version
+
+from attend.model.params import at_most
+from attend.service.access.caller import Caller
+from attend.service.generation.generation import GenerationService
+from attend.service.generation.turns import yield_to_loop
+from attend.service.grpc_api.incoming import Context, Incoming, read, received, refuse
+from attend.service.observe.metrics import RequestRecord
+from attend.service.records import bytes_for
+from attend.v1 import generation_pb2 as pb
+
+MAX_CHARACTERS = 1 << 20
+"""Characters to be made token ids in one call, and half as many token ids to be made text, where the model's context needs no
+more: as many as a body of HTTP can hold."""
+IDS = 1 << 14
+"""Token ids that are written together: less than a millisecond of work."""
+
+
+class OtherMethods:
+    """A part of `GrpcMethods`, which has what they need."""
+
+    service: GenerationService
+
+    def _opened(self, route: str, context: Context) -> RequestRecord:
+        raise NotImplementedError
+
+    async def _charged(
+        self, context: Context, record: RequestRecord, *, answers: int = 1, while_draining: bool = False
+    ) -> Caller:
+        raise NotImplementedError
+
+    async def Tokenize(self, message: Incoming, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802 - the proto's name
+        """Text to token ids."""
+        record = self._opened("Tokenize", grpc_context)
+        try:
+            with record.errors():
+                caller = await self._charged(grpc_context, record, while_draining=True)
+                ask = await read(await received(message), pb.TokenizeRequest, caller)
+                self.service.check_model(ask.model)
+                special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
+                at_most("text", ask.text, self._most_characters, "characters")
+                tokens = await self.service.tokenize(ask.text, add_special_tokens=special, caller=caller)
+                response = pb.TokenizeResponse(max_model_len=self.service.engine.info.max_model_len)
+                for start in range(0, len(tokens), IDS):
+                    if start:
+                        await yield_to_loop()
+                    response.token_ids.extend(tokens[start : start + IDS])
+            record.finished()
+            return response
+        except Exception as error:
+            refuse(error, record.request_id, grpc_context)
+            return pb.TokenizeResponse()
+
+    async def Detokenize(self, message: Incoming, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
+        """Token ids to text."""
+        record = self._opened("Detokenize", grpc_context)
+        try:
+            with record.errors():
+                caller = await self._charged(grpc_context, record, while_draining=True)
+                ask = await read(await received(message), pb.DetokenizeRequest, caller)
+                self.service.check_model(ask.model)
+                at_most("token_ids", ask.token_ids, self._most_characters // 2, "ids")
+                text = await self.service.detokenize(ask.token_ids, "token_ids", caller)
+            record.finished()
+            return pb.DetokenizeResponse(text=text)
+        except Exception as error:
+            refuse(error, record.request_id, grpc_context)
+            return pb.DetokenizeResponse()
+
+    async def GetServerInfo(self, message: Incoming, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
+        """The model, the limits, and the load of the replica that answers."""
+        record = self._opened("GetServerInfo", grpc_context)
+        try:
+            with record.errors():
+                await self._charged(grpc_context, record, answers=0, while_draining=True)
+        except Exception as error:
+            refuse(error, record.request_id, grpc_context)
+            return pb.GetServerInfoResponse()
+        record.finished()
+        info, stats = self.service.engine.info, self.service.engine.stats()
+        return pb.GetServerInfoResponse(
+            version=version("attend-server"),
+            model=self.service.model_name,
+            system_fingerprint=info.fingerprint,
+            max_model_len=info.max_model_len,
+            max_batch_requests=info.max_batch_requests,
+            max_queued_requests=info.max_queued_requests,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            num_free_blocks=stats.num_free_blocks,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            adapters=self.service.adapters,
+        )
+
+    @property
+    def _most_characters(self) -> int:
+        return bytes_for(self.service.engine.info.max_model_len, MAX_CHARACTERS)

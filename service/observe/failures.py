@@ -1,0 +1,38 @@
+"""Calls without a key that is known: counted, and logged so often a minute that nobody fills a disk by guessing."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter
+
+from attend.service.contract.routes import COUNTED
+
+log = logging.getLogger("attend.requests")
+
+SECONDS = 60.0
+MOST_LINES = 60
+"""Such calls that are logged in a minute."""
+
+
+class AuthFailures:
+    """Of one replica."""
+
+    def __init__(self, model: str, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        about = "Requests without an API key that is known, by transport"
+        self._counter = Counter("attend_auth_failures", about, ["model", "transport"], registry=registry)
+        self._model, self._clock = model, clock
+        self._began, self._lines = -SECONDS, 0
+        for transport in COUNTED:
+            self._counter.labels(model, transport)
+
+    def add(self, transport: str) -> bool:
+        """Count a call. Returns whether it may be logged."""
+        self._counter.labels(self._model, transport).inc()
+        now = self._clock()
+        if now - self._began >= SECONDS:
+            self._began, self._lines = now, 0
+        self._lines += 1
+        if self._lines == MOST_LINES + 1:
+            log.warning("calls without a known API key are not logged for the rest of this minute, and counted as before")
+        return self._lines <= MOST_LINES
