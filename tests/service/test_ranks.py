@@ -47,7 +47,7 @@ def check_cuts(server: Server) -> None:
     """A stream that is cut goes on as the uncut one, by its id and by its tokens."""
     whole = streamed(server, return_token_ids=True)
     documents = [document for _, document in whole]
-    for place in (1, 17, len(whole) - 1):
+    for place in (1, len(whole) // 2, len(whole) - 1):
         before = documents[:place]
         tokens = [token for document in before for token in document["choices"][0]["token_ids"]]
         rest = [document for _, document in streamed(server, whole[place - 1][0], return_token_ids=True)]
