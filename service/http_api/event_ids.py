@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from attend.model.errors import InvalidRequest
-from attend.model.params import NO_CHANGE, SEED_HIGH, SEED_LOW, SamplingParams, StopRules, describe
+from attend.model.params import NO_CHANGE, SEED_HIGH, SEED_LOW, DecodingParams, SamplingParams, StopRules, describe
 from attend.service.records import Chunk, Command, Shown, digest_of
 
 HEADER = "Last-Event-ID"
@@ -112,7 +112,7 @@ def refuse(values: Sequence[str]) -> None:
         raise InvalidRequest(f"{HEADER} goes on with streams of /v1/completions, and not of a chat", HEADER)
 
 
-_USUAL = (SamplingParams(), StopRules(), NO_CHANGE)
+_USUAL: tuple[SamplingParams | StopRules | DecodingParams, ...] = (SamplingParams(), StopRules(), NO_CHANGE)
 _FIELDS = [
     (place, each.name, getattr(usual, each.name))
     for place, usual in enumerate(_USUAL)
