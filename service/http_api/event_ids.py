@@ -10,10 +10,10 @@ import hashlib
 import re
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from attend.model.errors import InvalidRequest
-from attend.model.params import NO_CHANGE, SEED_HIGH, SEED_LOW, describe
+from attend.model.params import NO_CHANGE, SEED_HIGH, SEED_LOW, DecodingParams, SamplingParams, StopRules, describe
 from attend.service.records import Chunk, Command, Shown, digest_of
 
 HEADER = "Last-Event-ID"
@@ -112,13 +112,25 @@ def refuse(values: Sequence[str]) -> None:
         raise InvalidRequest(f"{HEADER} goes on with streams of /v1/completions, and not of a chat", HEADER)
 
 
+_USUAL: tuple[SamplingParams | StopRules | DecodingParams, ...] = (SamplingParams(), StopRules(), NO_CHANGE)
+_FIELDS = [
+    (place, each.name, getattr(usual, each.name))
+    for place, usual in enumerate(_USUAL)
+    for each in fields(usual)
+    if each.compare and each.name not in ("seed", "allowed_token_ids")
+]
+
+
 def request_digest(command: Command) -> bytes:
-    """Of what an answer's tokens and text depend on in its request, but for the seed. Of a long one it takes milliseconds."""
-    drawn, decoding, allowed = replace(command.sampling, seed=None), command.decoding, command.decoding.allowed_token_ids
-    changes = None if decoding is NO_CHANGE else replace(decoding, allowed_token_ids=())
+    """Of what an answer's tokens and text depend on in its request, but for the seed. Of a long one it takes milliseconds.
+
+    What has its default does not count, so that a version with one field more has the same digests.
+    """
+    records = command.sampling, command.stops, command.decoding
+    facts = [(name, value) for at, name, usual in _FIELDS if (value := getattr(records[at], name)) != usual]
     shape = command.grammar, command.echo, command.truncate_prompt_tokens, command.skip_special_tokens
-    made = hashlib.sha256(repr((drawn, command.stops, changes, shape)).encode())
-    for value in (*command.prompts, command.suffix, allowed):
+    made = hashlib.sha256(repr((facts, shape)).encode())
+    for value in (*command.prompts, command.suffix, command.decoding.allowed_token_ids):
         assert isinstance(value, str | tuple)
         made.update(b"\0%d " % len(value))
         for at in range(0, len(value), PART):
