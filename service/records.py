@@ -116,6 +116,18 @@ class Shown:
 Prompt = str | tuple[int, ...] | ChatPrompt | FramedText
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a call came."""
+
+    turn: str | None = None
+    """In whose turn it is read and prepared; see `quota.turn_of`."""
+    at: float | None = None
+    """When, by the event loop's clock. Its deadline counts from then on; None: from when it is known."""
+    size: int = 0
+    """Bytes of its body or message: work on it takes about as long."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One call for text: `n` answers to each prompt. Answer i of prompt p has index p * n + i."""
@@ -131,6 +143,7 @@ class Command:
     request_id: str
     key: Key | None = None
     """The caller's API key, whose limits count; None where no keys are set."""
+    arrival: Arrival = field(default=Arrival(), compare=False)
     deadline_ms: int | None = None
     skip_special_tokens: bool = True
     decoding: DecodingParams = NO_CHANGE
@@ -250,6 +263,7 @@ class ExplainCommand:
     model: str = ""
     request_id: str
     key: Key | None = None
+    arrival: Arrival = field(default=Arrival(), compare=False)
     deadline_ms: int | None = None
 
     def __post_init__(self) -> None:

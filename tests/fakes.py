@@ -40,6 +40,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
+from attend.service.generation.unread import Unread
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
@@ -307,6 +308,7 @@ def build_server(
     form: AnswerFormat = TEXT_ALONE,
     keys: KeyRing | None = None,
     behind_edge: bool = False,
+    unread: Unread | None = None,
     **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
@@ -325,7 +327,10 @@ def build_server(
     methods, explaining = Methods(), Explaining(service, FakeExplainer())
     methods.service, methods.metrics, methods.explaining = service, metrics, explaining
     methods.template, methods.form, methods.keys = template, form, keys
-    site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining)
+    methods.unread = unread or Unread()
+    site = Site(
+        service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining, unread=methods.unread
+    )
     if keys is not None:
         site = replace(site, keys=keys)
     app = build_app(site, expose_docs=expose_docs, cors_origins=cors_origins)

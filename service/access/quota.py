@@ -196,6 +196,15 @@ class Key:
             )
 
 
+class Address(str):
+    """The address that a call came from, in the place of an owner. Many callers may be behind one, as behind a gateway."""
+
+
+def turn_of(key: Key | None, address: str | None) -> str | None:
+    """In whose turn a call is read and prepared: that of its key, or of its address where no keys are set."""
+    return key.name if key is not None else None if address is None else Address(address)
+
+
 def name_of(key: Key | None) -> str | None:
     """The owner in whose turn a call runs: the name of the key, or None where no keys are set and all callers are one."""
     return None if key is None else key.name

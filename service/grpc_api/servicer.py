@@ -1,50 +1,47 @@
 """The gRPC methods, a base class of the deployment: Serve calls them by name, and has no interceptors."""
 
 import asyncio
-import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Protocol, TypeVar
-from urllib.parse import unquote
+from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from attend.model.errors import InvalidRequest, NoChatTemplate, Unavailable
+from attend.model.errors import NoChatTemplate, Unavailable
 from attend.model.params import at_most, describe
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
-from attend.service.access.quota import Key, name_of
+from attend.service.access.quota import Key, name_of, turn_of
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
 from attend.service.contract.routes import SERVICE
-from attend.service.errors import INTERNAL, SHUTTING_DOWN, advice, sentence, wire
+from attend.service.errors import SHUTTING_DOWN
 from attend.service.gathered import Gathered
-from attend.service.generation.aside import alone
 from attend.service.generation.embed import command_of
 from attend.service.generation.embed import embed as embed_texts
 from attend.service.generation.explain import Explaining, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.stall import Stall
 from attend.service.generation.turns import yield_to_loop
+from attend.service.generation.unread import Unread
 from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes
 from attend.service.grpc_api.limits import MAX_WATCHES
+from attend.service.grpc_api.reading import Context, Incoming, address_of, held, made, read, refuse
 from attend.service.observe.metrics import Metrics, RequestRecord
-from attend.service.records import REQUEST_ID, Command, bytes_for
+from attend.service.records import REQUEST_ID, Arrival, Command, ExplainCommand, bytes_for
 from attend.service.remarks import Beyond, Remarks, clamps
 from attend.v1 import generation_pb2 as pb
 
-log = logging.getLogger("attend.grpc")
-
 M = TypeVar("M", bound=Message)
-T = TypeVar("T")
+C = TypeVar("C", Command, ExplainCommand)
 SERVICES = ("", SERVICE)
 """What a health check may ask for: the server, or its one service by name."""
 MAX_CHARACTERS = 1 << 20
@@ -52,38 +49,8 @@ MAX_CHARACTERS = 1 << 20
 more: as many as a body of HTTP can hold."""
 IDS = 1 << 14
 """Token ids that are written together: less than a millisecond of work."""
-INLINE_BYTES = 16 << 10
-"""Larger messages are read beside the event loop: reading these takes up to a millisecond."""
 WATCH_SECONDS = 0.5
 """How often a health watch looks for a change."""
-
-
-Incoming = bytes | Callable[[], Awaitable[bytes]]
-"""A caller's message; where the server has not read it, what reads it, by the errors of `attend.service.errors`."""
-
-
-class Context(Protocol):
-    """The part of Serve's gRPC context that is used."""
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """What the caller sent beside the message."""
-        ...
-
-    def peer(self) -> str:
-        """Who connected, such as `ipv4:10.0.0.1:50000`."""
-        ...
-
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
-        """What goes back beside the status."""
-        ...
-
-    def set_code(self, code: Any) -> None:
-        """The status of the call."""
-        ...
-
-    def set_details(self, details: str) -> None:
-        """The sentence beside it."""
-        ...
 
 
 class GrpcMethods:
@@ -96,6 +63,8 @@ class GrpcMethods:
     form: AnswerFormat = TEXT_ALONE
     keys: KeyRing | None = None
     beyond_context: Beyond = ""
+    unread: Unread
+    """The bodies that are not read yet; HTTP's are among them."""
     _num_watches = 0
 
     def is_draining(self) -> bool:
@@ -134,10 +103,10 @@ class GrpcMethods:
         record = self._opened(route, grpc_context)
         record.at_once = True
         try:
-            with record.errors(), ExitStack() as held:
-                request, command = await self._asked(kind, message, record, grpc_context)
+            with record.errors(), ExitStack() as places:
+                request, command = await self._asked(kind, message, record, grpc_context, self._command)
                 adapter, gathered = self.service.adapter_of(command), Gathered()
-                async for batch in self.service.generate(command, record, held, adapter=adapter):
+                async for batch in self.service.generate(command, record, places, adapter=adapter):
                     gathered.add(batch)
                 _remarked(command.remarks, record, grpc_context)
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
@@ -152,7 +121,7 @@ class GrpcMethods:
         record = self._opened(route, grpc_context)
         try:
             with record.errors():
-                request, command = await self._asked(kind, message, record, grpc_context)
+                request, command = await self._asked(kind, message, record, grpc_context, self._command)
                 adapter = self.service.adapter_of(command)
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 async with aclosing(self.service.generate(command, record, adapter=adapter)) as batches:
@@ -165,12 +134,13 @@ class GrpcMethods:
     async def Tokenize(self, message: Incoming, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to token ids."""
         try:
-            key = await self._charged(grpc_context)
-            ask = await read(await received(message), pb.TokenizeRequest, key)
+            key, arrival = await self._charged(grpc_context)
+            async with held(message, arrival, self.unread) as (data, arrival):
+                ask = await read(data, pb.TokenizeRequest, arrival)
             self.service.check_model(ask.model)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
             at_most("text", ask.text, self._most_characters, "characters")
-            tokens = await self.service.tokenize(ask.text, add_special_tokens=special, key=key)
+            tokens = await self.service.tokenize(ask.text, add_special_tokens=special, key=key, arrival=arrival)
             response = pb.TokenizeResponse(max_model_len=self.service.engine.info.max_model_len)
             for start in range(0, len(tokens), IDS):
                 if start:
@@ -184,11 +154,12 @@ class GrpcMethods:
     async def Detokenize(self, message: Incoming, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
         try:
-            key = await self._charged(grpc_context)
-            ask = await read(await received(message), pb.DetokenizeRequest, key)
+            key, arrival = await self._charged(grpc_context)
+            async with held(message, arrival, self.unread) as (data, arrival):
+                ask = await read(data, pb.DetokenizeRequest, arrival)
             self.service.check_model(ask.model)
             at_most("token_ids", ask.token_ids, self._most_characters // 2, "ids")
-            return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", key))
+            return pb.DetokenizeResponse(text=await self.service.detokenize(ask.token_ids, "token_ids", key, arrival))
         except Exception as error:
             refuse(error, "", grpc_context)
             return pb.DetokenizeResponse()
@@ -197,17 +168,15 @@ class GrpcMethods:
         """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
         record = self._opened("Explain", grpc_context)
         try:
-            with record.errors(), ExitStack() as held:
+            with record.errors(), ExitStack() as places:
                 explaining = explainable(self.explaining)
-                key = await self._charged(grpc_context, record)
-                data = await received(message)
-                request = await read(data, pb.ExplainRequest, key)
-                if REQUEST_ID.fullmatch(request.request_id):
-                    _named(record, request.request_id, grpc_context)
-                explain.check_sizes(request)
-                body = await made(data, partial(messages.explain, request), key)
-                command = replace(to_explanation(body, record.request_id), key=key)
-                return await explain.to_response(await explaining.explain(command, record, held), explaining)
+
+                def make(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
+                    explain.check_sizes(request)
+                    return to_explanation(messages.explain(request), request_id)
+
+                _, command = await self._asked(pb.ExplainRequest, message, record, grpc_context, make)
+                return await explain.to_response(await explaining.explain(command, record, places), explaining)
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
             return pb.ExplainResponse()
@@ -216,17 +185,19 @@ class GrpcMethods:
         """Each text as a vector of length 1."""
         record = self._opened("Embed", grpc_context)
         try:
-            with record.errors(), ExitStack() as held:
-                key = await self._charged(grpc_context, record)
-                data = await received(message)
-                request = await read(data, pb.EmbedRequest, key)
-                if REQUEST_ID.fullmatch(request.request_id):
-                    _named(record, request.request_id, grpc_context)
-                embed.check_sizes(request, self.service.engine.info)
-                body = await made(data, partial(messages.embed, request), key)
-                command = replace(command_of(self.service, **to_embedding(body, record.request_id)), key=key)
+            with record.errors(), ExitStack() as places:
+                dimensions: int | None = None
+
+                def make(request: pb.EmbedRequest, request_id: str) -> Command:
+                    nonlocal dimensions
+                    embed.check_sizes(request, self.service.engine.info)
+                    body = messages.embed(request)
+                    dimensions = body.dimensions
+                    return command_of(self.service, **to_embedding(body, request_id))
+
+                _, command = await self._asked(pb.EmbedRequest, message, record, grpc_context, make)
                 adapter = self.service.adapter_of(command)
-                embedded = await embed_texts(self.service, command, body.dimensions, record, held, adapter=adapter)
+                embedded = await embed_texts(self.service, command, dimensions, record, places, adapter=adapter)
                 return await embed.to_response(embedded, self.service.fingerprint(adapter))
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -304,19 +275,25 @@ class GrpcMethods:
         return record
 
     async def _asked(
-        self, kind: type[Request], message: Incoming, record: RequestRecord, context: Context
-    ) -> tuple[Request, Command]:
+        self,
+        kind: type[M],
+        message: Incoming,
+        record: RequestRecord,
+        context: Context,
+        make: Callable[[M, str], C],
+    ) -> tuple[M, C]:
         """The request and its command, after the check of the API key. A plain id in the message becomes the call's.
 
         The command of a long message is made beside the event loop, as the message is read.
         """
-        key = await self._charged(context, record)
-        data = await received(message)
-        request = await read(data, kind, key)
-        if REQUEST_ID.fullmatch(request.request_id):
-            _named(record, request.request_id, context)
-        command = await made(data, partial(self._command, request, record.request_id), key)
-        return request, replace(command, key=key)
+        key, arrival = await self._charged(context, record)
+        async with held(message, arrival, self.unread) as (data, arrival):
+            request: Any = await read(data, kind, arrival)
+            if REQUEST_ID.fullmatch(request.request_id):
+                _named(record, request.request_id, context)
+            deadline = self.service.deadline_of(arrival, max(0, request.deadline_ms) or None)
+            command = await made(data, partial(make, request, record.request_id), arrival, deadline)
+        return request, replace(command, key=key, arrival=arrival)
 
     def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
@@ -327,15 +304,15 @@ class GrpcMethods:
         return to_command(body, request_id, self.service.defaults, self.template, self.form, remarks)
 
     def _key(self, context: Context) -> Key | None:
-        """The caller's key. Serve has no interceptors, so every method asks for it."""
+        """The caller's key. Serve has no interceptors, so every method asks for it. Raises Unauthenticated."""
         if self.keys is None:
             return None
         given = context.invocation_metadata()
         sent = {wanted: [value for name, value in given if name == wanted] for wanted in ("authorization", "x-api-key")}
         return self.keys.authenticate(*sent["authorization"], x_api_key=sent["x-api-key"])
 
-    async def _charged(self, context: Context, record: RequestRecord | None = None) -> Key | None:
-        """The key of a call that has work to do, charged for the call before its message is read."""
+    async def _charged(self, context: Context, record: RequestRecord | None = None) -> tuple[Key | None, Arrival]:
+        """The key of a call that has work to do, charged for the call before its message is read, and how the call came."""
         await yield_to_loop()
         key = self._key(context)
         if record is not None:
@@ -344,35 +321,11 @@ class GrpcMethods:
                 raise Unavailable(SHUTTING_DOWN)
         if key is not None:
             key.arrive()
-        return key
+        return key, Arrival(turn_of(key, address_of(context.peer())), asyncio.get_running_loop().time())
 
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse
         return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
-
-
-async def received(message: Incoming) -> bytes:
-    """The bytes of a message."""
-    return message if isinstance(message, bytes) else await message()
-
-
-async def made(message: bytes, make: Callable[[], T], key: Key | None) -> T:
-    """What `make` makes of a message; of a large one beside the event loop."""
-    return make() if len(message) <= INLINE_BYTES else await alone(make, name_of(key))
-
-
-async def read(message: bytes, kind: type[M], key: Key | None) -> M:
-    """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
-    try:
-        return await made(message, partial(kind.FromString, message), key)
-    except DecodeError as error:
-        raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
-
-
-def address_of(peer: str) -> str:
-    """The address in gRPC's name of a peer: 10.0.0.1 of `ipv4:10.0.0.1:50000`, ::1 of `ipv6:%5B::1%5D:50000`."""
-    kind, _, place = unquote(peer).partition(":")
-    return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
 
 
 def _named(record: RequestRecord, request_id: str, context: Context) -> None:
@@ -385,15 +338,3 @@ def _remarked(remarks: Remarks, record: RequestRecord, context: Context) -> None
     """Send back what the answer says of its call."""
     if remarks.clamped:
         context.set_trailing_metadata([("x-request-id", record.request_id), *remarks.headers().items()])
-
-
-def refuse(error: Exception, request_id: str, context: Context) -> None:
-    """Set the status of a call that failed. Raising would lose the code in a stream, and show a Python exception."""
-    row, beside = wire(error), advice(error)
-    if row is INTERNAL:
-        log.error("request %s failed", request_id, exc_info=error)
-    if beside:
-        own = [("x-request-id", request_id)] if request_id else []
-        context.set_trailing_metadata([*own, *beside.items()])
-    context.set_code(row.grpc)
-    context.set_details(sentence(error, request_id))

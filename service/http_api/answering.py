@@ -10,7 +10,6 @@ from fastapi.responses import Response
 from attend.model.errors import NoChatTemplate
 from attend.model.net.adapters import Adapter
 from attend.model.text.chat import ChatTemplate
-from attend.service.access.quota import name_of
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import Steering
 from attend.service.generation.generation import GenerationService
@@ -49,7 +48,7 @@ async def converse(
             identity = request.state.request_id
             return body, to_command(body, identity, service.defaults, template_of(site), site.form, remarks)
 
-        body, command = await read_json(request, asked, site.most_bytes, name_of(request.state.key))
+        body, command = await read_json(request, asked, site.most_bytes)
         command = adopt(command, request, record)
         event_ids.refuse(request.headers.getlist(event_ids.HEADER))
         adapter, usage = service.adapter_of(command), TokenCounts(command.n)

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from attend.model.engine.request import FinishReason
-from attend.service.access.quota import name_of
 from attend.service.chat.messages import arguments_of
 from attend.service.contract.anthropic import MessagesRequest, read_count, read_messages
 from attend.service.contract.anthropic_answers import (
@@ -62,9 +61,10 @@ def add_count_tokens(router: APIRouter, site: Site) -> None:
             (prompt,) = conversation_of(body, template_of(site), site.form, remarks)["prompts"]
             return body.model or "", prompt
 
-        model, prompt = await read_json(request, read, site.most_bytes, name_of(key))
+        model, prompt = await read_json(request, read, site.most_bytes)
         site.service.check_model(model)
-        counted: TokenCount = {"input_tokens": len(await site.service.tokens_of(prompt, key))}
+        tokens = await site.service.tokens_of(prompt, key, request.state.arrival)
+        counted: TokenCount = {"input_tokens": len(tokens)}
         return site.said(json_response(counted), remarks, request)
 
 

@@ -34,7 +34,7 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
     )
     app.include_router(build_router(site))
     if expose_docs:
-        add_pages(app, [guard(site.keys)])
+        add_pages(app, [guard(site)])
     problems.install(app)
     documents.install(app, keyed=site.keys is not None)
     return opened(RequestIds(HeaderLimit(app), behind_serve=behind_serve), cors_origins)

@@ -7,17 +7,19 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from attend.model.errors import InvalidRequest
+from attend.model.errors import DeadlineExceeded, InvalidRequest
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 from attend.service.generation.aside import alone
-from attend.service.records import MOST_INPUT_TOKENS, bytes_for
+from attend.service.generation.unread import MESSAGE_SECONDS, Coming, Unread
+from attend.service.records import MOST_INPUT_TOKENS, Arrival, bytes_for
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ MAX_BYTES = 1 << 20
 """Of a body, where the model's context is not so long that it needs more: see `most_bytes`."""
 INLINE_BYTES = 4 << 10
 """Longer bodies are read in a thread: reading these takes up to a millisecond."""
-BODY_SECONDS = 30.0
+BODY_SECONDS = MESSAGE_SECONDS
 """Seconds in which a caller must send all of a body: nothing in front of the application limits it."""
 MAX_PARTS = 1 << 16
 """Strings and brackets in a body. Each costs the interpreter a microsecond, half a million of them cost every stream a second.
@@ -39,6 +41,7 @@ _STRING_OR_BRACKET = re.compile(_STRING + rb"|[\[\]{}]", re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _LEVELS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+_DEADLINE = re.compile(rb'"deadline_ms"\s*+:\s*+([0-9]{1,9})(?![0-9.eE])')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -52,10 +55,22 @@ def most_bytes_of_texts(max_model_len: int) -> int:
     return most_bytes(max(max_model_len, MOST_INPUT_TOKENS))
 
 
-async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int, owner: str | None = None) -> T:
-    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read beside the event loop.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is known of a call before its body is read; the routes' guard puts it into the request's state."""
 
-    Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone.
+    arrival: Arrival
+    unread: Unread
+    deadline_of: Callable[[Arrival, int | None], float] | None = None
+    """When a call ends that asks for so many milliseconds; None where none may be asked for."""
+
+
+async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int) -> T:
+    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read beside the event loop.
+    The request's `state.arrival` has its size then.
+
+    Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone, Overloaded where too many bodies are held, and
+    DeadlineExceeded where a deadline in the body passes before it is read.
     """
     content_type = request.headers.get("content-type", "").lower()
     media_type, _, parameters = content_type.partition(";")
@@ -65,30 +80,55 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "gzip"):
         raise WrongMediaType("Content-Encoding must be gzip or identity")
-    body = await _read(request, most)
-    if coding == "gzip":
-        body = await alone(partial(unzipped, body, most), owner)
-    if len(body) <= INLINE_BYTES:
-        return read(parse(body))
-    return await alone(lambda: read(parse(body)), owner)
+    reading: Reading = request.state.reading
+    with reading.unread.call(reading.arrival.turn) as call:
+        body = await _read(request, most, call)
+        request.state.arrival = arrival = replace(reading.arrival, size=len(body))
+        if coding == "identity" and len(body) <= INLINE_BYTES:
+            return read(parse(body))
+        async with call.waiting():
+            if coding == "gzip":
+                body = await alone(partial(unzipped, body, most), arrival)
+                request.state.arrival = arrival = replace(arrival, size=len(body))
+                call.came(len(body))
+            try:
+                async with asyncio.timeout_at(_deadline(body, reading)):
+                    return await alone(lambda: read(parse(body)), arrival)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the deadline passed before the body was read") from error
 
 
-async def _read(request: Request, most: int) -> bytes:
+async def _read(request: Request, most: int, call: Coming) -> bytes:
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > most:  # Python refuses to read thousands of digits
         raise TooLarge(f"the body must be at most {most} bytes; got {length[:20]}")
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with call.waiting(BODY_SECONDS):
             async for piece in request.stream():
                 body += piece
+                call.came(len(piece))
                 if len(body) > most:
                     raise TooLarge(f"the body must be at most {most} bytes")
-    except TimeoutError as error:
+    except SlowBody as error:
         raise SlowBody(f"the body must arrive within {BODY_SECONDS:g} seconds") from error
     except ClientDisconnect as error:
         raise ClientGone("the caller left before the end of the body") from error
     return bytes(body)
+
+
+def _deadline(body: bytes, reading: Reading) -> float | None:
+    """When a call ends whose body waits to be read: the deadline is looked for in its text."""
+    if reading.deadline_of is None:
+        return None
+    asked = next((int(found[1]) for found in _DEADLINE.finditer(body) if _is_outermost(body[: found.start()])), None)
+    return reading.deadline_of(reading.arrival, asked or None)
+
+
+def _is_outermost(before: bytes) -> bool:
+    """Whether what follows these bytes of a body is a field of the body itself."""
+    outside = _ANY_STRING.sub(b"", before)
+    return outside.count(b"{") - outside.count(b"}") == 1 and outside.count(b"[") == outside.count(b"]")
 
 
 def unzipped(body: bytes, most: int) -> bytes:

@@ -1,14 +1,12 @@
 """Every HTTP route, in the order of service/README.md. A handler parses, calls the service, and writes."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from attend.service.access.quota import name_of
 from attend.service.contract import server_answers
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
@@ -64,14 +62,14 @@ class Json(Response):
 
 def build_router(site: Site) -> APIRouter:
     """The routes of one replica."""
-    generating = APIRouter(dependencies=[guard(site.keys, site.metrics, site.is_draining)])
+    generating = APIRouter(dependencies=[guard(site, site.metrics, site.is_draining)])
     _add_generation(generating, site)
     add_responses(generating, site)
     add_messages(generating, site)
     _add_attention(generating, site)
     _add_embeddings(generating, site)
     add_scores(generating, site)
-    guarded = APIRouter(dependencies=[guard(site.keys)])
+    guarded = APIRouter(dependencies=[guard(site)])
     _add_models(guarded, site.service)
     _add_capacity(guarded, site)
     add_tokens(guarded, site)
@@ -98,7 +96,7 @@ def _add_generation(router: APIRouter, site: Site) -> None:
                 body = read_completion(fields, remarks)
                 return body, to_command(body, request.state.request_id, service.defaults, remarks=remarks)
 
-            body, command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
+            body, command = await read_json(request, read, site.most_bytes)
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
@@ -137,10 +135,9 @@ def _add_attention(router: APIRouter, site: Site) -> None:
             def read(fields: dict[str, Any]) -> ExplainCommand:
                 return to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
 
-            command = await read_json(request, read, site.most_bytes, name_of(request.state.key))
-            request.state.request_id = record.request_id = command.request_id
+            command = await read_json(request, read, site.most_bytes)
             with ExitStack() as held:
-                explained = await explaining.explain(replace(command, key=request.state.key), record, held)
+                explained = await explaining.explain(adopt(command, request, record), record, held)
                 response = json_response(attention.AttentionWriter(explaining, explained).whole(), held)
                 return site.said(response, remarks, request)
 
@@ -160,7 +157,7 @@ def _add_embeddings(router: APIRouter, site: Site) -> None:
                 body = read_body(EmbeddingsRequest, fields, remarks)
                 return body, command_of(service, **to_embedding(body, request.state.request_id))
 
-            body, command = await read_json(request, read, site.most_bytes_of_texts, name_of(request.state.key))
+            body, command = await read_json(request, read, site.most_bytes_of_texts)
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from attend.service.access.quota import name_of
 from attend.service.contract.routes import RERANK, SCORE
 from attend.service.contract.scores import (
     Reranked,
@@ -42,7 +41,7 @@ def add_scores(router: APIRouter, site: Site) -> None:
                 asked = to_rerank(body, request.state.request_id)
                 return body, command_of(service, **asked), list(asked["documents"][1])
 
-            body, command, texts = await read_json(request, read, site.most_bytes_of_texts, name_of(request.state.key))
+            body, command, texts = await read_json(request, read, site.most_bytes_of_texts)
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             scored = await score(service, command, len(texts), record, held, adapter=adapter)
@@ -60,7 +59,7 @@ def add_scores(router: APIRouter, site: Site) -> None:
                 asked = to_scores(body, request.state.request_id)
                 return body, command_of(service, **asked), len(asked["documents"][1])
 
-            body, command, count = await read_json(request, read, site.most_bytes_of_texts, name_of(request.state.key))
+            body, command, count = await read_json(request, read, site.most_bytes_of_texts)
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             scored = await score(service, command, count, record, held, adapter=adapter)

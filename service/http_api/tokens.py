@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from attend.model.errors import InvalidRequest
-from attend.service.access.quota import Key, name_of
+from attend.service.access.quota import Key
 from attend.service.contract import server_answers, text_answers
 from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of
@@ -32,12 +32,13 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         key: Key | None = request.state.key
         remarks = site.remarks()
         read = partial(read_body, TokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, site.most_bytes, name_of(key))
+        body = await read_json(request, read, site.most_bytes)
         service.check_model(body.model or "")
         if body.messages is not None:
-            tokens = await service.tokens_of(conversation(site, body, remarks), key)
+            tokens = await service.tokens_of(conversation(site, body, remarks), key, request.state.arrival)
         else:
-            tokens = await service.tokenize(text_of(body), add_special_tokens=body.add_special_tokens is not False, key=key)
+            special, arrival = body.add_special_tokens is not False, request.state.arrival
+            tokens = await service.tokenize(text_of(body), add_special_tokens=special, key=key, arrival=arrival)
         limit = service.engine.info.max_model_len
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
@@ -50,9 +51,9 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         key: Key | None = request.state.key
         remarks = site.remarks()
         read = partial(read_body, DetokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, site.most_bytes, name_of(key))
+        body = await read_json(request, read, site.most_bytes)
         service.check_model(body.model or "")
-        text: text_answers.Text = {"prompt": await service.detokenize(body.tokens, key=key)}
+        text: text_answers.Text = {"prompt": await service.detokenize(body.tokens, key=key, arrival=request.state.arrival)}
         return site.said(json_response(text), remarks, request)
 
     @bind(router, TOKENIZER_INFO)

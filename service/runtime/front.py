@@ -18,9 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attend.model.errors import Overloaded
 from attend.service.generation.aside import Places
-from attend.service.generation.unread import Unread
 from attend.service.http_api.app import ABORT, RequestIds
-from attend.service.http_api.body import most_bytes_of_texts
 from attend.service.http_api.cors import fields_of, opened
 from attend.service.http_api.problems import error_response
 
@@ -132,14 +130,14 @@ def _undivided(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Corouti
 
 
 class Bounded:
-    """Refuses calls (429) while `most` of them run. One whose body has not come is none of them yet, and is bounded by bytes.
+    """Refuses calls (429) while `most` of them run. One whose body has not come is none of them yet: see `Unread`.
 
     Probes of the process are always answered.
     """
 
-    def __init__(self, app: ASGIApp, most: int, most_body: int, cors_origins: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, most: int, cors_origins: Sequence[str] = ()) -> None:
         self.app = app
-        self.places, self.unread = Places(most, "calls run here"), Unread(most_body)
+        self.places = Places(most, "calls run here")
         self.refused = opened(RequestIds(self._refuse, behind_serve=False), cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +147,7 @@ class Bounded:
             return
         with ExitStack() as held:
             if _has_body(scope):
-                receive = self._reading(scope, receive, held)
+                receive = self._reading(receive, held)
             else:
                 try:
                     held.enter_context(self.places.hold(None))
@@ -158,25 +156,17 @@ class Bounded:
                     return
             await self.app(scope, receive, send)
 
-    def _reading(self, scope: Scope, receive: Receive, held: ExitStack) -> Receive:
+    def _reading(self, receive: Receive, held: ExitStack) -> Receive:
         """What the application reads a body by. With its end the call takes a place; where none is free that is Overloaded."""
-        client = scope["client"]
-        call = held.enter_context(self.unread.call("" if client is None else client[0]))
         is_whole = False
 
         async def read() -> Message:
             nonlocal is_whole
-            if is_whole:
-                return await receive()
-            async with call.waiting():
-                message = await receive()
-            is_whole = not message.get("more_body", False)
-            if not is_whole:
-                call.came(len(message["body"]))
-                return message
-            call.leave()
-            if message["type"] == "http.request":
-                held.enter_context(self.places.hold(None))
+            message = await receive()
+            if not is_whole and not message.get("more_body", False):
+                is_whole = True
+                if message["type"] == "http.request":
+                    held.enter_context(self.places.hold(None))
             return message
 
         return read
@@ -217,7 +207,6 @@ def http_server(
     tls: ssl.SSLContext | None = None,
     *,
     cors_origins: Sequence[str] = (),
-    max_model_len: int = 0,
     most_connections: int = MOST_CONNECTIONS,
 ) -> HttpServer:
     """The server of an application: `await server.serve([socket])`. With `tls` for TLS alone.
@@ -225,7 +214,7 @@ def http_server(
     Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
     """
     config = uvicorn.Config(
-        Bounded(app, most_calls, most_bytes_of_texts(max_model_len), cors_origins),
+        Bounded(app, most_calls, cors_origins),
         http=partial(Connection, most=most_connections, cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
         ws="none",
         lifespan="off",

@@ -11,11 +11,10 @@ import pytest
 import yaml
 
 from attend.model.errors import Overloaded
-from attend.service.generation import unread
-from attend.service.generation.unread import CALL_BYTES
+from attend.service.generation.unread import CALL_BYTES, Unread
 from attend.service.http_api.problems import error_response
 from attend.service.runtime import edge, front
-from tests.fakes import until
+from tests.fakes import build_server, until
 
 ROOT = Path(__file__).parents[3]
 LOAD_BALANCER_SECONDS = 60
@@ -68,9 +67,9 @@ class Served(App):
 
 
 @asynccontextmanager
-async def serving(most_calls: int = 8, **limits: Any) -> AsyncIterator[Served]:
+async def serving(most_calls: int = 8, of: Any = None, **limits: Any) -> AsyncIterator[Served]:
     app = Served()
-    server = front.http_server(app, most_calls, **limits)
+    server = front.http_server(of or app, most_calls, **limits)
     with front.bound("127.0.0.1", 0) as sock:
         app.port = sock.getsockname()[1]
         task = asyncio.create_task(server.serve([sock]))
@@ -250,23 +249,25 @@ POST = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100\
 PROBE = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
-def test_bodies_that_do_not_come_stop_neither_probes_nor_calls_and_are_bounded(monkeypatch):
-    most = 20
-    monkeypatch.setattr(unread, "LEAST_BYTES", most * CALL_BYTES + CALL_BYTES // 2)
-    monkeypatch.setattr(unread, "BODIES", 0)
+def test_bodies_that_do_not_come_stop_neither_probes_nor_calls_and_are_bounded():
+    most, app = 20, build_server(unread=Unread(20 * CALL_BYTES + CALL_BYTES // 2)).app
+    start = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    post = start + b"content-length: %d\r\n\r\n" % len(body)
 
     async def law() -> None:
-        async with serving(most_calls=2) as app:
-            slow = [await app.connect() for _ in range(most + 3)]
+        async with serving(most_calls=2, of=app) as served:
+            slow = [await served.connect() for _ in range(most + 3)]
             for _, writer in slow:
-                writer.write(POST + b"x")
-            await until(lambda: app.calls == most + 3)
-            for sent in (PROBE, GET.replace(b"x\r\n", b"x\r\nconnection: close\r\n"), POST + b"x" * 100):
-                assert status_of(await app.answer(sent)) == 200
+                writer.write(post + body[:1])
+                await asyncio.sleep(0.01)
             over = [await reader.read() for reader, _ in slow[:3]]
             assert [(status_of(got), code_of(got)) for got in over] == [(429, "queue_full")] * 3, "the oldest ones"
+            models = GET.replace(b"GET / ", b"GET /v1/models ").replace(b"x\r\n", b"x\r\nconnection: close\r\n")
+            for sent in (PROBE, models):
+                assert status_of(await served.answer(sent)) == 200
             reader, writer = slow[-1]
-            writer.write(b"x" * 99)
+            writer.write(body[1:])
             assert status_of(await reader.read()) == 200
             for _, writer in slow:
                 writer.close()
