@@ -55,6 +55,15 @@ class Places:
     @contextlib.contextmanager
     def hold(self, owner: str | None, amount: int = 1) -> Iterator[None]:
         """Hold `amount` places, 1 to `most`, in a block. Raises Overloaded where they are not free, or not for this owner."""
+        self.check(owner, amount)
+        self._change(owner, amount)
+        try:
+            yield
+        finally:
+            self._change(owner, -amount)
+
+    def check(self, owner: str | None, amount: int = 1) -> None:
+        """Raise Overloaded where `hold` would."""
         held, free = self._held.get(owner, 0), self.most - self._taken - amount
         if free < 0:
             raise Overloaded(f"{self._taken} {self._what} already")
@@ -63,11 +72,6 @@ class Places:
                 raise Overloaded(f"{held} {self._what} already for your address")
         elif owner is not None and held and 3 * (held + amount) > free:
             raise Overloaded(f"{held} {self._what} already for API key {owner!r}")
-        self._change(owner, amount)
-        try:
-            yield
-        finally:
-            self._change(owner, -amount)
 
     @property
     def taken(self) -> int:
@@ -153,7 +157,8 @@ _short = TurnPool(1, "attend-short", rests=True)
 """For such work on short calls."""
 _patient = TurnPool(1, "attend-aside", stand_back)
 _large = Places(MOST_LARGE, "long texts are waiting")
-_bodies = Places(MOST_LARGE, "long request bodies are waiting")
+long_bodies = Places(MOST_LARGE, "long request bodies are waiting")
+"""Those of more than LARGE bytes that have come, and are read or wait for it."""
 
 
 async def aside(work: Callable[[], T], size: int, pool: TurnPool | None = None, owner: str | None = None) -> T:
@@ -175,5 +180,5 @@ async def alone(work: Callable[[], T], arrival: Arrival) -> T:
     a time made a gap of 950 ms between a neighbour's messages; one after the other 346 ms, with rests between them 145 ms.
     """
     turn, size = arrival.turn, arrival.size
-    with _bodies.hold(turn) if size > LARGE else contextlib.nullcontext():
+    with long_bodies.hold(turn) if size > LARGE else contextlib.nullcontext():
         return await asyncio.wrap_future((_short if size <= SHORT else _alone).submit(turn, work, size))

@@ -12,12 +12,17 @@ from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
-_waiting: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
+_Line = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
+_calls: _Line = WeakKeyDictionary()
+_bodies: _Line = WeakKeyDictionary()
 
 
-async def yield_to_loop() -> None:
-    """Let the rest of the event loop run. In each round one waiting call continues, so their parts do not add up."""
-    async with _waiting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+async def yield_to_loop(*, long: bool = False) -> None:
+    """Let the rest of the event loop run. In each round one waiting call continues, so their parts do not add up; those with
+    long bodies wait in a line of their own.
+    """
+    line = _bodies if long else _calls
+    async with line.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         await asyncio.sleep(0)
 
 

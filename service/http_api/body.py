@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from attend.model.errors import DeadlineExceeded, InvalidRequest
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
-from attend.service.generation.aside import alone
+from attend.service.generation.aside import LARGE, alone, long_bodies
+from attend.service.generation.turns import yield_to_loop
 from attend.service.generation.unread import MESSAGE_SECONDS, Coming, Unread
 from attend.service.records import MOST_INPUT_TOKENS, Arrival, bytes_for
 
@@ -110,6 +111,9 @@ async def _read(request: Request, most: int, call: Coming) -> bytes:
                 call.came(len(piece))
                 if len(body) > most:
                     raise TooLarge(f"the body must be at most {most} bytes")
+                if len(body) > LARGE:
+                    long_bodies.check(call.turn)  # one that would be refused in the end is not read to its end
+                    await yield_to_loop(long=True)  # in each round of the loop one long body goes on, however many there are
     except SlowBody as error:
         raise SlowBody(f"the body must arrive within {BODY_SECONDS:g} seconds") from error
     except ClientDisconnect as error:
@@ -121,6 +125,8 @@ def _deadline(body: bytes, reading: Reading) -> float | None:
     """When a call ends whose body waits to be read: the deadline is looked for in its text."""
     if reading.deadline_of is None:
         return None
+    if b'"deadline_ms"' not in body:
+        return reading.deadline_of(reading.arrival, None)
     asked = next((int(found[1]) for found in _DEADLINE.finditer(body) if _is_outermost(body[: found.start()])), None)
     return reading.deadline_of(reading.arrival, asked or None)
 
