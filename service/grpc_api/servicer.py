@@ -311,6 +311,14 @@ class GrpcMethods:
         sent = {wanted: [value for name, value in given if name == wanted] for wanted in ("authorization", "x-api-key")}
         return self.keys.authenticate(*sent["authorization"], x_api_key=sent["x-api-key"])
 
+    def turn_of(self, context: Context) -> str | None:
+        """In whose turn a call is read. Raises Unauthenticated."""
+        return self._turn(self._key(context), context)
+
+    def _turn(self, key: Key | None, context: Context) -> str | None:
+        address, _ = self.metrics.origin(context.invocation_metadata(), address_of(context.peer()))
+        return turn_of(key, address)
+
     async def _charged(self, context: Context, record: RequestRecord | None = None) -> tuple[Key | None, Arrival]:
         """The key of a call that has work to do, charged for the call before its message is read, and how the call came."""
         await yield_to_loop()
@@ -321,7 +329,7 @@ class GrpcMethods:
                 raise Unavailable(SHUTTING_DOWN)
         if key is not None:
             key.arrive()
-        return key, Arrival(turn_of(key, address_of(context.peer())), asyncio.get_running_loop().time())
+        return key, Arrival(self._turn(key, context), asyncio.get_running_loop().time())
 
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse

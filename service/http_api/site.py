@@ -98,7 +98,10 @@ def guard(site: Site, metrics: Metrics | None = None, is_draining: Callable[[], 
         with nullcontext() if record is None else record.errors():
             key = None if keys is None else key_of(keys, request)
             request.state.key = key
-            arrival = Arrival(turn_of(key, address_of(request)), asyncio.get_running_loop().time())
+            arrival = Arrival(
+                turn_of(key, site.metrics.origin(request.headers.items(), address_of(request))[0]),
+                asyncio.get_running_loop().time(),
+            )
             request.state.arrival = arrival
             request.state.reading = Reading(arrival, site.unread, deadline_of)
             if request.method == "POST" and is_draining():
@@ -112,7 +115,7 @@ def guard(site: Site, metrics: Metrics | None = None, is_draining: Callable[[], 
 
 
 def address_of(request: Request) -> str | None:
-    """Where the call came from."""
+    """Who connected."""
     return None if request.client is None else request.client.host
 
 

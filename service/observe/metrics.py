@@ -127,12 +127,18 @@ class Metrics:
         HAProxy adds the address that connected to it to X-Forwarded-For, as the last one: behind it, that is the client.
         """
         record = RequestRecord(self, transport, route, request_id, context_of(headers()) if self.tracer else {})
-        told = ",".join(value for name, value in headers() if name == "x-forwarded-for")
-        if self._behind_edge and told:
-            told, _, client = told.rpartition(",")
-        record.client = None if client is None else client.strip()[:MAX_FORWARDED]
+        record.client, told = self.origin(headers(), client)
         record.forwarded_for = told[-MAX_FORWARDED:] or None
         return record
+
+    def origin(self, headers: Iterable[tuple[str, str]], client: str | None) -> tuple[str | None, str]:
+        """The address that a call came from, and what stands before it in X-Forwarded-For. Behind HAProxy it is the last one
+        there, else the `client` that connected.
+        """
+        told = ",".join(value for name, value in headers if name == "x-forwarded-for")
+        if self._behind_edge and told:
+            told, _, client = told.rpartition(",")
+        return None if client is None else client.strip()[:MAX_FORWARDED], told
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once."""
