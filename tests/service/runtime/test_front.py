@@ -202,22 +202,61 @@ def test_the_body_of_a_call_does_not_count_for_the_head_of_the_next(monkeypatch)
     run(law)
 
 
-def test_one_connection_too_many_is_closed_and_the_others_stay():
+async def ends(reader: asyncio.StreamReader) -> bool:
+    """Whether the server closes the connection without a byte."""
+    with suppress(OSError):  # it may be reset
+        async with asyncio.timeout(10):
+            return await reader.read() == b""
+    return True
+
+
+def test_one_connection_too_many_takes_the_place_of_the_one_that_has_been_idle_longest():
     async def law() -> None:
-        async with serving(most_connections=2) as app:
-            first, second = await app.connect(), await app.connect()
+        async with serving(most_connections=3) as app:
+            first, second, third = [await app.connect() for _ in range(3)]
+            for reader, writer in (
+                first,
+                second,
+            ):  # the third has never carried a call, and is the oldest of those that carry none
+                writer.write(GET)
+                assert b"200" in await reader.readuntil(b"ok")
+            assert (await app.answer(PROBE)).startswith(b"HTTP/1.1 200")
+            assert await ends(third[0])
             for reader, writer in (first, second):
                 writer.write(GET)
                 assert b"200" in await reader.readuntil(b"ok")
-            reader, writer = await app.connect()
-            with suppress(OSError):  # it may be reset
-                async with asyncio.timeout(5):
-                    writer.write(GET)
-                    assert await reader.read() == b""
-            writer.close()
-            assert app.calls == 2
-            for reader, writer in (first, second):
+            for _, writer in (first, second, third):
+                writer.close()
+
+    run(law)
+
+
+def test_many_idle_connections_keep_no_probe_out():
+    async def law() -> None:
+        async with serving(most_connections=4) as app:
+            idle = [await app.connect() for _ in range(20)]
+            for _ in range(5):
+                assert (await app.answer(PROBE)).startswith(b"HTTP/1.1 200")
+            assert sum([await ends(reader) for reader, _ in idle[:16]]) == 16
+            for _, writer in idle:
+                writer.close()
+
+    run(law)
+
+
+def test_a_connection_with_a_call_is_never_ended_for_another():
+    async def law() -> None:
+        async with serving(most_connections=2) as app:
+            app.gate.clear()
+            running = [await app.connect() for _ in range(2)]
+            for _, writer in running:
                 writer.write(GET)
+            await until(lambda: app.calls == 2)
+            reader, third = await app.connect()
+            assert await ends(reader)
+            third.close()
+            app.gate.set()
+            for reader, writer in running:
                 assert b"200" in await reader.readuntil(b"ok")
                 writer.close()
 
