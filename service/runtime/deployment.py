@@ -57,7 +57,7 @@ class Attend:
         return getattr(self.replica, name)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        page, loads = Page(partial(scrape.over_replicas, self.scrape_local)), partial(scrape.loads, self.load_local)
+        page, loads = Page(partial(scrape.over_replicas, self.scrape_local)), Page(partial(scrape.loads, self.load_local))
         return self.replica.application(page, loads, behind_serve=True)
 
     async def scrape_local(self) -> tuple[str, str]:
