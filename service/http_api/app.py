@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attend.service.generation.stall import Stall
-from attend.service.generation.turns import yield_to_loop
+from attend.service.generation.turns import get_turn, yield_to_loop
 from attend.service.http_api import documents, problems
 from attend.service.http_api.cors import opened
 from attend.service.http_api.limits import HeaderLimit
@@ -40,6 +40,8 @@ def build_app(site: Site, *, expose_docs: bool = True, cors_origins: Sequence[st
     return opened(RequestIds(HeaderLimit(app), behind_serve=behind_serve), cors_origins)
 
 
+PROBES = ("/healthz", "/health", "/readyz")
+"""Paths that are outside every limit."""
 ABORT = "attend.abort"
 """Where a server's scope has a function that ends the connection with all that was not sent."""
 
@@ -59,6 +61,8 @@ class RequestIds:
             await self.app(scope, receive, send)
             return
         await yield_to_loop()  # many calls at once would hold the event loop for all of them
+        if scope["method"] != "POST" and scope["path"] not in PROBES:
+            await get_turn()
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
         plain = len(given) == 1 and REQUEST_ID.fullmatch(given[0].decode("latin-1")) is not None
         request_id = given[0] if plain else secrets.token_hex(16).encode()

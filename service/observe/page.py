@@ -6,8 +6,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.1, 1.0
 """Between two pages: who asks meanwhile waits for the next one. Any number of callers cost the streams a few pages a second."""
+RESTS = 9
+"""So many times longer than it took to make a page, the next one is not begun: a tenth of a core at most."""
 
 
 class Page(Generic[T]):
@@ -27,7 +29,9 @@ class Page(Generic[T]):
     async def _made(self) -> T:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._free_at - loop.time())
+        began = loop.time()
         try:
             return await self._make()
         finally:
-            self._free_at = loop.time() + PAUSE_SECONDS
+            now = loop.time()
+            self._free_at = now + min(MOST_PAUSE_SECONDS, max(PAUSE_SECONDS, RESTS * (now - began)))

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attend.model.errors import Overloaded
 from attend.service.generation.aside import Places
-from attend.service.http_api.app import ABORT, RequestIds
+from attend.service.http_api.app import ABORT, PROBES, RequestIds
 from attend.service.http_api.cors import fields_of, opened
 from attend.service.http_api.problems import error_response
 
@@ -27,7 +27,6 @@ HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 MOST_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MOST_CONNECTIONS = 6144
-PROBES = ("/healthz", "/health", "/readyz")
 END_SECONDS = 2
 """Seconds in which answers are written to their end, once the drain is over."""
 

@@ -12,6 +12,7 @@ import yaml
 
 from attend.model.errors import Overloaded
 from attend.service.generation.unread import CALL_BYTES, Unread
+from attend.service.http_api.app import PROBES
 from attend.service.http_api.problems import error_response
 from attend.service.runtime import edge, front
 from tests.fakes import build_server, until
@@ -36,7 +37,7 @@ class App:
                 pass
         except Overloaded as error:
             return await error_response(error, "id")(scope, receive, send)
-        if scope["path"] not in front.PROBES:
+        if scope["path"] not in PROBES:
             await self.gate.wait()
         if scope["path"] == "/stream":
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -322,7 +323,7 @@ def test_probes_are_answered_while_every_place_is_taken_and_a_body_that_comes_th
             for _, writer in held:
                 writer.write(POST + b"x" * 100)
             await until(lambda: app.calls == 2)
-            for path in front.PROBES:
+            for path in PROBES:
                 assert status_of(await app.answer(PROBE.replace(b"/healthz", path.encode()))) == 200
             got = await app.answer(POST + b"x" * 100)
             assert (status_of(got), code_of(got)) == (429, "queue_full")
