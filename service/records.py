@@ -117,6 +117,18 @@ class Shown:
 Prompt = str | tuple[int, ...] | ChatPrompt | FramedText
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a call came."""
+
+    turn: str | None = None
+    """In whose turn it is read and prepared; see `Caller.turn`."""
+    at: float | None = None
+    """When, by the event loop's clock. Its deadline counts from then on; None: from when it is known."""
+    size: int = 0
+    """Bytes of its body or message: work on it takes about as long."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One call for text: `n` answers to each prompt. Answer i of prompt p has index p * n + i."""
@@ -131,6 +143,7 @@ class Command:
     """The same, for callers who name it by itself."""
     request_id: str
     caller: Caller = NOBODY
+    arrival: Arrival = field(default=Arrival(), compare=False)
     deadline_ms: int | None = None
     skip_special_tokens: bool = True
     decoding: DecodingParams = NO_CHANGE
@@ -250,7 +263,12 @@ class ExplainCommand:
     model: str = ""
     request_id: str
     caller: Caller = NOBODY
+    arrival: Arrival = field(default=Arrival(), compare=False)
     deadline_ms: int | None = None
+
+    def by(self, caller: Caller) -> "ExplainCommand":
+        """The same call, made by this caller."""
+        return replace(self, caller=caller)
 
     def __post_init__(self) -> None:
         check_request_id(self.request_id)

@@ -41,6 +41,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
+from attend.service.generation.unread import Unread
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
@@ -311,6 +312,7 @@ def build_server(
     trusted: Sequence[Network] = (),
     tenant_header: str = FORWARDED,
     hosts: Set[str] = frozenset(),
+    unread: Unread | None = None,
     **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
@@ -330,7 +332,10 @@ def build_server(
     methods.service, methods.metrics, methods.explaining = service, metrics, explaining
     methods.template, methods.form, methods.keys = template, form, keys
     methods.callers = Callers(trusted, tenant_header, behind_edge=behind_edge)
-    site = Site(service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining)
+    methods.unread = unread or Unread()
+    site = Site(
+        service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining, unread=methods.unread
+    )
     if keys is not None:
         site = replace(site, keys=keys)
     site = replace(site, callers=methods.callers)

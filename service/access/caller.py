@@ -34,6 +34,10 @@ COMPLAIN_SECONDS = 60.0
 PORT = re.compile(r"\[([^\]]*)\](?::\d+)?|(\d+\.\d+\.\d+\.\d+):\d+")
 
 
+class Address(str):
+    """The address that a call came from, in the place of an owner. Many callers may be behind one, as behind a gateway."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who makes a call, found once as it arrives."""
@@ -55,7 +59,7 @@ class Caller:
     @property
     def turn(self) -> str | None:
         """In whose turn its body is read and its requests are prepared: the owner's, else the address's."""
-        return self.owner or self.address
+        return self.owner or (None if self.address is None else Address(self.address))
 
     @property
     def weight(self) -> float:

@@ -17,16 +17,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from attend.model.errors import Overloaded
+from attend.service.access.caller import Address
+from attend.service.records import Arrival
 
 T = TypeVar("T")
 
 LARGE = 64 << 10
 """Characters, tokens or bytes; about 20 ms of one core."""
 MOST_LARGE = 64
-"""Large texts at a time; they wait for each other."""
+"""Large texts, and large bodies, at a time; they wait for each other."""
+SHORT = 16 << 10
+"""Bytes of a call whose reading takes a few milliseconds. Such calls never wait for longer ones."""
+SECONDS_A_BYTE = 1e-5
+"""How much longer an owner's piece waits for each of its bytes: 10 s for a MiB, if shorter ones of its owner keep coming."""
 THREADS = 4
 """For work that is not large and mostly runs without the interpreter lock, as the tokenizer does."""
 
@@ -36,7 +42,7 @@ class Places:
 
     An owner who holds some may take more as long as all of his are no more than a third of what is then left free: a quarter of
     all where he is alone, and less the more owners there are, so that a place is left for the next one (Choudhury and Hahne
-    1998, dynamic thresholds).
+    1998, dynamic thresholds). An address, behind which there may be many callers, may have three times what is left free.
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -49,16 +55,23 @@ class Places:
     @contextlib.contextmanager
     def hold(self, owner: str | None, amount: int = 1) -> Iterator[None]:
         """Hold `amount` places, 1 to `most`, in a block. Raises Overloaded where they are not free, or not for this owner."""
-        held, free = self._held.get(owner, 0), self.most - self._taken - amount
-        if free < 0:
-            raise Overloaded(f"{self._taken} {self._what} already")
-        if owner is not None and held and 3 * (held + amount) > free:
-            raise Overloaded(f"{held} {self._what} already for {owner!r}")
+        self.check(owner, amount)
         self._change(owner, amount)
         try:
             yield
         finally:
             self._change(owner, -amount)
+
+    def check(self, owner: str | None, amount: int = 1) -> None:
+        """Raise Overloaded where `hold` would."""
+        held, free = self._held.get(owner, 0), self.most - self._taken - amount
+        if free < 0:
+            raise Overloaded(f"{self._taken} {self._what} already")
+        if isinstance(owner, Address):
+            if held and held + amount > 3 * free:
+                raise Overloaded(f"{held} {self._what} already for your address")
+        elif owner is not None and held and 3 * (held + amount) > free:
+            raise Overloaded(f"{held} {self._what} already for {owner!r}")
 
     @property
     def taken(self) -> int:
@@ -72,6 +85,14 @@ class Places:
             self._held[owner] = held
 
 
+class _Piece(NamedTuple):
+    """Work that waits."""
+
+    due: float
+    """Pieces of an owner are begun in this order: as they came, but a short one before longer ones that came just before it."""
+    work: Callable[[], Any]
+
+
 class TurnPool:
     """Threads that take one piece of work of each owner in turn: an owner with many pieces delays only his own.
 
@@ -82,13 +103,16 @@ class TurnPool:
         self._rests = rests
         self._threads = ThreadPoolExecutor(threads, name, initializer)
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str | None, dict[Future[Any], Callable[[], Any]]] = OrderedDict()
+        self._waiting: OrderedDict[str | None, dict[Future[Any], _Piece]] = OrderedDict()
 
-    def submit(self, owner: str | None, work: Callable[[], T]) -> Future[T]:
-        """A future of the result of `work`. Work that is cancelled before its turn is never begun, and dropped at once."""
+    def submit(self, owner: str | None, work: Callable[[], T], size: int = 0) -> Future[T]:
+        """A future of the result of `work`, whose input has `size` bytes. Work that is cancelled before its turn is never
+        begun, and dropped at once.
+        """
         future: Future[T] = Future()
+        piece = _Piece(time.monotonic() + size * SECONDS_A_BYTE, work)
         with self._lock:
-            self._waiting.setdefault(owner, {})[future] = work
+            self._waiting.setdefault(owner, {})[future] = piece
         future.add_done_callback(partial(self._forget, owner))
         self._threads.submit(self._next)  # one for each piece of work, though not for this one
         return future
@@ -105,8 +129,8 @@ class TurnPool:
             if not self._waiting:
                 return  # cancelled
             owner, pieces = self._waiting.popitem(last=False)
-            future = next(iter(pieces))
-            work = pieces.pop(future)
+            future, (_, work) = min(pieces.items(), key=lambda item: item[1].due)
+            del pieces[future]
             if pieces:
                 self._waiting[owner] = pieces  # behind all others
         began = time.thread_time()
@@ -129,8 +153,12 @@ def stand_back() -> None:
 _quick = TurnPool(THREADS, "attend-quick")
 _alone = TurnPool(1, "attend-alone", rests=True)
 """For work that holds the interpreter."""
+_short = TurnPool(1, "attend-short", rests=True)
+"""For such work on short calls."""
 _patient = TurnPool(1, "attend-aside", stand_back)
 _large = Places(MOST_LARGE, "long texts are waiting")
+long_bodies = Places(MOST_LARGE, "long request bodies are waiting")
+"""Those of more than LARGE bytes that have come, and are read or wait for it."""
 
 
 async def aside(work: Callable[[], T], size: int, pool: TurnPool | None = None, owner: str | None = None) -> T:
@@ -139,15 +167,18 @@ async def aside(work: Callable[[], T], size: int, pool: TurnPool | None = None, 
     Raises Overloaded where too many large ones are waiting.
     """
     if size <= LARGE:
-        return await asyncio.wrap_future((pool or _quick).submit(owner, work))
+        return await asyncio.wrap_future((pool or _quick).submit(owner, work, size))
     with _large.hold(owner):
-        return await asyncio.wrap_future(_patient.submit(owner, work))
+        return await asyncio.wrap_future(_patient.submit(owner, work, size))
 
 
-async def alone(work: Callable[[], T], owner: str | None = None) -> T:
-    """The result of work that holds the interpreter lock. One piece at a time, with a rest after each as long as itself.
+async def alone(work: Callable[[], T], arrival: Arrival) -> T:
+    """The result of work on a call that holds the interpreter lock. One piece at a time, with a rest after each as long as
+    itself; short calls have a thread of their own. Raises Overloaded where too many large ones are waiting.
 
     Four threads would take the lock from the event loop and the engine one after the other. With them four bodies of 1 MiB at
     a time made a gap of 950 ms between a neighbour's messages; one after the other 346 ms, with rests between them 145 ms.
     """
-    return await asyncio.wrap_future(_alone.submit(owner, work))
+    turn, size = arrival.turn, arrival.size
+    with long_bodies.hold(turn) if size > LARGE else contextlib.nullcontext():
+        return await asyncio.wrap_future((_short if size <= SHORT else _alone).submit(turn, work, size))

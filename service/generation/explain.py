@@ -65,15 +65,15 @@ class Explaining:
 
         It has a place among MOST_CALLS until `held` is closed: an answer that is being written takes some MB.
         """
-        seconds, caller = self.service.seconds_of(command.deadline_ms), command.caller
+        deadline, caller = self.service.deadline_of(command.arrival, command.deadline_ms), command.caller
         with record.errors(), ExitStack() as stack:
             lease = stack.enter_context(admitted(caller))
             held.enter_context(self._places.hold(caller.owner))
             self._check_model(command.model)
             self._check_room()
             try:
-                async with asyncio.timeout(seconds):
-                    prompt, answer = await aside(partial(self._tokens, command), _size(command), owner=caller.turn)
+                async with asyncio.timeout_at(deadline):
+                    prompt, answer = await aside(partial(self._tokens, command), _size(command), owner=command.arrival.turn)
                     tokens = (*prompt, *answer)
                     layers, heads = self._chosen(command, len(tokens))
                     if lease is not None:

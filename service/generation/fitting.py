@@ -28,7 +28,7 @@ async def shortened(command: Command, most: int, num_tokens: Callable[[ChatText]
     low, high = 0, prompt.most_dropped  # fewest and most that may have to go
     while low < high:
         middle = 0 if not low and high == prompt.most_dropped else (low + high) // 2  # mostly all of it fits
-        low, high = (low, middle) if await alone(partial(fits, middle), command.caller.turn) else (middle + 1, high)
+        low, high = (low, middle) if await alone(partial(fits, middle), command.arrival) else (middle + 1, high)
     if low:
         command.remarks.ignore("input")
     return replace(command, prompts=(ChatPrompt(partial(prompt.write, low)),))

@@ -26,10 +26,11 @@ from attend.service.generation.answer import Answer, Remade, check_begun
 from attend.service.generation.aside import Places, aside
 from attend.service.generation.prepare import Preparation
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Chunk, Command, Prompt
+from attend.service.records import Arrival, Chunk, Command, Prompt
 
 log = logging.getLogger("attend.service")
 
+UNKNOWN = Arrival()
 SHOWN = 8
 """Names that an error lists at most."""
 DIGITS = 16
@@ -90,7 +91,7 @@ class GenerationService:
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
         with record.outcome(), ExitStack() as stack:
-            deadline = asyncio.get_running_loop().time() + self.seconds_of(command.deadline_ms)
+            deadline = self.deadline_of(command.arrival, command.deadline_ms)
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
             lease = stack.enter_context(admitted(command.caller, places, self._least(command)))
@@ -127,9 +128,10 @@ class GenerationService:
             finally:
                 alarm.cancel()
 
-    def seconds_of(self, deadline_ms: int | None) -> float:
-        """How long a call may take that asks for so many milliseconds, or for none."""
-        return min(self._request_timeout, (deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
+    def deadline_of(self, arrival: Arrival, deadline_ms: int | None) -> float:
+        """When a call must end that asks for so many milliseconds, or for none, by the event loop's clock."""
+        began = asyncio.get_running_loop().time() if arrival.at is None else arrival.at
+        return began + min(self._request_timeout, (deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
 
     @property
     def num_preparing(self) -> int:
@@ -202,25 +204,29 @@ class GenerationService:
         own = self.engine.info.fingerprint
         return own if adapter is None else f"{own}-{adapter.digest[:DIGITS]}"
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, caller: Caller = NOBODY) -> list[int]:
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, caller: Caller = NOBODY, arrival: Arrival = UNKNOWN
+    ) -> list[int]:
         """Token ids of a text, made beside the event loop. Counts as an answer of the caller's key while it lasts."""
         with admitted(caller):
             encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-            return await aside(encode, len(text), owner=caller.turn)
+            return await aside(encode, len(text), owner=arrival.turn)
 
-    async def tokens_of(self, prompt: Prompt, caller: Caller = NOBODY) -> list[int]:
+    async def tokens_of(self, prompt: Prompt, caller: Caller = NOBODY, arrival: Arrival = UNKNOWN) -> list[int]:
         """The tokens of a prompt, also of a conversation. Counts as an answer of the caller's key while it lasts."""
         with admitted(caller):
-            return await self.preparation.tokens_of(prompt, caller.turn)
+            return await self.preparation.tokens_of(prompt, arrival)
 
-    async def detokenize(self, tokens: Sequence[int], name: str = "tokens", caller: Caller = NOBODY) -> str:
+    async def detokenize(
+        self, tokens: Sequence[int], name: str = "tokens", caller: Caller = NOBODY, arrival: Arrival = UNKNOWN
+    ) -> str:
         """The text of token ids, special tokens included; an error calls them `name`. Made as in `tokenize`."""
 
         def text() -> str:
             return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
 
         with admitted(caller):
-            return await aside(text, len(tokens), owner=caller.turn)
+            return await aside(text, len(tokens), owner=arrival.turn)
 
     def _advance(
         self,

@@ -23,7 +23,7 @@ from attend.service.generation.aside import TurnPool, alone, aside
 from attend.service.generation.fitting import clamp, reasoning_limit, shortened
 from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
-from attend.service.records import MOST_INPUT_TOKENS, ChatPrompt, ChatRules, Command, FramedText, Prompt
+from attend.service.records import MOST_INPUT_TOKENS, Arrival, ChatPrompt, ChatRules, Command, FramedText, Prompt
 
 T = TypeVar("T")
 
@@ -89,19 +89,19 @@ class Preparation:
             self.check_text()
         command = await shortened(command, self.info.max_model_len, self._num_tokens)
         prompts = [await self._written(prompt, command, place) for place, prompt in enumerate(command.prompts)]
-        read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.caller.turn)
+        read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.arrival.turn)
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
-        grammar = None if spec is None else await self.compiled(spec, command.caller.turn)
+        grammar = None if spec is None else await self.compiled(spec, command.arrival.turn)
         if spec is not None and spec.kind != "tools":
             read.ends_in_reasoning = read.may_reason = False  # the form begins with the answer, and all of it is content
-        return await _run(partial(self._made, command, read, grammar), _making(command), command.caller.turn)
+        return await _run(partial(self._made, command, read, grammar), _making(command), command.arrival.turn)
 
     def _num_tokens(self, written: ChatText) -> int:
         """How many tokens a chat's prompt has; of one that cannot fit, more than fit."""
         text = _of_chat(written)
         return len(self._tokens(text, "messages")) if len(text.text) <= self._most_characters else self.info.max_model_len + 1
 
-    async def tokens_of(self, prompt: Prompt, turn: str | None) -> list[int]:
+    async def tokens_of(self, prompt: Prompt, arrival: Arrival) -> list[int]:
         """The tokens of a prompt, made beside the event loop. Raises InvalidRequest."""
         if isinstance(prompt, tuple):
             return self.tokens(prompt)
@@ -109,8 +109,8 @@ class Preparation:
             text = _Text(prompt, add_special_tokens=True)
         else:
             assert isinstance(prompt, ChatPrompt)
-            text = _of_chat(await alone(prompt.write, turn))
-        return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=turn)
+            text = _of_chat(await alone(prompt.write, arrival))
+        return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=arrival.turn)
 
     def check_text(self) -> None:
         """Raise NotSupported where the model makes embeddings alone."""
@@ -126,7 +126,7 @@ class Preparation:
             return content
         special = self.tokenizer.special_ids(chat.form.markers)
         write = partial(enforced, chat.form, chat.calling, content, special, reasoning_open=is_open)
-        return await alone(write, command.caller.turn)
+        return await alone(write, command.arrival)
 
     async def compiled(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
         """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
@@ -141,7 +141,7 @@ class Preparation:
                 raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
             return prompt
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
-            text = _of_chat(await alone(prompt.write, command.caller.turn))
+            text = _of_chat(await alone(prompt.write, command.arrival))
         elif isinstance(prompt, FramedText):
             text = _Text(self._short(prompt), prompt.add_special_tokens, prompt)
         else:

@@ -1,4 +1,4 @@
-"""Calls whose body has not come yet. They hold no place among the calls that run, so they are bounded here: by their bytes."""
+"""The bodies of calls that have not been read, whether they have come or not: bounded by their bytes, over all callers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,40 +9,42 @@ from typing import Self
 from attend.model.errors import Overloaded
 from attend.service.errors import SlowBody
 
+MOST_BYTES = 256 << 20
+"""Of all bodies together, over HTTP and gRPC."""
 CALL_BYTES = 64 << 10
 """What a call counts for beside its body: a connection or a stream, and a task."""
-LEAST_BYTES = 1024 * CALL_BYTES
-BODIES = 16
-"""Of the longest bodies, so many may be on their way, where those are longer."""
+MESSAGE_SECONDS = 30.0
+"""Seconds in which a caller must send all of a body, or of a message of gRPC."""
 
 
 class Unread:
-    """The calls that wait for their bodies, for one event loop.
+    """The calls whose bodies are not read yet, for one event loop.
 
-    Where they hold too many bytes together, the address that holds most of them loses its oldest call. So a caller whose body
-    comes at once is served beside any number of others whose bodies never come.
+    Where they hold too many bytes together, the caller who holds most of them loses its oldest call: an API key, or an address.
+    So a caller whose body comes at once is served beside any number of others whose bodies never come.
     """
 
-    def __init__(self, most_body: int) -> None:
-        """`most_body` is the longest body in bytes."""
-        self._most = max(LEAST_BYTES, BODIES * most_body)
-        self._calls: dict[str, dict[Coming, None]] = {}
-        self._bytes: dict[str, int] = {}
-        """By address, as the calls are; only of those who wait."""
+    def __init__(self, most: int = MOST_BYTES, most_calls: int = MOST_BYTES // CALL_BYTES) -> None:
+        """`most` is in bytes; `most_calls` may wait of whose bodies nothing has come."""
+        self._most = most
+        self._call_bytes = max(CALL_BYTES, most // most_calls)
+        self._calls: dict[str | None, dict[Coming, None]] = {}
+        self._bytes: dict[str | None, int] = {}
+        """By caller, as the calls are; only of those who wait."""
         self._total = 0
 
-    def call(self, address: str) -> "Coming":
-        """A call from there that begins to wait with the block that it opens."""
-        return Coming(self, address)
+    def call(self, turn: str | None) -> "Coming":
+        """A call of this caller (`Caller.turn`), which begins to wait with the block that it opens."""
+        return Coming(self, turn, self._call_bytes)
 
     def enter(self, call: "Coming") -> None:
         """Count a call."""
-        self._calls.setdefault(call.address, {})[call] = None
-        self.add(call.address, CALL_BYTES)
+        self._calls.setdefault(call.turn, {})[call] = None
+        self.add(call.turn, call.size)
 
-    def add(self, address: str, size: int) -> None:
+    def add(self, turn: str | None, size: int) -> None:
         """Count bytes of a call, and end others where there are too many."""
-        self._bytes[address] = self._bytes.get(address, 0) + size
+        self._bytes[turn] = self._bytes.get(turn, 0) + size
         self._total += size
         while self._total > self._most:
             largest = max(self._bytes, key=self._bytes.__getitem__)
@@ -50,22 +52,22 @@ class Unread:
 
     def leave(self, call: "Coming") -> None:
         """Forget a call. It may have left already."""
-        calls = self._calls.get(call.address, {})
+        calls = self._calls.get(call.turn, {})
         if call not in calls:
             return
         del calls[call]
-        self._bytes[call.address] -= call.size
+        self._bytes[call.turn] -= call.size
         self._total -= call.size
         if not calls:
-            del self._calls[call.address], self._bytes[call.address]
+            del self._calls[call.turn], self._bytes[call.turn]
 
 
 class Coming:
-    """One call that waits for its body."""
+    """One call whose body is not read yet."""
 
-    def __init__(self, unread: Unread, address: str) -> None:
-        self.address = address
-        self.size = CALL_BYTES
+    def __init__(self, unread: Unread, turn: str | None, size: int) -> None:
+        self.turn = turn
+        self.size = size
         """Bytes that it counts for."""
         self._unread = unread
         self._limit: asyncio.Timeout | None = None
@@ -76,21 +78,17 @@ class Coming:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """Its body has come, or nobody wants it."""
         self._unread.leave(self)
 
     def came(self, size: int) -> None:
-        """So many bytes of its body have come, and are held."""
+        """So many bytes of its body have come, or may have, and are held."""
         if not self._is_over:
             self.size += size
-            self._unread.add(self.address, size)
+            self._unread.add(self.turn, size)
 
     def end(self) -> None:
         """Wait no longer."""
-        self.leave()
+        self._unread.leave(self)
         self._is_over = True
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -104,6 +102,8 @@ class Coming:
         except TimeoutError as error:
             if self._is_over:
                 raise Overloaded("too many request bodies are still being received") from error
+            if seconds is None:
+                raise
             raise SlowBody(f"the message must arrive within {seconds:g} seconds") from error
         finally:
             self._limit = None

@@ -6,9 +6,10 @@ from attend.model.params import at_most
 from attend.service.access.caller import Caller
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.turns import yield_to_loop
-from attend.service.grpc_api.incoming import Context, Incoming, read, received, refuse
+from attend.service.generation.unread import Unread
+from attend.service.grpc_api.reading import Context, Incoming, held, read, refuse
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import bytes_for
+from attend.service.records import Arrival, bytes_for
 from attend.v1 import generation_pb2 as pb
 
 MAX_CHARACTERS = 1 << 20
@@ -22,13 +23,14 @@ class OtherMethods:
     """A part of `GrpcMethods`, which has what they need."""
 
     service: GenerationService
+    unread: Unread
 
     def _opened(self, route: str, context: Context) -> RequestRecord:
         raise NotImplementedError
 
     async def _charged(
         self, context: Context, record: RequestRecord, *, answers: int = 1, while_draining: bool = False
-    ) -> Caller:
+    ) -> tuple[Caller, Arrival]:
         raise NotImplementedError
 
     async def Tokenize(self, message: Incoming, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802 - the proto's name
@@ -36,12 +38,13 @@ class OtherMethods:
         record = self._opened("Tokenize", grpc_context)
         try:
             with record.errors():
-                caller = await self._charged(grpc_context, record, while_draining=True)
-                ask = await read(await received(message), pb.TokenizeRequest, caller)
+                caller, arrival = await self._charged(grpc_context, record, while_draining=True)
+                async with held(message, arrival, self.unread) as (data, arrival):
+                    ask = await read(data, pb.TokenizeRequest, arrival)
                 self.service.check_model(ask.model)
                 special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
                 at_most("text", ask.text, self._most_characters, "characters")
-                tokens = await self.service.tokenize(ask.text, add_special_tokens=special, caller=caller)
+                tokens = await self.service.tokenize(ask.text, add_special_tokens=special, caller=caller, arrival=arrival)
                 response = pb.TokenizeResponse(max_model_len=self.service.engine.info.max_model_len)
                 for start in range(0, len(tokens), IDS):
                     if start:
@@ -58,11 +61,12 @@ class OtherMethods:
         record = self._opened("Detokenize", grpc_context)
         try:
             with record.errors():
-                caller = await self._charged(grpc_context, record, while_draining=True)
-                ask = await read(await received(message), pb.DetokenizeRequest, caller)
+                caller, arrival = await self._charged(grpc_context, record, while_draining=True)
+                async with held(message, arrival, self.unread) as (data, arrival):
+                    ask = await read(data, pb.DetokenizeRequest, arrival)
                 self.service.check_model(ask.model)
                 at_most("token_ids", ask.token_ids, self._most_characters // 2, "ids")
-                text = await self.service.detokenize(ask.token_ids, "token_ids", caller)
+                text = await self.service.detokenize(ask.token_ids, "token_ids", caller, arrival)
             record.finished()
             return pb.DetokenizeResponse(text=text)
         except Exception as error:

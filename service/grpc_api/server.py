@@ -6,7 +6,7 @@ the caller's key.
 """
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from typing import Any
 
@@ -16,17 +16,16 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from attend.model.errors import AttendError, InvalidRequest
+from attend.model.errors import AttendError
+from attend.service.access.caller import Address
 from attend.service.generation.aside import Places
-from attend.service.generation.unread import Unread
-from attend.service.grpc_api.incoming import address_of, read, refuse
 from attend.service.grpc_api.limits import most_bytes
+from attend.service.grpc_api.reading import AioContext, address_of, read, received, refuse
 from attend.service.grpc_api.reflection import add_reflection
 from attend.service.grpc_api.register import SERVICE
 from attend.service.grpc_api.servicer import GrpcMethods
+from attend.service.records import Arrival
 
-MESSAGE_SECONDS = 30.0
-"""Seconds in which a caller must send all of a message, as of a body over HTTP."""
 MOST_CONNECTIONS = 1920
 OPTIONS = (
     ("grpc.max_send_message_length", -1),  # what a call may ask for bounds its answer, and all calls share that
@@ -42,19 +41,6 @@ OPTIONS = (
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
-class _Context:
-    """What the methods use of a context, on that of grpc.aio."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self.invocation_metadata, self.peer = context.invocation_metadata, context.peer
-        self.set_code, self.set_details = context.set_code, context.set_details
-
-    def set_trailing_metadata(self, trailing_metadata: Sequence[tuple[str, str]]) -> None:
-        """grpc.aio takes nothing but a tuple."""
-        self._context.set_trailing_metadata(tuple(trailing_metadata))
-
-
 class Calls:
     """Calls methods by Ray Serve's rules: `grpc_context` only where a method takes it.
 
@@ -62,8 +48,7 @@ class Calls:
     """
 
     def __init__(self, methods: GrpcMethods, most_calls: int, most_message: int) -> None:
-        self._methods = methods
-        self._unread = Unread(most_message)
+        self._methods, self._most_message = methods, most_message
         self._places = Places(most_calls, "calls run here")
 
     def handlers(self, service: ServiceDescriptor) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -78,14 +63,14 @@ class Calls:
 
         async def begin(messages: AsyncIterator[bytes], context: Any, held: ExitStack) -> Any:
             given = await give(described, messages, context, held)
-            return method(given, **({"grpc_context": _Context(context)} if wants_context else {}))
+            return method(given, **({"grpc_context": AioContext(context)} if wants_context else {}))
 
         async def unary(messages: AsyncIterator[bytes], context: Any) -> Any:
             with ExitStack() as held:
                 try:
                     call = await begin(messages, context, held)
                 except AttendError as error:
-                    refuse(error, "", _Context(context))
+                    refuse(error, "", AioContext(context))
                     return answer()
                 return await call
 
@@ -94,7 +79,7 @@ class Calls:
                 try:
                     call = await begin(messages, context, held)
                 except AttendError as error:
-                    refuse(error, "", _Context(context))
+                    refuse(error, "", AioContext(context))
                     return
                 async with aclosing(call) as answers:
                     async for response in answers:
@@ -106,11 +91,11 @@ class Calls:
 
     async def _reader(
         self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
-    ) -> Callable[[], Awaitable[bytes]]:
+    ) -> Callable[[str | None], Awaitable[bytes]]:
         """What a method of ours reads its message by. A call has its place from then on."""
 
-        async def message() -> bytes:
-            data = await self._read(messages, context)
+        async def message(turn: str | None) -> bytes:
+            data = await received(messages, self._methods.unread, turn, self._most_message)
             held.enter_context(self._places.hold(None))
             return data
 
@@ -119,18 +104,10 @@ class Calls:
     async def _parsed(
         self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
     ) -> Message:
-        """The message of a check of health, which takes no place. Raises as `_read` does."""
-        return await read(await self._read(messages, context), GetMessageClass(described.input_type))
-
-    async def _read(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
-        """The one message of a call. Raises InvalidRequest, SlowBody or Overloaded."""
-        with self._unread.call(address_of(context.peer())) as call:
-            async with call.waiting(MESSAGE_SECONDS):
-                data = await anext(messages, None)
-                second = None if data is None else await anext(messages, None)
-        if data is None or second is not None:
-            raise InvalidRequest(f"a call has one message; got {'none' if data is None else 'a second one'}")
-        return data
+        """The message of a check of health, which takes no place. Raises InvalidRequest, SlowBody or Overloaded."""
+        turn = Address(address_of(context.peer()))
+        data = await received(messages, self._methods.unread, turn, self._most_message)
+        return await read(data, GetMessageClass(described.input_type), Arrival(turn))
 
 
 def grpc_server(

@@ -1,13 +1,14 @@
 """The gRPC methods, a base class of the deployment: Serve calls them by name, and has no interceptors."""
 
 import asyncio
-import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
+from google.protobuf.message import Message
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
@@ -28,18 +29,19 @@ from attend.service.generation.explain import Explaining, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.stall import Stall
 from attend.service.generation.turns import yield_to_loop
+from attend.service.generation.unread import Unread
 from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes
-from attend.service.grpc_api.incoming import Context, Incoming, address_of, made, read, received, refuse
 from attend.service.grpc_api.limits import MAX_WATCHES
 from attend.service.grpc_api.others import OtherMethods
+from attend.service.grpc_api.reading import Context, Incoming, address_of, held, made, read, refuse
 from attend.service.observe.metrics import Metrics, RequestRecord
-from attend.service.records import REQUEST_ID, Command
+from attend.service.records import REQUEST_ID, Arrival, Command, ExplainCommand
 from attend.service.remarks import Beyond, Remarks, clamps
 from attend.v1 import generation_pb2 as pb
 
-log = logging.getLogger("attend.grpc")
-
+M = TypeVar("M", bound=Message)
+C = TypeVar("C", Command, ExplainCommand)
 SERVICES = ("", SERVICE)
 """What a health check may ask for: the server, or its one service by name."""
 WATCH_SECONDS = 0.5
@@ -57,6 +59,8 @@ class GrpcMethods(OtherMethods):
     keys: KeyRing | None = None
     callers: Callers = Callers()
     beyond_context: Beyond = ""
+    unread: Unread
+    """The bodies that are not read yet; HTTP's are among them."""
     _num_watches = 0
 
     def is_draining(self) -> bool:
@@ -95,10 +99,10 @@ class GrpcMethods(OtherMethods):
         record = self._opened(route, grpc_context)
         record.at_once = True
         try:
-            with record.errors(), ExitStack() as held:
-                request, command = await self._asked(kind, message, record, grpc_context)
+            with record.errors(), ExitStack() as places:
+                request, command = await self._asked(kind, message, record, grpc_context, self._command)
                 adapter, gathered = self.service.adapter_of(command), Gathered()
-                async for batch in self.service.generate(command, record, held, adapter=adapter):
+                async for batch in self.service.generate(command, record, places, adapter=adapter):
                     gathered.add(batch)
                 _remarked(command.remarks, record, grpc_context)
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
@@ -113,7 +117,7 @@ class GrpcMethods(OtherMethods):
         record = self._opened(route, grpc_context)
         try:
             with record.errors():
-                request, command = await self._asked(kind, message, record, grpc_context)
+                request, command = await self._asked(kind, message, record, grpc_context, self._command)
                 adapter = self.service.adapter_of(command)
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
                 async with aclosing(self.service.generate(command, record, adapter=adapter)) as batches:
@@ -127,17 +131,15 @@ class GrpcMethods(OtherMethods):
         """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
         record = self._opened("Explain", grpc_context)
         try:
-            with record.errors(), ExitStack() as held:
+            with record.errors(), ExitStack() as places:
                 explaining = explainable(self.explaining)
-                caller = await self._charged(grpc_context, record)
-                data = await received(message)
-                request = await read(data, pb.ExplainRequest, caller)
-                if REQUEST_ID.fullmatch(request.request_id):
-                    _named(record, request.request_id, grpc_context)
-                explain.check_sizes(request)
-                body = await made(data, partial(messages.explain, request), caller)
-                command = replace(to_explanation(body, record.request_id), caller=caller)
-                return await explain.to_response(await explaining.explain(command, record, held), explaining)
+
+                def make(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
+                    explain.check_sizes(request)
+                    return to_explanation(messages.explain(request), request_id)
+
+                _, command = await self._asked(pb.ExplainRequest, message, record, grpc_context, make)
+                return await explain.to_response(await explaining.explain(command, record, places), explaining)
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
             return pb.ExplainResponse()
@@ -146,17 +148,19 @@ class GrpcMethods(OtherMethods):
         """Each text as a vector of length 1."""
         record = self._opened("Embed", grpc_context)
         try:
-            with record.errors(), ExitStack() as held:
-                caller = await self._charged(grpc_context, record)
-                data = await received(message)
-                request = await read(data, pb.EmbedRequest, caller)
-                if REQUEST_ID.fullmatch(request.request_id):
-                    _named(record, request.request_id, grpc_context)
-                embed.check_sizes(request, self.service.engine.info)
-                body = await made(data, partial(messages.embed, request), caller)
-                command = command_of(self.service, **to_embedding(body, record.request_id)).by(caller)
+            with record.errors(), ExitStack() as places:
+                dimensions: int | None = None
+
+                def make(request: pb.EmbedRequest, request_id: str) -> Command:
+                    nonlocal dimensions
+                    embed.check_sizes(request, self.service.engine.info)
+                    body = messages.embed(request)
+                    dimensions = body.dimensions
+                    return command_of(self.service, **to_embedding(body, request_id))
+
+                _, command = await self._asked(pb.EmbedRequest, message, record, grpc_context, make)
                 adapter = self.service.adapter_of(command)
-                embedded = await embed_texts(self.service, command, body.dimensions, record, held, adapter=adapter)
+                embedded = await embed_texts(self.service, command, dimensions, record, places, adapter=adapter)
                 return await embed.to_response(embedded, self.service.fingerprint(adapter))
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
@@ -207,19 +211,25 @@ class GrpcMethods(OtherMethods):
         return record
 
     async def _asked(
-        self, kind: type[Request], message: Incoming, record: RequestRecord, context: Context
-    ) -> tuple[Request, Command]:
+        self,
+        kind: type[M],
+        message: Incoming,
+        record: RequestRecord,
+        context: Context,
+        make: Callable[[M, str], C],
+    ) -> tuple[M, C]:
         """The request and its command, after the check of the API key. A plain id in the message becomes the call's.
 
         The command of a long message is made beside the event loop, as the message is read.
         """
-        caller = await self._charged(context, record)
-        data = await received(message)
-        request = await read(data, kind, caller)
-        if REQUEST_ID.fullmatch(request.request_id):
-            _named(record, request.request_id, context)
-        command = await made(data, partial(self._command, request, record.request_id), caller)
-        return request, command.by(caller)
+        caller, arrival = await self._charged(context, record)
+        async with held(message, arrival, self.unread) as (data, arrival):
+            request: Any = await read(data, kind, arrival)
+            if REQUEST_ID.fullmatch(request.request_id):
+                _named(record, request.request_id, context)
+            deadline = self.service.deadline_of(arrival, max(0, request.deadline_ms) or None)
+            command = await made(data, partial(make, request, record.request_id), arrival, deadline)
+        return request, replace(command.by(caller), arrival=arrival)
 
     def _command(self, request: Request, request_id: str) -> Command:
         check_sizes(request, self.service.engine.info)
@@ -237,17 +247,21 @@ class GrpcMethods(OtherMethods):
         """The caller with its key. Serve has no interceptors, so every method asks for it."""
         return caller if self.keys is None else replace(caller, key=self.keys.among(context.invocation_metadata()))
 
+    def turn_of(self, context: Context) -> str | None:
+        """In whose turn a call is read. Raises Unauthenticated."""
+        return self._known(self._caller(context), context).turn
+
     async def _charged(
         self, context: Context, record: RequestRecord, *, answers: int = 1, while_draining: bool = False
-    ) -> Caller:
-        """The caller of a call, charged for it before its message is read."""
+    ) -> tuple[Caller, Arrival]:
+        """The caller of a call, charged for it before its message is read, and how the call came."""
         await yield_to_loop()
         caller = record.caller = self._known(record.caller, context)
         if self.is_draining() and not while_draining:
             raise Unavailable(SHUTTING_DOWN)
         if caller.key is not None:
             caller.key.arrive(answers)
-        return caller
+        return caller, Arrival(caller.turn, asyncio.get_running_loop().time())
 
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse

@@ -63,7 +63,8 @@ def add_count_tokens(router: APIRouter, site: Site) -> None:
 
         model, prompt = await read_json(request, read, site.most_bytes)
         site.service.check_model(model)
-        counted: TokenCount = {"input_tokens": len(await site.service.tokens_of(prompt, request.state.caller))}
+        tokens = await site.service.tokens_of(prompt, request.state.caller, request.state.arrival)
+        counted: TokenCount = {"input_tokens": len(tokens)}
         return site.said(json_response(counted), remarks, request)
 
 

@@ -9,10 +9,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attend.service.generation.stall import Stall
-from attend.service.generation.turns import yield_to_loop
+from attend.service.generation.turns import get_turn, yield_to_loop
 from attend.service.http_api import documents, problems
 from attend.service.http_api.cors import opened
-from attend.service.http_api.limits import HeaderLimit, HostCheck
+from attend.service.http_api.limits import PROBES, HeaderLimit, HostCheck
 from attend.service.http_api.page import add_pages
 from attend.service.http_api.routes import build_router
 from attend.service.http_api.site import Site, guard_others
@@ -68,6 +68,8 @@ class RequestIds:
             await self.app(scope, receive, send)
             return
         await yield_to_loop()  # many calls at once would hold the event loop for all of them
+        if scope["method"] != "POST" and scope["path"] not in PROBES:
+            await get_turn()
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
         plain = len(given) == 1 and REQUEST_ID.fullmatch(given[0].decode("latin-1")) is not None
         request_id = given[0] if plain else secrets.token_hex(16).encode()

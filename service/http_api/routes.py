@@ -1,7 +1,6 @@
 """Every HTTP route, in the order of service/README.md. A handler parses, calls the service, and writes."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
@@ -139,9 +138,8 @@ def _add_attention(router: APIRouter, site: Site) -> None:
                 return to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
 
             command = await read_json(request, read, site.most_bytes)
-            request.state.request_id = record.request_id = command.request_id
             with ExitStack() as held:
-                explained = await explaining.explain(replace(command, caller=request.state.caller), record, held)
+                explained = await explaining.explain(adopt(command, request, record), record, held)
                 response = json_response(attention.AttentionWriter(explaining, explained).whole(), held)
                 return site.said(response, remarks, request)
 

@@ -1,7 +1,9 @@
 """The replica as the routes see it, and what each of them does first: the caller and its key, the call's record, its id."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from fastapi import Request, params
 from fastapi.responses import Response
@@ -14,11 +16,14 @@ from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.errors import SHUTTING_DOWN
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
-from attend.service.http_api.body import most_bytes, most_bytes_of_texts
+from attend.service.generation.unread import Unread
+from attend.service.http_api.body import Reading, most_bytes, most_bytes_of_texts
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics, RequestRecord
-from attend.service.records import Command
+from attend.service.records import Arrival, Command, ExplainCommand
 from attend.service.remarks import Beyond, Remarks, clamps
+
+C = TypeVar("C", Command, ExplainCommand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Site:
     """Whether unknown fields are errors."""
     keep_billing_header: bool = False
     """Whether the block of a system prompt stays that Claude Code writes for billing."""
+    unread: Unread = field(default_factory=Unread)
+    """The bodies that are not read yet; gRPC's are among them."""
     grpc_port: int = 9000
     """Where gRPC listens."""
     beyond_context: Beyond = ""
@@ -88,7 +95,7 @@ def guard(site: Site) -> params.Depends:
     async def authenticate(request: Request) -> None:
         record = _known(site, request)
         with record.errors():
-            _identify(site, request, record)
+            _identify(site, request, record, site.service.deadline_of)
             if site.is_draining():
                 raise Unavailable(SHUTTING_DOWN)
             if record.caller.key is not None:
@@ -119,10 +126,14 @@ def _known(site: Site, request: Request) -> RequestRecord:
     return opened(site.metrics, request)
 
 
-def _identify(site: Site, request: Request, record: RequestRecord) -> None:
-    """Find the caller's key. Raises Unauthenticated."""
+def _identify(
+    site: Site, request: Request, record: RequestRecord, deadline_of: Callable[[Arrival, int | None], float] | None = None
+) -> None:
+    """Find the caller's key, before the body is read. Raises Unauthenticated."""
     if site.keys is not None:
         record.caller = request.state.caller = replace(record.caller, key=site.keys.among(request.headers.items()))
+    arrival = request.state.arrival = Arrival(record.caller.turn, asyncio.get_running_loop().time())
+    request.state.reading = Reading(arrival, site.unread, deadline_of)
 
 
 def opened(metrics: Metrics, request: Request) -> RequestRecord:
@@ -131,7 +142,7 @@ def opened(metrics: Metrics, request: Request) -> RequestRecord:
     return metrics.open("http", route, request.state.request_id, request.headers.items, caller)
 
 
-def adopt(command: Command, request: Request, record: RequestRecord) -> Command:
+def adopt(command: C, request: Request, record: RequestRecord) -> C:
     """The command with its caller. Its id, which may be the body's, is now also that of its log lines and errors."""
     request.state.request_id = record.request_id = command.request_id
-    return command.by(request.state.caller)
+    return replace(command.by(request.state.caller), arrival=request.state.arrival)

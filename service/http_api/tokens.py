@@ -33,10 +33,12 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         body = await read_json(request, read, site.most_bytes)
         service.check_model(body.model or "")
         if body.messages is not None:
-            tokens = await service.tokens_of(conversation(site, body, remarks), request.state.caller)
+            tokens = await service.tokens_of(conversation(site, body, remarks), request.state.caller, request.state.arrival)
         else:
-            special = body.add_special_tokens is not False
-            tokens = await service.tokenize(text_of(body), add_special_tokens=special, caller=request.state.caller)
+            special, arrival = body.add_special_tokens is not False, request.state.arrival
+            tokens = await service.tokenize(
+                text_of(body), add_special_tokens=special, caller=request.state.caller, arrival=arrival
+            )
         limit = service.engine.info.max_model_len
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
@@ -50,7 +52,9 @@ def add_tokens(router: APIRouter, site: Site) -> None:
         read = partial(read_body, DetokenizeRequest, remarks=remarks)
         body = await read_json(request, read, site.most_bytes)
         service.check_model(body.model or "")
-        text: text_answers.Text = {"prompt": await service.detokenize(body.tokens, caller=request.state.caller)}
+        text: text_answers.Text = {
+            "prompt": await service.detokenize(body.tokens, caller=request.state.caller, arrival=request.state.arrival)
+        }
         return site.said(json_response(text), remarks, request)
 
     @bind(router, TOKENIZER_INFO)

@@ -22,8 +22,6 @@ _controller = ThreadPoolExecutor(1, "attend-scrape")
 _census = ThreadPoolExecutor(1, "attend-census")
 _asked: "Future[str] | None" = None
 """The question to the controller that has no answer yet; while there is one, no other is asked."""
-_loads: "asyncio.Task[tuple[int, list[Load]]] | None" = None
-"""The loads that are being asked for: a message to each replica."""
 
 
 async def over_replicas(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
@@ -52,13 +50,8 @@ def _told(application: str) -> str:
 
 
 async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:
-    """How many replicas there are, and the loads of those that answer; called inside a replica, whose own is `own`. They are
-    asked one at a time; callers meanwhile get the same.
-    """
-    global _loads
-    if (question := _loads) is None or question.done():
-        question = _loads = asyncio.create_task(asked("load_local", own))
-    return await asyncio.shield(question)
+    """How many replicas there are, and the loads of those that answer; called inside a replica, whose own is `own`."""
+    return await asked("load_local", own)
 
 
 async def asked(method: str, own: Callable[[], Awaitable[Any]]) -> tuple[int, list[Any]]:

@@ -37,6 +37,9 @@ class Attend:
     replica: "Replica"
 
     def __init__(self, settings_json: str) -> None:
+        from ray.serve._private.constants import DEFAULT_GRPC_SERVER_OPTIONS
+
+        from attend.service.grpc_api.register import behind_serve
         from attend.service.runtime import ranks
         from attend.service.runtime.replica import Replica
 
@@ -44,6 +47,10 @@ class Attend:
         census.sign_in(name)
         self.name = name
         self.replica = Replica(Settings.from_json(settings_json), name, ranks.started)
+        behind_serve(self.replica)
+        # Ray has one limit for what a server takes and for what it sends. What a call may ask for bounds its answer.
+        sent = "grpc.max_send_message_length"
+        DEFAULT_GRPC_SERVER_OPTIONS[:] = [*(each for each in DEFAULT_GRPC_SERVER_OPTIONS if each[0] != sent), (sent, -1)]
 
     def __getattr__(self, name: str) -> Any:
         """Health, drain, description, and the methods of gRPC."""
@@ -52,7 +59,7 @@ class Attend:
         return getattr(self.replica, name)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        page, loads = Page(partial(scrape.over_replicas, self.scrape_local)), partial(scrape.loads, self.load_local)
+        page, loads = Page(partial(scrape.over_replicas, self.scrape_local)), Page(partial(scrape.loads, self.load_local))
         return self.replica.application(page, loads, behind_serve=True)
 
     async def scrape_local(self) -> tuple[str, str]:

@@ -18,9 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attend.model.errors import Overloaded
 from attend.service.generation.aside import Places
-from attend.service.generation.unread import Unread
 from attend.service.http_api.app import ABORT, RequestIds
-from attend.service.http_api.body import most_bytes_of_texts
 from attend.service.http_api.cors import fields_of, opened
 from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
@@ -34,27 +32,63 @@ END_SECONDS = 2
 """Seconds in which answers are written to their end, once the drain is over."""
 
 
-class Connection(HttpToolsProtocol):
-    """One connection of a caller. It ends where a head is too slow or too long; one too many ends at once."""
+class Idle:
+    """The connections of a server that carry no call, by address, those first that have carried none for longest."""
 
+    def __init__(self) -> None:
+        self._idle: dict[str, dict[Connection, None]] = {}
+
+    def add(self, connection: "Connection") -> None:
+        """It carries no call any more, or not yet."""
+        self._idle.setdefault(connection.address, {})[connection] = None
+
+    def remove(self, connection: "Connection") -> None:
+        """It carries a call, or has ended."""
+        same = self._idle.get(connection.address, {})
+        same.pop(connection, None)
+        if not same:
+            self._idle.pop(connection.address, None)
+
+    def oldest(self) -> "Connection":
+        """The oldest connection of the address that has most of them: the one to end where there is one too many."""
+        largest = max(self._idle, key=lambda address: len(self._idle[address]))
+        return next(iter(self._idle[largest]))
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a caller. It ends where a head is too slow or too long.
+
+    One too many takes the place of one that carries no call: so whoever holds many open keeps nobody out.
+    """
+
+    address = ""
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def __init__(self, *given: Any, most: int, cors_origins: Sequence[str], **named: Any) -> None:
-        """`most`: connections at a time. `cors_origins`: whose pages may read its own answers."""
+    def __init__(self, *given: Any, most: int, idle: Idle, cors_origins: Sequence[str], **named: Any) -> None:
+        """`most`: connections at a time. `idle`: those of the server. `cors_origins`: whose pages may read its own answers."""
         super().__init__(*given, **named)
-        self._most, self._cors_origins = most, cors_origins
+        self._most, self._idle, self._cors_origins = most, idle, cors_origins
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Wait for a first head."""
         super().connection_made(transport)
+        self.address = "" if self.client is None else self.client[0]
         self._await_head()
+        self._idle.add(self)
         if len(self.connections) > self._most:
-            transport.abort()
+            self._idle.oldest().give_up()
+
+    def give_up(self) -> None:
+        """End at once, for another one."""
+        self._idle.remove(self)  # not only when the transport says that it has ended: there may be a third by then
+        self.connections.discard(self)
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget it, and its timer."""
         self._head_read()
+        self._idle.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -73,11 +107,18 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A whole head."""
         self._head_read()
+        self._idle.remove(self)
         super().on_headers_complete()
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # a function of our own
         if self.scope["http_version"] == "1.0":
             self.cycle.waiting_for_100_continue = False
             self.cycle.send = _undivided(self.cycle)  # type: ignore[assignment, method-assign]  # of this call alone
+
+    def on_response_complete(self) -> None:
+        """The end of a call."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._idle.add(self)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""
@@ -132,14 +173,14 @@ def _undivided(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Corouti
 
 
 class Bounded:
-    """Refuses calls (429) while `most` of them run. One whose body has not come is none of them yet, and is bounded by bytes.
+    """Refuses calls (429) while `most` of them run. One whose body has not come is none of them yet: see `Unread`.
 
     Probes of the process are always answered.
     """
 
-    def __init__(self, app: ASGIApp, most: int, most_body: int, cors_origins: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, most: int, cors_origins: Sequence[str] = ()) -> None:
         self.app = app
-        self.places, self.unread = Places(most, "calls run here"), Unread(most_body)
+        self.places = Places(most, "calls run here")
         self.refused = opened(RequestIds(self._refuse, behind_serve=False), cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +190,7 @@ class Bounded:
             return
         with ExitStack() as held:
             if _has_body(scope):
-                receive = self._reading(scope, receive, held)
+                receive = self._reading(receive, held)
             else:
                 try:
                     held.enter_context(self.places.hold(None))
@@ -158,25 +199,17 @@ class Bounded:
                     return
             await self.app(scope, receive, send)
 
-    def _reading(self, scope: Scope, receive: Receive, held: ExitStack) -> Receive:
+    def _reading(self, receive: Receive, held: ExitStack) -> Receive:
         """What the application reads a body by. With its end the call takes a place; where none is free that is Overloaded."""
-        client = scope["client"]
-        call = held.enter_context(self.unread.call("" if client is None else client[0]))
         is_whole = False
 
         async def read() -> Message:
             nonlocal is_whole
-            if is_whole:
-                return await receive()
-            async with call.waiting():
-                message = await receive()
-            is_whole = not message.get("more_body", False)
-            if not is_whole:
-                call.came(len(message["body"]))
-                return message
-            call.leave()
-            if message["type"] == "http.request":
-                held.enter_context(self.places.hold(None))
+            message = await receive()
+            if not is_whole and not message.get("more_body", False):
+                is_whole = True
+                if message["type"] == "http.request":
+                    held.enter_context(self.places.hold(None))
             return message
 
         return read
@@ -217,7 +250,6 @@ def http_server(
     tls: ssl.SSLContext | None = None,
     *,
     cors_origins: Sequence[str] = (),
-    max_model_len: int = 0,
     most_connections: int = MOST_CONNECTIONS,
 ) -> HttpServer:
     """The server of an application: `await server.serve([socket])`. With `tls` for TLS alone.
@@ -225,8 +257,8 @@ def http_server(
     Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
     """
     config = uvicorn.Config(
-        Bounded(app, most_calls, most_bytes_of_texts(max_model_len), cors_origins),
-        http=partial(Connection, most=most_connections, cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
+        Bounded(app, most_calls, cors_origins),
+        http=partial(Connection, most=most_connections, idle=Idle(), cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
         ws="none",
         lifespan="off",
         log_config=None,

@@ -16,6 +16,7 @@ NAMES = {
         "ray.experimental.internal_kv:_internal_kv_del",
         "ray.experimental.internal_kv:_internal_kv_list",
         "ray.serve._private.client:ServeControllerClient.get_serve_details",
+        "ray.serve._private.constants:DEFAULT_GRPC_SERVER_OPTIONS",
         "ray.serve._private.constants:RAY_SERVE_ENABLE_HA_PROXY",
         "ray.serve._private.constants:RAY_SERVE_HAPROXY_STATS_PORT",
         "ray.serve._private.constants:SERVE_CONTROLLER_NAME",

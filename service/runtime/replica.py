@@ -34,6 +34,7 @@ from attend.service.contract.shapes import build_all
 from attend.service.generation.adapters import Shelf
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
+from attend.service.generation.unread import CALL_BYTES, MOST_BYTES, Unread
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
 from attend.service.http_api.routes import STALE_SECONDS
@@ -43,7 +44,7 @@ from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
 from attend.service.runtime.checkpoint import of_model, read_template, was_taught
-from attend.service.runtime.sizes import engine_options
+from attend.service.runtime.sizes import engine_options, most_calls
 from attend.service.settings import Settings
 
 SHAPES_SECONDS = 0.5
@@ -92,6 +93,7 @@ class Replica(GrpcMethods):
         )
         callers_control = settings.special_tokens_in_content
         file = Path(settings.chat_template) if settings.chat_template else None
+        self.unread = Unread(MOST_BYTES, MOST_BYTES // CALL_BYTES if settings.single else self._most_unread())
         self.template = read_template(settings.folder, tokenizer, file, special_tokens_in_content=callers_control)
         sources = "" if self.template is None else self.template.sources
         self.beyond_context = settings.max_tokens_beyond_context
@@ -137,6 +139,7 @@ class Replica(GrpcMethods):
             strict_fields=self.settings.strict_fields,
             keep_billing_header=self.settings.keep_billing_header,
             beyond_context=self.beyond_context,
+            unread=self.unread,
             grpc_port=self.settings.grpc_port,
         )
         return build_app(
@@ -146,6 +149,10 @@ class Replica(GrpcMethods):
             hosts=allowed(self.settings.allowed_hosts, self.settings.host, keyed=self.keys is not None),
             behind_serve=behind_serve,
         )
+
+    def _most_unread(self) -> int:
+        """Calls whose bodies may wait behind Ray Serve, where each takes a place of the replica's before its body has come."""
+        return most_calls(self.settings, self.engine.info.device) // 2
 
     def is_draining(self) -> bool:
         """Whether new requests are refused."""

@@ -122,7 +122,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     length = replica.engine.info.max_model_len
     app = replica.application(Page(lambda: asyncio.to_thread(page, replica, certificate)), behind_serve=False)
     origins = settings.origins
-    server = http_server(app, most, tls[0], cors_origins=origins, max_model_len=length, most_connections=over_http)
+    server = http_server(app, most, tls[0], cors_origins=origins, most_connections=over_http)
     place = settings.host, settings.grpc_port
     rpc = grpc_server(replica, *place, most, tls[1], max_model_len=length, most_connections=over_grpc)
     await rpc.start()

@@ -20,7 +20,7 @@ from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.generation.aside import Places
 from attend.service.http_api import body
-from attend.service.records import Command
+from attend.service.records import Arrival, Command
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import END, CallContext, FakeEngine, Server, build_server, says, until
 from tests.service.bad_calls import asgi, grpc_bytes, whole_server
@@ -49,6 +49,7 @@ def command(key, *prompts, n: int = 1, grammar=None, **rules) -> Command:
     more = {name: rules.pop(name) for name in {"prompt_logprobs", "echo"} & rules.keys()}
     stops = StopRules(**{"max_tokens": 4} | rules)
     given = {"sampling": SamplingParams(seed=1), "request_id": "test", "n": n, "grammar": grammar}
+    given["arrival"] = Arrival(Caller(key).turn)
     return Command(prompts=prompts or ("a",), stops=stops, caller=Caller(key), **given, **more)
 
 
@@ -285,7 +286,7 @@ def test_a_conversation_is_rendered_within_the_bounds_of_preparation(ring, monke
     server, gate = whole_server(), threading.Event()
     server.service._preparing = Places(1, "requests are being prepared")
     monkeypatch.setattr(ChatTemplate, "write", lambda *_, **__: gate.wait(20) and ChatText("a"))
-    sent = json.dumps(ROUTES["/v1/chat/completions"] | {"deadline_ms": 50}).encode()
+    sent = json.dumps(ROUTES["/v1/chat/completions"] | {"deadline_ms": 1500}).encode()
 
     async def run():
         first = asyncio.create_task(asgi(server, "/v1/chat/completions", sent))

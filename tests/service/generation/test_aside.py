@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.errors import Overloaded
-from attend.service.generation.aside import LARGE, MOST_LARGE, Places, TurnPool, alone, aside
+from attend.service.access.caller import Address
+from attend.service.generation import aside as aside_module
+from attend.service.generation.aside import LARGE, MOST_LARGE, SHORT, Places, TurnPool, alone, aside
+from attend.service.records import Arrival
 
 
 def policy() -> int:
@@ -73,7 +76,7 @@ def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_w
         ended.append(time.perf_counter())
 
     async def run() -> None:
-        await asyncio.gather(*(alone(partial(work, 0.05), owner) for owner in "abcd"))
+        await asyncio.gather(*(alone(partial(work, 0.05), Arrival(owner)) for owner in "abcd"))
 
     asyncio.run(run())
     rests = [after - before for before, after in zip(ended, began[1:], strict=False)]
@@ -143,6 +146,67 @@ def test_of_large_texts_one_key_may_not_have_all_places():
         return all(await asyncio.gather(*waiting))
 
     assert asyncio.run(run())
+
+
+def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter():
+    async def run() -> str:
+        gate = threading.Event()
+        long = [asyncio.ensure_future(alone(lambda: gate.wait(20), Arrival("a", size=SHORT + 1))) for _ in range(8)]
+        told = await asyncio.wait_for(alone(lambda: "short", Arrival("a", size=SHORT)), 20)
+        gate.set()
+        assert all(await asyncio.gather(*long))
+        return told
+
+    assert "short" == asyncio.run(run())
+
+
+def test_an_owners_short_piece_goes_before_long_ones_but_not_before_one_that_has_waited_long(monkeypatch):
+    pool, gate, order, now = TurnPool(1, "test"), threading.Event(), [], [0.0]
+    monkeypatch.setattr(aside_module.time, "monotonic", lambda: now[0])
+    busy = pool.submit("a", lambda: gate.wait(20))
+    size, later = 100_000, []
+    for at, name, bytes_of in (
+        (0, "long", size),
+        (0.5, "short", 1),
+        (1.5, "late", 1),
+        (1.6, "last", size),
+        (1.7, "short too", 1),
+    ):
+        now[0] = at
+        later.append(pool.submit("a", partial(order.append, name), bytes_of))
+    gate.set()
+    wait([busy, *later], 20)
+    assert order == ["short", "long", "late", "short too", "last"], "a long one waits a second for its 100 KB, and no longer"
+
+
+def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them():
+    gate = threading.Event()
+
+    async def run() -> bool:
+        long = [asyncio.ensure_future(alone(lambda: gate.wait(20), Arrival(size=LARGE + 1))) for _ in range(MOST_LARGE)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="long request bodies are waiting"):
+            await alone(lambda: "one more", Arrival(size=LARGE + 1))
+        waits = asyncio.ensure_future(alone(lambda: True, Arrival(size=LARGE)))
+        assert await alone(lambda: True, Arrival(size=SHORT))
+        gate.set()
+        return all(await asyncio.gather(*long, waits))
+
+    assert asyncio.run(run())
+
+
+def test_one_address_leaves_places_for_others_but_may_have_most_of_them():
+    places = Places(64, "are held")
+    with ExitStack() as stack:
+        count = 0
+        with suppress(Overloaded):
+            while True:
+                stack.enter_context(places.hold(Address("10.0.0.1")))
+                count += 1
+        assert count == 48
+        stack.enter_context(places.hold(Address("10.0.0.2")))
+        with pytest.raises(Overloaded, match="already for your address"):
+            places.hold(Address("10.0.0.1")).__enter__()
 
 
 law = settings(max_examples=100, derandomize=True, deadline=None)

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from attend.service.generation import stall
+from attend.service.generation.unread import Unread
 from attend.service.grpc_api.server import grpc_server
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import RequestIds
@@ -26,6 +27,7 @@ class Endless(GrpcMethods):
 
     def __init__(self) -> None:
         self.num_pieces, self.ends, self.over = 0, [], False
+        self.unread = Unread()
         self.connections: set[Any] = set()
         """That the server has open; over HTTP alone."""
 

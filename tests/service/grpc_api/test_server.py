@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.generation.unread import CALL_BYTES, LEAST_BYTES
+from attend.service.generation.unread import CALL_BYTES, Unread
+from attend.service.grpc_api import reading
 from attend.service.grpc_api import server as grpc_server
 from attend.service.grpc_api.limits import MAX_MESSAGE
 from attend.v1 import generation_pb2 as pb
@@ -21,7 +22,8 @@ from tests.fakes import FakeEngine, Server, build_server, info, until
 GENERATE = "/attend.v1.GenerationService/Generate"
 REQUEST = pb.GenerateRequest(text="ab", max_tokens=3)
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
-SILENT = LEAST_BYTES // CALL_BYTES + 76
+MOST = 924
+SILENT = MOST + 76
 
 
 @asynccontextmanager
@@ -63,8 +65,9 @@ async def silent(channel: Callable[[], grpc.aio.Channel], count: int, method: st
     return calls
 
 
-def test_calls_whose_message_never_comes_stop_neither_health_nor_a_call():
-    server = build_server()
+def test_calls_whose_message_never_comes_stop_neither_health_nor_a_call(monkeypatch):
+    monkeypatch.setattr(reading, "GRACE_SECONDS", 60)
+    server = build_server(unread=Unread(MOST * CALL_BYTES))
 
     async def law() -> None:
         async with serving(server) as channel:
@@ -84,9 +87,25 @@ def test_calls_whose_message_never_comes_stop_neither_health_nor_a_call():
     run(law)
 
 
+def test_a_message_that_does_not_come_soon_counts_as_the_longest(monkeypatch):
+    """What has come of it nobody can know."""
+    monkeypatch.setattr(reading, "GRACE_SECONDS", 0.3)
+    server = build_server(unread=Unread(4 * MAX_MESSAGE))
+
+    async def law() -> None:
+        async with serving(server) as channel:
+            calls, service = await silent(channel, 6), GenerationServiceStub(channel())
+            await until(lambda: sum(call.done() for call in calls) == 3)
+            assert (await service.Generate(REQUEST)).outputs[0].text == "cde"
+            for call in calls:
+                call.cancel()
+
+    run(law)
+
+
 @pytest.mark.parametrize("method", [GENERATE, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"])
 def test_a_message_that_does_not_come_in_time_ends_its_call(monkeypatch, method):
-    monkeypatch.setattr(grpc_server, "MESSAGE_SECONDS", 0.2)
+    monkeypatch.setattr(reading, "MESSAGE_SECONDS", 0.2)
 
     async def law() -> None:
         async with serving(build_server()) as channel:

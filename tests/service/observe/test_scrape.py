@@ -5,6 +5,7 @@ import math
 import threading
 import warnings
 from concurrent.futures import Executor, Future
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -235,8 +236,9 @@ def test_all_who_ask_for_the_loads_while_they_are_asked_for_get_the_same(monkeyp
         return 2, [len(asked)]
 
     async def main():
-        first = await asyncio.gather(*(scrape.loads(own_page) for _ in range(100)))
-        return first, await scrape.loads(own_page)
+        loads = Page(partial(scrape.loads, own_page))
+        first = await asyncio.gather(*(loads() for _ in range(100)))
+        return first, await loads()
 
     monkeypatch.setattr(scrape, "asked", ask)
     first, later = run_at_once(main())

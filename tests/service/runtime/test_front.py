@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from attend.model.errors import Overloaded
-from attend.service.generation import unread
-from attend.service.generation.unread import CALL_BYTES
+from attend.service.generation.unread import CALL_BYTES, Unread
+from attend.service.http_api.app import PROBES
 from attend.service.http_api.problems import error_response
 from attend.service.runtime import edge, front
-from tests.fakes import until
+from tests.fakes import build_server, until
 
 ROOT = Path(__file__).parents[3]
 LOAD_BALANCER_SECONDS = 60
@@ -37,7 +37,7 @@ class App:
                 pass
         except Overloaded as error:
             return await error_response(error, "id")(scope, receive, send)
-        if scope["path"] not in front.PROBES:
+        if scope["path"] not in PROBES:
             await self.gate.wait()
         if scope["path"] == "/stream":
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -68,9 +68,9 @@ class Served(App):
 
 
 @asynccontextmanager
-async def serving(most_calls: int = 8, **limits: Any) -> AsyncIterator[Served]:
+async def serving(most_calls: int = 8, of: Any = None, **limits: Any) -> AsyncIterator[Served]:
     app = Served()
-    server = front.http_server(app, most_calls, **limits)
+    server = front.http_server(of or app, most_calls, **limits)
     with front.bound("127.0.0.1", 0) as sock:
         app.port = sock.getsockname()[1]
         task = asyncio.create_task(server.serve([sock]))
@@ -203,22 +203,61 @@ def test_the_body_of_a_call_does_not_count_for_the_head_of_the_next(monkeypatch)
     run(law)
 
 
-def test_one_connection_too_many_is_closed_and_the_others_stay():
+async def ends(reader: asyncio.StreamReader) -> bool:
+    """Whether the server closes the connection without a byte."""
+    with suppress(OSError):  # it may be reset
+        async with asyncio.timeout(10):
+            return await reader.read() == b""
+    return True
+
+
+def test_one_connection_too_many_takes_the_place_of_the_one_that_has_been_idle_longest():
     async def law() -> None:
-        async with serving(most_connections=2) as app:
-            first, second = await app.connect(), await app.connect()
+        async with serving(most_connections=3) as app:
+            first, second, third = [await app.connect() for _ in range(3)]
+            for reader, writer in (
+                first,
+                second,
+            ):  # the third has never carried a call, and is the oldest of those that carry none
+                writer.write(GET)
+                assert b"200" in await reader.readuntil(b"ok")
+            assert (await app.answer(PROBE)).startswith(b"HTTP/1.1 200")
+            assert await ends(third[0])
             for reader, writer in (first, second):
                 writer.write(GET)
                 assert b"200" in await reader.readuntil(b"ok")
-            reader, writer = await app.connect()
-            with suppress(OSError):  # it may be reset
-                async with asyncio.timeout(5):
-                    writer.write(GET)
-                    assert await reader.read() == b""
-            writer.close()
-            assert app.calls == 2
-            for reader, writer in (first, second):
+            for _, writer in (first, second, third):
+                writer.close()
+
+    run(law)
+
+
+def test_many_idle_connections_keep_no_probe_out():
+    async def law() -> None:
+        async with serving(most_connections=4) as app:
+            idle = [await app.connect() for _ in range(20)]
+            for _ in range(5):
+                assert (await app.answer(PROBE)).startswith(b"HTTP/1.1 200")
+            assert sum([await ends(reader) for reader, _ in idle[:16]]) == 16
+            for _, writer in idle:
+                writer.close()
+
+    run(law)
+
+
+def test_a_connection_with_a_call_is_never_ended_for_another():
+    async def law() -> None:
+        async with serving(most_connections=2) as app:
+            app.gate.clear()
+            running = [await app.connect() for _ in range(2)]
+            for _, writer in running:
                 writer.write(GET)
+            await until(lambda: app.calls == 2)
+            reader, third = await app.connect()
+            assert await ends(reader)
+            third.close()
+            app.gate.set()
+            for reader, writer in running:
                 assert b"200" in await reader.readuntil(b"ok")
                 writer.close()
 
@@ -250,23 +289,25 @@ POST = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100\
 PROBE = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
-def test_bodies_that_do_not_come_stop_neither_probes_nor_calls_and_are_bounded(monkeypatch):
-    most = 20
-    monkeypatch.setattr(unread, "LEAST_BYTES", most * CALL_BYTES + CALL_BYTES // 2)
-    monkeypatch.setattr(unread, "BODIES", 0)
+def test_bodies_that_do_not_come_stop_neither_probes_nor_calls_and_are_bounded():
+    most, app = 20, build_server(unread=Unread(20 * CALL_BYTES + CALL_BYTES // 2)).app
+    start = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    post = start + b"content-length: %d\r\n\r\n" % len(body)
 
     async def law() -> None:
-        async with serving(most_calls=2) as app:
-            slow = [await app.connect() for _ in range(most + 3)]
+        async with serving(most_calls=2, of=app) as served:
+            slow = [await served.connect() for _ in range(most + 3)]
             for _, writer in slow:
-                writer.write(POST + b"x")
-            await until(lambda: app.calls == most + 3)
-            for sent in (PROBE, GET.replace(b"x\r\n", b"x\r\nconnection: close\r\n"), POST + b"x" * 100):
-                assert status_of(await app.answer(sent)) == 200
+                writer.write(post + body[:1])
+                await asyncio.sleep(0.01)
             over = [await reader.read() for reader, _ in slow[:3]]
             assert [(status_of(got), code_of(got)) for got in over] == [(429, "queue_full")] * 3, "the oldest ones"
+            models = GET.replace(b"GET / ", b"GET /v1/models ").replace(b"x\r\n", b"x\r\nconnection: close\r\n")
+            for sent in (PROBE, models):
+                assert status_of(await served.answer(sent)) == 200
             reader, writer = slow[-1]
-            writer.write(b"x" * 99)
+            writer.write(body[1:])
             assert status_of(await reader.read()) == 200
             for _, writer in slow:
                 writer.close()
@@ -282,7 +323,7 @@ def test_probes_are_answered_while_every_place_is_taken_and_a_body_that_comes_th
             for _, writer in held:
                 writer.write(POST + b"x" * 100)
             await until(lambda: app.calls == 2)
-            for path in front.PROBES:
+            for path in PROBES:
                 assert status_of(await app.answer(PROBE.replace(b"/healthz", path.encode()))) == 200
             got = await app.answer(POST + b"x" * 100)
             assert (status_of(got), code_of(got)) == (429, "queue_full")

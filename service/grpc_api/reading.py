@@ -1,0 +1,136 @@
+"""The one message of a call over gRPC: it is read in time, once its key is judged, and counts until it is made a command.
+
+grpc.aio hands over whole messages alone. How much of one has come nobody knows: see GRACE_SECONDS.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
+
+from google.protobuf.message import DecodeError, Message
+
+from attend.model.errors import DeadlineExceeded, InvalidRequest
+from attend.service.errors import INTERNAL, advice, sentence, wire
+from attend.service.generation.aside import alone
+from attend.service.generation.unread import MESSAGE_SECONDS, Unread
+from attend.service.records import Arrival
+
+log = logging.getLogger("attend.grpc")
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+INLINE_BYTES = 16 << 10
+"""Larger messages are read beside the event loop: reading these takes up to a millisecond."""
+GRACE_SECONDS = 1.0
+"""A message that has not come by then counts as if all of the longest one were held for it."""
+
+Incoming = bytes | Callable[[str | None], Awaitable[bytes]]
+"""A caller's message; where the server has not read it, what reads it in the turn of its caller. Errors are an AttendError."""
+
+
+class Context(Protocol):
+    """The part of Serve's gRPC context that is used."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        """What the caller sent beside the message."""
+        ...
+
+    def peer(self) -> str:
+        """Who connected, such as `ipv4:10.0.0.1:50000`."""
+        ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
+        """What goes back beside the status."""
+        ...
+
+    def set_code(self, code: Any) -> None:
+        """The status of the call."""
+        ...
+
+    def set_details(self, details: str) -> None:
+        """The sentence beside it."""
+        ...
+
+
+class AioContext:
+    """What is used of a context, on that of grpc.aio."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.invocation_metadata, self.peer = context.invocation_metadata, context.peer
+        self.set_code, self.set_details = context.set_code, context.set_details
+
+    def set_trailing_metadata(self, trailing_metadata: Sequence[tuple[str, str]]) -> None:
+        """grpc.aio takes nothing but a tuple."""
+        self._context.set_trailing_metadata(tuple(trailing_metadata))
+
+
+async def received(messages: AsyncIterator[bytes], unread: Unread, turn: str | None, most: int) -> bytes:
+    """The one message, of `most` bytes at most, of a call that grpc.aio serves as a stream of messages.
+
+    Raises InvalidRequest, SlowBody or Overloaded.
+    """
+    with unread.call(turn) as call:
+        late = asyncio.get_running_loop().call_later(GRACE_SECONDS, call.came, most)
+        try:
+            async with call.waiting(MESSAGE_SECONDS):
+                data = await anext(messages, None)
+                second = None if data is None else await anext(messages, None)
+        finally:
+            late.cancel()
+    if data is None or second is not None:
+        raise InvalidRequest(f"a call has one message; got {'none' if data is None else 'a second one'}")
+    return data
+
+
+@asynccontextmanager
+async def held(message: Incoming, arrival: Arrival, unread: Unread) -> AsyncIterator[tuple[bytes, Arrival]]:
+    """The bytes of a message, which count until the block ends, and its arrival with their number. Raises Overloaded."""
+    data = message if isinstance(message, bytes) else await message(arrival.turn)
+    with unread.call(arrival.turn) as call:
+        call.came(len(data))
+        async with call.waiting():
+            yield data, replace(arrival, size=len(data))
+
+
+async def made(message: bytes, make: Callable[[], T], arrival: Arrival, deadline: float | None = None) -> T:
+    """What `make` makes of a message; of a large one beside the event loop, and before `deadline`. Raises DeadlineExceeded."""
+    if len(message) <= INLINE_BYTES:
+        return make()
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await alone(make, arrival)
+    except TimeoutError as error:
+        raise DeadlineExceeded("the deadline passed before the message was read") from error
+
+
+async def read(message: bytes, kind: type[M], arrival: Arrival) -> M:
+    """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
+    try:
+        return await made(message, partial(kind.FromString, message), arrival)
+    except DecodeError as error:
+        raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
+
+
+def address_of(peer: str) -> str:
+    """The address in gRPC's name of a peer: 10.0.0.1 of `ipv4:10.0.0.1:50000`, ::1 of `ipv6:%5B::1%5D:50000`."""
+    kind, _, place = unquote(peer).partition(":")
+    return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
+
+
+def refuse(error: Exception, request_id: str, context: Context) -> None:
+    """Set the status of a call that failed. Raising would lose the code in a stream, and show a Python exception."""
+    row, beside = wire(error), advice(error)
+    if row is INTERNAL:
+        log.error("request %s failed", request_id, exc_info=error)
+    if beside:
+        own = [("x-request-id", request_id)] if request_id else []
+        context.set_trailing_metadata([*own, *beside.items()])
+    context.set_code(row.grpc)
+    context.set_details(sentence(error, request_id))
