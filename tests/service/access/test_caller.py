@@ -250,9 +250,9 @@ def test_good_settings_of_tenants_are_kept():
 def test_a_long_body_is_read_in_the_turn_of_the_tenant_or_else_of_the_address(monkeypatch, who, turn):
     turns, genuine = [], body.alone
 
-    def watched(work, owner):
-        turns.append(owner)
-        return genuine(work, owner)
+    def watched(work, arrival):
+        turns.append(arrival.turn)
+        return genuine(work, arrival)
 
     monkeypatch.setattr(body, "alone", watched)
     _, server = gateway()
