@@ -23,6 +23,7 @@ from attend.service.http_api.app import ABORT, RequestIds
 from attend.service.http_api.body import most_bytes_of_texts
 from attend.service.http_api.cors import fields_of, opened
 from attend.service.http_api.problems import error_response
+from attend.service.runtime.departed import EndsWithCaller
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 """Seconds for all of a request's head, for which an idle connection is kept (see `edge.py`), and for the handshake of TLS."""
@@ -225,7 +226,7 @@ def http_server(
     Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
     """
     config = uvicorn.Config(
-        Bounded(app, most_calls, most_bytes_of_texts(max_model_len), cors_origins),
+        Bounded(EndsWithCaller(app), most_calls, most_bytes_of_texts(max_model_len), cors_origins),
         http=partial(Connection, most=most_connections, cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
         ws="none",
         lifespan="off",
