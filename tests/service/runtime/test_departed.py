@@ -16,9 +16,10 @@ class Waits:
     """Reads the body, and answers when `gate` opens, in pieces where `streams`; `ends` tells how its calls ended."""
 
     def __init__(self, *, streams: bool = False) -> None:
-        self.gate, self.ends, self.streams, self.begun = asyncio.Event(), [], streams, 0
+        self.gate, self.ends, self.streams, self.begun, self.reading = asyncio.Event(), [], streams, 0, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reading += 1
         try:
             while (await receive()).get("more_body"):
                 pass
@@ -64,6 +65,20 @@ def test_a_caller_who_leaves_before_the_end_of_the_answer_ends_his_call(streams,
 
     assert asyncio.run(left()) == ["cancelled"]
     assert caplog.records == []
+
+
+def test_a_caller_who_leaves_with_half_a_body_ends_his_call():
+    async def left():
+        app = Waits()
+        async with serving(app) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CALL[:-1])
+            await until(lambda: app.reading)
+            writer.close()
+            await until(lambda: app.ends)
+        return app.ends
+
+    assert asyncio.run(left()) == ["cancelled"]
 
 
 def test_a_call_that_is_answered_goes_on_to_its_own_end():
