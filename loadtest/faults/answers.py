@@ -117,8 +117,8 @@ async def smuggled_requests(a: Attacker) -> None:
 
 @attack()
 async def odd_paths(a: Attacker) -> None:
-    """paths of HAProxy, of Ray Serve, outside the files, and doubled: none is a route"""
-    paths = ("/stats", "/haproxy?stats", "//healthz", "/./healthz", "/-/routes", "/-/healthz", "/static/..%2f..%2fsettings.py")
+    """paths of HAProxy, outside the files, and doubled: none is a route"""
+    paths = ("/stats", "/haproxy?stats", "//healthz", "/./healthz", "/static/..%2f..%2fsettings.py")
     found = []
     for path in (*paths, "/static/../../settings.py", "/..%2f..%2fetc/passwd", "/v1/models/..%2f..%2fmetrics"):
         seen = statuses(await a.raw(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()))
