@@ -87,6 +87,11 @@ class Connection(HttpToolsProtocol):
             self.cycle.waiting_for_100_continue = False
             self.cycle.send = _undivided(self.cycle)  # type: ignore[assignment, method-assign]  # of this call alone
 
+    def on_message_complete(self) -> None:
+        """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave."""
+        super().on_message_complete()
+        self.flow.resume_reading()
+
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""
         self._end(400, "the bytes sent are not a valid HTTP request", "invalid_request")

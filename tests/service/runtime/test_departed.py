@@ -67,6 +67,24 @@ def test_a_caller_who_leaves_before_the_end_of_the_answer_ends_his_call(streams,
     assert caplog.records == []
 
 
+@pytest.mark.parametrize("size", [70_000, 200_000, 400_000])
+def test_a_caller_who_leaves_behind_a_long_body_ends_his_call(size):
+    async def left():
+        app = Waits()
+        async with serving(app) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
+            writer.write(head)
+            writer.write(bytes(size))
+            await writer.drain()
+            await until(lambda: app.begun)
+            writer.transport.abort()
+            await until(lambda: app.ends)
+        return app.ends
+
+    assert asyncio.run(left()) == ["cancelled"]
+
+
 def test_a_caller_who_leaves_with_half_a_body_ends_his_call():
     async def left():
         app = Waits()
