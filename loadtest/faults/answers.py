@@ -23,7 +23,7 @@ def statuses(answer: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3})", answer)]
 
 
-@attack()
+@attack(ends=True)
 async def forged_request_ids(a: Attacker) -> None:
     """ids of requests with spaces, in two headers, after a comma, or of 3000 characters"""
     found = []
@@ -40,7 +40,7 @@ async def forged_request_ids(a: Attacker) -> None:
     a.check("ids that came back as they were sent", len(found), 0, "; ".join(found))
 
 
-@attack(("each", "shared"))
+@attack(("each", "shared"), ends=True)
 async def a_second_authorization(a: Attacker) -> None:
     """a known and an unknown key in one call, in both orders"""
     secret = a.target.keys["open"]
@@ -54,7 +54,7 @@ async def a_second_authorization(a: Attacker) -> None:
     a.check("calls that were not refused with 401", sum(status != 401 for status in found), 0)
 
 
-@attack(("each", "shared"))
+@attack(("each", "shared"), ends=True)
 async def guessed_keys(a: Attacker) -> None:
     """40 calls with keys that are not known, to routes that generate nothing: an operator sees them"""
 
@@ -70,7 +70,7 @@ async def guessed_keys(a: Attacker) -> None:
     a.check("refusals that neither a counter nor a line tells of", max(0, 40 - seen), 0)
 
 
-@attack()
+@attack(ends=True)
 async def forwarded_addresses(a: Attacker) -> None:
     """24 made-up addresses in X-Forwarded-For before the one that a gateway has added"""
     last = f"203.0.113.{next(_numbers) % 250}"
@@ -84,7 +84,7 @@ async def forwarded_addresses(a: Attacker) -> None:
     a.check("lines that lack the last address", 0 if told else 1)
 
 
-@attack(("none",))
+@attack(("none",), ends=True)
 async def other_hosts(a: Attacker) -> None:
     """calls without a key for another Host, as a page makes them that has bound its name to 127.0.0.1"""
     found = []
@@ -95,7 +95,7 @@ async def other_hosts(a: Attacker) -> None:
     a.check("answers to another Host", sum(status == 200 for status in found))
 
 
-@attack()
+@attack(ends=True)
 async def smuggled_requests(a: Attacker) -> None:
     """two lengths, a length beside chunks, a line end that is bare: one connection, and a second call hidden in the body"""
     hidden = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -115,7 +115,7 @@ async def smuggled_requests(a: Attacker) -> None:
     a.check("hidden calls that were answered", len(answered), 0, ", ".join(answered))
 
 
-@attack()
+@attack(ends=True)
 async def odd_paths(a: Attacker) -> None:
     """paths of HAProxy, outside the files, and doubled: none is a route"""
     paths = ("/stats", "/haproxy?stats", "//healthz", "/./healthz", "/static/..%2f..%2fsettings.py")
@@ -146,7 +146,7 @@ async def headers_of_our_own(a: Attacker) -> None:
         a.check("headers that came back", len(found), 0, ", ".join(sorted(set(found))))
 
 
-@attack()
+@attack(ends=True)
 async def secrets_in_command_lines(a: Attacker) -> None:
     """what another user of the machine reads in the list of processes"""
     secrets = {secret for secret in a.target.keys.values() if len(secret) > 16}
@@ -155,7 +155,7 @@ async def secrets_in_command_lines(a: Attacker) -> None:
     a.check("command lines with a key", len(found), 0, "; ".join(found))
 
 
-@attack(("each",))
+@attack(("each",), ends=True)
 async def guessed_prompts(a: Attacker) -> None:
     """a key that guesses what another one has asked, by the tokens that were cached"""
     secret = f"our margin of the year {next(_numbers)} is 57 per cent. " + "the rest of the text is the same " * 10

@@ -21,6 +21,8 @@ class Attack:
     """Where it makes sense."""
     fills: bool = False
     """Its calls are good ones that fill batch and queue. Callers who are one owner with it wait, and may be refused."""
+    ends: bool = False
+    """It is done with a few calls: where it is not, nothing was checked."""
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -33,11 +35,11 @@ def add(name: str, one: Attack) -> None:
     ATTACKS[name] = one
 
 
-def attack(keys: tuple[str, ...] = KEYS, *, fills: bool = False) -> Callable[[Run], Run]:
+def attack(keys: tuple[str, ...] = KEYS, *, fills: bool = False, ends: bool = False) -> Callable[[Run], Run]:
     """Put a coroutine into ATTACKS under its name, with spaces; its docstring says what it is."""
 
     def put(run: Run) -> Run:
-        add(run.__name__.replace("_", " "), Attack((run.__doc__ or "").strip(), run, keys, fills))
+        add(run.__name__.replace("_", " "), Attack((run.__doc__ or "").strip(), run, keys, fills, ends))
         return run
 
     return put

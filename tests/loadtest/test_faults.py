@@ -382,5 +382,17 @@ def test_only_a_hog_of_the_same_owner_may_have_others_refused(monkeypatch, short
     assert tried_once(monkeypatch, "refused bodies", stretches(), "shared")[0] == ["turned away"]
 
 
+@pytest.mark.parametrize(("ends", "what"), [(True, ["calls without an end"]), (False, [])])
+def test_an_attack_that_should_be_done_and_is_not_has_checked_nothing(monkeypatch, ends, what):
+    async def waits(a):
+        await asyncio.Event().wait()
+
+    monkeypatch.setitem(ATTACKS, "waits", Attack("", waits, ends=ends))
+    monkeypatch.setattr(trial, "END_SECONDS", 0.05)
+    monkeypatch.setattr(trial, "LEAST_SECONDS", 0.0)
+    target = Target(Address("http://127.0.0.1:1", "127.0.0.1:1"), None, "", {})
+    assert missed(asyncio.run(trial._attack(target, "waits", 0.05))) == what
+
+
 def test_a_server_that_does_not_get_over_it_is_not_fit_for_the_next_attack(monkeypatch, short):
     assert tried_once(monkeypatch, "a hog", [seen(), seen(), seen(), seen(), seen(events=3)])[1] is False
