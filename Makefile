@@ -131,7 +131,7 @@ check: setup  ## format, lint, types, imports, the proto
 simulate: setup  ## more random lives of the scheduler and of the whole service than the tests have time for (minutes)
 	$(BIN)/python -m tests.simulation.simulate $(ARGS)
 
-faults: setup  ## attacks and deaths on a server of its own, beside other callers (half an hour; ARGS=--resume goes on)
+faults: setup  ## attacks and deaths on a server of its own, beside other callers (an hour and a quarter; ARGS=--resume goes on)
 	$(BIN)/python -m loadtest.faults $(ARGS)
 
 manifests: setup  ## render deploy/ and check it strictly

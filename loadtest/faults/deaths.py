@@ -314,7 +314,7 @@ def overload_kills_nobody() -> list[Measure]:
 @death
 def compiling_kills_nobody() -> list[Measure]:
     """no death: 64 slow grammars at a time for 40 s"""
-    return spared((), ATTACKS["slow grammars"], 40.0)
+    return spared((), ATTACKS["slow grammars"].run, 40.0)
 
 
 @death

@@ -1,8 +1,8 @@
-"""Callers who do nothing wrong, in a process of their own: eight streams, and a key that is at its limit.
+"""Callers who do nothing wrong, in a process of their own: eight streams, a short chat, probes, a key that is at its limit.
 
-python -m loadtest.faults.neighbours reads a JSON object {"url", "stream", "refused"} from its first line of standard input:
-the server, the headers of the streams, and those of the limited key. After each further line it prints a JSON object of what
-was seen since the line before. The process does little else, so that what it sees is the server's doing.
+python -m loadtest.faults.neighbours reads a JSON object from its first line of standard input, the fields of `Wanted`. After
+each further line it prints a JSON object of what was seen since the line before. The process does little else, so that what it
+sees is the server's doing.
 """
 
 import asyncio
@@ -15,59 +15,106 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 import aiohttp
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from loadtest.faults.target import Target
 
 STREAMS, TOKENS = 8, 600
 PROMPT = "def fibonacci(n):\n    "
-PROBE_SECONDS = 0.2
+EVERY = 0.2
+"""Seconds between two calls of one kind."""
 CALL_SECONDS = 30.0
+PROBE_SECONDS = 2.0
+"""A probe without an answer by then has failed, as for a kubelet with the manifests in deploy/."""
+Headers = dict[str, str]
+
+
+@dataclass
+class Wanted:
+    """Whom to call, and as whom. `refused` is empty where no key is at its limit, `address` where any will do."""
+
+    url: str
+    grpc: str
+    stream: Headers
+    chat: Headers
+    refused: Headers
+    address: str = ""
 
 
 @dataclass
 class Seen:
     """What the neighbours saw in a stretch of time; seconds."""
 
+    took: float = 0.0
+    """Length of the stretch."""
+    events: int = 0
+    """Of all streams."""
     gaps: list[float] = field(default_factory=list)
     """Between two messages of one stream; of a stream that is silent at the end, the silence too."""
     firsts: list[float] = field(default_factory=list)
-    """From a call to its first message."""
+    """From a call for a stream to its first message."""
+    chats: list[float] = field(default_factory=list)
+    """From a call of one word to its answer of one token."""
     refusals: list[float] = field(default_factory=list)
     """From a call with the limited key to its 429."""
+    probes: list[float] = field(default_factory=list)
+    """From a probe to its good answer, with the making of a connection."""
     turned_away: int = 0
-    """Calls for a stream that were refused with 429: the queue was full."""
+    """Streams and chats that were refused with 429: the queue was full."""
     failed: list[str] = field(default_factory=list)
-    """Streams that did not end as they should, and calls with the limited key that had another answer."""
+    """Streams that did not end as they should, and calls that had another answer."""
+    lost_probes: list[str] = field(default_factory=list)
+    """Probes with another answer than a good one in time."""
 
     def longest_gap(self) -> float:
         """The largest gap between messages; the whole stretch has none where nothing came: infinity."""
         return max(self.gaps, default=float("inf"))
 
+    def p99_gap(self) -> float:
+        """The gap that one of a hundred exceeds."""
+        return sorted(self.gaps)[len(self.gaps) * 99 // 100] if self.gaps else float("inf")
+
+    def speed(self) -> float:
+        """Events of all streams a second."""
+        return self.events / self.took if self.took else 0.0
+
+    def with_end(self, after: "Seen") -> "Seen":
+        """With what ended while the server settled: calls and probes, not the streams' pace."""
+        return Seen(
+            *(self.took, self.events, self.gaps, self.firsts, self.chats + after.chats, self.refusals, self.probes),
+            self.turned_away + after.turned_away,
+            self.failed + after.failed,
+            self.lost_probes + after.lost_probes,
+        )
+
 
 class Neighbours:
-    """The streams and the limited key's calls."""
+    """The streams, the chat, the probes and the limited key's calls."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, stream: dict[str, str], refused: dict[str, str]) -> None:
-        self.session, self.url = session, f"{url}/v1/completions"
-        self.stream_headers, self.refused_headers = stream, refused
-        self.seen = Seen()
-        self.waiting: dict[int, tuple[str, float]] = {}
-        """By stream: the list that its next message's time belongs to, and when the wait began."""
+    def __init__(self, session: aiohttp.ClientSession | None, wanted: Wanted) -> None:
+        self.session, self.wanted = session, wanted
+        self.seen, self.since = Seen(), time.monotonic()
+        self.waiting: dict[object, tuple[str, float]] = {}
+        """By stream or chat: the list that its next message's time belongs to, and when the wait began."""
 
     def take(self) -> Seen:
         """What was seen since the last time, open waits included; they go on from now."""
         now = time.monotonic()
-        for stream, (kind, since) in self.waiting.items():
+        for who, (kind, since) in self.waiting.items():
             getattr(self.seen, kind).append(now - since)
-            self.waiting[stream] = kind, now
+            if kind == "gaps":
+                self.waiting[who] = kind, now
         seen, self.seen = self.seen, Seen()
+        seen.took, self.since = now - self.since, now
         return seen
 
-    def heard(self, stream: int) -> None:
+    def heard(self, stream: object, events: int = 1) -> None:
         """A message of a stream has come."""
         now = time.monotonic()
         kind, since = self.waiting[stream]
         getattr(self.seen, kind).append(now - since)
+        self.seen.events += events
         self.waiting[stream] = "gaps", now
 
     async def stream(self, number: int) -> None:
@@ -79,52 +126,117 @@ class Neighbours:
                 await self._read(number, body)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 self.seen.failed.append(f"{type(error).__name__}: {str(error)[:200]}")
-                await asyncio.sleep(PROBE_SECONDS)
+                await asyncio.sleep(EVERY)
             finally:
                 kind, since = self.waiting.pop(number)
                 getattr(self.seen, kind).append(time.monotonic() - since)  # the silence before a cut is a gap too
 
     async def _read(self, number: int, body: dict) -> None:
-        async with self.session.post(self.url, json=body, headers=self.stream_headers) as answer:
+        assert self.session is not None
+        url = f"{self.wanted.url}/v1/completions"
+        async with self.session.post(url, json=body, headers=self.wanted.stream) as answer:
             if answer.status == 429:
                 self.seen.turned_away += 1
-                await asyncio.sleep(PROBE_SECONDS)
+                await asyncio.sleep(EVERY)
                 return
             if answer.status != 200:
                 raise ValueError(f"{answer.status} {(await answer.text())[:200]}")
             last = b""
             async for piece in answer.content.iter_any():
-                self.heard(number)
+                self.heard(number, piece.count(b"data: "))
                 last = (last + piece)[-100:]
             if b"data: [DONE]" not in last:
                 raise ValueError("a stream was cut")
 
+    async def chat(self) -> None:
+        """A chat of one word, again and again."""
+        assert self.session is not None
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        while True:
+            began = time.monotonic()
+            self.waiting["chat"] = "chats", began
+            try:
+                url = f"{self.wanted.url}/v1/chat/completions"
+                async with self.session.post(url, json=body, headers=self.wanted.chat) as answer:
+                    text = await answer.text()
+                    if answer.status == 200:
+                        self.seen.chats.append(time.monotonic() - began)
+                    elif answer.status == 429:
+                        self.seen.turned_away += 1
+                    else:
+                        self.seen.failed.append(f"a chat: {answer.status} {text[:200]}")
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.seen.failed.append(f"a chat: {type(error).__name__}")
+            del self.waiting["chat"]
+            await asyncio.sleep(EVERY)
+
     async def be_refused(self) -> None:
         """Call with the key that is at its limit, again and again."""
+        assert self.session is not None
         body = {"prompt": PROMPT, "max_tokens": 1}
         while True:
-            started = time.monotonic()
+            began = time.monotonic()
             try:
-                async with self.session.post(self.url, json=body, headers=self.refused_headers) as answer:
+                url = f"{self.wanted.url}/v1/completions"
+                async with self.session.post(url, json=body, headers=self.wanted.refused) as answer:
                     await answer.read()
                     if answer.status == 429:
-                        self.seen.refusals.append(time.monotonic() - started)
+                        self.seen.refusals.append(time.monotonic() - began)
                     elif answer.status != 200:  # once a minute it is let in
                         self.seen.failed.append(f"the limited key: {answer.status}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 self.seen.failed.append(f"the limited key: {type(error).__name__}")
-            await asyncio.sleep(PROBE_SECONDS)
+            await asyncio.sleep(EVERY)
+
+    async def probe(self, what: str) -> None:
+        """Ask one thing again and again, on a new connection each time as a kubelet does."""
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    answer = await (checked(self.wanted.grpc) if what == "grpc.health" else asked(self.wanted.url + what))
+            except (aiohttp.ClientError, TimeoutError, OSError, grpc.RpcError) as error:
+                code = getattr(error, "code", None)
+                answer = code().name if callable(code) else type(error).__name__
+            if answer == "good":
+                self.seen.probes.append(time.monotonic() - began)
+            else:
+                self.seen.lost_probes.append(f"{what}: {answer}")
+            await asyncio.sleep(EVERY)
+
+    def jobs(self) -> list:
+        """All that goes on at once."""
+        probes = [self.probe(what) for what in ("/healthz", "/readyz", "grpc.health")]
+        refused = [self.be_refused()] if self.wanted.refused else []
+        return [*map(self.stream, range(STREAMS)), self.chat(), *probes, *refused]
+
+
+async def asked(url: str) -> str:
+    """`good`, or the status of a GET."""
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        await answer.read()
+        return "good" if answer.status == 200 else str(answer.status)
+
+
+async def checked(address: str) -> str:
+    """`good`, or the state that grpc.health tells."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        metadata = [("application", "default")]
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=PROBE_SECONDS)
+    return "good" if answer.status == answer.SERVING else str(answer.status)
 
 
 async def main() -> None:
-    """Stream until standard input ends."""
+    """Call until standard input ends."""
     loop = asyncio.get_running_loop()
-    wanted = json.loads(await loop.run_in_executor(None, sys.stdin.readline))
-    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None, sock_read=CALL_SECONDS)
+    wanted = Wanted(**json.loads(await loop.run_in_executor(None, sys.stdin.readline)))
+    place = (wanted.address, 0) if wanted.address else None
+    connector, timeout = aiohttp.TCPConnector(limit=0, local_addr=place), aiohttp.ClientTimeout(sock_read=CALL_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
-        neighbours = Neighbours(session, wanted["url"], wanted["stream"], wanted["refused"])
-        tasks = [group.create_task(neighbours.stream(number)) for number in range(STREAMS)]
-        tasks.append(group.create_task(neighbours.be_refused()))
+        neighbours = Neighbours(session, wanted)
+        tasks = [group.create_task(job) for job in neighbours.jobs()]
         while await loop.run_in_executor(None, sys.stdin.readline):
             print(json.dumps(asdict(neighbours.take())), flush=True)
         for task in tasks:
@@ -147,13 +259,15 @@ class Watched:
 
 
 @contextlib.contextmanager
-def beside(target: Target) -> Iterator[Watched]:
-    """Neighbours of a server for the length of the block."""
+def beside(target: Target, address: str = "") -> Iterator[Watched]:
+    """Neighbours of a server for the length of the block. `address`: the one that they call from."""
     command = [sys.executable, "-m", "loadtest.faults.neighbours"]
+    limited = target.headers("limited") if "limited" in target.keys else {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
-        headers = {"stream": target.headers("neighbour"), "refused": target.headers("limited")}
-        process.stdin.write(json.dumps({"url": target.address.http} | headers) + "\n")
+        headers = target.headers("neighbour"), target.headers("quiet"), limited
+        wanted = Wanted(target.address.http, target.address.grpc, *headers, address)
+        process.stdin.write(json.dumps(asdict(wanted)) + "\n")
         process.stdin.flush()
         try:
             yield Watched(process)

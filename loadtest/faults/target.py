@@ -117,21 +117,28 @@ class Target:
                 self.lines += [line.decode(errors="replace") for line in whole]
 
 
-def make_keys(folder: Path) -> tuple[Path, dict[str, str]]:
-    """A key file with a neighbour's key, one without limits, and a limited one, as `attend keys add` makes them."""
+def make_keys(folder: Path, *, shared: bool = False) -> tuple[Path, dict[str, str]]:
+    """A key file and its secrets by name, as `attend keys add` makes them: a neighbour's, one for short calls, an attacker's
+    without limits, and a limited one. With `shared` one key is all of them but the limited one.
+    """
     path, secrets_of = folder / "keys.json", {}
-    limits = {"neighbour": (), "open": (), "limited": ("--requests-per-minute", "1", "--concurrent", "1")}
-    for name, flags in limits.items():
+    none: tuple[str, ...] = ()
+    limits = {"neighbour": none, "quiet": none, "open": none, "limited": ("--requests-per-minute", "1", "--concurrent", "1")}
+    for name, flags in [("gateway", none)] if shared else limits.items():
         command = [sys.executable, "-m", "attend.service.commands.cli", "keys", "add", name, "--file", str(path), *flags]
         secrets_of[name] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
-    return path, secrets_of
+    return path, dict.fromkeys(("neighbour", "quiet", "open"), secrets_of["gateway"]) if shared else secrets_of
 
 
 @contextlib.contextmanager
 def started(
-    flags: Sequence[str] = (), keys: dict[str, str] | None = None, environment: Mapping[str, str] | None = None
+    flags: Sequence[str] = (),
+    keys: dict[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    files: int | None = None,
 ) -> Iterator[Target]:
-    """A server that has begun to start, with more variables than ours in its environment.
+    """A server that has begun to start, with more variables than ours in its environment, and with the soft limit `files` on
+    open files, as a login shell or systemd sets it.
 
     Whatever happens in the block, no process of it is left after it.
     """
@@ -139,7 +146,9 @@ def started(
     while grpc == http:
         grpc = free_port()
     mark, (read, write) = secrets.token_hex(8), os.pipe()
+    limit = [] if files is None else ["sh", "-c", f'ulimit -Sn {files}; exec "$@"', "sh"]
     command = [
+        *limit,
         sys.executable,
         "-m",
         "attend.service.commands.cli",
@@ -170,10 +179,13 @@ def started(
 
 @contextlib.contextmanager
 def running(
-    flags: Sequence[str] = (), keys: dict[str, str] | None = None, environment: Mapping[str, str] | None = None
+    flags: Sequence[str] = (),
+    keys: dict[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    files: int | None = None,
 ) -> Iterator[Target]:
     """A server that is ready. Raises StartError with its last lines where it does not come up."""
-    with started(flags, keys, environment) as target:
+    with started(flags, keys, environment, files) as target:
 
         def ready() -> bool:
             return target.process.poll() is not None or any("Ready:" in line for line in target.lines)

@@ -5,7 +5,8 @@ each system call. Short parts on the loop itself delay its other work by one par
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Hashable, Iterator
 from itertools import islice
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -13,20 +14,50 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 GET_SECONDS = 0.005
-"""Between two calls without a body: they are not charged to a key, and each takes up to a millisecond of the event loop."""
-
-_Line = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
-_calls: _Line = WeakKeyDictionary()
-_bodies: _Line = WeakKeyDictionary()
+"""Between two calls without a body: each takes up to a millisecond of the event loop."""
+LONG_BODIES = "long bodies"
+"""Calls with these are one caller here."""
 
 
-async def yield_to_loop(*, long: bool = False) -> None:
-    """Let the rest of the event loop run. In each round one waiting call continues, so their parts do not add up; those with
-    long bodies wait in a line of their own.
+class _Rounds:
+    """Who waits on one event loop. One continues in each round, of each caller in turn."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+        self._goes_on = False
+
+    async def wait(self, caller: Hashable) -> None:
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        if not self._goes_on:
+            self._goes_on = True
+            loop.call_soon(self._next)
+        await turn
+
+    def _next(self) -> None:
+        is_given = False
+        while self._waiting and not is_given:
+            caller, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[caller] = turns  # behind all others
+            if not turn.done():
+                turn.set_result(None)
+                is_given = True
+        self._goes_on = bool(self._waiting)
+        if self._goes_on:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+_rounds: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Rounds]" = WeakKeyDictionary()
+
+
+async def yield_to_loop(caller: Hashable = None) -> None:
+    """Let the rest of the event loop run. In each round one waiting call continues, so their parts do not add up; and one of
+    each caller in turn, so that many calls of one delay only his own.
     """
-    line = _bodies if long else _calls
-    async with line.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        await asyncio.sleep(0)
+    await _rounds.setdefault(asyncio.get_running_loop(), _Rounds()).wait(caller)
 
 
 class _Gets:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 
 from fastapi import FastAPI
@@ -53,6 +53,14 @@ ABORT = "attend.abort"
 """Where a server's scope has a function that ends the connection with all that was not sent."""
 
 
+def caller_of(scope: Scope) -> Hashable:
+    """Whose call it is, before anything is checked: what it shows as its keys, and its address. Calls that only ask, as probes
+    do, do not wait for those that bring work.
+    """
+    keys = tuple(value for name, value in scope["headers"] if name in (b"authorization", b"x-api-key"))
+    return keys, (scope.get("client") or ("",))[0], scope.get("method") == "POST"
+
+
 class RequestIds:
     """Gives each request an id: the caller's own where there is one and it is plain, or a new one, sent back as X-Request-Id.
 
@@ -67,7 +75,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        await yield_to_loop()  # many calls at once would hold the event loop for all of them
+        await yield_to_loop(caller_of(scope))  # many calls at once would hold the event loop for all of them
         if scope["method"] != "POST" and scope["path"] not in PROBES:
             await get_turn()
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]

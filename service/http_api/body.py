@@ -18,7 +18,7 @@ from attend.model.errors import DeadlineExceeded, InvalidRequest
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 from attend.service.generation.aside import LARGE, alone, long_bodies
-from attend.service.generation.turns import yield_to_loop
+from attend.service.generation.turns import LONG_BODIES, yield_to_loop
 from attend.service.generation.unread import MESSAGE_SECONDS, Coming, Unread
 from attend.service.records import MOST_INPUT_TOKENS, Arrival, bytes_for
 
@@ -113,7 +113,7 @@ async def _read(request: Request, most: int, call: Coming) -> bytes:
                     raise TooLarge(f"the body must be at most {most} bytes")
                 if len(body) > LARGE:
                     long_bodies.check(call.turn)  # one that would be refused in the end is not read to its end
-                    await yield_to_loop(long=True)  # in each round of the loop one long body goes on, however many there are
+                    await yield_to_loop(LONG_BODIES)  # in each round of the loop one long body goes on, however many there are
     except SlowBody as error:
         raise SlowBody(f"the body must arrive within {BODY_SECONDS:g} seconds") from error
     except ClientDisconnect as error:

@@ -22,12 +22,16 @@ from attend.service.http_api.app import ABORT, RequestIds
 from attend.service.http_api.cors import fields_of, opened
 from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
+from attend.service.runtime.departed import LEAVING, EndsWithCaller
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 """Seconds for all of a request's head, for which an idle connection is kept (see `edge.py`), and for the handshake of TLS."""
 MOST_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MOST_CONNECTIONS = 6144
+ACCEPTS = 16
+"""Connections that are accepted each time the event loop comes round: libuv takes one from each of its listening sockets. With
+one alone, a hundred connections that come and go wait before a probe for as many rounds, each as long as a call's work."""
 END_SECONDS = 2
 """Seconds in which answers are written to their end, once the drain is over."""
 
@@ -69,6 +73,7 @@ class Connection(HttpToolsProtocol):
         """`most`: connections at a time. `idle`: those of the server. `cors_origins`: whose pages may read its own answers."""
         super().__init__(*given, **named)
         self._most, self._idle, self._cors_origins = most, idle, cors_origins
+        self._leaving: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Wait for a first head."""
@@ -86,10 +91,12 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it, and its timer."""
+        """Forget it, and its timer; end the calls."""
         self._head_read()
         self._idle.remove(self)
         super().connection_lost(exc)
+        for leave in tuple(self._leaving):
+            leave()
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on. Where they leave a head unfinished, it must not be too long."""
@@ -109,7 +116,8 @@ class Connection(HttpToolsProtocol):
         self._head_read()
         self._idle.remove(self)
         super().on_headers_complete()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # a function of our own
+        own = {ABORT: self.transport.abort, LEAVING: self._leaving}
+        self.scope["extensions"] = own  # type: ignore[typeddict-item]
         if self.scope["http_version"] == "1.0":
             self.cycle.waiting_for_100_continue = False
             self.cycle.send = _undivided(self.cycle)  # type: ignore[assignment, method-assign]  # of this call alone
@@ -119,6 +127,11 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._idle.add(self)
+
+    def on_message_complete(self) -> None:
+        """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave."""
+        super().on_message_complete()
+        self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""
@@ -257,7 +270,7 @@ def http_server(
     Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
     """
     config = uvicorn.Config(
-        Bounded(app, most_calls, cors_origins),
+        EndsWithCaller(Bounded(app, most_calls, cors_origins)),
         http=partial(Connection, most=most_connections, idle=Idle(), cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
         ws="none",
         lifespan="off",
@@ -271,6 +284,11 @@ def http_server(
         ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     return HttpServer(config)
+
+
+def listening(made: socket.socket) -> list[socket.socket]:
+    """What the server is to listen on: the same socket ACCEPTS times."""
+    return [made, *(made.dup() for _ in range(ACCEPTS - 1))]
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -111,7 +111,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     """Answer calls until `stop`, then let the running ones end."""
     from attend.service.grpc_api.server import grpc_server
     from attend.service.observe.page import Page
-    from attend.service.runtime.front import http_server
+    from attend.service.runtime.front import http_server, listening
     from attend.service.runtime.sizes import most_calls
     from attend.service.runtime.tls import Certificate
 
@@ -127,7 +127,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     rpc = grpc_server(replica, *place, most, tls[1], max_model_len=length, most_connections=over_grpc)
     await rpc.start()
     http.listen(server.config.backlog)  # the task may not come to it before the line below is read
-    serving = asyncio.create_task(server.serve([http]))
+    serving = asyncio.create_task(server.serve(listening(http)))
     tell(ready_line(settings, await replica.describe()))
     try:
         await before(stop, watch(replica, certificate))

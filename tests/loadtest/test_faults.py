@@ -1,6 +1,7 @@
 """`make faults` itself: its judge is strict, its figures are what callers saw, and a run that was ended goes on."""
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -13,12 +14,18 @@ from pathlib import Path
 import pytest
 
 from loadtest.faults import __main__ as faults
-from loadtest.faults.attacks import ATTACKS
+from loadtest.faults import judge, trial
+from loadtest.faults.attack import ATTACKS, KEYS, Attack, add, sensible
+from loadtest.faults.attacks import bodies
 from loadtest.faults.deaths import DEATHS, Call, Calls, open_to_others
 from loadtest.faults.measure import Measure
-from loadtest.faults.neighbours import Neighbours, Seen
+from loadtest.faults.neighbours import Neighbours, Seen, Wanted
 from loadtest.faults.target import Target
+from loadtest.faults.trial import Setting, Trial, settings
+from loadtest.faults.use import highest_use, use_of
 from loadtest.server import Address
+
+NOBODY = Wanted("http://127.0.0.1:1", "127.0.0.1:1", {}, {}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -26,43 +33,112 @@ def kept_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "OUT", tmp_path / "faults.json")
 
 
-def quiet(**seen):
-    return Seen(gaps=[0.01, 0.05], firsts=[0.1], refusals=[0.004]) if not seen else Seen(**seen)
+def seen(**other):
+    usual = {"took": 2.0, "events": 2000, "gaps": [0.01, 0.05], "chats": [0.02], "refusals": [0.004], "probes": [0.01]}
+    return Seen(**usual | other)
 
 
-def broken(measures):
+def missed(measures):
     return [each.what for each in measures if not each.kept]
 
 
+def judged(found, quiet=None, *, may_refuse=False):
+    return missed([*judge.streams(quiet or seen(), found, may_refuse=may_refuse), *judge.refusals(found)])
+
+
 def test_an_attack_that_nobody_notices_is_kept():
-    assert broken(faults.judged(quiet(), quiet(), "9 400")) == []
+    assert judged(seen()) == []
 
 
 @pytest.mark.parametrize(
-    ("seen", "what"),
+    ("found", "what"),
     [
-        (Seen(gaps=[0.01, 0.26], refusals=[0.004]), "largest gap"),
-        (Seen(gaps=[], refusals=[0.004]), "largest gap"),
-        (Seen(gaps=[0.01], refusals=[0.004, 0.06, 0.07]), "limited key refused, median"),
-        (Seen(gaps=[0.01], refusals=[]), "limited key refused, median"),
-        (Seen(gaps=[0.01], refusals=[0.004], failed=["a stream was cut"]), "broken"),
+        ({"events": 490}, ["streams slower, times"]),
+        ({"gaps": [0.01] * 200 + [0.26]}, ["largest gap"]),
+        ({"gaps": [0.01] * 90 + [0.2] * 10}, ["p99 gap"]),
+        ({"gaps": [], "events": 0}, ["streams slower, times", "p99 gap", "largest gap"]),
+        ({"chats": [0.02, 2.1]}, ["longest chat"]),
+        ({"chats": []}, ["longest chat"]),
+        ({"turned_away": 1}, ["turned away"]),
+        ({"failed": ["a stream was cut"]}, ["broken"]),
+        ({"lost_probes": ["/healthz: 429"]}, ["probes lost"]),
+        ({"refusals": [0.004, 0.06, 0.07]}, ["limited key refused, median"]),
+        ({"refusals": []}, ["limited key refused, median"]),
     ],
 )
-def test_what_a_neighbour_notices_is_not_kept(seen, what):
-    assert broken(faults.judged(quiet(), seen, "")) == [what]
+def test_what_a_neighbour_notices_is_not_kept(found, what):
+    assert judged(seen(**found)) == what
 
 
 def test_a_gap_may_be_three_times_that_of_a_noisy_quiet_stretch():
-    noisy = quiet(gaps=[0.2], refusals=[0.004])
-    assert broken(faults.judged(noisy, Seen(gaps=[0.59], refusals=[0.004]), "")) == []
-    assert broken(faults.judged(noisy, Seen(gaps=[0.61], refusals=[0.004]), "")) == ["largest gap"]
+    noisy = seen(gaps=[0.2])
+    assert judged(seen(gaps=[0.59]), noisy) == []
+    assert judged(seen(gaps=[0.61]), noisy) == ["p99 gap", "largest gap"]
+
+
+def test_one_owner_who_fills_the_queue_may_be_refused_but_not_broken():
+    full = {"events": 0, "gaps": [], "chats": [9.0], "turned_away": 7}
+    assert judged(seen(**full), may_refuse=True) == []
+    assert judged(seen(**full, failed=["a chat: 500"], lost_probes=["/readyz: 429"]), may_refuse=True) == [
+        "broken",
+        "probes lost",
+    ]
+    assert judged(seen(gaps=[2.0]), may_refuse=True) == ["p99 gap", "largest gap"]  # a stream that runs goes on
+
+
+@pytest.mark.parametrize(
+    ("after", "what"),
+    [
+        ({}, []),
+        ({"events": 600}, ["streams slower afterwards, times"]),
+        ({"turned_away": 1}, ["broken afterwards"]),
+        ({"lost_probes": ["grpc.health: UNAVAILABLE"]}, ["broken afterwards"]),
+    ],
+)
+def test_an_attack_must_be_over_when_it_is_over(after, what):
+    assert missed(judge.afterwards(seen(), seen(**after))) == what
+
+
+def test_memory_files_and_the_time_until_an_answer_are_limited():
+    assert missed(judge.server(1 << 20, 3, 0.1, 10.0)) == []
+    assert missed(judge.server(1 << 30, 30, math.inf, 10.0)) == ["memory", "open files left", "answering again"]
+
+
+def test_what_ends_while_the_server_settles_is_the_attacks():
+    after = seen(chats=[7.0], failed=["a chat: 500"], lost_probes=["/healthz: TimeoutError"], gaps=[5.0])
+    assert judged(seen().with_end(after)) == ["longest chat", "broken", "probes lost"]
 
 
 def test_a_stream_that_is_silent_counts_as_a_gap_although_no_message_ends_it():
-    neighbours = Neighbours(None, "http://127.0.0.1:1", {}, {})
+    neighbours = Neighbours(None, NOBODY)
     neighbours.waiting[0] = "gaps", time.monotonic() - 7
     assert neighbours.take().longest_gap() >= 7
     assert neighbours.take().longest_gap() < 7  # it goes on from the last look
+
+
+def test_a_chat_that_waits_counts_from_its_call_at_each_look():
+    neighbours = Neighbours(None, NOBODY)
+    neighbours.waiting["chat"] = "chats", time.monotonic() - 7
+    assert max(neighbours.take().chats) >= 7
+    assert max(neighbours.take().chats) >= 7
+
+
+def test_a_server_that_says_nothing_loses_probes_and_is_no_good_neighbour(monkeypatch):
+    from loadtest.faults import neighbours as room
+
+    monkeypatch.setattr(room, "PROBE_SECONDS", 0.1)
+
+    async def lost(port):
+        one = Neighbours(None, Wanted(f"http://127.0.0.1:{port}", f"127.0.0.1:{port}", {}, {}, {}))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await asyncio.gather(one.probe("/healthz"), one.probe("grpc.health"))
+        return one.take()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = asyncio.run(lost(silent.getsockname()[1]))
+    assert {line.partition(":")[0] for line in found.lost_probes} == {"/healthz", "grpc.health"}
+    assert found.probes == []
 
 
 def call(began, ended, transport, result="ok"):
@@ -138,22 +214,100 @@ def test_nobody_reads_the_servers_lines_while_reading_is_cleared():
     assert target.lines == ["one", "two"]
 
 
-def test_a_run_that_was_ended_goes_on_where_it_was(monkeypatch, capsys):
-    tried = []
+def test_what_a_server_held_at_most_is_seen_although_it_was_given_back(monkeypatch):
+    monkeypatch.setattr("loadtest.faults.use.EVERY", 0.01)
+    import psutil
+
+    target = Target(Address("", ""), None, "", {})
+    target.processes = lambda: [psutil.Process()]
+    before = use_of(target.processes())
+    with highest_use(target) as most, contextlib.ExitStack() as files:
+        held = bytearray(os.urandom(1 << 16) * (64 << 4))
+        for _ in range(40):
+            files.enter_context(socket.socket())
+        time.sleep(0.2)
+        del held
+    assert most.memory - before.memory > 50 << 20
+    assert most.files - before.files >= 40
+
+
+def test_the_usual_settings_are_one_process_in_three_ways_and_ray_with_keys():
+    assert [str(each) for each in settings()] == [
+        "single, a key each",
+        "single, one shared key",
+        "single, no keys",
+        "ray, a key each",
+    ]
+    assert settings("ray") == [Setting("ray", "each")]
+    assert settings("ray", "none") == [Setting("ray", "none")]
+    assert settings(keys="shared") == [Setting("single", "shared"), Setting("ray", "shared")]
+
+
+def test_attacks_are_left_out_where_they_make_no_sense():
+    names = ["wrong keys", "bad words of a limited key", "other hosts", "a hog", "replica killed"]
+    assert [sensible(names, keys) for keys in KEYS] == [
+        ["wrong keys", "bad words of a limited key", "a hog"],
+        ["wrong keys", "a hog"],
+        ["other hosts", "a hog"],
+    ]
+
+
+def test_no_attack_replaces_another():
+    with pytest.raises(ValueError, match="a hog"):
+        add("a hog", Attack("", None))
+
+
+def test_bodies_that_must_differ_do():
+    makers = (bodies.regex, bodies.grammar, bodies.schema, bodies.choices, bodies.slow_schema, bodies.new_prompt)
+    assert all(make() != make() for make in makers)
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """What was tried where; nothing is started."""
+    found = []
+
+    def pretend(setting, names, seconds, note):
+        for name in sensible(names, setting.keys):
+            found.append((str(setting), name))
+            note(name, [Measure("largest gap", 1.0, "ms", 5.0)])
+
+    monkeypatch.setattr(faults, "try_attacks", pretend)
     for name in list(DEATHS):
-        monkeypatch.setitem(DEATHS, name, lambda name=name: tried.append(name) or [Measure("answering again", 1.0, "s", 5.0)])
+        monkeypatch.setitem(DEATHS, name, lambda name=name: found.append(name) or [Measure("answering again", 1.0, "s", 5.0)])
+    return found
+
+
+def test_a_run_that_was_ended_goes_on_where_it_was(tried, capsys):
     first, second, *_ = DEATHS
-    assert faults.main(["--only", first]) == 0
-    assert faults.main(["--resume", "--only", first, second]) == 0
-    assert tried == [first, second]
-    assert json.loads(faults.OUT.read_text()).keys() == {first, second}
+    assert faults.main(["--only", first, "a hog", "--serve", "ray"]) == 0
+    assert faults.main(["--resume", "--only", first, second, "a hog", "--serve", "ray", "--keys", "each"]) == 0
+    assert tried == [("ray, a key each", "a hog"), first, second]
+    assert json.loads(faults.OUT.read_text()).keys() == {"ray, a key each", "deaths"}
     assert "answering again 1 s (at most 5)" in capsys.readouterr().out
+
+
+def test_an_attack_is_tried_in_every_setting_and_a_death_on_ray_alone(tried):
+    first, *_ = DEATHS
+    assert faults.main(["--only", first, "wrong keys"]) == 0
+    ways = ("single, a key each", "single, one shared key", "ray, a key each")
+    assert tried == [*((way, "wrong keys") for way in ways), first]
+    tried.clear()
+    assert faults.main(["--only", first, "wrong keys", "--serve", "single", "--keys", "none"]) == 0
+    assert tried == []
 
 
 def test_a_limit_that_was_missed_is_the_exit_code(monkeypatch):
     name = next(iter(DEATHS))
     monkeypatch.setitem(DEATHS, name, lambda: [Measure("answering again", math.inf, "s", 5.0)])
     assert faults.main(["--only", name]) == 3
+
+
+def test_the_table_tells_which_limit_was_missed(tried, capsys):
+    found = {"single, no keys": {"a hog": [Measure("largest gap", 300.0, "ms", 250.0), Measure("p99 gap", 12.0, "ms", 100.0)]}}
+    row = next(line for line in faults.table(found).splitlines() if line.startswith("| a hog"))
+    assert "| 12 | 300 |" in row
+    assert "**no**: largest gap 300 ms (at most 250)" in row
 
 
 def test_a_socket_that_any_user_can_write_to_is_found_and_one_behind_a_closed_folder_is_not():
@@ -176,3 +330,69 @@ def test_every_fault_says_what_it_is(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(ATTACKS) + len(DEATHS)
     assert all(line.split(": ", 1)[1] for line in lines)
+
+
+class Stub:
+    """What a trial asks of a server and its neighbours."""
+
+    def __init__(self, stretches):
+        self.keys, self.stretches = {"open": "a"}, iter(stretches)
+
+    def processes(self):
+        return []
+
+    def ready(self, seconds):
+        return True
+
+    def take(self):
+        return next(self.stretches)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    for name in ("SETTLE_SECONDS", "FILES_SECONDS", "START_SECONDS"):
+        monkeypatch.setattr(trial, name, 0.0)
+
+
+def tried_once(monkeypatch, name, stretches, keys="each"):
+    async def nothing(target, name, seconds):
+        return [Measure("the attacker's calls", 0)]
+
+    monkeypatch.setattr(trial, "_attack", nothing)
+    one = Stub(stretches)
+    with asyncio.Runner() as runner:
+        made = Trial(one, one, runner, Setting("single", keys), 0.0, seen())
+        measures, fit = made.attack(name)
+    return missed(measures), fit
+
+
+def test_a_trial_judges_the_attack_its_end_and_what_is_after_it(monkeypatch, short):
+    before, during, ending, start = (seen() for _ in range(4))
+    assert tried_once(monkeypatch, "a hog", [before, during, ending, start, seen()]) == ([], True)
+    bad = [before, during, seen(failed=["a chat: 500"]), start, seen(turned_away=1)]
+    assert tried_once(monkeypatch, "a hog", bad) == (["broken", "broken afterwards"], True)
+
+
+def test_only_a_hog_of_the_same_owner_may_have_others_refused(monkeypatch, short):
+    def stretches():
+        return [seen(), seen(turned_away=3), seen(), seen(), seen()]
+
+    assert tried_once(monkeypatch, "a hog", stretches(), "each")[0] == ["turned away"]
+    assert tried_once(monkeypatch, "a hog", stretches(), "shared")[0] == []
+    assert tried_once(monkeypatch, "refused bodies", stretches(), "shared")[0] == ["turned away"]
+
+
+@pytest.mark.parametrize(("ends", "what"), [(True, ["calls without an end"]), (False, [])])
+def test_an_attack_that_should_be_done_and_is_not_has_checked_nothing(monkeypatch, ends, what):
+    async def waits(a):
+        await asyncio.Event().wait()
+
+    monkeypatch.setitem(ATTACKS, "waits", Attack("", waits, ends=ends))
+    monkeypatch.setattr(trial, "END_SECONDS", 0.05)
+    monkeypatch.setattr(trial, "LEAST_SECONDS", 0.0)
+    target = Target(Address("http://127.0.0.1:1", "127.0.0.1:1"), None, "", {})
+    assert missed(asyncio.run(trial._attack(target, "waits", 0.05))) == what
+
+
+def test_a_server_that_does_not_get_over_it_is_not_fit_for_the_next_attack(monkeypatch, short):
+    assert tried_once(monkeypatch, "a hog", [seen(), seen(), seen(), seen(), seen(events=3)])[1] is False

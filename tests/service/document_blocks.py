@@ -58,7 +58,7 @@ SERVED = NotRun("Leave it running")
 GERMANY = r"capital of Germany is.*Berlin"
 CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
 BFCL, MUTANTS, CLUSTER = NotRun("Berkeley function calling"), NotRun("It is not part of CI"), NotRun("No cluster was at hand")
-FAULTS = NotRun("half an hour, on a quiet machine")
+FAULTS = NotRun("an hour and a quarter, on a quiet machine")
 INSTALLED = (
     "tests/service/test_installed.py::test_the_wheels_native_decoder_serves_with_the_one_openmp_runtime_that_torch_brings"
 )
@@ -164,6 +164,7 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         ),
         "make faults  ": FAULTS,
         "--resume": FAULTS,
+        "--serve single --keys none": FAULTS,
         "--only": FAULTS,
     },
 }

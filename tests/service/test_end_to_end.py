@@ -1,11 +1,13 @@
 """What a caller and an operator see of a real server: Ray Serve, the fast data plane, the default model."""
 
 import concurrent.futures
+import http.client
 import json
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import grpc
 import openai
@@ -156,6 +158,16 @@ def test_a_client_that_leaves_over_http_frees_its_blocks(server: Server) -> None
     lines.close()
     assert wait_for(lambda: idle(server), 5)
     assert wait_for(lambda: server.metric("attend_requests_total", **aborted) == before + 1, 5)
+
+
+def test_a_client_that_leaves_before_a_whole_answer_frees_its_blocks(server: Server) -> None:
+    place = urlsplit(server.url)
+    body = json.dumps({"prompt": [PROMPT] * 16, "n": 8, **LONG})
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    assert wait_for(lambda: server.metric("attend_kv_cache_usage") > 0, 10)
+    connection.close()
+    assert wait_for(lambda: idle(server), 5)
 
 
 def test_a_client_that_leaves_over_grpc_frees_its_blocks(server: Server) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from attend.service.generation.turns import GET_SECONDS
+from attend.service.generation.turns import GET_SECONDS, yield_to_loop
 from attend.service.http_api.app import RequestIds
 from tests.fakes import FakeEngine
 from tests.service.bad_calls import whole_server
@@ -89,3 +89,58 @@ def test_calls_without_a_body_begin_a_few_hundred_a_second_and_delay_no_other_ca
         assert asyncio.get_running_loop().time() == at, "one alone waits for nothing"
 
     run_at_once(run())
+
+
+def test_many_calls_of_one_caller_delay_only_his_own():
+    done = []
+
+    async def call(caller):
+        await yield_to_loop(caller)
+        done.append(caller)
+
+    async def run():
+        await asyncio.gather(*(call("many") for _ in range(CALLS)), call("few"), call(None))
+
+    asyncio.run(run())
+    assert done[:3] == ["many", "few", None]
+    assert len(done) == CALLS + 2
+
+
+def test_who_no_longer_waits_takes_no_round_from_others():
+    async def run():
+        left = [asyncio.create_task(yield_to_loop("left")) for _ in range(CALLS)]
+        await asyncio.sleep(0)
+        for task in left:
+            task.cancel()
+        count = [0]
+        await rounds(count, [yield_to_loop("stays")])
+        return count[0]
+
+    assert asyncio.run(run()) <= 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"headers": [(b"authorization", b"Bearer other")], "client": ("127.0.0.1", 1)},
+        {"headers": [(b"x-api-key", b"many")], "client": ("127.0.0.1", 1)},
+        {"headers": [(b"authorization", b"Bearer many")], "client": ("127.0.0.2", 1)},
+        {"headers": [(b"authorization", b"Bearer many")], "client": ("127.0.0.1", 1), "method": "GET"},
+    ],
+)
+def test_calls_over_http_are_told_apart_by_their_keys_and_address_and_whether_they_bring_work(other):
+    begun = []
+
+    async def run():
+        async def app(scope, receive, send):
+            begun.append(scope["which"])
+
+        stamped = RequestIds(app)
+        many = {"type": "http", "method": "POST", "headers": [(b"authorization", b"Bearer many")], "client": ("127.0.0.1", 1)}
+        calls = [many | {"which": "many"} for _ in range(CALLS)] + [
+            {"type": "http", "method": "POST", "which": "other"} | other
+        ]
+        await asyncio.gather(*(stamped(scope, None, None) for scope in calls))
+
+    asyncio.run(run())
+    assert begun.index("other") == 1

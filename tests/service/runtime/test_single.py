@@ -36,6 +36,7 @@ from tests.service.test_end_to_end import (  # noqa: F401
     PROMPT,
     attend,
     post,
+    test_a_client_that_leaves_before_a_whole_answer_frees_its_blocks,
     test_a_client_that_leaves_over_grpc_frees_its_blocks,
     test_a_client_that_leaves_over_http_frees_its_blocks,
     test_both_transports_give_the_same_greedy_text,

@@ -1,0 +1,340 @@
+"""Attacks that are one POST, sent again and again: what is in its body makes the work."""
+
+import gzip
+import itertools
+import json
+import random
+from functools import cache
+from typing import Any
+
+from loadtest.faults.attack import Flood, add_floods
+
+COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+MIB = 1 << 20
+EACH = ("each",)
+USER = {"role": "user", "content": "hello there"}
+_numbers = itertools.count()
+
+
+def prompted(**fields: Any) -> dict[str, Any]:
+    """A short completion with more fields."""
+    return {"prompt": "a", "max_tokens": 4} | fields
+
+
+def enforced(**how: Any) -> dict[str, Any]:
+    """A short completion whose form is enforced."""
+    return prompted(structured_outputs=how)
+
+
+@cache
+def bomb() -> bytes:
+    """64 MiB of spaces in 64 KB."""
+    return gzip.compress(b" " * (64 * MIB))
+
+
+@cache
+def many_ids() -> bytes:
+    """1 MB of token ids."""
+    drawn = random.Random(0)
+    return json.dumps({"prompt": [drawn.randrange(1000, 8000) for _ in range(170_000)], "max_tokens": 1}).encode()
+
+
+def slow_schema() -> dict[str, Any]:
+    """A JSON schema that takes about a second to compile or to be refused, another one each time."""
+    return enforced(json={"type": "integer", "multipleOf": 100_000_007 + 2 * next(_numbers)})
+
+
+def new_prompt(**fields: Any) -> dict[str, Any]:
+    """A prompt of 900 tokens that nobody has cached."""
+    number = next(_numbers)
+    return {"prompt": [100 + (number * 7919 + index * 31) % 7000 for index in range(900)], "max_tokens": 1} | fields
+
+
+def answers(prompts: int, tokens: int, text: str = "def f(", **fields: Any) -> dict[str, Any]:
+    """8 answers for each of so many prompts, of so many tokens each."""
+    return {"prompt": [text] * prompts, "n": 8, "max_tokens": tokens, "ignore_eos": True} | fields
+
+
+def tools(count: int, properties: int) -> list[dict[str, Any]]:
+    """Tools whose schemas have so many properties each."""
+    schema = {"type": "object", "properties": {f"property_{number}": {"type": "string"} for number in range(properties)}}
+    return [{"type": "function", "function": {"name": f"tool_{number}", "parameters": schema}} for number in range(count)]
+
+
+def regex() -> dict[str, Any]:
+    """Another regular expression each time, with many states or much to choose from."""
+    number = next(_numbers)
+    patterns = (
+        f"((((a?){{{20 + number % 9}}}){{20}}){{20}})b{number}",
+        f"(.*a.*){{40}}{number}",
+        f"(a|aa|aaa|b{number})*c.{{200}}",
+        f"(\\w{{1,{200 + number}}}\\s?){{1,200}}",
+    )
+    return enforced(regex=patterns[number % len(patterns)])
+
+
+def grammar() -> dict[str, Any]:
+    """Another grammar each time: ambiguous, recursive to the left, or a chain of rules."""
+    number = next(_numbers)
+    chain = "\n".join(f"r{index}: r{index + 1} | r{index + 1} r{index + 1}" for index in range(300))
+    texts = (
+        f'start: start start | "a" | "{number}"',
+        f'start: start "a" start | "" | "{number}"',
+        f'start: r0\n{chain}\nr300: "a" | "{number}"',
+    )
+    return enforced(grammar=texts[number % len(texts)])
+
+
+def schema() -> dict[str, Any]:
+    """Another JSON schema each time: many alternatives alike, or many that must hold together."""
+    number = next(_numbers)
+    alike = {"anyOf": [{"type": "object", "properties": {f"a{number}": {"const": index}}} for index in range(300)]}
+    together = {"allOf": [{"anyOf": [{"pattern": f"^a{{{index},}}b{number}"}, {"type": "null"}]} for index in range(30)]}
+    nested: dict[str, Any] = {"type": "string", "pattern": f"(a?){{100}}{number}"}
+    for _ in range(20):
+        nested = {"type": "array", "items": nested, "minItems": 3, "maxItems": 30}
+    return enforced(json=(alike, together, nested)[number % 3])
+
+
+def choices() -> dict[str, Any]:
+    """5000 texts, others each time, one of which is to be the answer."""
+    number = next(_numbers)
+    return enforced(choice=[f"{number} choice {index} of them" for index in range(5000)])
+
+
+def unknown_fields() -> dict[str, Any]:
+    """2000 fields that nobody knows, others each time."""
+    number = next(_numbers)
+    return prompted(**{f"unknown_{number}_{index}": index for index in range(2000)})
+
+
+def odd_text() -> dict[str, Any]:
+    """A text of 60 KB that tokenizers dislike: one word, marks on marks, joined faces, one that grows when it is normalised."""
+    texts = ("a", "a" + "\u0301\u0323" * 40, "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d", "\ufdfa", "\u0130\u0307")
+    return {"prompt": (texts[next(_numbers) % len(texts)] * 60_000)[:20_000]}
+
+
+def embedded() -> dict[str, Any]:
+    """512 texts that nobody has cached."""
+    number = next(_numbers)
+    return {"input": [f"{number} {index} " + "word " * 100 for index in range(512)]}
+
+
+def ranked() -> dict[str, Any]:
+    """512 texts to be ranked, others each time."""
+    return {"query": "what is it", "documents": embedded()["input"]}
+
+
+WORDS = [f"word number {index} of the forbidden ones" for index in range(64)]
+BAD_WORDS = {"prompt": [f"prompt {index}" for index in range(16)], "n": 8, "max_tokens": 1, "bad_words": WORDS}
+FAILING = slow_schema()
+STOPS = {"stop": [" " * 255 + mark for mark in "abcd"], "logit_bias": {"220": 50}}
+TABLES = {
+    "logit_bias": {str(token): 1 for token in range(300)},
+    "allowed_token_ids": [*range(8000)],
+    "stop_token_ids": [*range(7000, 7300)],
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+}
+EXPLAINED = {
+    "prompt": [128 + i % 512 for i in range(512)],
+    "layers": [0],
+    "heads": [0, 1, 2],
+    "top_logprobs": 20,
+    "logit_lens": 5,
+}
+TEXT = ("lorem ipsum dolor " * (MIB // 18))[: MIB - 200]
+MANY_TEXTS = {"prompt": [f"{index} " + "word " * 790 for index in range(128)], "max_tokens": 1}
+REFUSED = json.dumps({"messages": [USER] * 8000, "max_tokens": "many"}).encode()
+TOOL_CALL = {"messages": [USER], "max_tokens": 4, "tools": tools(100, 250)}
+GZIP = {"content-encoding": "gzip"}
+
+add_floods(
+    {
+        "bad words": Flood("64 bad words for 16 prompts of 8 answers", COMPLETIONS, BAD_WORDS, 2, fills=True),
+        "bad words of a limited key": Flood(
+            "the same with a key that is at its limit", COMPLETIONS, BAD_WORDS, 8, EACH, key="limited"
+        ),
+        "slow grammars": Flood("64 schemas at a time that take a second each to compile", COMPLETIONS, slow_schema, 64),
+        "slow grammars of a limited key": Flood(
+            "322 of them with a key that is at its limit", COMPLETIONS, slow_schema, 322, EACH, key="limited"
+        ),
+        "one failing grammar": Flood("the same schema that takes too long, 32 at a time", COMPLETIONS, FAILING, 32),
+        "regular expressions": Flood("regular expressions of many states, 16 at a time", COMPLETIONS, regex, 16),
+        "ambiguous grammars": Flood("grammars that are ambiguous or recurse, 16 at a time", COMPLETIONS, grammar, 16),
+        "schemas of alternatives": Flood(
+            "schemas of 300 alternatives, or 30 at once, or 20 levels, 16 at a time", COMPLETIONS, schema, 16
+        ),
+        "many choices": Flood("5000 choices, others each time, 8 at a time", COMPLETIONS, choices, 8),
+        "masks with top p": Flood(
+            "64 JSON answers with top_p",
+            COMPLETIONS,
+            answers(8, 64, response_format={"type": "json_object"}, top_p=0.95),
+            2,
+            fills=True,
+        ),
+        "full sorts": Flood(
+            "64 answers with top_p, min_p and a top_k of 8000",
+            COMPLETIONS,
+            answers(8, 128, top_p=0.95, top_k=8000, min_p=0.001),
+            2,
+            fills=True,
+        ),
+        "tables of every answer": Flood(
+            "300 biases, 8000 allowed tokens and 300 stop tokens for 64 answers",
+            COMPLETIONS,
+            answers(8, 128, **TABLES),
+            2,
+            fills=True,
+        ),
+        "stop strings": Flood(
+            "4 stop strings of 256 characters that nearly match, for 64 answers",
+            COMPLETIONS,
+            answers(8, 128, " " * 200, **STOPS),
+            2,
+            fills=True,
+        ),
+        "large log probabilities": Flood(
+            "prompt_logprobs at its limit: answers of 55 MB, 2 at a time",
+            COMPLETIONS,
+            {"prompt": [[7] * 1000] * 40, "max_tokens": 1, "prompt_logprobs": 20},
+            2,
+            fills=True,
+        ),
+        "log probabilities of every answer": Flood(
+            "128 answers with 5 log probabilities each, 2 at a time", COMPLETIONS, answers(16, 64, logprobs=5), 2, fills=True
+        ),
+        "wrong bodies": Flood(
+            "1 MiB of JSON that is wrong half a million times",
+            COMPLETIONS,
+            b'{"prompt":[' + b"{}," * (MIB // 3 - 10) + b"{}]}",
+            4,
+        ),
+        "deep bodies": Flood("1 MiB of brackets", COMPLETIONS, b'{"prompt":' + b"[" * (MIB - 20), 4),
+        "refused bodies": Flood("chats of 8000 messages with a wrong field, 250 at a time", CHAT, REFUSED, 250),
+        "bodies at the limit": Flood(
+            "1 MB of token ids, 8 at a time",
+            COMPLETIONS,
+            many_ids,
+            8,
+        ),
+        "gzip bombs": Flood("64 MiB in 64 KB of gzip, 16 at a time", COMPLETIONS, bomb, 16, headers=GZIP),
+        "gzip of chats": Flood(
+            "1 MB of messages in some KB of gzip, 32 at a time", CHAT, gzip.compress(REFUSED), 32, headers=GZIP
+        ),
+        "unknown fields": Flood("2000 unknown fields, others each time, 8 at a time", COMPLETIONS, unknown_fields, 8),
+        "long names": Flood(
+            "a field, a model and a salt with names of 300 KB",
+            COMPLETIONS,
+            prompted(**{"x" * 300_000: 1, "model": "y" * 300_000, "cache_salt": "z" * 300_000}),
+            8,
+        ),
+        "unknown models": Flood(
+            "calls for models that nobody serves, 32 at a time",
+            COMPLETIONS,
+            lambda: prompted(model=f"model {next(_numbers)}"),
+            32,
+        ),
+        "long chats": Flood("chats of 20,000 messages", CHAT, {"messages": [USER] * 20_000, "max_tokens": 1}, 4),
+        "chats of parts": Flood(
+            "2048 messages of 10 parts each, 4 at a time",
+            CHAT,
+            {"messages": [USER | {"content": [{"type": "text", "text": "hello"}] * 10}] * 2048, "max_tokens": 1},
+            4,
+        ),
+        "template arguments": Flood(
+            "600 KB of arguments for the chat template",
+            CHAT,
+            {"messages": [USER], "max_tokens": 1, "chat_template_kwargs": {"given": [["a"] * 10] * 4000}},
+            4,
+        ),
+        "tool schemas": Flood("1 MB of tools that the model may call, 4 at a time", CHAT, TOOL_CALL, 4),
+        "enforced tool schemas": Flood(
+            "1 MB of tools one of which must be called, 4 at a time", CHAT, TOOL_CALL | {"tool_choice": "required"}, 4
+        ),
+        "long prompts": Flood(
+            "prompts of 900 tokens that nobody has cached, 16 at a time", COMPLETIONS, new_prompt, 16, fills=True
+        ),
+        "many answers of long prompts": Flood(
+            "8 answers each of prompts of 900 tokens that nobody has cached, 8 at a time",
+            COMPLETIONS,
+            lambda: new_prompt(n=8, max_tokens=64, ignore_eos=True),
+            8,
+            fills=True,
+        ),
+        "texts too long": Flood("1 MiB of text to be tokenized, 8 at a time", TOKENIZE, {"prompt": TEXT}, 8),
+        "texts cut": Flood(
+            "1 MiB of text whose last token alone is kept, 8 at a time",
+            COMPLETIONS,
+            prompted(prompt=TEXT, truncate_prompt_tokens=1),
+            8,
+        ),
+        "odd texts": Flood("60 KB of one word, or of marks on marks, to be tokenized, 16 at a time", TOKENIZE, odd_text, 16),
+        "long detokenizing": Flood(
+            "200,000 tokens to be made a text, 8 at a time", "/detokenize", {"tokens": [300] * 200_000}, 8
+        ),
+        "counted tokens": Flood(
+            "count_tokens of 900 KB of messages, 8 at a time",
+            "/v1/messages/count_tokens",
+            {"messages": [USER | {"content": TEXT[:900_000]}]},
+            8,
+        ),
+        "many prompts": Flood("lists of 128 prompts of 4000 characters, 4 at a time", COMPLETIONS, MANY_TEXTS, 4, fills=True),
+        "half characters": Flood(
+            "answers resumed after 1000 bytes that are no characters",
+            COMPLETIONS,
+            prompted(max_tokens=1001, resume_token_ids=[128 + index % 64 for index in range(1000)], n=8),
+            4,
+            fills=True,
+        ),
+        "many answers": Flood("calls of 128 answers of 200 tokens, 4 at a time", COMPLETIONS, answers(16, 200), 4, fills=True),
+        "a hog": Flood("128 answers of 900 tokens, 3 at a time", COMPLETIONS, answers(16, 900), 3, fills=True),
+        "streams of many answers": Flood(
+            "streams of 128 answers with log probabilities and counts, 4 at a time",
+            COMPLETIONS,
+            answers(16, 200, stream=True, logprobs=5, stream_options={"continuous_usage_stats": True}),
+            4,
+            fills=True,
+        ),
+        "highest priority": Flood(
+            "answers of 400 tokens with priority 9, 64 at a time",
+            COMPLETIONS,
+            prompted(max_tokens=400, ignore_eos=True, priority=9),
+            64,
+            fills=True,
+        ),
+        "short deadlines": Flood(
+            "answers of 400 tokens with a deadline of 1 ms, 64 at a time",
+            COMPLETIONS,
+            prompted(max_tokens=400, deadline_ms=1),
+            64,
+        ),
+        "overload with one header": Flood(
+            "320 callers at once with the same header", COMPLETIONS, prompted(max_tokens=64, ignore_eos=True), 320, fills=True
+        ),
+        "responses": Flood(
+            "streams of /v1/responses, 64 at a time",
+            "/v1/responses",
+            {"input": "a", "max_output_tokens": 400, "stream": True},
+            64,
+            fills=True,
+        ),
+        "embeddings": Flood("512 texts to embed, 4 at a time", "/v1/embeddings", embedded, 4, fills=True),
+        "rankings": Flood("512 texts to rank, 4 at a time", "/v1/rerank", ranked, 4, fills=True),
+        "explained texts": Flood(
+            "/v1/attention of 512 tokens with as many weights as an answer may hold, 8 at a time",
+            "/v1/attention",
+            EXPLAINED,
+            8,
+        ),
+        "errors": Flood("calls that are refused with 400, 32 at a time", COMPLETIONS, {"prompt": 1}, 32),
+        "wrong keys": Flood(
+            "calls with a key that is not known, 32 at a time",
+            COMPLETIONS,
+            prompted(),
+            32,
+            ("each", "shared"),
+            headers={"authorization": "Bearer wrong"},
+        ),
+    }
+)

@@ -1,0 +1,158 @@
+"""The attacks of `make faults` on a server that says yes to everything: each runs, and does what its line says."""
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+
+import grpc
+import pytest
+
+from attend.v1 import generation_pb2 as pb
+from loadtest.faults.attack import ATTACKS
+from loadtest.faults.attacker import attacker
+from loadtest.faults.attacks import answers, rpc
+from loadtest.faults.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fields, frame, http2, integer, message
+from loadtest.faults.target import Target
+from loadtest.server import Address
+
+NAMES = ("neighbour", "quiet", "open", "limited")
+
+
+class Yes:
+    """HTTP that answers 200 to whatever comes, and gRPC that counts calls and answers with nothing."""
+
+    def __init__(self, answer=b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"):
+        self.answer, self.calls, self.metadata = answer, Counter(), {}
+
+    async def http(self, reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                _, _, rest = head.partition(b"content-length: ")
+                await reader.readexactly(int(rest.partition(b"\r")[0] or b"0"))
+                self.calls[head.partition(b"\r")[0]] += 1
+                writer.write(self.answer)
+                await writer.drain()
+                if b"connection: close" in head:
+                    break
+        writer.close()
+
+    def service(self, details):
+        self.calls[details.method] += 1
+        self.metadata = dict(details.invocation_metadata)
+
+        async def answered(messages, context):
+            async for _ in messages:
+                yield b""
+
+        return grpc.stream_stream_rpc_method_handler(answered)
+
+
+class Handler(grpc.GenericRpcHandler):
+    def __init__(self, yes):
+        self.yes = yes
+
+    def service(self, details):
+        return self.yes.service(details)
+
+
+@contextlib.asynccontextmanager
+async def saying_yes(yes, keys=NAMES):
+    listening = await asyncio.start_server(yes.http, "127.0.0.1", 0)
+    rpcs = grpc.aio.server(handlers=[Handler(yes)])
+    port = rpcs.add_insecure_port("127.0.0.1:0")
+    await rpcs.start()
+    http = listening.sockets[0].getsockname()[1]
+    target = Target(Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{port}"), None, "", dict.fromkeys(keys, "secret"))
+    target.get = lambda path: (200, "")
+    target.processes = lambda: []
+    target.reading = threading.Event()
+    try:
+        yield target
+    finally:
+        listening.close()
+        await rpcs.stop(0)
+
+
+async def attacked(names, yes, seconds):
+    """How each attack ended, and what it checked."""
+    found = {}
+    async with saying_yes(yes) as target:
+        for name in names:
+            async with attacker(target) as one:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await ATTACKS[name].run(one)
+                found[name] = one
+    return found
+
+
+@pytest.mark.parametrize("room", ["bodies", "wire", "rpc", "answers"])
+def test_every_attack_reaches_its_server(room):
+    def is_of(name):
+        return ATTACKS[name].run.__module__.endswith(f".{room if room != 'bodies' else 'attack'}")
+
+    names = [name for name in ATTACKS if is_of(name)]
+    assert len(names) >= 9
+    found = asyncio.run(attacked(names, Yes(), 0.15))
+    assert found.keys() == {*names}
+
+
+def test_a_check_that_fails_is_told():
+    evil = Yes(b"HTTP/1.1 200 OK\r\nx-request-id: evil id\r\nx-attend-full: 1\r\ncontent-length: 2\r\n\r\n{}")
+    names = [
+        "forged request ids",
+        "a second authorization",
+        "other hosts",
+        "odd paths",
+        "headers of our own",
+        "smuggled requests",
+    ]
+    found = asyncio.run(attacked(names, evil, 6.0))
+    values = {name: one.checks[0].value if one.checks else None for name, one in found.items()}
+    assert all(value for value in values.values()), values
+
+
+def test_statuses_of_what_came_over_a_connection():
+    assert answers.statuses(b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 404 Not Found\r\n") == [200, 404]
+    assert answers.statuses(b"") == []
+
+
+def test_integers_of_hpack():
+    """The examples of RFC 7541, C.1."""
+    assert integer(10, 5) == b"\x0a"
+    assert integer(1337, 5) == b"\x1f\x9a\x0a"
+    assert integer(42, 8) == b"\x2a"
+
+
+def test_frames_by_hand_are_a_call():
+    async def called():
+        yes = Yes()
+        async with saying_yes(yes) as target, attacker(target) as one, http2(one) as connection:
+            data = message(pb.GenerateRequest(text="a").SerializeToString())
+            start = frame(HEADERS, END_HEADERS, 1, fields(one, "Generate"))
+            await connection.send(start, frame(DATA, END_STREAM, 1, data))
+            for _ in range(100):
+                await asyncio.sleep(0.02)
+                if yes.calls:
+                    break
+        return yes
+
+    yes = asyncio.run(called())
+    assert yes.calls == {"/attend.v1.GenerationService/Generate": 1}
+    assert yes.metadata["authorization"] == "Bearer secret"
+
+
+def test_silent_calls_without_a_key_show_none():
+    async def called():
+        yes = Yes()
+        async with saying_yes(yes) as target, attacker(target) as one:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await rpc.silent_rpcs_without_a_key(one)
+        return yes
+
+    yes = asyncio.run(called())
+    assert yes.calls["/attend.v1.GenerationService/Generate"] > 100
+    assert "authorization" not in yes.metadata

@@ -1,0 +1,47 @@
+"""Connections that wait to be accepted are taken many at a time: probes come on new ones."""
+
+import asyncio
+import socket
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+from attend.service.runtime import front
+from tests.fakes import until
+
+CONNECTIONS = 10 * front.ACCEPTS
+
+
+async def nothing(scope: Any, receive: Any, send: Any) -> None:
+    """An application that is never called."""
+
+
+async def most_at_once() -> int:
+    """How many connections the server takes in one round of the event loop, of many that wait."""
+    server = front.http_server(nothing, 8)
+    with front.bound("127.0.0.1", 0) as sock, ExitStack() as callers:
+        sock.listen(2048)
+        task = asyncio.create_task(server.serve(front.listening(sock)))
+        await until(lambda: server.started)
+        for _ in range(CONNECTIONS):
+            callers.enter_context(socket.create_connection(sock.getsockname(), timeout=5))
+        taken = []
+        while not taken or taken[-1] < CONNECTIONS:
+            await asyncio.sleep(0)
+            taken.append(len(server.server_state.connections))
+        server.should_exit = True
+        callers.close()
+        await task
+    return max(after - before for before, after in pairwise(taken))
+
+
+def test_many_connections_are_accepted_in_one_round_of_the_event_loop():
+    with asyncio.Runner(loop_factory=front.Loop) as runner:
+        assert runner.run(most_at_once()) >= front.ACCEPTS
+
+
+def test_one_listening_socket_of_libuv_takes_one_connection_a_round(monkeypatch):
+    """The reason for ACCEPTS: it may go when this no longer holds."""
+    monkeypatch.setattr(front, "ACCEPTS", 1)
+    with asyncio.Runner(loop_factory=front.Loop) as runner:
+        assert runner.run(most_at_once()) == 1
