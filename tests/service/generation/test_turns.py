@@ -136,9 +136,15 @@ def test_calls_over_http_are_told_apart_by_their_keys_and_address_and_whether_th
             begun.append(scope["which"])
 
         stamped = RequestIds(app)
-        many = {"type": "http", "method": "POST", "headers": [(b"authorization", b"Bearer many")], "client": ("127.0.0.1", 1)}
+        many = {
+            "type": "http",
+            "path": "/",
+            "method": "POST",
+            "headers": [(b"authorization", b"Bearer many")],
+            "client": ("127.0.0.1", 1),
+        }
         calls = [many | {"which": "many"} for _ in range(CALLS)] + [
-            {"type": "http", "method": "POST", "which": "other"} | other
+            {"type": "http", "path": "/", "method": "POST", "which": "other"} | other
         ]
         await asyncio.gather(*(stamped(scope, None, None) for scope in calls))
 
