@@ -200,8 +200,8 @@ class Steering(Shape):
     )
     truncate_prompt_tokens: TruncateTokens = told(proto="truncate_prompt_tokens", client=True)
     priority: StrictInt | None = told(DEFAULT_PRIORITY, proto="priority", client=True, **between(0, MAX_PRIORITY))
-    """Higher first. A level counts as much as ten seconds of waiting, so that no call waits for ever. A running call
-    is not stopped for one of higher priority. A key's max_priority may be lower."""
+    """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting, so that no
+    call waits for ever. A running call is not stopped for one of higher priority. A key's max_priority may be lower."""
     cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = told(
         description=f"Cached prefixes are shared only within one salt; 1 to {MAX_SALT} characters. Default: one salt for all. "
         "Beside that, API keys and tenants share none with each other.",
