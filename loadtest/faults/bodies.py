@@ -57,7 +57,8 @@ def answers(prompts: int, tokens: int, text: str = "def f(", **fields: Any) -> d
 
 def tools(count: int, properties: int) -> list[dict[str, Any]]:
     """Tools whose schemas have so many properties each."""
-    schema = {"type": "object", "properties": {f"property_{number}": {"type": "string"} for number in range(properties)}}
+    text = {"type": "string", "description": "what it is, told in so many words that all of them are a MB"}
+    schema = {"type": "object", "properties": {f"property_{number}": text for number in range(properties)}}
     return [{"type": "function", "function": {"name": f"tool_{number}", "parameters": schema}} for number in range(count)]
 
 
@@ -146,7 +147,7 @@ EXPLAINED = {
 TEXT = ("lorem ipsum dolor " * (MIB // 18))[: MIB - 200]
 MANY_TEXTS = {"prompt": [f"{index} " + "word " * 790 for index in range(128)], "max_tokens": 1}
 REFUSED = json.dumps({"messages": [USER] * 8000, "max_tokens": "many"}).encode()
-TOOL_CALL = {"messages": [USER], "max_tokens": 4, "tools": tools(100, 250)}
+TOOL_CALL = {"messages": [USER], "max_tokens": 4, "tools": tools(60, 130)}
 GZIP = {"content-encoding": "gzip"}
 
 add_floods(

@@ -119,7 +119,7 @@ class Trial:
         may_refuse = ATTACKS[name].fills and self.setting.keys != "each"
         measures = [
             *judge.streams(self.quiet, seen, may_refuse=may_refuse),
-            *(judge.refusals(seen) if "limited" in self.target.keys else ()),
+            *(judge.refusals(seen, is_attacker=name.endswith("of a limited key")) if "limited" in self.target.keys else ()),
             *judge.server(most.memory - before.memory, left + judge.FILES if left else 0, again, AGAIN_SECONDS),
             *judge.afterwards(self.quiet, after),
             *checked,

@@ -70,6 +70,12 @@ def test_what_a_neighbour_notices_is_not_kept(found, what):
     assert judged(seen(**found)) == what
 
 
+def test_a_key_that_attacks_while_it_is_at_its_limit_may_wait_for_itself():
+    slow = seen(refusals=[0.9])
+    assert missed(judge.refusals(slow)) == ["limited key refused, median"]
+    assert missed(judge.refusals(slow, is_attacker=True)) == []
+
+
 def test_a_gap_may_be_three_times_that_of_a_noisy_quiet_stretch():
     noisy = seen(gaps=[0.2])
     assert judged(seen(gaps=[0.59]), noisy) == []
