@@ -16,7 +16,7 @@ from attend.model.errors import NoChatTemplate, Unavailable
 from attend.model.params import describe
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.caller import Caller, Callers
-from attend.service.access.keys import KeyRing
+from attend.service.access.keys import KEY_HEADERS, KeyRing
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
@@ -255,7 +255,8 @@ class GrpcMethods(OtherMethods):
         self, context: Context, record: RequestRecord, *, answers: int = 1, while_draining: bool = False
     ) -> tuple[Caller, Arrival]:
         """The caller of a call, charged for it before its message is read, and how the call came."""
-        await yield_to_loop()
+        sent = (value for name, value in context.invocation_metadata() if name in KEY_HEADERS)
+        await yield_to_loop((record.caller.address, *sent))
         caller = record.caller = self._known(record.caller, context)
         if self.is_draining() and not while_draining:
             raise Unavailable(SHUTTING_DOWN)
