@@ -339,7 +339,7 @@ def test_log_probabilities_of_a_prompt_hold_their_places_until_they_are_written(
 def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
     turns = []
 
-    async def turn() -> None:
+    async def turn(caller=None) -> None:
         turns.append(1)
 
     for module in (servicer, others):
