@@ -1,0 +1,275 @@
+"""Do the tests bite? A sample of mutants of `service/` and `model/engine/`, each tried by the tests that reach its line.
+
+Run `make mutants`; a later run goes on. Everything lies in `mutants/`:
+
+- `tree`, a copy of this tree, whose code stays as it was when the sample was drawn;
+- `.coverage` and `tests.json`: which test reaches which line, and how many seconds it took;
+- `results.jsonl`: a line for each mutant that was tried.
+
+As a plugin of pytest (`-p tests.mutants`) it records, or chooses and sorts the tests of one mutant.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import coverage
+import pytest
+
+from tests.mutations import Mutant, mutants
+
+ROOT = Path(__file__).parent.parent
+HOME = ROOT / "mutants"
+TREE, COVERED, TESTS, RESULTS = HOME / "tree", HOME / ".coverage", HOME / "tests.json", HOME / "results.jsonl"
+ROOMS = ("service", "model/engine")
+FOLDERS = ["tests/service", "tests/model/engine", "tests/simulation", "tests/wire"]
+QUICK = ["-m", "not (ray or cluster or clients or long)", "--cases", "2", "-p", "tests.mutants", "-p", "no:cacheprovider", "-q"]
+SEED, COUNT = 200, 200
+MOST_S, MOST_TESTS, LIMIT_S = 40.0, 250, 200.0
+"""Of the tests that reach a line the nearest run: so many, and so many seconds of them as recorded. Then they are ended."""
+ALIVE = ("survived", "timeout", "unreached")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of mutant `number` of the sample: killed (`by` a test), survived, timeout, or unreached."""
+
+    number: int
+    name: str
+    state: str
+    tests: int
+    by: str
+    seconds: float
+
+
+# As a plugin of pytest.
+
+
+class Recording:
+    """Notes which test reaches which line, and what it took. A test that fails here says nothing of mutants: it is left out."""
+
+    def __init__(self, home: str) -> None:
+        self.tests = Path(home) / TESTS.name
+        self.covered = coverage.Coverage(
+            data_file=f"{home}/{COVERED.name}", include=[f"{Path.cwd()}/{room}/*" for room in ROOMS], messages=False
+        )
+        self.covered.load()
+        self.covered.start()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.covered.switch_context(item.nodeid)
+        try:
+            return (yield)
+        finally:
+            self.covered.switch_context("")
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid] += report.duration
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+    def pytest_unconfigure(self):
+        self.covered.stop()
+        self.covered.save()
+        known = json.loads(self.tests.read_text()) if self.tests.exists() else {}
+        passed = {test: took for test, took in self.seconds.items() if test not in self.failed}
+        self.tests.write_text(json.dumps(known | passed, indent=0))
+
+
+class Choice:
+    """Runs the tests named, in their order."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.places = {name: place for place, name in enumerate(names)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        items[:] = sorted((item for item in items if item.nodeid in self.places), key=lambda item: self.places[item.nodeid])
+
+
+def pytest_configure(config):
+    if home := os.environ.get("ATTEND_MUTANTS_RECORD"):
+        config.pluginmanager.register(Recording(home))
+    if names := os.environ.get("ATTEND_MUTANTS_CHOICE"):
+        config.pluginmanager.register(Choice(Path(names).read_text().splitlines()))
+
+
+# As a program.
+
+
+def copy_tree() -> None:
+    """The code as it is now, and the tests as they are now: the code only the first time."""
+    ignored = shutil.ignore_patterns(".git", "mutants", "__pycache__", ".*_cache", "build", "out")
+    if not TREE.exists():
+        shutil.copytree(ROOT, TREE, symlinks=True, ignore=ignored)
+    else:
+        shutil.copytree(ROOT / "tests", TREE / "tests", symlinks=True, ignore=ignored, dirs_exist_ok=True)
+
+
+def run_tests(arguments: list[str], limit_s: float | None = None, **variables: str) -> tuple[int | None, str]:
+    """Exit code and output of pytest in the copy. No code: it took longer than `limit_s`."""
+    environment = (
+        os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+        }
+        | variables
+    )
+    command = [sys.executable, "-m", "pytest", *QUICK, *arguments]
+    with subprocess.Popen(
+        command, cwd=TREE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None, ""
+
+
+def record(folders: list[str]) -> None:
+    """Run the tests of these folders once, and add to what is known of them."""
+    print(f"recording which lines the tests of {', '.join(folders)} reach", flush=True)
+    _, output = run_tests(folders, ATTEND_MUTANTS_RECORD=str(HOME))
+    print(output[-3000:])
+
+
+def sample() -> list[Mutant]:
+    """Lines are drawn, so that a file has its share by its lines; of each line one mutant."""
+    lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+    for room in ROOMS:
+        for path in sorted((TREE / room).rglob("*.py")):
+            if path.name != "fields.py":  # generated
+                for mutant in mutants(path.relative_to(TREE).as_posix(), path.read_text(encoding="utf-8")):
+                    lines[mutant.path, mutant.line].append(mutant)
+    draw = random.Random(SEED)
+    print(f"{sum(map(len, lines.values()))} mutants in {len(lines)} lines", flush=True)
+    return [draw.choice(lines[line]) for line in draw.sample(sorted(lines), COUNT)]
+
+
+class Reach:
+    """Which tests reach a mutant, nearest first."""
+
+    def __init__(self) -> None:
+        self.data = coverage.CoverageData(str(COVERED))
+        self.data.read()
+        self.seconds: dict[str, float] = json.loads(TESTS.read_text())
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Its file's own tests first; then a few of each file of tests, those of its folder and quick ones before others."""
+        own = f"tests/{Path(mutant.path).parent}/"
+        reached = self.data.contexts_by_lineno(str(TREE / mutant.path))
+        found = {test for line in mutant.span for test in reached.get(line, ()) if test in self.seconds}
+        if not found and any(
+            line in reached for line in mutant.span
+        ):  # run by the import: constants, and the defaults of functions
+            found = {test for tests in reached.values() for test in tests if test in self.seconds}
+            found = found or {test for test in self.seconds if test.startswith(own)}
+        mine = f"{own}test_{Path(mutant.path).stem}"
+        ranks: dict[str, int] = {}
+        places: Counter[str] = Counter()
+        for test in sorted(found, key=self.seconds.__getitem__):
+            ranks[test] = 0 if test.startswith(mine) else 1 + places[test.partition("::")[0]] // 5
+            places[test.partition("::")[0]] += 1
+        order = sorted(found, key=lambda test: (ranks[test], not test.startswith(own), self.seconds[test]))
+        return list(self.within(order))
+
+    def within(self, order: list[str]) -> Iterator[str]:
+        total = 0.0
+        for test in order[:MOST_TESTS]:
+            total += self.seconds[test]
+            if total > MOST_S and test != order[0]:
+                return
+            yield test
+
+
+def attempt(number: int, mutant: Mutant, tests: list[str]) -> Result:
+    """Plant it in the copy, run its tests until one fails, and take it out again."""
+    begun = time.monotonic()
+    path = TREE / mutant.path
+    source = path.read_text(encoding="utf-8")
+    (HOME / "choice.txt").write_text("\n".join(tests))
+    state, by = "unreached", ""
+    if tests:
+        try:
+            path.write_text(mutant.applied(source), encoding="utf-8")
+            files = sorted({test.partition("::")[0] for test in tests})
+            code, output = run_tests(["-x", "--timeout", "60", *files], LIMIT_S, ATTEND_MUTANTS_CHOICE=str(HOME / "choice.txt"))
+        finally:
+            path.write_text(source, encoding="utf-8")
+        state = "timeout" if code is None else "survived" if code == 0 else "killed"
+        if state == "killed":
+            names = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
+            by = names[0] if names else output.strip().splitlines()[-1][:200]
+    return Result(number, mutant.name, state, len(tests), by, round(time.monotonic() - begun, 1))
+
+
+def equivalent() -> dict[str, str]:
+    """Mutants that no test can kill, and why."""
+    return tomllib.loads((ROOT / "tests/mutants.toml").read_text(encoding="utf-8"))
+
+
+def results() -> dict[str, Result]:
+    """The last that is known of each mutant."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {result.name: result for result in (Result(**json.loads(line)) for line in lines)}
+
+
+def report(chosen: list[Mutant]) -> None:
+    known, same = results(), equivalent()
+    states = Counter("equivalent" if name in same else known[name].state for name in known)
+    counted = sum(states.values()) - states["equivalent"]
+    for mutant in chosen:
+        if (result := known.get(mutant.name)) and result.state in ALIVE and mutant.name not in same:
+            print(f"#{result.number} {result.state} ({result.tests} tests): {mutant.name}")
+    print(f"{len(known)} of {len(chosen)} tried: {dict(states)}; killed {states['killed'] / max(counted, 1):.0%} of {counted}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="try those again that live, with the tests as they are now")
+    parser.add_argument(
+        "--record", nargs="+", default=[], metavar="TESTS", help="note what these tests reach, new ones for instance"
+    )
+    parser.add_argument("--only", nargs="+", type=int, default=[], metavar="NUMBER", help="only these of the sample, and again")
+    parser.add_argument("--report", action="store_true", help="say how it stands, and try none")
+    options = parser.parse_args()
+    HOME.mkdir(exist_ok=True)
+    if not options.report:
+        copy_tree()
+        if not COVERED.exists() or options.record:
+            record(options.record or FOLDERS)
+    chosen = sample()
+    reach = None if options.report else Reach()
+    for number, mutant in enumerate(chosen):
+        last = results().get(mutant.name)
+        again = number in options.only or (
+            options.again and last is not None and last.state in ALIVE and mutant.name not in equivalent()
+        )
+        if reach and (again or (last is None and not options.again and not options.only)):
+            result = attempt(number, mutant, reach.tests(mutant))
+            print(f"#{number} {result.state} {result.seconds} s {result.tests} tests: {mutant.name}", flush=True)
+            with RESULTS.open("a") as out:
+                out.write(json.dumps(asdict(result)) + "\n")
+    report(chosen)
+
+
+if __name__ == "__main__":
+    main()
