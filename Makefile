@@ -133,7 +133,7 @@ simulate: setup  ## more random lives of the scheduler and of the whole service 
 
 mutants: setup  ## do the tests bite? 200 planted mistakes (an hour or two; goes on where it was; ARGS=--report only tells)
 	@$(BIN)/$(INSTALL) -c constraints.txt --group mutants
-	$(BIN)/python -m tests.mutants $(ARGS)
+	$(BIN)/python -m tests.mutation.run $(ARGS)
 
 faults: setup  ## attacks and deaths on a server of its own, beside other callers (half an hour; ARGS=--resume goes on)
 	$(BIN)/python -m loadtest.faults $(ARGS)

@@ -5,8 +5,6 @@ Run `make mutants`; a later run goes on. Everything lies in `mutants/`:
 - `tree`, a copy of this tree, whose code stays as it was when the sample was drawn;
 - `.coverage` and `tests.json`: which test reaches which line, and how many seconds it took;
 - `results.jsonl`: a line for each mutant that was tried.
-
-As a plugin of pytest (`-p tests.mutants`) it records, or chooses and sorts the tests of one mutant.
 """
 
 import argparse
@@ -22,23 +20,34 @@ import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import coverage
-import pytest
 
-from tests.mutations import Mutant, mutants
+from tests.mutation.changes import Mutant, mutants
+from tests.mutation.plugin import COLD, LIMIT_S
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 HOME = ROOT / "mutants"
 TREE, COVERED, TESTS, RESULTS = HOME / "tree", HOME / ".coverage", HOME / "tests.json", HOME / "results.jsonl"
 ROOMS = ("service", "model/engine")
 FOLDERS = ["tests/service", "tests/model/engine", "tests/simulation", "tests/wire"]
-QUICK = ["-m", "not (ray or cluster or clients or long)", "--cases", "2", "-p", "tests.mutants", "-p", "no:cacheprovider", "-q"]
+QUICK = [
+    "-m",
+    "not (ray or cluster or clients or long)",
+    "--cases",
+    "2",
+    "-p",
+    "tests.mutation.plugin",
+    "-p",
+    "no:cacheprovider",
+    "-q",
+]
 SEED, COUNT = 200, 200
-MOST_S, MOST_TESTS, LIMIT_S = 40.0, 250, 200.0
-"""Of the tests that reach a line the nearest run: so many, and so many seconds of them as recorded. Then they are ended."""
+MOST_S, MOST_TESTS = 40.0, 250
+"""Of the tests that reach a line the nearest run: so many, and so many seconds of them as recorded."""
 ALIVE = ("survived", "timeout", "unreached")
 
 
@@ -54,64 +63,6 @@ class Result:
     seconds: float
 
 
-# As a plugin of pytest.
-
-
-class Recording:
-    """Notes which test reaches which line, and what it took. A test that fails here says nothing of mutants: it is left out."""
-
-    def __init__(self, home: str) -> None:
-        self.tests = Path(home) / TESTS.name
-        self.covered = coverage.Coverage(
-            data_file=f"{home}/{COVERED.name}", include=[f"{Path.cwd()}/{room}/*" for room in ROOMS], messages=False
-        )
-        self.covered.load()
-        self.covered.start()
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.failed: set[str] = set()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item):
-        self.covered.switch_context(item.nodeid)
-        try:
-            return (yield)
-        finally:
-            self.covered.switch_context("")
-
-    def pytest_runtest_logreport(self, report):
-        self.seconds[report.nodeid] += report.duration
-        if not report.passed:
-            self.failed.add(report.nodeid)
-
-    def pytest_unconfigure(self):
-        self.covered.stop()
-        self.covered.save()
-        known = json.loads(self.tests.read_text()) if self.tests.exists() else {}
-        passed = {test: took for test, took in self.seconds.items() if test not in self.failed}
-        self.tests.write_text(json.dumps(known | passed, indent=0))
-
-
-class Choice:
-    """Runs the tests named, in their order."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.places = {name: place for place, name in enumerate(names)}
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items):
-        items[:] = sorted((item for item in items if item.nodeid in self.places), key=lambda item: self.places[item.nodeid])
-
-
-def pytest_configure(config):
-    if home := os.environ.get("ATTEND_MUTANTS_RECORD"):
-        config.pluginmanager.register(Recording(home))
-    if names := os.environ.get("ATTEND_MUTANTS_CHOICE"):
-        config.pluginmanager.register(Choice(Path(names).read_text().splitlines()))
-
-
-# As a program.
-
-
 def copy_tree() -> None:
     """The code as it is now, and the tests as they are now: the code only the first time."""
     ignored = shutil.ignore_patterns(".git", "mutants", "__pycache__", ".*_cache", "build", "out")
@@ -123,25 +74,21 @@ def copy_tree() -> None:
 
 def run_tests(arguments: list[str], limit_s: float | None = None, **variables: str) -> tuple[int | None, str]:
     """Exit code and output of pytest in the copy. No code: it took longer than `limit_s`."""
-    environment = (
-        os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",
-        }
-        | variables
-    )
+    paths = os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"} | variables
     command = [sys.executable, "-m", "pytest", *QUICK, *arguments]
-    with subprocess.Popen(
-        command, cwd=TREE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
+    output = HOME / "output.txt"
+    with output.open("w") as out:
+        process = subprocess.Popen(command, cwd=TREE, env=env, stdout=out, stderr=out, start_new_session=True)
         try:
-            output, _ = process.communicate(timeout=limit_s)
-            return process.returncode, output
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return None, ""
+            code = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it left behind too
+            process.wait()
+    return code, output.read_text(errors="replace")
 
 
 def record(folders: list[str]) -> None:
@@ -177,9 +124,7 @@ class Reach:
         own = f"tests/{Path(mutant.path).parent}/"
         reached = self.data.contexts_by_lineno(str(TREE / mutant.path))
         found = {test for line in mutant.span for test in reached.get(line, ()) if test in self.seconds}
-        if not found and any(
-            line in reached for line in mutant.span
-        ):  # run by the import: constants, and the defaults of functions
+        if not found and any(line in reached for line in mutant.span):  # the import runs it: constants, and defaults
             found = {test for tests in reached.values() for test in tests if test in self.seconds}
             found = found or {test for test in self.seconds if test.startswith(own)}
         mine = f"{own}test_{Path(mutant.path).stem}"
@@ -200,8 +145,8 @@ class Reach:
             yield test
 
 
-def attempt(number: int, mutant: Mutant, tests: list[str]) -> Result:
-    """Plant it in the copy, run its tests until one fails, and take it out again."""
+def attempt(number: int, mutant: Mutant, tests: list[str]) -> None:
+    """Plant it in the copy, run its tests in a process of their own until one fails, and take it out again."""
     begun = time.monotonic()
     path = TREE / mutant.path
     source = path.read_text(encoding="utf-8")
@@ -211,19 +156,40 @@ def attempt(number: int, mutant: Mutant, tests: list[str]) -> Result:
         try:
             path.write_text(mutant.applied(source), encoding="utf-8")
             files = sorted({test.partition("::")[0] for test in tests})
-            code, output = run_tests(["-x", "--timeout", "60", *files], LIMIT_S, ATTEND_MUTANTS_CHOICE=str(HOME / "choice.txt"))
+            code, output = run_tests(["-x", *files], LIMIT_S, ATTEND_MUTANTS_CHOICE=str(HOME / "choice.txt"))
         finally:
             path.write_text(source, encoding="utf-8")
         state = "timeout" if code is None else "survived" if code == 0 else "killed"
         if state == "killed":
             names = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
             by = names[0] if names else output.strip().splitlines()[-1][:200]
-    return Result(number, mutant.name, state, len(tests), by, round(time.monotonic() - begun, 1))
+    result = Result(number, mutant.name, state, len(tests), by, round(time.monotonic() - begun, 1))
+    with RESULTS.open("a") as out:
+        out.write(json.dumps(asdict(result)) + "\n")
+
+
+def attempt_together(numbered: dict[int, Mutant], reach: Reach) -> None:
+    """Try mutants of functions in one process, which collects the tests once."""
+    plan = [
+        {
+            "number": number,
+            "name": mutant.name,
+            "path": mutant.path,
+            "text": mutant.applied((TREE / mutant.path).read_text(encoding="utf-8")),
+            "tests": reach.tests(mutant),
+        }
+        for number, mutant in numbered.items()
+    ]
+    (HOME / "plan.json").write_text(json.dumps(plan))
+    files = sorted({test.partition("::")[0] for planned in plan for test in planned["tests"]})
+    code, output = run_tests(files, ATTEND_MUTANTS_TRY=str(HOME))
+    if code:
+        raise SystemExit(f"pytest ended with {code}:\n{output[-3000:]}")
 
 
 def equivalent() -> dict[str, str]:
     """Mutants that no test can kill, and why."""
-    return tomllib.loads((ROOT / "tests/mutants.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((ROOT / "tests/mutation/equivalent.toml").read_text(encoding="utf-8"))
 
 
 def results() -> dict[str, Result]:
@@ -232,11 +198,11 @@ def results() -> dict[str, Result]:
     return {result.name: result for result in (Result(**json.loads(line)) for line in lines)}
 
 
-def report(chosen: list[Mutant]) -> None:
+def report(chosen: dict[int, Mutant]) -> None:
     known, same = results(), equivalent()
     states = Counter("equivalent" if name in same else known[name].state for name in known)
     counted = sum(states.values()) - states["equivalent"]
-    for mutant in chosen:
+    for mutant in chosen.values():
         if (result := known.get(mutant.name)) and result.state in ALIVE and mutant.name not in same:
             print(f"#{result.number} {result.state} ({result.tests} tests): {mutant.name}")
     print(f"{len(known)} of {len(chosen)} tried: {dict(states)}; killed {states['killed'] / max(counted, 1):.0%} of {counted}")
@@ -256,18 +222,21 @@ def main() -> None:
         copy_tree()
         if not COVERED.exists() or options.record:
             record(options.record or FOLDERS)
-    chosen = sample()
-    reach = None if options.report else Reach()
-    for number, mutant in enumerate(chosen):
-        last = results().get(mutant.name)
-        again = number in options.only or (
-            options.again and last is not None and last.state in ALIVE and mutant.name not in equivalent()
-        )
-        if reach and (again or (last is None and not options.again and not options.only)):
-            result = attempt(number, mutant, reach.tests(mutant))
-            print(f"#{number} {result.state} {result.seconds} s {result.tests} tests: {mutant.name}", flush=True)
-            with RESULTS.open("a") as out:
-                out.write(json.dumps(asdict(result)) + "\n")
+    chosen = dict(enumerate(sample()))
+    if not options.report:
+        known, same = results(), equivalent()
+        alive = {name for name, result in known.items() if result.state in ALIVE and name not in same}
+        wanted = {
+            number: mutant
+            for number, mutant in chosen.items()
+            if (number in options.only if options.only else mutant.name in alive if options.again else mutant.name not in known)
+        }
+        reach = Reach()
+        attempt_together({number: mutant for number, mutant in wanted.items() if mutant.function}, reach)
+        known = results()
+        for number, mutant in wanted.items():
+            if not mutant.function or mutant.name not in known or known[mutant.name].state == COLD:
+                attempt(number, mutant, reach.tests(mutant))
     report(chosen)
 
 

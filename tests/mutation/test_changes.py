@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.mutations import mutants
+from tests.mutation.changes import mutants
 
 SOURCE = '''
 """Words."""

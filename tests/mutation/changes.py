@@ -65,6 +65,7 @@ class Walk:
         if isinstance(node, ast.stmt):
             inner = [child.lineno for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)]
             span = range(node.lineno, max(min(inner, default=node.end_lineno + 1), node.lineno + 1))
+        outer = function
         if isinstance(node, Function):
             function = f"{function}.{node.name}".strip(".")
         for new in changed(node, function):
@@ -85,7 +86,7 @@ class Walk:
         if isinstance(node, ast.ClassDef):
             function = f"{function}.{node.name}".strip(".") if function else ""
         for child in seen(node):
-            yield from self.below(child, span, function)
+            yield from self.below(child, span, outer if isinstance(child, ast.arguments) else function)  # defaults
 
 
 def seen(node: ast.AST) -> Iterator[ast.AST]:
