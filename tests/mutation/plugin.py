@@ -65,14 +65,20 @@ class Recording:
 
 
 class Choice:
-    """Runs the tests named, in their order."""
+    """Runs the tests named, all cases of each, in their order."""
 
     def __init__(self, names: list[str]) -> None:
         self.places = {name: place for place, name in enumerate(names)}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        items[:] = sorted((item for item in items if item.nodeid in self.places), key=lambda item: self.places[item.nodeid])
+        places = {item: self.places.get(bare(item), -1) for item in items}
+        items[:] = sorted((item for item in items if places[item] >= 0), key=places.__getitem__)
+
+
+def bare(item: pytest.Item) -> str:
+    """The name without the case."""
+    return item.nodeid.partition("[")[0]
 
 
 class Trying:
@@ -85,9 +91,12 @@ class Trying:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
         items = {item.nodeid: item for item in session.items}
+        cases: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in session.items:
+            cases[bare(item)].append(item)
         for mutant in self.plan:
             begun = time.monotonic()
-            tests = [items[test] for test in mutant.pop("tests") if test in items]
+            tests = [item for test in mutant.pop("tests") for item in cases[test]]
             path, text = Path(mutant.pop("path")), mutant.pop("text")
             state, by = forked(session, tests, path, text)
             while state == "killed" and forked(session, [items[by]], path, None)[0] == "killed":  # without it too

@@ -48,6 +48,8 @@ QUICK = [
 SEED, COUNT = 200, 200
 MOST_S, MOST_TESTS = 40.0, 250
 """Of the tests that reach a line the nearest run: so many, and so many seconds of them as recorded."""
+CASES, ALL_CASES = 2, 1000
+"""Of each test so many are recorded and tried. Survivors are tried `--again` by all of them."""
 ALIVE = ("survived", "timeout", "unreached")
 
 
@@ -72,11 +74,11 @@ def copy_tree() -> None:
         shutil.copytree(ROOT / "tests", TREE / "tests", symlinks=True, ignore=ignored, dirs_exist_ok=True)
 
 
-def run_tests(arguments: list[str], limit_s: float | None = None, **variables: str) -> tuple[int | None, str]:
+def run_tests(arguments: list[str], cases: int, limit_s: float | None = None, **variables: str) -> tuple[int | None, str]:
     """Exit code and output of pytest in the copy. No code: it took longer than `limit_s`."""
     paths = os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"} | variables
-    command = [sys.executable, "-m", "pytest", *QUICK, *arguments]
+    command = [sys.executable, "-m", "pytest", *QUICK, "--cases", str(cases), *arguments]
     output = HOME / "output.txt"
     with output.open("w") as out:
         process = subprocess.Popen(command, cwd=TREE, env=env, stdout=out, stderr=out, start_new_session=True)
@@ -94,7 +96,7 @@ def run_tests(arguments: list[str], limit_s: float | None = None, **variables: s
 def record(folders: list[str]) -> None:
     """Run the tests of these folders once, and add to what is known of them."""
     print(f"recording which lines the tests of {', '.join(folders)} reach", flush=True)
-    _, output = run_tests(folders, ATTEND_MUTANTS_RECORD=str(HOME))
+    _, output = run_tests(folders, CASES, ATTEND_MUTANTS_RECORD=str(HOME))
     print(output[-3000:])
 
 
@@ -120,7 +122,7 @@ class Reach:
         self.seconds: dict[str, float] = json.loads(TESTS.read_text())
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Its file's own tests first; then a few of each file of tests, those of its folder and quick ones before others."""
+        """Functions: its file's own first; then a few of each file, those of its folder and quick ones before others."""
         own = f"tests/{Path(mutant.path).parent}/"
         reached = self.data.contexts_by_lineno(str(TREE / mutant.path))
         found = {test for line in mutant.span for test in reached.get(line, ()) if test in self.seconds}
@@ -134,7 +136,7 @@ class Reach:
             ranks[test] = 0 if test.startswith(mine) else 1 + places[test.partition("::")[0]] // 5
             places[test.partition("::")[0]] += 1
         order = sorted(found, key=lambda test: (ranks[test], not test.startswith(own), self.seconds[test]))
-        return list(self.within(order))
+        return list(dict.fromkeys(test.partition("[")[0] for test in self.within(order)))
 
     def within(self, order: list[str]) -> Iterator[str]:
         total = 0.0
@@ -145,7 +147,7 @@ class Reach:
             yield test
 
 
-def attempt(number: int, mutant: Mutant, tests: list[str]) -> None:
+def attempt(number: int, mutant: Mutant, tests: list[str], cases: int) -> None:
     """Plant it in the copy, run its tests in a process of their own until one fails, and take it out again."""
     begun = time.monotonic()
     path = TREE / mutant.path
@@ -156,7 +158,7 @@ def attempt(number: int, mutant: Mutant, tests: list[str]) -> None:
         try:
             path.write_text(mutant.applied(source), encoding="utf-8")
             files = sorted({test.partition("::")[0] for test in tests})
-            code, output = run_tests(["-x", *files], LIMIT_S, ATTEND_MUTANTS_CHOICE=str(HOME / "choice.txt"))
+            code, output = run_tests(["-x", *files], cases, LIMIT_S, ATTEND_MUTANTS_CHOICE=str(HOME / "choice.txt"))
         finally:
             path.write_text(source, encoding="utf-8")
         state = "timeout" if code is None else "survived" if code == 0 else "killed"
@@ -168,7 +170,7 @@ def attempt(number: int, mutant: Mutant, tests: list[str]) -> None:
         out.write(json.dumps(asdict(result)) + "\n")
 
 
-def attempt_together(numbered: dict[int, Mutant], reach: Reach) -> None:
+def attempt_together(numbered: dict[int, Mutant], reach: Reach, cases: int) -> None:
     """Try mutants of functions in one process, which collects the tests once."""
     plan = [
         {
@@ -182,7 +184,7 @@ def attempt_together(numbered: dict[int, Mutant], reach: Reach) -> None:
     ]
     (HOME / "plan.json").write_text(json.dumps(plan))
     files = sorted({test.partition("::")[0] for planned in plan for test in planned["tests"]})
-    code, output = run_tests(files, ATTEND_MUTANTS_TRY=str(HOME))
+    code, output = run_tests(files, cases, ATTEND_MUTANTS_TRY=str(HOME))
     if code:
         raise SystemExit(f"pytest ended with {code}:\n{output[-3000:]}")
 
@@ -210,7 +212,9 @@ def report(chosen: dict[int, Mutant]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="try those again that live, with the tests as they are now")
+    parser.add_argument(
+        "--again", action="store_true", help="try those again that live, by all cases of the tests as they are now"
+    )
     parser.add_argument(
         "--record", nargs="+", default=[], metavar="TESTS", help="note what these tests reach, new ones for instance"
     )
@@ -231,12 +235,12 @@ def main() -> None:
             for number, mutant in chosen.items()
             if (number in options.only if options.only else mutant.name in alive if options.again else mutant.name not in known)
         }
-        reach = Reach()
-        attempt_together({number: mutant for number, mutant in wanted.items() if mutant.function}, reach)
+        reach, cases = Reach(), ALL_CASES if options.again else CASES
+        attempt_together({number: mutant for number, mutant in wanted.items() if mutant.function}, reach, cases)
         known = results()
         for number, mutant in wanted.items():
             if not mutant.function or mutant.name not in known or known[mutant.name].state == COLD:
-                attempt(number, mutant, reach.tests(mutant))
+                attempt(number, mutant, reach.tests(mutant), cases)
     report(chosen)
 
 
