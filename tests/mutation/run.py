@@ -130,6 +130,7 @@ class Reach:
             found = {test for tests in reached.values() for test in tests if test in self.seconds}
             found = found or {test for test in self.seconds if test.startswith(own)}
         mine = f"{own}test_{Path(mutant.path).stem}"
+        found = found or {test for test in self.seconds if test.startswith(mine)}  # which may run it in another process
         ranks: dict[str, int] = {}
         places: Counter[str] = Counter()
         for test in sorted(found, key=self.seconds.__getitem__):
@@ -137,6 +138,11 @@ class Reach:
             places[test.partition("::")[0]] += 1
         order = sorted(found, key=lambda test: (ranks[test], not test.startswith(own), self.seconds[test]))
         return list(dict.fromkeys(test.partition("[")[0] for test in self.within(order)))
+
+    def is_seen(self, mutant: Mutant) -> bool:
+        """Whether a test runs it in its own process, in a function."""
+        reached = self.data.contexts_by_lineno(str(TREE / mutant.path))
+        return bool(mutant.function) and any(test in self.seconds for line in mutant.span for test in reached.get(line, ()))
 
     def within(self, order: list[str]) -> Iterator[str]:
         total = 0.0
@@ -236,10 +242,10 @@ def main() -> None:
             if (number in options.only if options.only else mutant.name in alive if options.again else mutant.name not in known)
         }
         reach, cases = Reach(), ALL_CASES if options.again else CASES
-        attempt_together({number: mutant for number, mutant in wanted.items() if mutant.function}, reach, cases)
+        attempt_together({number: mutant for number, mutant in wanted.items() if reach.is_seen(mutant)}, reach, cases)
         known = results()
         for number, mutant in wanted.items():
-            if not mutant.function or mutant.name not in known or known[mutant.name].state == COLD:
+            if not reach.is_seen(mutant) or mutant.name not in known or known[mutant.name].state == COLD:
                 attempt(number, mutant, reach.tests(mutant), cases)
     report(chosen)
 
