@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType
 
-import coverage
 import pytest
 
 LIMIT_S = 150.0
@@ -35,6 +34,8 @@ class Recording:
     """Notes which test reaches which line, and what it took. A test that fails here says nothing of mutants: it is left out."""
 
     def __init__(self, home: Path) -> None:
+        import coverage  # here alone: `make mutants` installs it
+
         rooms = [f"{Path.cwd()}/{room}/*" for room in ("service", "model/engine")]
         self.tests = home / "tests.json"
         self.covered = coverage.Coverage(data_file=str(home / ".coverage"), include=rooms, messages=False)
@@ -154,15 +155,19 @@ def run(session: pytest.Session, tests: list[pytest.Item], path: Path, text: str
 
 
 def planted(path: Path, text: str) -> bool:
-    """Give the functions of a module the code of another text. Whether that was possible."""
+    """Give the functions of one of our modules the code of another text. Whether that was possible."""
     module = importlib.import_module("attend." + path.with_suffix("").as_posix().replace("/", "."))
-    old = list(codes(compile(path.read_text(encoding="utf-8"), module.__file__, "exec")))
-    new = list(codes(compile(text, module.__file__, "exec")))
+    return replaced(module.__file__, path.read_text(encoding="utf-8"), text)
+
+
+def replaced(file: str, source: str, text: str) -> bool:
+    """Give all functions that came from a file the code of its new text. Whether that was possible."""
+    old, new = (list(codes(compile(each, file, "exec"))) for each in (source, text))
     if [code.co_name for code in old] != [code.co_name for code in new]:
         return False
     changed = dict(zip(old, new, strict=True))
-    functions = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
-    found = [thing for thing in functions if thing.__code__.co_filename == module.__file__ and thing.__code__ in changed]
+    functions = [thing for thing in gc.get_objects() if type(thing) is FunctionType]  # isinstance would ask modules that warn
+    found = [thing for thing in functions if thing.__code__.co_filename == file and thing.__code__ in changed]
     try:
         for function in found:
             function.__code__ = changed[function.__code__]

@@ -32,8 +32,9 @@ from tests.mutation.plugin import COLD, LIMIT_S
 ROOT = Path(__file__).parent.parent.parent
 HOME = ROOT / "mutants"
 TREE, COVERED, TESTS, RESULTS = HOME / "tree", HOME / ".coverage", HOME / "tests.json", HOME / "results.jsonl"
+PLANTED = HOME / "planted.json"
 ROOMS = ("service", "model/engine")
-FOLDERS = ["tests/service", "tests/model/engine", "tests/simulation", "tests/wire"]
+FOLDERS = ["tests/service", "tests/model/engine", "tests/model/parallel", "tests/simulation", "tests/wire"]
 QUICK = [
     "-m",
     "not (ray or cluster or clients or long)",
@@ -153,6 +154,14 @@ class Reach:
             yield test
 
 
+def take_out() -> None:
+    """Make the copy whole again, also after a run that was killed."""
+    if PLANTED.exists():
+        path, source = json.loads(PLANTED.read_text())
+        Path(path).write_text(source, encoding="utf-8")
+        PLANTED.unlink()
+
+
 def attempt(number: int, mutant: Mutant, tests: list[str], cases: int) -> None:
     """Plant it in the copy, run its tests in a process of their own until one fails, and take it out again."""
     begun = time.monotonic()
@@ -162,11 +171,12 @@ def attempt(number: int, mutant: Mutant, tests: list[str], cases: int) -> None:
     state, by = "unreached", ""
     if tests:
         try:
+            PLANTED.write_text(json.dumps([str(path), source]))
             path.write_text(mutant.applied(source), encoding="utf-8")
             files = sorted({test.partition("::")[0] for test in tests})
             code, output = run_tests(["-x", *files], cases, LIMIT_S, ATTEND_MUTANTS_CHOICE=str(HOME / "choice.txt"))
         finally:
-            path.write_text(source, encoding="utf-8")
+            take_out()
         state = "timeout" if code is None else "survived" if code == 0 else "killed"
         if state == "killed":
             names = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
@@ -230,6 +240,7 @@ def main() -> None:
     HOME.mkdir(exist_ok=True)
     if not options.report:
         copy_tree()
+        take_out()
         if not COVERED.exists() or options.record:
             record(options.record or FOLDERS)
     chosen = dict(enumerate(sample()))
