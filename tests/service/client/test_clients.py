@@ -236,8 +236,6 @@ def test_a_field_whose_stream_could_not_go_on_is_refused_by_name(replica):
     ):
         with GrpcClient(replica.target) as client, pytest.raises(InvalidRequest, match="one answer, which can be resumed"):
             client.stream(request)
-    with pytest.raises(InvalidRequest, match="url must be"):
-        HttpClient("localhost:8000")
 
 
 def test_the_clients_fields_are_those_of_the_bodies():
@@ -267,3 +265,14 @@ def test_an_event_of_another_shape_breaks_the_try_and_not_the_caller(data):
     with pytest.raises(Failed) as caught:
         list(Events().feed(b"data: " + data + b"\n\n"))
     assert caught.value.again
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8000", "https://localhost", "HTTPS://10.0.0.1:1/prefix"])
+def test_servers_are_called_with_and_without_tls(url):
+    HttpClient(url)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "https://", "/v1", ""])
+def test_what_is_no_url_of_a_server_is_refused(url):
+    with pytest.raises(InvalidRequest, match="url must be"):
+        HttpClient(url)
