@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from attend.model.errors import QueueFull, RateLimited, Unavailable
+from attend.service.client import http
 from attend.service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, InvalidRequest, OtherFingerprint, Refused
 from attend.service.client.events import Events
 from attend.service.client.fields import Chat, Completion
@@ -158,6 +159,18 @@ def test_a_silent_server_holds_no_caller_beyond_the_deadline(replica, ask):
             ask(replica, Means(Policy(seconds=0.3)))
     finally:
         engine.held = False
+
+
+@pytest.mark.parametrize("ask", HTTP)
+def test_a_stream_that_falls_silent_is_taken_up_by_another_try(replica, ask, monkeypatch):
+    uncut, proxy = whole(ask(replica)), replica.http
+    monkeypatch.setattr(http, "SILENT_SECONDS", 0.5)
+    proxy.cuts, proxy.stalls = [proxy.passed * 2 // 3], True
+    try:
+        assert whole(ask(replica, PATIENT)) == uncut
+    finally:
+        proxy.stalls = False
+    assert not proxy.cuts
 
 
 @each
