@@ -47,8 +47,10 @@ QUICK = [
     "-q",
 ]
 SEED, COUNT = 200, 200
-MOST_S, MOST_TESTS = 40.0, 250
-"""Of the tests that reach a line the nearest run: so many, and so many seconds of them as recorded."""
+MOST_S, MOST_TESTS, MOST_FILES = 40.0, 250, 4
+"""Of the tests that reach a line the nearest run: so many, so many seconds of them as recorded, and of what an import runs
+those of so many files.
+"""
 CASES, ALL_CASES = 2, 1000
 """Of each test so many are recorded and tried. Survivors are tried `--again` by all of them."""
 ALIVE = ("survived", "timeout", "unreached")
@@ -138,6 +140,9 @@ class Reach:
             ranks[test] = 0 if test.startswith(mine) else 1 + places[test.partition("::")[0]] // 5
             places[test.partition("::")[0]] += 1
         order = sorted(found, key=lambda test: (ranks[test], not test.startswith(own), self.seconds[test]))
+        if not self.is_seen(mutant):  # a process of its own has to import them
+            files = list(dict.fromkeys(test.partition("::")[0] for test in order))[:MOST_FILES]
+            order = [test for test in order if test.partition("::")[0] in files]
         return list(dict.fromkeys(test.partition("[")[0] for test in self.within(order)))
 
     def is_seen(self, mutant: Mutant) -> bool:
@@ -245,7 +250,7 @@ def main() -> None:
             record(options.record or FOLDERS)
     chosen = dict(enumerate(sample()))
     if not options.report:
-        known, same = results(), equivalent()
+        known, same = {name: result for name, result in results().items() if result.state != COLD}, equivalent()
         alive = {name for name, result in known.items() if result.state in ALIVE and name not in same}
         wanted = {
             number: mutant
