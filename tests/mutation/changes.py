@@ -22,7 +22,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of the text from (`line`, `column`) to (`last`, `end`), columns in bytes. `span`: the lines of its statement."""
+    """A change of the text from (`line`, `column`) to (`last`, `end`), columns in bytes.
+
+    `span` has the lines of its statement, `scope` those of its innermost function.
+    """
 
     path: str
     line: int
@@ -32,6 +35,7 @@ class Mutant:
     old: str
     new: str
     span: range
+    scope: range
     function: str
     text: str
 
@@ -49,7 +53,7 @@ class Mutant:
 
 def mutants(path: str, source: str) -> list[Mutant]:
     """All of a file."""
-    return list(Walk(path, source).below(ast.parse(source), range(0), ""))
+    return list(Walk(path, source).below(ast.parse(source), range(0), range(0), ""))
 
 
 class Walk:
@@ -60,7 +64,7 @@ class Walk:
         self.source = source
         self.lines = source.splitlines()
 
-    def below(self, node: ast.AST, span: range, function: str) -> Iterator[Mutant]:
+    def below(self, node: ast.AST, span: range, scope: range, function: str) -> Iterator[Mutant]:
         """The mutants of a node and of what is below it."""
         if isinstance(node, ast.stmt):
             inner = [child.lineno for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)]
@@ -68,6 +72,7 @@ class Walk:
         outer = function
         if isinstance(node, Function):
             function = f"{function}.{node.name}".strip(".")
+            scope = range(node.lineno, node.end_lineno + 1)
         for new in changed(node, function):
             new = new if isinstance(new, str) else f"({ast.unparse(new)})"
             old = " ".join((ast.get_source_segment(self.source, node) or "").split())
@@ -80,13 +85,14 @@ class Walk:
                 old,
                 new,
                 span,
+                scope,
                 function,
                 self.lines[node.lineno - 1].strip(),
             )
         if isinstance(node, ast.ClassDef):
             function = f"{function}.{node.name}".strip(".") if function else ""
         for child in seen(node):
-            yield from self.below(child, span, outer if isinstance(child, ast.arguments) else function)  # defaults
+            yield from self.below(child, span, scope, outer if isinstance(child, ast.arguments) else function)  # defaults
 
 
 def seen(node: ast.AST) -> Iterator[ast.AST]:

@@ -22,11 +22,11 @@ COLD = "cold"
 
 
 def pytest_configure(config):
-    if home := os.environ.get("ATTEND_MUTANTS_RECORD"):
+    if home := os.environ.get("ATTEND_TEST_MUTANTS_RECORD"):
         config.pluginmanager.register(Recording(Path(home)))
-    if names := os.environ.get("ATTEND_MUTANTS_CHOICE"):
+    if names := os.environ.get("ATTEND_TEST_MUTANTS_CHOICE"):
         config.pluginmanager.register(Choice(Path(names).read_text().splitlines()))
-    if home := os.environ.get("ATTEND_MUTANTS_TRY"):
+    if home := os.environ.get("ATTEND_TEST_MUTANTS_TRY"):
         config.pluginmanager.register(Trying(Path(home)))
 
 

@@ -99,7 +99,7 @@ def run_tests(arguments: list[str], cases: int, limit_s: float | None = None, **
 def record(folders: list[str]) -> None:
     """Run the tests of these folders once, and add to what is known of them."""
     print(f"recording which lines the tests of {', '.join(folders)} reach", flush=True)
-    _, output = run_tests(folders, CASES, ATTEND_MUTANTS_RECORD=str(HOME))
+    _, output = run_tests(folders, CASES, ATTEND_TEST_MUTANTS_RECORD=str(HOME))
     print(output[-3000:])
 
 
@@ -119,7 +119,9 @@ def sample() -> list[Mutant]:
 class Reach:
     """Which tests reach a mutant, nearest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, wide: bool = False) -> None:
+        """`wide`: of a function's mutant, those that reach the function. The case that reaches the line may not be recorded."""
+        self.wide = wide
         self.data = coverage.CoverageData(str(COVERED))
         self.data.read()
         self.seconds: dict[str, float] = json.loads(TESTS.read_text())
@@ -128,7 +130,8 @@ class Reach:
         """Functions: its file's own first; then a few of each file, those of its folder and quick ones before others."""
         own = f"tests/{Path(mutant.path).parent}/"
         reached = self.data.contexts_by_lineno(str(TREE / mutant.path))
-        found = {test for line in mutant.span for test in reached.get(line, ()) if test in self.seconds}
+        lines = mutant.scope if self.wide and self.is_seen(mutant) else mutant.span
+        found = {test for line in lines for test in reached.get(line, ()) if test in self.seconds}
         if not found and any(line in reached for line in mutant.span):  # the import runs it: constants, and defaults
             found = {test for tests in reached.values() for test in tests if test in self.seconds}
             found = found or {test for test in self.seconds if test.startswith(own)}
@@ -179,7 +182,7 @@ def attempt(number: int, mutant: Mutant, tests: list[str], cases: int) -> None:
             PLANTED.write_text(json.dumps([str(path), source]))
             path.write_text(mutant.applied(source), encoding="utf-8")
             files = sorted({test.partition("::")[0] for test in tests})
-            code, output = run_tests(["-x", *files], cases, LIMIT_S, ATTEND_MUTANTS_CHOICE=str(HOME / "choice.txt"))
+            code, output = run_tests(["-x", *files], cases, LIMIT_S, ATTEND_TEST_MUTANTS_CHOICE=str(HOME / "choice.txt"))
         finally:
             take_out()
         state = "timeout" if code is None else "survived" if code == 0 else "killed"
@@ -205,7 +208,7 @@ def attempt_together(numbered: dict[int, Mutant], reach: Reach, cases: int) -> N
     ]
     (HOME / "plan.json").write_text(json.dumps(plan))
     files = sorted({test.partition("::")[0] for planned in plan for test in planned["tests"]})
-    code, output = run_tests(files, cases, ATTEND_MUTANTS_TRY=str(HOME))
+    code, output = run_tests(files, cases, ATTEND_TEST_MUTANTS_TRY=str(HOME))
     if code:
         raise SystemExit(f"pytest ended with {code}:\n{output[-3000:]}")
 
@@ -257,7 +260,7 @@ def main() -> None:
             for number, mutant in chosen.items()
             if (number in options.only if options.only else mutant.name in alive if options.again else mutant.name not in known)
         }
-        reach, cases = Reach(), ALL_CASES if options.again else CASES
+        reach, cases = Reach(options.again), ALL_CASES if options.again else CASES
         attempt_together({number: mutant for number, mutant in wanted.items() if reach.is_seen(mutant)}, reach, cases)
         known = results()
         for number, mutant in wanted.items():
