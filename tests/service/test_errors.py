@@ -6,6 +6,7 @@ from grpc import StatusCode
 from attend.model import errors
 from attend.model.errors import AttendError, EngineFailed, InvalidRequest, ModelNotFound
 from attend.service.errors import FULL, INTERNAL, TABLE, advice, field_of, sentence, wire
+from attend.service.http_api.problems import in_anthropics
 
 
 def descendants(kind: type) -> set[type]:
@@ -86,3 +87,20 @@ def test_an_error_of_a_kind_that_is_not_in_the_table_is_treated_as_its_ancestor(
 )
 def test_a_caller_is_told_when_to_come_again_and_the_edge_where_nobody_else_has_room(error, beside):
     assert advice(error) == beside
+
+
+@pytest.mark.parametrize("row", [*TABLE.values(), INTERNAL], ids=lambda row: row.code)
+def test_on_the_routes_of_anthropics_api_an_error_has_a_type_that_their_clients_know(row):
+    said = in_anthropics({"error": {"message": "", "type": row.kind, "param": None, "code": row.code}}, row.status, "id")
+    assert said["error"]["type"] == THEIRS.get(row.status, "invalid_request_error")
+
+
+THEIRS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}

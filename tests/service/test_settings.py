@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,11 @@ def test_the_usual_sizes_of_a_step_are_told():
     for at, name in enumerate(("max_batch_requests", "max_batch_tokens")):
         cpu, gpu = BATCHES["cpu"][at], BATCHES["cuda"][at]
         assert f"default: {cpu}, and {gpu} on a GPU" in Settings.model_fields[name].description
+
+
+def test_an_engine_without_settings_is_that_of_settings_that_nobody_has_set():
+    of_settings = {name: field.default for name, field in Settings.model_fields.items()}
+    of_engine = {field.name: field.default for field in fields(EngineOptions)}
+    shared = of_engine.keys() & of_settings.keys()
+    assert {"num_threads", "block_size", "quantize"} < shared
+    assert {name: of_engine[name] for name in shared} == {name: of_settings[name] for name in shared}

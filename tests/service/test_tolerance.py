@@ -1,5 +1,6 @@
 """Fields that nobody here knows: taken and said, or refused with what to use."""
 
+import asyncio
 import logging
 import re
 
@@ -14,7 +15,9 @@ from attend.service.contract.requests import CompletionRequest, GenerateRequest,
 from attend.service.contract.tolerance import MAX_UNKNOWN, NEAR, PUBLISHED, SAMPLING, nearest
 from attend.service.observe.ignored import MAX_NAMES, SECONDS
 from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
-from tests.fakes import FakeEngine, build_server, info
+from attend.v1 import generation_pb2 as pb
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.fakes import FakeEngine, build_server, grpc_channel, info
 from tests.service.http_api.described import LEAST, ask, chatting_server
 
 HELLO = [{"role": "user", "content": "a"}]
@@ -310,3 +313,21 @@ def test_a_prompt_that_fills_the_context_is_refused_all_the_same():
 def test_a_limit_within_the_context_is_not_said():
     response = ask(chatting_server(), "POST", "/v1/chat/completions", json=LEAST["/v1/chat/completions"])
     assert CLAMPED not in response.headers
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize(("most", "said"), [(32000, "max_tokens"), (4, None)])
+def test_over_grpc_the_trailing_metadata_says_that_a_limit_is_clamped(method, most, said):
+    server = build_server(FakeEngine(info=info(max_model_len=32)))
+    server.methods.beyond_context = "clamp"
+
+    async def run():
+        async with grpc_channel(server) as channel:
+            call = getattr(GenerationServiceStub(channel), method)(pb.GenerateRequest(text="ab", max_tokens=most))
+            if method == "GenerateStream":
+                assert [answer async for answer in call]
+            return dict(await call.trailing_metadata())
+
+    beside = asyncio.run(run())
+    assert beside.get(CLAMPED) == said
+    assert beside["x-request-id"]

@@ -259,9 +259,19 @@ def test_an_engine_of_drawn_weights_serves_without_the_files_and_is_known_by_its
     assert drawn != build_engine(folder, OPTIONS).info.fingerprint
 
 
-def test_ranks_draw_no_weights():
-    with pytest.raises(SettingError, match="tensor_parallel is 2, but load_format is set"):
-        check_shared(CONFIG, replace(OPTIONS, load_format="dummy"), 2)
+@pytest.mark.parametrize(("name", "what"), [("native", "it was not built: run"), ("triton", "triton is not installed")])
+def test_a_backend_that_is_not_there_is_refused_with_what_to_do(monkeypatch, name, what):
+    monkeypatch.setattr(attend.model.engine.choice, "kind_of", lambda name: None)
+    with pytest.raises(SettingError, match=f"backend is {name}, but {what}"):
+        choose_backend(name, CONFIG, torch.float32, "cpu", 16)
+
+
+@pytest.mark.parametrize("changed", [{"load_format": "dummy"}, {"quantize": "int8"}, {"adapters": True}], ids=str)
+def test_what_ranks_cannot_do_is_refused_by_its_name(changed):
+    [name] = changed
+    with pytest.raises(SettingError, match=f"tensor_parallel is 2, but {name} is set"):
+        check_shared(CONFIG, replace(OPTIONS, **changed), 2)
+    check_shared(CONFIG, replace(OPTIONS, **changed), 1)
 
 
 def test_the_fingerprint_knows_the_gpu_and_its_cuda(folder, monkeypatch):

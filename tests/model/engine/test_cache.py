@@ -1,13 +1,15 @@
 """How the memory of the KV cache is shared out among groups of layers."""
 
+import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from attend.model.config import ModelConfig
 from attend.model.engine.build import size_engine
-from attend.model.engine.cache import SNAPSHOTS_PER_CONTEXT, USUAL_CONTEXTS, check_free
+from attend.model.engine.cache import SNAPSHOTS_PER_CONTEXT, USUAL_CONTEXTS, check_free, tell_states
 from attend.model.engine.config import GroupSize
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import SettingError
@@ -198,3 +200,11 @@ def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(monkeypatch):
     check_free(GIB)
     with pytest.raises(SettingError, match=f"^kv_cache_memory is {GIB + 1} bytes, but only {GIB} bytes are free after loading"):
         check_free(GIB + 1)
+
+
+def test_the_log_tells_what_the_snapshots_of_states_take(caplog):
+    model = SimpleNamespace(state_bytes=3 << 20)
+    config = replace(sized(MISTRAL, 4096), num_snapshots=7)
+    with caplog.at_level(logging.INFO):
+        tell_states(OPTIONS, model, config, "cpu")
+    assert caplog.messages == ["prefix caching keeps 7 snapshots of the recurrent states, 21.0 MiB of the KV cache's memory"]

@@ -1,8 +1,13 @@
 """The log tells what the time of a load went to."""
 
 import logging
+from functools import partial
 
+from attend.model.engine import build
 from attend.model.engine.laps import Laps
+from attend.model.engine.options import EngineOptions
+from attend.model.net.kv_cache import KVCache
+from tests.model.checkpoints import write_checkpoint
 
 
 def test_one_line_tells_reading_unpacking_and_the_cache_apart(caplog):
@@ -19,3 +24,20 @@ def test_one_line_tells_reading_unpacking_and_the_cache_apart(caplog):
     assert reported == [(1_000_000_000, 2_000_000_000), (2_000_000_000, 2_000_000_000)]
     told = "Loaded 2.00 GB in 3.5 s (571 MB/s): 0.5 s to read files, 3.0 s to unpack weights; 1.0 s for a KV cache of 3.0 GB"
     assert caplog.messages == [told]
+
+
+def test_the_time_in_which_the_cache_is_made_counts_as_its_own(tmp_path, monkeypatch, caplog):
+    now = [0.0]
+    monkeypatch.setattr(build, "Laps", partial(Laps, clock=lambda: now[0]))
+    allocate = KVCache.allocate
+
+    def slow(*arguments):
+        now[0] += 7.0
+        return allocate(*arguments)
+
+    monkeypatch.setattr(KVCache, "allocate", slow)
+    options = EngineOptions(device="cpu", dtype="float32", num_threads=1, max_model_len=64, kv_cache_memory=1 << 24)
+    with caplog.at_level(logging.INFO, "attend.engine"):
+        build.build_engine(write_checkpoint("llama", tmp_path), options)
+    [line] = [line for line in caplog.messages if line.startswith("Loaded")]
+    assert "0.0 s to unpack weights; 7.0 s for a KV cache" in line

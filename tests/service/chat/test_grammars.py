@@ -319,6 +319,13 @@ def test_a_format_that_is_an_annotation_is_taken_in_every_form(name):
     assert any(complete and obeys(parsed(AnswerFormat(CALLS[name]), text, [tool]), [tool]) for text, complete in texts)
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_words_of_a_schema_that_bind_nothing_are_taken_in_every_form(name):
+    words = {"title": "T", "description": "D", "default": "a", "examples": ["a"], "deprecated": True, "$comment": "C"}
+    tool = Tool("f", {"type": "object", "properties": {"x": {"type": "string", **words}}, **words | {"default": {}}})
+    assert grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
+
+
 def test_the_place_of_a_named_tool_is_that_in_the_request():
     tool = Tool("f", {"type": "object", "oneOf": [{}]}, index=3)
     with pytest.raises(NotSupported, match=r"^tools\[3\]\.function\.parameters\.oneOf cannot be enforced"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.json_text import MAX_DEPTH
-from attend.service.chat.parser import AnswerParser
+from attend.service.chat.parser import MAX_HEADER, AnswerParser
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, joined
 from tests.service.chat.examples import TOOLS, form, rows
 
@@ -229,3 +229,11 @@ def test_twice_the_text_takes_about_twice_the_steps(piece, name):
         return done
 
     assert steps(400) <= 2.5 * steps(200) + 2000
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_header_of_harmony_has_so_many_characters_at_most(more):
+    """A longer one is text, without its markers."""
+    header = "final".ljust(MAX_HEADER - len("<|channel|><|message|>") + more)
+    parts = parts_of(form_named("harmony"), [f"<|channel|>{header}<|message|>Hi"])
+    assert parts == [Content(header + "Hi" if more else "Hi")]

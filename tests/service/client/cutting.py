@@ -23,7 +23,8 @@ class Proxy:
     port: int = 0
     passed: int = 0
     """Bytes of the last connection's answer."""
-
+    stalls: bool = False
+    """In place of a reset nothing more comes."""
     connections: set[asyncio.Task] = field(default_factory=set)
 
     async def start(self) -> asyncio.Server:
@@ -64,6 +65,8 @@ class Proxy:
             while left and (data := await reader.read(min(left, 1 << 16))):
                 left, self.passed = left - len(data), self.passed + len(data)
                 writer.write(data)
+        if self.stalls and not left:
+            await asyncio.Event().wait()
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from attend.model.errors import QueueFull, RateLimited, Unavailable
+from attend.service.client import http
 from attend.service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, InvalidRequest, OtherFingerprint, Refused
 from attend.service.client.events import Events
 from attend.service.client.fields import Chat, Completion
@@ -160,6 +161,18 @@ def test_a_silent_server_holds_no_caller_beyond_the_deadline(replica, ask):
         engine.held = False
 
 
+@pytest.mark.parametrize("ask", HTTP)
+def test_a_stream_that_falls_silent_is_taken_up_by_another_try(replica, ask, monkeypatch):
+    uncut, proxy = whole(ask(replica)), replica.http
+    monkeypatch.setattr(http, "SILENT_SECONDS", 0.5)
+    proxy.cuts, proxy.stalls = [proxy.passed * 2 // 3], True
+    try:
+        assert whole(ask(replica, PATIENT)) == uncut
+    finally:
+        proxy.stalls = False
+    assert not proxy.cuts
+
+
 @each
 def test_nobody_there_is_tried_again(replica, ask):
     replica.http.port, replica.grpc.port, ports = 9, 9, (replica.http.port, replica.grpc.port)
@@ -236,8 +249,6 @@ def test_a_field_whose_stream_could_not_go_on_is_refused_by_name(replica):
     ):
         with GrpcClient(replica.target) as client, pytest.raises(InvalidRequest, match="one answer, which can be resumed"):
             client.stream(request)
-    with pytest.raises(InvalidRequest, match="url must be"):
-        HttpClient("localhost:8000")
 
 
 def test_the_clients_fields_are_those_of_the_bodies():
@@ -267,3 +278,14 @@ def test_an_event_of_another_shape_breaks_the_try_and_not_the_caller(data):
     with pytest.raises(Failed) as caught:
         list(Events().feed(b"data: " + data + b"\n\n"))
     assert caught.value.again
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8000", "https://localhost", "HTTPS://10.0.0.1:1/prefix"])
+def test_servers_are_called_with_and_without_tls(url):
+    HttpClient(url)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "https://", "/v1", ""])
+def test_what_is_no_url_of_a_server_is_refused(url):
+    with pytest.raises(InvalidRequest, match="url must be"):
+        HttpClient(url)

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from attend.model.engine.request import FinishReason
 from attend.service.commands import chat, cli
+from attend.service.records import Chunk
 from attend.service.runtime.checkpoint import was_taught
 from tests.model.checkpoints import write_checkpoint, write_letters
 
@@ -282,3 +285,12 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
         child.wait()
         os.close(ours)
         os.close(theirs)
+
+
+def test_the_speed_is_that_of_the_tokens_after_the_first(monkeypatch):
+    times = iter([100.0, 103.0, 107.0])  # asked, the first chunk, the last one
+    monkeypatch.setattr(chat, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    answer = chat.Answer()
+    answer.take(Chunk(0, "a", (1,), 1, 5, 0))
+    answer.take(Chunk(0, "bc", (2, 3), 9, 5, 0, FinishReason.STOP))
+    assert answer.speed() == "[9 tokens, 2.0 tokens/s, the first after 3.00 s]"

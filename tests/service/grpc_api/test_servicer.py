@@ -152,6 +152,15 @@ def test_each_refusal_has_its_code_and_bugs_say_nothing(call, route, error, code
 
 
 @BOTH
+def test_a_refusal_that_says_when_to_try_again_says_its_request_id_too(call, route):
+    engine = FakeEngine()
+    engine.refusal = Overloaded("the queue is full")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        call(build_server(engine), pb.GenerateRequest(text="a", request_id="id-1"))
+    assert dict(caught.value.trailing_metadata()) == {"retry-after": "1", "x-request-id": "id-1"}
+
+
+@BOTH
 def test_an_unknown_model_is_not_found(call, route):
     code, details = refused(call, build_server(), pb.GenerateRequest(text="a", model="gpt-4"))
     assert code is grpc.StatusCode.NOT_FOUND

@@ -184,6 +184,12 @@ def test_an_example_of_an_answer_fits_its_schema(media, value):
         assert not faults(event_schema(media), json.loads(value["data"]))
 
 
+def test_the_field_of_a_failure_that_is_shown_is_the_one_its_words_are_about():
+    errors = [value["error"] for _, _, value in shown() if isinstance(value, dict) and value.get("error")]
+    assert {"temperature", "model", None} < {error["param"] for error in errors}
+    assert [error for error in errors if error["param"] and error["param"] not in error["message"]] == []
+
+
 # --- failures
 
 
