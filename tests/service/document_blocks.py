@@ -165,6 +165,10 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "--resume": FAULTS,
         "--serve single --keys none": FAULTS,
         "--only": FAULTS,
+        "loadtest.compare A B": Elsewhere(
+            "tests/loadtest/test_compare.py::test_the_command_prints_every_measure_and_says_what_the_makings_do_not_share"
+        ),
+        "venv peers": NotRun("pip builds llama.cpp's server for this machine"),
     },
 }
 """By page: words that one command alone has, and how it is run. The first words that fit count."""
