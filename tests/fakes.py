@@ -276,7 +276,7 @@ class Server:
     def http(self) -> httpx.AsyncClient:
         """A client of the ASGI application; a bug is its 500, as for a real caller."""
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://attend")
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     def post(self, body: Any, path: str = "/v1/completions", **more: Any) -> httpx.Response:
         """One POST in an event loop of its own: a dict as JSON, bytes or pieces as they are."""

@@ -51,6 +51,7 @@ ELSEWHERE = {
     "grammar": "a matcher of the request's own, below",
     "adapter": "the adapter of this name, as an object: test_adapters.py",
     "model": "refused where it is not the served one: test_generation.py",
+    "arrival": "in whose turn it is prepared, and its deadline: test_reading.py",
     "request_id": "in the log and in headers; the engine's ids are unique: test_generation.py",
     "deadline_ms": "an alarm that ends the requests: test_generation.py",
     "skip_special_tokens": "the answer's text: test_text.py",
@@ -66,7 +67,7 @@ OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
     *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "lack", "history", "_plan"),
     *("hidden_sum", "num_summed", "version", "num_replayed", "slot", "snapshot_at", "last_snapshot", "known_until"),
-    *("reason", "awaits"),
+    *("reason", "awaits", "was_let_in"),
 }
 
 

@@ -11,7 +11,7 @@ from attend.service.generation import aside, prepare
 from tests.simulation.model import compiled
 from tests.virtual_time import VirtualLoop
 
-POOLS = (aside._quick, aside._alone, aside._patient, prepare._compiling)
+POOLS = (aside._quick, aside._alone, aside._short, aside._patient, prepare._compiling)
 
 
 class Broken(AssertionError):
@@ -142,6 +142,7 @@ def one_thread(world: World, seed: int, *, inline: int, large: int, most_large: 
         for pool in POOLS:
             stack.enter_context(patch.object(pool, "_threads", LateThreads(world, longest)))
             stack.enter_context(patch.object(pool, "_rests", False))
+        stack.enter_context(patch.object(aside, "time", SimpleNamespace(monotonic=world.time, thread_time=world.time)))
         stack.enter_context(patch.object(engine_loop, "threading", threads))
         stack.enter_context(patch.object(prepare, "secrets", Secrets(seed)))
         stack.enter_context(patch.object(prepare, "INLINE_CHARACTERS", inline))

@@ -277,7 +277,7 @@ SHOWN_OTHERS = [path.replace(":path}", "}") for path in OTHERS["http"]]
 @pytest.mark.parametrize("path", SHOWN_OTHERS)
 def test_a_key_that_has_used_up_its_requests_is_refused_as_described(path):
     class Spent:
-        def authenticate(self, *_: object, **__: object) -> Key:
+        def among(self, *_: object) -> Key:
             key = Key("ci", Limits(requests_per_minute=1))
             key.arrive()
             return key

@@ -262,7 +262,19 @@ def test_an_id_that_says_of_the_last_token_that_more_comes_is_not_believed():
     assert error_of(events(asked(last.removesuffix("!")).content)) == "answer_changed"
 
 
-NO_PART = {"n", "model", "adapter", "request_id", "key", "deadline_ms", "logprobs", "prompt_logprobs", "priority", "cache_salt"}
+NO_PART = {
+    "n",
+    "model",
+    "adapter",
+    "request_id",
+    "caller",
+    "arrival",
+    "deadline_ms",
+    "logprobs",
+    "prompt_logprobs",
+    "priority",
+    "cache_salt",
+}
 NO_PART |= {"chat", "resume_token_ids", "shown", "embedding", "remarks", "scored_token_ids", "names"}
 """Fields of a command that an id does not depend on. The model and the adapter are in the fingerprint, and the others have no
 part in the answer, or in no call whose events have ids."""
