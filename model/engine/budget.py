@@ -82,17 +82,26 @@ class StepCost:
         """What the prompt token at `start` costs, in tokens at the beginning of a prompt."""
         return 1 + min(start, self.reach) * self.pair_seconds / self.token_seconds if self.token_seconds else 1.0
 
-    def share(self, start: int, room: float, least: int, chunk: int, seconds: float) -> float:
-        """Tokens of a prompt from `start` on that are worth `room` tokens at its beginning, rounded up to a chunk; or `least`,
-        where `seconds` suffice for so many. Where they do not suffice for a chunk: those that they do, in multiples of FEW.
+    def share(self, start: int, room: float, least: int, chunk: int, *, brief: bool = True) -> float:
+        """Tokens of a prompt from `start` on that are worth `room` tokens at its beginning, rounded up to a chunk; or `least`.
+        If it is to be `brief`, only where LEAST_SECONDS suffice for so many, and of less than a chunk in multiples of FEW.
         """
         weight = self.weight(start)
-        share, floor = room / weight, seconds / (self.token_seconds * weight) if self.token_seconds else math.inf
+        share, floor = room / weight, self.brief / weight if brief else math.inf
         if floor >= chunk:
             least = least if least <= floor else int(floor // chunk * chunk)
             return max(math.ceil(share / chunk) * chunk, least) if share < math.inf else share
         few = int(max(share, min(floor, least)))
         return max(few - few % FEW if few > FEW else few, min(1, least))
+
+    def worth(self, start: int, end: int) -> float:
+        """What the tokens of a prompt from `start` on, up to `end`, cost, in tokens at its beginning."""
+        return (end - start) * self.weight((start + end) // 2)
+
+    @property
+    def brief(self) -> float:
+        """Prompt tokens, at the beginning of a prompt, that take LEAST_SECONDS. Infinite if nothing is known."""
+        return LEAST_SECONDS / self.token_seconds if self.token_seconds else math.inf
 
     def room_alone(self) -> float:
         """Prompt tokens, at the beginning of a prompt, that a step without streams may compute. Infinite if nothing is known.

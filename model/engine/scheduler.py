@@ -19,13 +19,12 @@ Hence no request starves, whatever else arrives:
 """
 
 import logging
-import math
 from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from attend.model.engine.budget import LEAST_SECONDS, StepCost
+from attend.model.engine.budget import StepCost
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.fair_share import FairShare
 from attend.model.engine.lookup import Lookups
@@ -219,9 +218,8 @@ class Scheduler:
     def _streams(self) -> tuple[list[Scheduled], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
         plan, prompts, left = list[Scheduled](), list[Request](), self.budget
-        for request in tuple(self._running):
-            if 0 < request.room < request.num_tokens:
-                self._make_room(request, request.num_tokens)  # before any is planned: it may take an older one's
+        for request in [each for each in self._running if each.num_tokens > each.room]:
+            self._make_room(request, request.num_tokens)  # before any is planned: it may take an older one's
         for request in self._running:
             count = 1 + request.num_replayed
             if count > left:
@@ -239,13 +237,13 @@ class Scheduler:
         while self._waiting and len(self._running) < self.config.max_batch_requests:
             if not self.tables.admit(request := self._shares.next(self._waiting, self._running)):
                 break
-            self._enter(request)
-            admitted.append(request)
+            admitted.append(self._enter(request))
         return admitted
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: Request) -> Request:
         self._waiting.remove(request)
         insort_right(self._running, request, key=RANK)
+        return request
 
     def _let_in(self) -> None:
         """Admit a request of each owner of whom none runs; others may have to give way for it."""
@@ -269,12 +267,15 @@ class Scheduler:
         """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
         prompts, alone = self._shares.in_turns(prompts, self._running), left == self.budget
         plan, least = list[Scheduled](), max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
+        ends = {each for each in prompts if alone and self._cost.worth(each.num_computed, each.num_tokens) <= min(room, left)}
         for request in prompts:
-            if not (share := self._share(request, room, least, left, alone)):
+            delays = not alone or (ends and request not in ends)  # others' next tokens, if its part is long
+            some = min(room, self._cost.brief) if alone and delays else room
+            if not (share := self._share(request, some, least, left, delays)):
                 break
             if self._part(request, share, not plan):
                 self._begin(request)
-                share = self._share(request, room, least, left, alone)
+                share = self._share(request, some, least, left, delays)
             count = self._part(request, share, not plan)  # again: it may lack fewer tokens now, and each may cost more
             if count and not request.awaits:
                 plan.append(self._planned(request, count))
@@ -283,10 +284,10 @@ class Scheduler:
         self._shares.turn(prompts[0], plan)
         return plan
 
-    def _share(self, request: Request, room: float, least: int, left: int, alone: bool) -> int:
-        """At most `left` tokens of a prompt, worth `room` tokens at its beginning, or `least`. `alone`: without streams."""
-        seconds = math.inf if alone else LEAST_SECONDS
-        return int(min(left, self._cost.share(request.num_computed, room, least, self.config.chunk_size, seconds)))
+    def _share(self, request: Request, room: float, least: int, left: int, delays: object) -> int:
+        """At most `left` tokens of a prompt, worth `room` tokens at its beginning, or `least`; see `StepCost.share`."""
+        share = self._cost.share(request.num_computed, room, least, self.config.chunk_size, brief=bool(delays))
+        return int(min(left, share))
 
     def _part(self, request: Request, share: int, first: bool) -> int:
         """The rest of a prompt, or what ends at a multiple of the chunk size; only the first of a step may end elsewhere."""
@@ -329,12 +330,9 @@ class Scheduler:
         return Scheduled(request, request.num_tokens, 1, input_pending=True, snapshot=snapshot)
 
     def _make_room(self, request: Request, num_tokens: int) -> None:
-        """Blocks for `num_tokens` tokens, taken from the youngest requests if need be: in the end from this one itself."""
-        while not self.tables.grow(request, num_tokens):
-            victim = self._shares.victim(self._running) or self._running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return
+        """Blocks for `num_tokens` tokens, taken from others if need be: in the end from this one itself."""
+        while request.room and not self.tables.grow(request, num_tokens):
+            self._preempt(self._shares.victim(self._running) or self._running[-1])
 
     def _preempt(self, request: Request) -> None:
         """Back into the queue without blocks: it will compute its tokens again, and draw the same ones."""

@@ -119,7 +119,7 @@ def test_without_a_known_cost_a_prompt_beside_a_stream_moves_by_a_chunk():
     scheduler = Scheduler(sizes(**ROOMY), Clock())
     scheduler.add(ask("long", range(600), 1))
     [request] = scheduler._waiting
-    assert CHUNK == scheduler._share(request, scheduler._room(1, 1), CHUNK, 63, alone=False)
+    assert CHUNK == scheduler._share(request, scheduler._room(1, 1), CHUNK, 63, delays=True)
 
 
 def test_the_first_measured_step_is_no_licence():
@@ -285,6 +285,22 @@ def test_beside_a_stream_late_parts_take_no_longer_than_early_ones():
     early = [seconds for start, _, seconds in steps if 4000 < start < 8000]
     late = [seconds for start, _, seconds in steps if start > 20_000]
     assert early and late and max(late) < 1.3 * max(early)
+
+
+def test_a_short_prompt_beside_a_long_one_waits_for_no_long_part_of_it():
+    """Also where no stream runs: then a step of the long one alone takes seconds."""
+    engine = long_prompt()
+    for _ in range(6):
+        engine.step()
+    waits = []
+    for at in range(10):
+        engine.add(ask(f"chat{at}", range(40), 1))
+        arrived = engine._clock()
+        steps_until_first(engine, f"chat{at}")
+        waits.append(engine._clock() - arrived)
+    assert max(waits) < 0.025 + 0.006 * 60 + 2 * LEAST_SECONDS
+    while engine.has_work:
+        engine.step()
 
 
 @pytest.mark.parametrize("streams", [1, 4])

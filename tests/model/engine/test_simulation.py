@@ -236,7 +236,7 @@ class IgnoresTheStreams(Scheduler):
 class LetsPromptsStand(Scheduler):
     """Where the streams leave no time, prompts get nothing."""
 
-    def _share(self, request, room, least, left, alone):
+    def _share(self, request, room, least, left, delays):
         return int(min(left, room / 4))
 
 
