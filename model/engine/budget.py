@@ -16,7 +16,7 @@ alone too, as far as LASTING_FACTOR allows.
 LASTING_FACTOR = 1.2
 """Factor of the time of a later step, in which all the waiting prompts are streams too: readers will see such steps anyway."""
 
-MOST_SECONDS = 5.0
+MOST_SECONDS = 2.0
 """A step without streams may take so long, and a chunk: who arrives behind it waits no longer for the next one. Where reading
 the weights takes seconds, it may take LONGEST_FACTOR of that."""
 LEAST_SECONDS = 0.1
