@@ -45,7 +45,7 @@ def test_every_law_holds_after_every_step_of_every_life(groups):
 @pytest.mark.parametrize("owners", [2, 4])
 def test_the_laws_hold_where_owners_take_turns(groups, owners):
     preemptions = 0
-    for seed in range(25):
+    for seed in range(12):
         try:
             life = Simulation(seed, groups=groups, owners=owners).run()
         except AssertionError as error:
@@ -53,7 +53,7 @@ def test_the_laws_hold_where_owners_take_turns(groups, owners):
         preemptions += life.scheduler.num_preemptions
         assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
         assert not life.scheduler._shares._accounts, "an owner without requests has an account"
-    assert preemptions > 100
+    assert preemptions > 30
 
 
 @pytest.mark.parametrize("groups", ["full", "windows", "states"])
