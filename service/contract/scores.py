@@ -15,7 +15,7 @@ from attend.service.contract.shapes import TEXT, Schema, Shape, between, body, l
 from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, Command
 
 _MANY = {"minItems": 1, "maxItems": MOST_INPUTS}
-_DOCUMENT: Schema = {"type": "object", "properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False}
+_DOCUMENT: Schema = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
 _TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, listed(TEXT, **_MANY), {"type": "null"}))]
 
 
