@@ -32,6 +32,8 @@ RELATIONS = re.compile(
     r"\w+ must hold token ids of the vocabulary|.* is not a field of this request|the last message must be an assistant's|"
     r"input\[\d+\].*(the call_id of|items are not kept)|messages\[\d+\].*(the id of a tool_use|reads text alone)|"
     r"tool_choice.name (is required|must be)|(input|messages) holds nothing|text.format and structured_outputs|"
+    r"(suffix|resume_token_ids) needs a single prompt|[a-z_]+ needs (messages|tools)|[a-z_.]+ and [a-z_]+ cannot both be given|"
+    r"prompt is required, or messages|add_generation_prompt cannot be true|tool_choice: 'required' needs|[a-z_0-9]+ may hold at most \d+ texts together|"
     r"text_[12] is required|[a-z_1]+ must hold 1 text, or as many|[a-z]+ is another name of|instruction is for models that|"
     r"(query|queries|documents|text_[12])(\[\d+\])?: this model embeds texts of at most|"
     r"[a-z_]+(\[\d+\])? must be .*integer.*; got .*\d\.0\b"
