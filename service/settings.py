@@ -222,7 +222,7 @@ class Settings(BaseModel):
     allowed_hosts: Annotated[str, Hosts] = Field(
         "",
         description="names that a Host header may have, comma-separated, or *; empty: on a loopback address without API keys "
-        "localhost, 127.0.0.1, ::1 and host, else any",
+        "127.0.0.1, ::1, host and names without a dot, else any",
     )
     strict_fields: bool = Field(
         False, description="refuse unknown fields of requests with 400; false: ignore them, and say so in x-attend-ignored"

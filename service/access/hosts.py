@@ -10,6 +10,8 @@ from ipaddress import ip_address
 
 ANY = "*"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+DOTLESS = "names without a dot"
+"""Nobody can own one in the public DNS, and machines and containers of one's own have such names."""
 NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 AUTHORITY = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")
 
@@ -42,7 +44,12 @@ def allowed(text: str, host: str, *, keyed: bool) -> AbstractSet[str]:
     names = hosts(text)
     if names:
         return names - {ANY}
-    return {*LOOPBACK, _plain(host)} if is_loopback(host) and not keyed else frozenset()
+    return {*LOOPBACK, DOTLESS, _plain(host)} if is_loopback(host) and not keyed else frozenset()
+
+
+def answers(names: AbstractSet[str], host: str) -> bool:
+    """Whether a server that answers to these names answers to this one."""
+    return host in names or (DOTLESS in names and "." not in host and NAME.fullmatch(host) is not None)
 
 
 def host_of(value: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from attend.service.access.hosts import host_of
+from attend.service.access.hosts import answers, host_of
 from attend.service.errors import TooLarge, WrongHost
 from attend.service.http_api.problems import error_response
 
@@ -51,7 +51,7 @@ class HostCheck:
         """Pass the request on, or answer it."""
         if self.names and scope["type"] == "http" and scope["path"] not in PROBES:
             given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"host")
-            wrong = next((value for value in given if host_of(value) not in self.names), None)
+            wrong = next((value for value in given if not answers(self.names, host_of(value))), None)
             if wrong is not None:
                 names = ", ".join(sorted(self.names))
                 error = WrongHost(

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from attend.model.errors import SettingError
-from attend.service.access.hosts import allowed, host_of, is_loopback
+from attend.service.access.hosts import DOTLESS, allowed, answers, host_of, is_loopback
 from attend.service.settings import Settings, read_settings
 from tests.fakes import build_server
 
@@ -14,7 +14,7 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.2", "LOCALHOST"])
 def test_without_keys_a_server_on_a_loopback_address_has_the_names_of_its_machine(host):
-    assert allowed("", host, keyed=False) == LOOPBACK | {host.lower()}
+    assert allowed("", host, keyed=False) == LOOPBACK | {DOTLESS, host.lower()}
     assert allowed("", host, keyed=True) == set()
     assert is_loopback(host)
 
@@ -60,13 +60,20 @@ def statuses(*hosts: str | list[str], path: str = "/v1/models", **more) -> list[
 
 
 OWN = ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LocalHost:1"]
-OTHERS = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "192.168.1.2", "", "null"]
+OTHERS = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "192.168.1.2", ""]
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/", "/docs", "/openapi.json", "/version", "/metrics", "/tokenizer_info"])
 def test_a_rebound_name_gets_nothing_and_the_names_of_the_machine_all(path):
     assert statuses(*OWN, path=path) == [200] * len(OWN)
     assert statuses(*OTHERS, path=path) == [421] * len(OTHERS)
+
+
+def test_by_default_names_without_a_dot_are_answered_since_no_page_can_own_one():
+    names = allowed("", "127.0.0.1", keyed=False)
+    assert all(answers(names, host_of(host)) for host in (*OWN, "attend", "x", "my-machine:8000", "localhost."))
+    assert not any(answers(names, host_of(host)) for host in (*OTHERS, "a b", "[::2]", "evil.example.", "x:y"))
+    assert not answers(allowed("a.example", "127.0.0.1", keyed=False), "x")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/health", "/readyz"])
