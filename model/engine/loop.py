@@ -26,7 +26,8 @@ log = logging.getLogger("attend.engine")
 
 OWNER_PART = 3.0
 """An owner's requests, and the tokens of its prompts that wait, are at most so many times what is left free of the queue: three
-quarters of all where it is alone, and less the more owners there are, so that there is room for the next one."""
+quarters of all where it is alone, and less the more owners there are, so that there is room for the next one. A queue of three
+places has none to spare."""
 PART_TOKENS = 1 << 14
 """Prompt tokens that a call which is handed over in parts has in the engine at a time, unless one prompt alone has more."""
 IDLE_BEAT_SECONDS = 1.0
@@ -369,7 +370,7 @@ class AsyncEngine:
 
 def _has_share(owner: str | None, held: Counter[str | None], amount: int, free: int) -> bool:
     """Whether an owner may have so much more of the queue. Where none is known all callers are one, and may have all."""
-    return owner is None or not held[owner] or held[owner] + amount <= OWNER_PART * (free - amount)
+    return owner is None or not held[owner] or held[owner] + amount <= OWNER_PART * (free - amount + 1)
 
 
 def _lower(held: Counter[str | None], owner: str | None, amount: int) -> None:

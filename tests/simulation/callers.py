@@ -299,7 +299,7 @@ class Caller:
             mine = [other for other in life.callers if other.is_open and other.key is self.key and other is not self]
             held = sum(other.command.num_answers for other in mine)
             shares = self.key is not None and held > 0
-            assert free < 0 or (shares and held + self.command.num_answers > 3 * free), said
+            assert free < 0 or (shares and held + self.command.num_answers > 3 * (free + 1)), said
         elif isinstance(error, Overloaded):
             assert life.open_calls > 1, said
         elif isinstance(error, Unavailable):

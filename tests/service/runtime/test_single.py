@@ -214,6 +214,8 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
 
         async def serve(self, sockets: list[socket.socket]) -> None:
             assert connected, "this task runs too early to show anything"
+            for each in sockets[1:]:
+                each.close()
 
     engine = SimpleNamespace(info=SimpleNamespace(device="cpu", max_model_len=128))
     other = Other(config=SimpleNamespace(backlog=8), engine=engine, application=lambda *given, **named: None)
