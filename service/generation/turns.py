@@ -11,10 +11,14 @@ from itertools import islice
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+from attend.model.errors import Overloaded
+
 T = TypeVar("T")
 
 GET_SECONDS = 0.005
 """Between two calls without a body: each takes up to a millisecond of the event loop."""
+MOST_GETS = 128
+"""Such calls that wait at a time, for two thirds of a second at most: each holds a place among the server's calls."""
 LONG_BODIES = "long bodies"
 """Calls with these are one caller here."""
 
@@ -66,18 +70,27 @@ class _Gets:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.free_at = 0.0
+        self.waiting = 0
 
 
 _gets: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gets] = WeakKeyDictionary()
 
 
 async def get_turn() -> None:
-    """Wait until a call without a body may go on: one at once, and any number of them in the order in which they came."""
+    """Wait until a call without a body may go on: one at once, others in the order in which they came. Raises Overloaded where
+    MOST_GETS wait.
+    """
     loop = asyncio.get_running_loop()
     gets = _gets.setdefault(loop, _Gets())
-    async with gets.lock:
-        await asyncio.sleep(gets.free_at - loop.time())
-        gets.free_at = loop.time() + GET_SECONDS
+    if gets.waiting >= MOST_GETS:
+        raise Overloaded(f"{gets.waiting} calls without a body are waiting already")
+    gets.waiting += 1
+    try:
+        async with gets.lock:
+            await asyncio.sleep(gets.free_at - loop.time())
+            gets.free_at = loop.time() + GET_SECONDS
+    finally:
+        gets.waiting -= 1
 
 
 async def in_turns(parts: Iterator[T]) -> AsyncIterator[T]:

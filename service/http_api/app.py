@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attend.model.errors import Overloaded
 from attend.service.generation.stall import Stall
 from attend.service.generation.turns import get_turn, yield_to_loop
 from attend.service.http_api import documents, problems
@@ -61,6 +62,16 @@ def caller_of(scope: Scope) -> Hashable:
     return keys, (scope.get("client") or ("",))[0], scope.get("method") == "POST"
 
 
+async def _refusal(scope: Scope) -> ASGIApp | None:
+    """Wait for the turn of a call without a body; what answers it where too many wait."""
+    if scope["method"] != "POST" and scope["path"] not in PROBES:
+        try:
+            await get_turn()
+        except Overloaded as error:
+            return problems.error_response(error, scope["state"]["request_id"], scope["path"])
+    return None
+
+
 class RequestIds:
     """Gives each request an id: the caller's own where there is one and it is plain, or a new one, sent back as X-Request-Id.
 
@@ -76,8 +87,6 @@ class RequestIds:
             await self.app(scope, receive, send)
             return
         await yield_to_loop(caller_of(scope))  # many calls at once would hold the event loop for all of them
-        if scope["method"] != "POST" and scope["path"] not in PROBES:
-            await get_turn()
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
         plain = len(given) == 1 and REQUEST_ID.fullmatch(given[0].decode("latin-1")) is not None
         request_id = given[0] if plain else secrets.token_hex(16).encode()
@@ -96,7 +105,8 @@ class RequestIds:
 
         with Stall() as stall:
             try:
-                await self.app(scope, receive, sent)
+                refusal = await _refusal(scope)
+                await (refusal or self.app)(scope, receive, sent)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not stall.over or task is None or task.uncancel():
