@@ -62,12 +62,13 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def scraping(target: str, rules: Path, folder: Path, port: int) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes `target` each second as the job attend, and evaluates `rules` as often."""
+def scraping(target: str, ca: Path, rules: Path, folder: Path, port: int) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes `target` over TLS each second as the job attend, and evaluates `rules` as often."""
+    job = {"job_name": "attend", "scheme": "https", "tls_config": {"ca_file": str(ca)}}
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": "attend", "static_configs": [{"targets": [target]}]}],
+        "scrape_configs": [job | {"static_configs": [{"targets": [target]}]}],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     command = [tool("prometheus"), f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]

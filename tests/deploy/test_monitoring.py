@@ -23,6 +23,7 @@ from attend.v1 import generation_pb2_grpc as rpc
 from tests.deploy.manifests import ROOT
 from tests.deploy.monitoring_prometheus import promtool, scraping, tool
 from tests.fakes import build_server
+from tests.service.certificates import Authority
 from tests.service.server import Server, free_port, running, wait_for
 
 FOLDER = ROOT / "deploy/monitoring"
@@ -251,16 +252,19 @@ def http_calls(server: Server, end: float) -> int:
         request = urllib.request.Request(
             server.url + path, json.dumps(body | wanted).encode(), {"Content-Type": "application/json"}
         )
-        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=60) as answer:
+        with (
+            contextlib.suppress(urllib.error.HTTPError),
+            urllib.request.urlopen(request, timeout=60, context=server.trust) as answer,
+        ):
             answer.read()
         count += 1
     return count
 
 
-def grpc_calls(server: Server, end: float) -> int:
+def grpc_calls(server: Server, ca: Path, end: float) -> int:
     """Generate and stream until `end`; one in ten leaves in the middle."""
     count = 0
-    with grpc.insecure_channel(server.target) as channel:
+    with grpc.secure_channel(server.target, grpc.ssl_channel_credentials(ca.read_bytes())) as channel:
         stub = rpc.GenerationServiceStub(channel)
         while time.monotonic() < end:
             call = stub.GenerateStream(pb.GenerateRequest(text="import os\n" * 20, max_tokens=24), timeout=60)
@@ -275,10 +279,16 @@ def grpc_calls(server: Server, end: float) -> int:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """A Prometheus that has watched a server of two replicas under load for a while, and watches on."""
+    """A Prometheus that has watched a server of two replicas, with TLS, under load for a while, and watches on."""
     tmp = tmp_path_factory.mktemp("prometheus")
     tool("prometheus")  # before the server, which takes its time
+    authority = Authority(tmp)
+    cert, key = authority.sign("good", days=100)
     flags = (
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
         "--dtype",
         "float32",
         "--draft-tokens",
@@ -290,11 +300,15 @@ def watched(tmp_path_factory):
         "--kv-cache-memory",
         "200000000",
     )
-    with running(tmp / "server", *flags) as server, scraping(f"127.0.0.1:{server.http}", RULES, tmp, free_port()) as prometheus:
+    with (
+        running(tmp / "server", *flags, ca=authority.ca) as server,
+        scraping(f"127.0.0.1:{server.http}", authority.ca, RULES, tmp, free_port()) as prometheus,
+    ):
         assert wait_for(lambda: prometheus.query("attend_requests_running"), 30)
         end = time.monotonic() + 12
         with concurrent.futures.ThreadPoolExecutor(5) as pool:
-            calls = [pool.submit(work, server, end) for work in (http_calls, http_calls, grpc_calls, grpc_calls)]
+            calls = [pool.submit(http_calls, server, end) for _ in range(2)]
+            calls += [pool.submit(grpc_calls, server, authority.ca, end) for _ in range(2)]
             counts = [call.result(60) for call in calls]
         time.sleep(3)  # two more scrapes, and an evaluation of the rules after them
         yield server, prometheus, counts

@@ -6,6 +6,7 @@ import re
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -62,9 +63,15 @@ def processes_of(tag: str) -> list[int]:
 
 
 class Server:
-    """One `attend serve` process and all that it starts. `folder`: where a user types it. `script`: another `attend`."""
+    """One `attend serve` process and all that it starts.
 
-    def __init__(self, log: Path, *flags: str, folder: Path | None = None, script: Path | None = None) -> None:
+    `folder`: where a user types it. `script`: another `attend`. `ca`: who signed its certificate, where it serves TLS.
+    """
+
+    def __init__(
+        self, log: Path, *flags: str, folder: Path | None = None, script: Path | None = None, ca: Path | None = None
+    ) -> None:
+        self.trust = ssl.create_default_context(cafile=str(ca)) if ca else None
         self.tag = secrets.token_hex(8)
         self.http, self.grpc = free_ports(2)
         self.log = log
@@ -82,7 +89,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.http}"
+        return f"{'https' if self.trust else 'http'}://127.0.0.1:{self.http}"
 
     @property
     def target(self) -> str:
@@ -112,7 +119,7 @@ class Server:
     def get(self, path: str) -> tuple[int, str]:
         """(status, body) of a GET."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=10, context=self.trust) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
