@@ -65,6 +65,10 @@ class BlockPool:
         block = self._known.get((parent, tuple(tokens)))
         return None if block is None else (block, self._numbers[block])
 
+    def holds(self, block: int, number: int) -> bool:
+        """Whether the block has the text of this number still. From any thread."""
+        return self._numbers.get(block) == number
+
     def is_known(self, number: int) -> bool:
         """Whether a block has the text of this number."""
         return number in self._alive

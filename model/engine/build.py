@@ -28,6 +28,7 @@ from attend.model.engine.choice import (
     check_guesses,
     choose_backend,
     choose_draw,
+    choose_kv_dtype,
     choose_logprobs,
     name_of,
     open_adapters,
@@ -42,6 +43,7 @@ from attend.model.engine.fingerprint import fingerprint, processor
 from attend.model.engine.laps import Laps
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
+from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import Leader, ShardRunner
 from attend.model.engine.request import EngineInfo, Request, SlowerPath
@@ -125,11 +127,12 @@ def build_engine(
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
+    offload = open_offload(options, built.runner.cache, scheduler, info.fingerprint)
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
         return _with_thread(engine, info, options, built.runner.pulse, ready=leader.hurry)
-    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead)
+    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, offload=offload)
     return _with_thread(engine, info, options, built.runner.pulse, built.runner.adapters, Explainer(built.net))
 
 
@@ -219,6 +222,7 @@ def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> Non
         "quantize": options.quantize != "none",
         "adapters": options.adapters,
         "load_format": options.load_format != "auto",
+        "kv_disk_folder": bool(options.kv_disk_folder),
     }
     for name, is_set in changes.items():
         if ranks > 1 and is_set:
@@ -321,16 +325,6 @@ def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) 
             wanted,
         )
     return KINDS[wanted]
-
-
-def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, backend: str) -> torch.dtype:
-    """The dtype of the KV cache; int8 is refused where no backend computes with it."""
-    if options.kv_dtype == "auto":
-        return dtype
-    if device != "cpu" or backend == "triton":
-        who = "the triton backend" if device == "cpu" else device
-        raise SettingError(f"kv_dtype is {options.kv_dtype}, but {who} has no int8 KV cache yet: it needs device = cpu")
-    return torch.int8
 
 
 def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -> bool:

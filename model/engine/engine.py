@@ -14,6 +14,7 @@ from typing import Protocol
 
 from attend.model.engine.grammars import Drawn, begin_masks, give_masks, keep_to_grammars, unmasked
 from attend.model.engine.inputs import step_input
+from attend.model.engine.offload.offloader import KVOffload
 from attend.model.engine.plan import Plan, StepInput, StepResult
 from attend.model.engine.repeat import by_halves, failed, released
 from attend.model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
@@ -51,10 +52,12 @@ class Engine:
         *,
         async_scheduling: bool = False,
         idle: Callable[[], None] = lambda: None,
+        offload: KVOffload | None = None,
     ) -> None:
         """`async_scheduling`: for runners that can begin a step before the previous one has ended. `idle` is called in place
-        of a step where there is none.
+        of a step where there is none. `offload` keeps what the scheduler's KV cache forgets.
         """
+        self.offload = offload
         self.scheduler = scheduler
         self.runner = runner
         self.async_scheduling = async_scheduling
@@ -67,12 +70,17 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is in flight."""
-        return self.scheduler.num_running + self.scheduler.num_waiting > 0
+        """Whether any request is in flight, but for those whose blocks are being read from disk."""
+        scheduler = self.scheduler
+        if self.offload is not None and self.offload.has_results:
+            return True
+        return scheduler.num_running + scheduler.num_waiting > len(scheduler.awaiting_kv)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.scheduler.add(request)
+        if self.offload is not None:
+            self.offload.begin(request)
 
     def abort(self, request_id: str, reason: FinishReason) -> Output | None:
         """End a request."""
@@ -85,6 +93,8 @@ class Engine:
     def step(self) -> list[Output]:
         """Let every scheduled request catch up by one step."""
         started = self._clock()
+        if self.offload is not None:
+            self.offload.take_results()
         if self._next is None or self._next.plan.is_over:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
@@ -102,7 +112,7 @@ class Engine:
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
-        if not self.has_work:
+        if not self.has_work and not (self.offload is not None and self.offload.is_lending):
             self.scheduler.tables.check_all_free()
         return outputs
 
@@ -112,7 +122,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Load after the last step."""
-        scheduler = self.scheduler
+        scheduler, lost = self.scheduler, self.scheduler.tables.lost
         return EngineStats(
             scheduler.num_running,
             scheduler.num_waiting,
@@ -122,7 +132,10 @@ class Engine:
             scheduler.num_prefix_hits,
             scheduler.num_drafted,
             scheduler.num_accepted,
-            *map(scheduler.tables.lost.__getitem__, ("disabled", "no_state", "evicted")),
+            lost["disabled"],
+            lost["no_state"],
+            lost["evicted"],
+            None if self.offload is None else self.offload.stats(),
         )
 
     def _submitted(self, plan: Plan) -> "_Step":

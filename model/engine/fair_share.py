@@ -25,6 +25,8 @@ from attend.model.engine.request import Request
 
 Owner = str | None
 TOKENS = attrgetter("num_tokens")
+MOST_PASSED_SECONDS = 10.0
+"""Requests of other owners may pass one that finds no room for so long."""
 
 
 @dataclass(slots=True)

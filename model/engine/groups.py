@@ -11,6 +11,7 @@
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,6 +26,17 @@ class KVCacheGroup(Protocol):
     pool: BlockPool
     span: int
     """Blocks before a token that it needs at most."""
+
+    borrowed: Counter[int]
+    """Blocks that are held for no request."""
+
+    def borrow(self, count: int) -> list[int] | None:
+        """So many blocks for no request, or None where there is no room: they are filled from elsewhere."""
+        ...
+
+    def return_borrowed(self, blocks: Sequence[int]) -> None:
+        """Free blocks of `borrow`. Those that are known by now can be found from then on."""
+        ...
 
     @property
     def free_share(self) -> float:
@@ -64,14 +76,36 @@ class KVCacheGroup(Protocol):
         ...
 
 
-class FullGroup:
+class _Borrowing:
+    """Lends blocks."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.borrowed: Counter[int] = Counter()
+
+    def borrow(self, count: int) -> list[int] | None:
+        blocks = self.pool.allocate(count)
+        self.borrowed.update(blocks or ())
+        return blocks
+
+    def return_borrowed(self, blocks: Sequence[int]) -> None:
+        self.borrowed -= Counter(blocks)
+        self.pool.free(blocks)
+
+
+class FullGroup(_Borrowing):
     """Blocks for all tokens, taken when a request grows."""
 
     span = 1 << 62
 
     def __init__(self, at: int, size: GroupSize, config: EngineConfig) -> None:
-        self.pool = BlockPool(size.num_blocks)
+        super().__init__(BlockPool(size.num_blocks))
         self._at, self._block_size = at, config.block_size
+
+    def borrow_known(self, blocks: Sequence[int]) -> None:
+        """Hold known blocks, so that they are not evicted."""
+        self.pool.share(blocks)
+        self.borrowed.update(blocks)
 
     @property
     def free_share(self) -> float:
@@ -108,12 +142,13 @@ class FullGroup:
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            held = len(request.tables[self._at])
-            assert held * self._block_size >= request.room, f"{request.request_id} lacks blocks"
-        self.pool.check_integrity(block for request in requests for block in request.tables[self._at])
+            count = len(request.tables[self._at])
+            assert count * self._block_size >= request.room, f"{request.request_id} lacks blocks"
+        held = [block for request in requests for block in request.tables[self._at]]
+        self.pool.check_integrity([*held, *self.borrowed.elements()])
 
 
-class StateGroup:
+class StateGroup(_Borrowing):
     """A slot of states for each request, and snapshots. A request's table has the slot that its last planned step reads, and
     the one that it writes where that is another: its state lies in the last of them.
     """
@@ -121,7 +156,7 @@ class StateGroup:
     span = 1
 
     def __init__(self, at: int, size: GroupSize) -> None:
-        self.pool = BlockPool(size.num_blocks)
+        super().__init__(BlockPool(size.num_blocks))
         self.pool.on_forget = lambda parent, number: self.evicted.add(parent)
         self.evicted: set[Parent] = set()
         """Numbers of known texts whose snapshots were evicted."""
@@ -203,15 +238,15 @@ class StateGroup:
         assert all(slots and 0 not in slots for slots in held), "a request without a state"
         own = [request.slot for request in requests]
         assert len(own) == len(set(own)), "two requests with one state"
-        self.pool.check_integrity(slot for slots in held for slot in slots)
+        self.pool.check_integrity([*(slot for slots in held for slot in slots), *self.borrowed.elements()])
 
 
-class WindowGroup:
+class WindowGroup(_Borrowing):
     """Blocks that later queries may see, taken as tokens are computed, out of a claim made before."""
 
     def __init__(self, at: int, size: GroupSize, config: EngineConfig) -> None:
         assert size.window is not None
-        self.pool = BlockPool(size.num_blocks)
+        super().__init__(BlockPool(size.num_blocks))
         self.span = -(-(size.window - 1) // config.block_size)
         self._at, self._window, self._block_size = at, size.window, config.block_size
         self._most = config.window_blocks(size.window)
@@ -221,6 +256,16 @@ class WindowGroup:
     @property
     def free_share(self) -> float:
         return 1 - self._claimed / self._claimable
+
+    def borrow(self, count: int) -> list[int] | None:
+        if self._claimed + count > self._claimable:
+            return None
+        self._claimed += count
+        return super().borrow(count)
+
+    def return_borrowed(self, blocks: Sequence[int]) -> None:
+        self._claimed -= len(blocks)
+        super().return_borrowed(blocks)
 
     def _claim(self, num_tokens: int) -> int:
         return min(-(-num_tokens // self._block_size), self._most)
@@ -272,11 +317,13 @@ class WindowGroup:
         del table[:]
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        assert self._claimed == sum(self._claim(request.room) for request in requests) <= self._claimable, "lost claims"
+        claims = sum(self._claim(request.room) for request in requests) + self.borrowed.total()
+        assert self._claimed == claims <= self._claimable, "lost claims"
         for request in requests:
-            held = sum(map(bool, request.tables[self._at]))
-            assert held <= self._claim(request.room), f"{request.request_id} holds {held} blocks"
-        self.pool.check_integrity(block for request in requests for block in request.tables[self._at] if block)
+            count = sum(map(bool, request.tables[self._at]))
+            assert count <= self._claim(request.room), f"{request.request_id} holds {count} blocks"
+        held = [block for request in requests for block in request.tables[self._at] if block]
+        self.pool.check_integrity([*held, *self.borrowed.elements()])
 
 
 def _taken(pool: BlockPool, count: int) -> list[int]:

@@ -34,6 +34,8 @@ IDLE_BEAT_SECONDS = 1.0
 """How often the idle step thread shows that it lives."""
 CLOSE_SECONDS = 10.0
 """How long closing waits for the step under way."""
+FLUSH_SECONDS = 10.0
+"""How long draining waits for KV blocks to be written to disk."""
 STOPPED = "the engine has stopped; try another replica"
 
 
@@ -139,6 +141,8 @@ class AsyncEngine:
         self._stats = engine.stats()
         self._prepared: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="attend-engine", daemon=True)
+        if engine.offload is not None:
+            engine.offload.wake = self._wake_up
 
     @property
     def info(self) -> EngineInfo:
@@ -219,6 +223,8 @@ class AsyncEngine:
             await asyncio.sleep(0.05)
         for request_id in tuple(self._streams):
             self.abort(request_id, FinishReason.ABORT)
+        if self._engine.offload is not None:
+            await asyncio.to_thread(self._engine.offload.flush, FLUSH_SECONDS)
 
     def close(self) -> None:
         """Stop the step thread after the step under way; what is still in flight is aborted."""
@@ -227,6 +233,8 @@ class AsyncEngine:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(CLOSE_SECONDS)
+        if self._engine.offload is not None:
+            self._engine.offload.close()
 
     def _open(self, requests: Sequence[Request], at_once: int | None) -> _Stream:
         if self._draining or self._stopping:
@@ -299,6 +307,11 @@ class AsyncEngine:
                 self._commands.extend(commands)
                 self._wake.notify()
             return not self._over
+
+    def _wake_up(self) -> None:
+        """Have the step thread look for work."""
+        with self._wake:
+            self._wake.notify()
 
     def _run(self) -> None:
         """The step thread."""

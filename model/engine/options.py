@@ -42,6 +42,12 @@ class EngineOptions:
     kv_dtype: str = "auto"
     """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
     prefix_caching: bool = True
+    kv_disk_folder: str = ""
+    """Where blocks are kept that the KV cache forgets, and for the next process; empty: nowhere."""
+    kv_disk_bytes: int = 10 << 30
+    """Of all files there."""
+    kv_disk_bandwidth: int = 200_000_000
+    """Bytes a second that are written there."""
     state_cache_share: float = 0.25
     """Of the memory for the cache, for snapshots of recurrent states, by which prefixes are reused; 0: they are not."""
     draft_tokens: int = 0

@@ -290,6 +290,24 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadStats:
+    """KV offloading to disk: counts since the start, and what is there."""
+
+    num_bytes: int
+    """In the folder, of other processes and models too."""
+    read_tokens: int
+    """Tokens whose blocks were read back."""
+    read_bytes: int
+    written_bytes: int
+    dropped_blocks: int
+    """Blocks that were not written: evicted before, too many at once, or after an error."""
+    num_slower: int
+    """Prefixes that were there and were computed, since reading would have taken longer, or did."""
+    num_errors: int
+    """Files and records that were no good, and failures of the disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The load of an engine; a snapshot after a step."""
 
@@ -313,6 +331,8 @@ class EngineStats:
     """Tokens of known prefixes that were computed for want of a recurrent state: none was kept there."""
     num_lost_evicted: int = 0
     """The same where one was kept, and evicted."""
+    offload: OffloadStats | None = None
+    """None where no folder is set."""
 
 
 @dataclass(frozen=True, slots=True)

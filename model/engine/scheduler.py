@@ -26,7 +26,7 @@ from operator import attrgetter
 
 from attend.model.engine.budget import StepCost
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.fair_share import FairShare
+from attend.model.engine.fair_share import MOST_PASSED_SECONDS, FairShare
 from attend.model.engine.lookup import Lookups
 from attend.model.engine.plan import Plan, Scheduled, StepResult
 from attend.model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
@@ -36,8 +36,6 @@ from attend.model.errors import EngineFailed
 log = logging.getLogger("attend.engine")
 
 RANK = attrgetter("rank")
-MOST_PASSED_SECONDS = 10.0
-"""Requests of other owners may pass one that finds no room for so long."""
 
 
 class Scheduler:
@@ -58,7 +56,7 @@ class Scheduler:
         self.budget = config.max_batch_tokens
         """Tokens that a step computes at most: fewer than was set after a step for which the memory did not suffice."""
         self._clock = clock
-        self._cost = StepCost(max(config.chunk_size, config.block_size), config.reach)
+        self.cost = StepCost(max(config.chunk_size, config.block_size), config.reach)
         self._planned_at = 0.0
         self._shares = FairShare()
         self._lookups = Lookups()
@@ -66,6 +64,8 @@ class Scheduler:
         self._running: list[Request] = []
         """In the order of their ranks, as `_waiting` is; the older of two with the same rank is first."""
         self._by_id: dict[str, Request] = {}
+        self.awaiting_kv: dict[str, float] = {}  # since when blocks of a waiting request are read from disk: it is not admitted
+        self.on_finish: Callable[[Request], None] = lambda request: None
 
     @property
     def num_waiting(self) -> int:
@@ -107,7 +107,8 @@ class Scheduler:
             prompts = sorted(prompts + admitted, key=RANK)
         self._shares.charge(plan)
         if left and prompts:
-            parts = self._share_out(prompts, self._room(len(plan), len(prompts)), left)
+            cost, goal = self.cost, self.config.step_goal  # the room is counted in tokens at the beginning of a prompt
+            parts = self._share_out(prompts, cost.room(len(plan), len(prompts), goal) if plan else cost.room_alone(), left)
             return Plan((*plan, *parts), len(plan))
         return Plan(tuple(plan), len(plan), self._lookups.guess(plan, min(self.config.draft_tokens, left), self.tables))
 
@@ -119,7 +120,7 @@ class Scheduler:
         """
         drawing = {item.request.request_id for item in plan.scheduled if item.draws}
         is_full = len(self._running) >= self.config.max_batch_requests
-        admits = self._waiting and (not is_full or self._shares.has_newcomers(self._waiting, self._running))
+        admits = self._waiting and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
         if admits or self.config.draft_tokens or len(drawing) < len(self._running):
             return None
         if not all(request.request_id in drawing and request.draws_from_scores for request in self._running):
@@ -175,8 +176,8 @@ class Scheduler:
             if item.request.room:
                 self.tables.let_go(item.request)
         if plan.scheduled and plan.is_plain and not (result.errors or result.put_off):
-            pairs = sum(self._cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
-            self._cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
+            pairs = sum(self.cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
+            self.cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
         self.tables.begin_step()
         return outputs
@@ -234,11 +235,15 @@ class Scheduler:
     def _admit(self) -> list[Request]:
         """A request starts only when its blocks so far fit at once: a half-admitted one would block the rest."""
         admitted = []
-        while self._waiting and len(self._running) < self.config.max_batch_requests:
-            if not self.tables.admit(request := self._shares.next(self._waiting, self._running)):
+        while (waiting := self._ready()) and len(self._running) < self.config.max_batch_requests:
+            if not self.tables.admit(request := self._shares.next(waiting, self._running)):
                 break
             admitted.append(self._enter(request))
         return admitted
+
+    def _ready(self) -> Sequence[Request]:
+        """Who may be admitted of those that wait."""
+        return [one for one in self._waiting if one.request_id not in self.awaiting_kv] if self.awaiting_kv else self._waiting
 
     def _enter(self, request: Request) -> Request:
         self._waiting.remove(request)
@@ -247,7 +252,7 @@ class Scheduler:
 
     def _let_in(self) -> None:
         """Admit a request of each owner of whom none runs; others may have to give way for it."""
-        for request in self._shares.newcomers(self._waiting, self._running):
+        for request in self._shares.newcomers(self._ready(), self._running):
             while (is_full := len(self._running) >= self.config.max_batch_requests) or not self.tables.admit(request):
                 victim = self._shares.gives_way(request, self._running, is_full)
                 if victim is None:
@@ -259,18 +264,14 @@ class Scheduler:
             elif self._clock() - request.arrived_at > MOST_PASSED_SECONDS:
                 break
 
-    def _room(self, streams: int, prompts: int) -> float:
-        """Prompt tokens that the step may compute, counted as if they stood at the beginning of a prompt."""
-        return self._cost.room(streams, prompts, self.config.step_goal) if streams else self._cost.room_alone()
-
     def _share_out(self, prompts: list[Request], room: float, left: int) -> list[Scheduled]:
         """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
         prompts, alone = self._shares.in_turns(prompts, self._running), left == self.budget
         plan, least = list[Scheduled](), max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
-        ends = {each for each in prompts if alone and self._cost.worth(each.num_computed, each.num_tokens) <= min(room, left)}
+        ends = {each for each in prompts if alone and self.cost.worth(each.num_computed, each.num_tokens) <= min(room, left)}
         for request in prompts:
             delays = not alone or (ends and request not in ends)  # others' next tokens, if its part is long
-            some = min(room, self._cost.brief) if alone and delays else room
+            some = min(room, self.cost.brief) if alone and delays else room
             if not (share := self._share(request, some, least, left, delays)):
                 break
             if self._part(request, share, not plan):
@@ -279,14 +280,14 @@ class Scheduler:
             count = self._part(request, share, not plan)  # again: it may lack fewer tokens now, and each may cost more
             if count and not request.awaits:
                 plan.append(self._planned(request, count))
-                room -= count * self._cost.weight(request.num_computed)
+                room -= count * self.cost.weight(request.num_computed)
                 least, left = max(0, least - count), left - count
         self._shares.turn(prompts[0], plan)
         return plan
 
     def _share(self, request: Request, room: float, least: int, left: int, delays: object) -> int:
         """At most `left` tokens of a prompt, worth `room` tokens at its beginning, or `least`; see `StepCost.share`."""
-        share = self._cost.share(request.num_computed, room, least, self.config.chunk_size, brief=bool(delays))
+        share = self.cost.share(request.num_computed, room, least, self.config.chunk_size, brief=bool(delays))
         return int(min(left, share))
 
     def _part(self, request: Request, share: int, first: bool) -> int:
@@ -391,6 +392,7 @@ class Scheduler:
         self._shares.leave(request)
         self.num_ended += 1
         (self._running if request.room else self._waiting).remove(request)
+        self.on_finish(request)
         self.tables.give_back(request)
         self._lookups.end(request)
         request.finish_reason = reason

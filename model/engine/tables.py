@@ -34,20 +34,21 @@ class BlockTables:
         self.has_windows = any(size.window is not None for size in config.groups)
         self.has_states = any(size.has_state for size in config.groups)
         full = [group for group in self.groups if type(group) is FullGroup]
-        self._full = full[0] if full else None
-        self._texts: BlockPool | Texts = full[0].pool if full else Texts(TEXTS_OF_BLOCK * config.num_blocks)
-        self._others = [(at, group) for at, group in enumerate(self.groups) if group is not self._full]
-        self._windows = [(at, group) for at, group in self._others if not isinstance(group, StateGroup)]
+        self.full = full[0] if full else None
+        self.texts: BlockPool | Texts = full[0].pool if full else Texts(TEXTS_OF_BLOCK * config.num_blocks)
+        self.others = [(at, group) for at, group in enumerate(self.groups) if group is not self.full]
+        self._windows = [(at, group) for at, group in self.others if not isinstance(group, StateGroup)]
         self._states = next((group for group in self.groups if isinstance(group, StateGroup)), None)
         self.snapshots: Snapshots | None = None
-        if self._states is not None and self._full is not None and config.prefix_caching:
-            self.snapshots = Snapshots(self._states, self._full.pool, config)
+        if self._states is not None and self.full is not None and config.prefix_caching:
+            self.snapshots = Snapshots(self._states, self.full.pool, config)
         self._gap = SPACING if self.has_states else 0
         self.lost: Counter[str] = Counter()
         """Tokens that were not found in the prefix cache, by reason: "disabled" for a request or for all, "no_state" where
         keys and values were known and no state was kept, "evicted" where it was.
         """
-        self._known_before: list[int] = []
+        self.known_before: list[int] = []
+        """Of each group's pool: blocks with lower numbers were filled before the step under way."""
         self._versions = count(1)
         self.begin_step()
 
@@ -121,37 +122,37 @@ class BlockTables:
         """Make room for all tokens of a waiting request, in known blocks where possible; or none, and note what it lacks."""
         if self._lacks_blocks(request):
             return False
-        before = 0 if self._full is None else self._full.pool.num_free
+        before = 0 if self.full is None else self.full.pool.num_free
         self.skip_known(request)
         if self.grow(request, request.num_tokens):
             request.lack, request.version = None, next(self._versions)
             return True
-        if self._full is not None:
-            needed = self._full.missing(request, request.num_tokens) + before - self._full.pool.num_free
+        if self.full is not None:
+            needed = self.full.missing(request, request.num_tokens) + before - self.full.pool.num_free
             request.lack = Lack(needed, request.num_known, self.parent(request))
         self.give_back(request)
         return False
 
     def _lacks_blocks(self, request: Request) -> bool:
         """Whether admission would fail again. An estimate: a wrong no costs a failed try, a wrong yes a longer wait."""
-        if not all(group.fits(request, request.num_tokens) for _, group in self._others):
+        if not all(group.fits(request, request.num_tokens) for _, group in self.others):
             return True
         lack = request.lack
         while lack is not None and (found := self._find(request, lack.num_known, lack.parent)) is not None:
             lack.num_free, lack.num_known, lack.parent = lack.num_free - 1, lack.num_known + 1, found[1]
-        return lack is not None and self._full is not None and self._full.pool.num_free < lack.num_free
+        return lack is not None and self.full is not None and self.full.pool.num_free < lack.num_free
 
     # The prefix cache.
 
     def begin_step(self) -> None:
         """Blocks that become known from here on are filled by the step under way."""
-        self._known_before = [group.pool.next_number for group in self.groups]
+        self.known_before = [group.pool.next_number for group in self.groups]
         if self.snapshots is not None:
             self.snapshots.begin_step()
 
     def forget_step(self) -> list[set[int]]:
         """Make all blocks that became known since `begin_step` unfindable; returns them by group."""
-        since = zip(self.groups, self._known_before, strict=True)
+        since = zip(self.groups, self.known_before, strict=True)
         return [group.pool.forget_since(number) for group, number in since]
 
     def begun_after(self, blocks: Sequence[set[int]], items: Sequence[Scheduled], result: StepResult) -> set[str]:
@@ -209,8 +210,8 @@ class BlockTables:
         """Make the blocks that the tokens before `end` fill known."""
         size = self.config.block_size
         for at in range(request.num_known, end // size) if self.config.prefix_caching else ():
-            block = 0 if self._full is None else request.tables[0][at]
-            number = self._texts.remember(self.parent(request), request.tokens(at * size, size), block)
+            block = 0 if self.full is None else request.tables[0][at]
+            number = self.texts.remember(self.parent(request), request.tokens(at * size, size), block)
             for place, group in self._windows:
                 if request.tables[place][at]:
                     group.pool.remember(number, (), request.tables[place][at])
@@ -228,9 +229,9 @@ class BlockTables:
         if not usable:
             return
         found = known[:usable]
-        if self._full is not None:
-            self._full.share(request, start, [block for block, _ in found])
-        for _, group in self._others:
+        if self.full is not None:
+            self.full.share(request, start, [block for block, _ in found])
+        for _, group in self.others:
             group.share(request, start, [_block_of(group, number) for _, number in found])
         request.version = next(self._versions)
         request.num_known, request.parent = start + len(found), found[-1][1]
@@ -245,13 +246,13 @@ class BlockTables:
         """
         found: list[tuple[int, int]] = []
         usable, parent = 0, self.parent(request)
-        in_row = [min(start, group.span) for _, group in self._others]
+        in_row = [min(start, group.span) for _, group in self.others]
         while (known := self._text(request, start + len(found), parent)) is not None:
             found.append(known)
             parent, end = known[1], start + len(found)
-            for at, (_, group) in enumerate(self._others):
+            for at, (_, group) in enumerate(self.others):
                 in_row[at] = in_row[at] + 1 if _block_of(group, known[1]) else 0
-            if all(row >= min(end, group.span) for row, (_, group) in zip(in_row, self._others, strict=True)):
+            if all(row >= min(end, group.span) for row, (_, group) in zip(in_row, self.others, strict=True)):
                 usable = len(found)
             elif start and len(found) - usable > self._gap:
                 break
@@ -264,12 +265,12 @@ class BlockTables:
         size = self.config.block_size
         if at >= (request.num_tokens - 1) // size:
             return None
-        return self._texts.find(parent, request.tokens(at * size, size))
+        return self.texts.find(parent, request.tokens(at * size, size))
 
     def _find(self, request: Request, at: int, parent: Parent) -> tuple[int, int] | None:
         """The same, where every group has its block."""
         known = self._text(request, at, parent) if self.looks_up(request) else None
-        return known if known is not None and all(_block_of(group, known[1]) for _, group in self._others) else None
+        return known if known is not None and all(_block_of(group, known[1]) for _, group in self.others) else None
 
     # Checks.
 

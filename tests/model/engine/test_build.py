@@ -19,13 +19,12 @@ from attend.model.engine.build import (
     check_shared,
     choose_device,
     choose_dtype,
-    choose_kv_dtype,
     decodes_natively,
     quantised_kind,
     size_engine,
 )
 from attend.model.engine.cache import free_memory
-from attend.model.engine.choice import choose_backend
+from attend.model.engine.choice import choose_backend, choose_kv_dtype
 from attend.model.engine.fingerprint import fingerprint, processor
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason

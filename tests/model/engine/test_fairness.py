@@ -119,7 +119,7 @@ def test_without_a_known_cost_a_prompt_beside_a_stream_moves_by_a_chunk():
     scheduler = Scheduler(sizes(**ROOMY), Clock())
     scheduler.add(ask("long", range(600), 1))
     [request] = scheduler._waiting
-    assert CHUNK == scheduler._share(request, scheduler._room(1, 1), CHUNK, 63, delays=True)
+    assert CHUNK == scheduler._share(request, scheduler.cost.room(1, 1, scheduler.config.step_goal), CHUNK, 63, delays=True)
 
 
 def test_the_first_measured_step_is_no_licence():
@@ -322,7 +322,7 @@ def test_a_window_bounds_what_a_token_costs():
     window = GroupSize(4096, window=512)
     config = sizes(num_blocks=4096, block_size=32, max_model_len=1 << 15, max_batch_tokens=64, groups=(window,))
     for groups, reach in (((window,), 512), ((GroupSize(4096), window), math.inf)):
-        cost = Scheduler(replace(config, groups=groups), Clock())._cost
+        cost = Scheduler(replace(config, groups=groups), Clock()).cost
         cost.learn(0, 10, 0, 1.0)
         assert reach == cost.reach
         weights = [cost.weight(start) for start in (0, 100, 512, 20_000)]

@@ -111,9 +111,9 @@ def test_a_part_of_a_prompt_does_not_hide_the_token_of_a_whole_one_behind_it():
 def test_what_a_step_costs_is_learned_of_whole_steps_alone(failed, learned):
     scheduler = machine(ask("a"), ask("b"))
     scheduler.commit(Plan(()), StepResult())
-    assert 0 == scheduler._cost.num_steps
+    assert 0 == scheduler.cost.num_steps
     step(scheduler, **failed)
-    assert learned == scheduler._cost.num_steps
+    assert learned == scheduler.cost.num_steps
 
 
 def test_who_is_put_off_begins_again_and_nobody_else():
@@ -226,7 +226,7 @@ def test_a_step_that_was_halved_computes_no_more_tokens_than_that():
 def test_beside_a_stream_a_prompt_moves_by_a_thirty_second_of_the_budget_however_slow_a_token_is(budget, least):
     scheduler = machine(ask("stream", [1], 9), max_batch_tokens=budget, chunk_size=4, block_size=4, num_blocks=256)
     step(scheduler)
-    scheduler._cost.room = lambda *_: 0.0
+    scheduler.cost.room = lambda *_: 0.0
     scheduler.add(ask("prompt", range(200)))
     assert [("stream", 1, 1), ("prompt", 0, least)] == parts(scheduler.schedule())
 

@@ -252,7 +252,7 @@ class LearnsNothing(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        self._cost.learn = lambda *step: None
+        self.cost.learn = lambda *step: None
 
 
 class BelievesASlowStep(Scheduler):
@@ -260,8 +260,8 @@ class BelievesASlowStep(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        learn = self._cost.learn
-        self._cost.learn = lambda *step: [learn(*step) for _ in range(60)]
+        learn = self.cost.learn
+        self.cost.learn = lambda *step: [learn(*step) for _ in range(60)]
 
 
 class OldestAlwaysFirst(Scheduler):
@@ -294,7 +294,7 @@ class GivesBlocksTwice(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        self.tables.groups[0].pool = self.tables._texts = self.Pool(config.num_blocks)
+        self.tables.groups[0].pool = self.tables.texts = self.Pool(config.num_blocks)
 
     class Pool(BlockPool):
         """See `GivesBlocksTwice`."""
@@ -374,7 +374,7 @@ class GivesOutWhatIsShared(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        self.tables.groups[0].pool = self.tables._texts = self.Pool(config.num_blocks)
+        self.tables.groups[0].pool = self.tables.texts = self.Pool(config.num_blocks)
 
     class Pool(BlockPool):
         """See `GivesOutWhatIsShared`."""
@@ -567,7 +567,7 @@ class FindsWhatAWindowLacks(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        for _, group in self.tables._others:
+        for _, group in self.tables.others:
             group.span = 0
 
 
@@ -576,7 +576,7 @@ class FindsOneBlockTooFew(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        for _, group in self.tables._others:
+        for _, group in self.tables.others:
             group.span -= 1
 
 
@@ -585,7 +585,7 @@ class TrustsAFailedStepUnderAWindow(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        for _, group in self.tables._others:
+        for _, group in self.tables.others:
             group.pool.forget_since = lambda number: set()
             group.pool.forget = self._forget_reused(group.pool)
 

@@ -252,8 +252,14 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_the_chat_goes_on(folder):
         "from attend.service.commands.main import main; main()"
     )
     words = ["chat", str(folder), "--max-tokens", "60", "--dtype", "float32", "--temperature", "0"]
-    child = subprocess.Popen([sys.executable, "-c", code, *words], stdin=theirs, stdout=theirs, stderr=theirs,
-                             start_new_session=True, preexec_fn=lambda: os.set_inheritable(theirs, True))  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     seen = ""
 
     def until(text: str, count: int = 1) -> None:

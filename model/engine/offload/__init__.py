@@ -1,0 +1,1 @@
+"""KV offloading: prefix blocks that outlive the KV cache and the process, in files of a bounded folder."""
