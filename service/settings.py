@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,7 +40,7 @@ GROUPS = {
     "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
     "json_whitespace",
     "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
-    "state_cache_share draft_tokens deterministic num_threads",
+    "state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic num_threads",
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
     "max_connections_per_source max_errors_per_second",
     "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
@@ -52,7 +51,7 @@ GROUPS = {
 }
 """The settings by what they are about, as `attend serve --help` and the documents show them."""
 Port = Annotated[int, Field(ge=1, le=65535)]
-PATHS = ("chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
+PATHS = ("chat_template", "kv_disk_folder", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
 NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source", "max_errors_per_second")
 """Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
@@ -165,6 +164,14 @@ class Settings(BaseModel):
         0.25,
         description="share of kv_cache_memory for snapshots of recurrent states, without which prefix caching cannot reuse "
         "prefixes of models that have some; 0: none",
+    )
+    kv_disk_folder: str = Field(
+        "",
+        description="KV offloading: folder for prefix blocks that the KV cache forgets, and for the next process; several "
+        "may share it; it holds what callers wrote, in numbers; empty: none",
+    )
+    kv_disk_bytes: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] = Field(
+        10 << 30, description="bound of kv_disk_folder in bytes, also as 20GiB: what was used the longest ago goes first"
     )
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
         0,
@@ -333,26 +340,6 @@ class Settings(BaseModel):
     def from_json(cls, text: str) -> "Settings":
         """The inverse of `to_json`."""
         return cls(**json.loads(text))
-
-
-@cache
-def _schema() -> dict[str, Any]:
-    return Settings.model_json_schema()
-
-
-def allowed(name: str) -> str:
-    """What a setting may be, for help and documentation: `1 to 65535`, `auto, cpu or cuda`."""
-    schema = _schema()["properties"][name]
-    schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)
-    if "enum" in schema:
-        *others, last = (str(one) or "empty" for one in schema["enum"])
-        return f"{', '.join(others)} or {last}"
-    if schema["type"] not in ("integer", "number"):
-        return {"boolean": "true or false"}.get(schema["type"], "text")
-    above = schema.get("exclusiveMinimum")
-    low = f"above {above:g}" if above is not None else f"{schema['minimum']:g}"
-    high = schema.get("maximum")
-    return f"{low} or more" if high is None else f"{low} to {high:g}"
 
 
 def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:

@@ -12,18 +12,20 @@ from typer.core import TyperArgument, TyperGroup
 from typer.main import get_command
 
 from attend.model.config import ModelConfig
+from attend.model.engine.request import OffloadStats
 from attend.model.errors import AttendError, Overloaded, Unavailable
 from attend.model.net.families.strangers import STRANGERS
 from attend.model.net.families.table import FAMILIES, TITLES
 from attend.model.net.features import NATIVE, TRITON, features
 from attend.service.access.keys import KeyRing
 from attend.service.commands.cli import app
+from attend.service.commands.flags import allowed
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
-from attend.service.settings import GROUPS, Settings, allowed
+from attend.service.settings import GROUPS, Settings
 from tests import reference
-from tests.fakes import build_server
+from tests.fakes import FakeEngine, build_server
 from tests.model.checkpoints import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +72,9 @@ def metrics() -> Iterator[list[str]]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write("{}")
         file.flush()
-        own = build_server(keys=KeyRing(file.name)).metrics.text()
+        engine = FakeEngine()
+        engine.offload = OffloadStats(0, 0, 0, 0, 0, 0, 0)
+        own = build_server(engine, keys=KeyRing(file.name)).metrics.text()
     pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.counted(1, 1)]
     edges = edge.read([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
     pages.append(edge.written(edges | edge.certificate("a", 1.0, True)))

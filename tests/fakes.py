@@ -25,6 +25,7 @@ from attend.model.engine.request import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    OffloadStats,
     Output,
     Request,
     StepReport,
@@ -143,6 +144,7 @@ class FakeEngine:
         self.error = "SecretError in row 3"
         self.draining = False
         self.age = 0.0
+        self.offload: OffloadStats | None = None
         self.requests: list[Request] = []
         self.open: dict[str, Request] = {}
         self.aborted: list[tuple[str, FinishReason]] = []
@@ -152,7 +154,8 @@ class FakeEngine:
         self._observer: Callable[[StepReport], None] = lambda report: None
 
     def stats(self) -> EngineStats:
-        return EngineStats(len(self.open), 0, self.info.num_blocks - len(self.open), 0)
+        free = self.info.num_blocks - len(self.open)
+        return EngineStats(len(self.open), 0, free, 0, offload=self.offload)
 
     def heartbeat_age(self) -> float:
         return self.age

@@ -167,6 +167,13 @@ def cache() -> Iterator[Panel]:
     yield panel("Prefix cache hit rate", "percentunit", {"{{replica}}": f"{hits} / {asked}"})
     lost = total("attend_prefix_cache_lost_tokens_total", "reason")
     yield panel("Tokens computed again for want of a recurrent state, a second", "none", {"{{reason}}": lost})
+    disk = {"read back": "read_bytes", "written": "written_bytes"}
+    moved = {title: total(f"attend_kv_disk_{name}_total") for title, name in disk.items()}
+    yield panel("KV offloading", "Bps", moved, text="Only with kv_disk_folder.")
+    yield panel("KV offloading: bytes on disk", "bytes", {"{{replica}}": f"attend_kv_disk_bytes{{{CHOSEN}}}"})
+    names = ("read_tokens", "dropped_blocks", "recomputed", "errors")
+    counted = {name.replace("_", " "): total(f"attend_kv_disk_{name}_total") for name in names}
+    yield panel("KV offloading: tokens read, blocks not written, prefixes computed, errors, a second", "none", counted)
     right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
     yield panel("Speculative decoding: acceptance rate of draft tokens", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
     labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"

@@ -74,6 +74,49 @@ class EngineCollector(Collector):
             yield counter
 
 
+class OffloadCollector(Collector):
+    """KV offloading to disk, read at each scrape."""
+
+    def __init__(self, engine: TokenEngine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """Each metric, as it is now; none where no folder is set."""
+        stats = self._engine.stats().offload
+        if stats is None:
+            return
+        gauge = GaugeMetricFamily(
+            "attend_kv_disk_bytes", "KV offloading: bytes in kv_disk_folder, whoever wrote them", labels=["model"]
+        )
+        gauge.add_metric([self._model], stats.num_bytes)
+        yield gauge
+        counters = (
+            ("read_tokens", "KV offloading: tokens whose KV blocks were read back from disk", stats.read_tokens),
+            ("read_bytes", "KV offloading: bytes that were read back", stats.read_bytes),
+            ("written_bytes", "KV offloading: bytes that were written", stats.written_bytes),
+            (
+                "dropped_blocks",
+                "KV offloading: KV blocks that were not written: evicted before, too many at once, or after an error",
+                stats.dropped_blocks,
+            ),
+            (
+                "recomputed",
+                "KV offloading: prefixes that were on disk and were computed, since reading would take longer, or did",
+                stats.num_slower,
+            ),
+            (
+                "errors",
+                "KV offloading: files and records that were no good, and failures to read or write",
+                stats.num_errors,
+            ),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"attend_kv_disk_{name}", text, labels=["model"])
+            counter.add_metric([self._model], value)
+            yield counter
+
+
 class KeysCollector(Collector):
     """The state of the API key file, looked at in each scrape."""
 

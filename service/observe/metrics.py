@@ -30,7 +30,7 @@ from attend.service.contract.routes import COUNTED, OTHERS
 from attend.service.errors import AnswerChanged, ClientGone, wire
 from attend.service.observe import logs
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
-from attend.service.observe.collectors import EngineCollector, KeysCollector
+from attend.service.observe.collectors import EngineCollector, KeysCollector, OffloadCollector
 from attend.service.observe.compat import VllmNames
 from attend.service.observe.failures import AuthFailures
 from attend.service.observe.ignored import IgnoredFields
@@ -77,6 +77,7 @@ class Metrics:
         self.meter = LoadMeter()
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, model))
+        self.registry.register(OffloadCollector(engine, model))
         if keys is not None:
             self.registry.register(KeysCollector(keys, model))
         self._read(GaugeMetricFamily, "requests_preparing", "Requests in preparation: being tokenized and validated", preparing)

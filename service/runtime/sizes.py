@@ -28,6 +28,8 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_dtype=settings.kv_dtype,
         prefix_caching=settings.prefix_caching,
         state_cache_share=settings.state_cache_share,
+        kv_disk_folder=settings.kv_disk_folder,
+        kv_disk_bytes=settings.kv_disk_bytes,
         draft_tokens=settings.draft_tokens,
         deterministic=settings.deterministic,
         num_threads=settings.num_threads or max(1, usable_cores() // settings.tensor_parallel),

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from attend.model.engine.request import OffloadStats
 from attend.service.contract.routes import COUNTED
 from attend.service.observe import edge
 from attend.service.observe.metrics import OUTCOMES
@@ -22,7 +23,7 @@ from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 from tests.deploy.manifests import ROOT
 from tests.deploy.monitoring_prometheus import promtool, scraping, tool
-from tests.fakes import build_server
+from tests.fakes import FakeEngine, build_server
 from tests.service.certificates import Authority
 from tests.service.server import Server, free_port, running, wait_for
 
@@ -49,14 +50,21 @@ SOMETIMES = {*KEYS, "attend_requests_rejected_total"}
 """What a page has only with some settings, or some versions of the service."""
 
 
+def page() -> str:
+    """A replica's page, with KV offloading."""
+    engine = FakeEngine()
+    engine.offload = OffloadStats(0, 0, 0, 0, 0, 0, 0)
+    return build_server(engine).metrics.text()
+
+
 def families() -> dict[str, str]:
     """The families of a replica's page, by type."""
-    return {family.name: family.type for family in text_string_to_metric_families(build_server().metrics.text())}
+    return {family.name: family.type for family in text_string_to_metric_families(page())}
 
 
 def series() -> set[str]:
     """Every name under which Prometheus stores a sample of ours."""
-    found = text_string_to_metric_families(build_server().metrics.text())
+    found = text_string_to_metric_families(page())
     return {sample.name for family in found for sample in family.samples} | PAGE_ONLY
 
 
@@ -66,7 +74,7 @@ def names(expression: str) -> set[str]:
 
 
 def bounds(family: str) -> set[str]:
-    found = text_string_to_metric_families(build_server().metrics.text())
+    found = text_string_to_metric_families(page())
     return {sample.labels["le"] for one in found for sample in one.samples if sample.name == f"{family}_bucket"}
 
 
@@ -299,6 +307,8 @@ def watched(tmp_path_factory):
         "1",
         "--kv-cache-memory",
         "200000000",
+        "--kv-disk-folder",
+        str(tmp / "kv"),
     )
     with (
         running(tmp / "server", *flags, ca=authority.ca) as server,

@@ -1,4 +1,4 @@
-"""Files of blocks: what was written is read, what is cut, changed or another's is not, and the folder stays within its bound."""
+"""Files of blocks: what was written is read, what is cut, changed or another's is not, and the folder keeps its bound."""
 
 import errno
 import os
