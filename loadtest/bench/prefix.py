@@ -1,13 +1,15 @@
 """What a shared beginning saves, in one process: attend bench prefix
 
 Two prompts with the same beginning, one after the other: the second finds the first one's blocks. The table shows the
-milliseconds to the first token of each, and the second over the first.
+milliseconds to the first token of each, and the second over the first. With --restart a third one comes after the engine
+was drained and built again, and finds the blocks on disk (KV offloading).
 """
 
 import argparse
 import asyncio
 import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,7 +30,7 @@ class Pair:
     """Prompts in pairs with the same beginning, another one for each pair."""
 
     def __init__(self, engine: AsyncEngine, shared: int) -> None:
-        self._engine = engine
+        self.engine = engine
         self._shared = shared
         self._dice = random.Random(0)
         self._asked = 0
@@ -46,20 +48,30 @@ class Pair:
     async def _first_token(self) -> float:
         self._asked += 1
         prompt = self._beginning + self._dice.choices(range(100, 8000), k=OWN)
-        asked, first = await moments(self._engine, f"{self._asked}", prompt, output=1)
+        asked, first = await moments(self.engine, f"{self._asked}", prompt, output=1)
         return (first - asked) * 1e3
 
 
-async def measure(engine: AsyncEngine, shared: int, turns: int) -> Comparison:
-    """The known beginning, and the unknown one, turn by turn."""
+async def measure(
+    engine: AsyncEngine, shared: int, turns: int, restarted: Callable[[], AsyncEngine] | None = None
+) -> Comparison:
+    """The known beginning, and the unknown one, turn by turn. `restarted` builds the engine again, for one more each turn."""
     pair = Pair(engine, shared)
 
-    async def both() -> tuple[float, float]:
+    async def each() -> tuple[float, ...]:
         unknown = await pair.unknown()
-        return await pair.known(), unknown
+        known = await pair.known()
+        if restarted is None:
+            return known, unknown
+        await pair.engine.drain(0)
+        pair.engine.close()
+        pair.engine = restarted()
+        return await pair.known(), known, unknown
 
-    known, unknown = zip(*(await take_turns({"both": both}, turns))["both"], strict=True)
-    return Comparison(f"first token, {shared} shared tokens", "ms", {"known": known, "unknown": unknown})
+    found = zip(*(await take_turns({"each": each}, turns, warm_up=int(restarted is None)))["each"], strict=True)
+    names = ("after a restart", "known", "unknown")[0 if restarted else 1 :]
+    pair.engine.close()
+    return Comparison(f"first token, {shared} shared tokens", "ms", dict(zip(names, found, strict=True)))
 
 
 def main(words: list[str] | None = None) -> None:
@@ -70,15 +82,24 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "attend-shapes", help="for the checkpoint")
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--model", type=Path, help="a checkpoint folder or GGUF file, in place of a shape")
+    parser.add_argument("--restart", action="store_true", help="build the engine again in each turn, with KV offloading")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
-    checkpoint = write_shape(options.shape, options.folder)
-    engine = build_engine(checkpoint, EngineOptions(num_threads=threads(), kv_cache_memory=1 << 30))
-    engine.start()
-    found = asyncio.run(measure(engine, options.shared, options.turns))
-    engine.close()
+    checkpoint = options.model or write_shape(options.shape, options.folder)
+    length = options.shared + OWN + 1
+    with tempfile.TemporaryDirectory() as disk:
+        kept = disk if options.restart else ""
+        asked = EngineOptions(num_threads=threads(), max_model_len=length, kv_cache_memory=1 << 30, kv_disk_folder=kept)
+
+        def started() -> AsyncEngine:
+            engine = build_engine(checkpoint, asked)
+            engine.start()
+            return engine
+
+        found = asyncio.run(measure(started(), options.shared, options.turns, started if options.restart else None))
     figures = found.figures()
-    file(options.json, show(figures), figures, bench="prefix", shape=options.shape)
+    file(options.json, show(figures), figures, bench="prefix", shape=str(options.model or options.shape))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The step thread changes the prefix cache meanwhile. So what is found here is checked there before it is used.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -40,7 +41,7 @@ def root_digest(root: str) -> bytes:
 
 def next_digest(digest: bytes, tokens: Sequence[int]) -> bytes:
     """The digest of a text and the block of tokens after it."""
-    return blake2b(digest + b"".join(token.to_bytes(4, "little") for token in tokens), digest_size=16).digest()
+    return blake2b(digest + array("I", tokens).tobytes(), digest_size=16).digest()
 
 
 def walk(

@@ -1,0 +1,85 @@
+"""A prefix outlives the process: over a stop, over SIGKILL while it is written, and beside files that are no good."""
+
+import json
+import os
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.server import Server, running, started, wait_for
+
+PROMPT = "def area(width, height):\n    return width * height\n\n\n" * 14
+FLAGS = ("--single", "--dtype", "float32")
+
+pytestmark = pytest.mark.ray
+
+
+def asked(server: Server, prompt: str = PROMPT, salt: str = "") -> tuple[str, int]:
+    """The text, and how many tokens of the prompt were not computed."""
+    body = {"prompt": prompt, "max_tokens": 16, "temperature": 0} | ({"cache_salt": salt} if salt else {})
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_after_a_stop_and_a_start_a_prompt_is_not_computed_again(tmp_path: Path) -> None:
+    flags = (*FLAGS, "--kv-disk-folder", str(tmp_path / "kv"))
+    with running(tmp_path / "first", *flags) as server:
+        text, cached = asked(server)
+        assert cached == 0
+        server.stop()
+    assert list((tmp_path / "kv").glob("kv-*.bin")), "what was drained is written"
+    with running(tmp_path / "second", *flags) as server:
+        assert asked(server, salt="another") == (text, 0), "a prefix is shared within its salt alone"
+        again, cached = asked(server)
+        assert again == text and cached > 150
+        assert server.metric("attend_kv_disk_read_tokens_total") == cached
+        longer, cached = asked(server, PROMPT + "def volume(")
+        assert cached > 150
+    with running(tmp_path / "third", *FLAGS) as server:
+        assert asked(server, PROMPT + "def volume(") == (longer, 0)
+
+
+def test_a_process_that_is_killed_while_it_writes_costs_nothing_else(tmp_path: Path) -> None:
+    """Its files count, or do not: what it was writing is not read, and another one's files and answers are as they were."""
+    flags = (*FLAGS, "--kv-disk-folder", str(tmp_path / "kv"))
+    with running(tmp_path / "first", *flags) as server:
+        text, _ = asked(server)
+        assert wait_for(lambda: list((tmp_path / "kv").glob("kv-*.bin")))
+        asked(server, "x = 1\n" * 150)
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    for path in (tmp_path / "kv").glob("kv-*.bin"):
+        path.with_name(f".{path.stem}.tmp").write_bytes(path.read_bytes()[:1000])  # as one that was not ended
+    notes = tmp_path / "kv" / "notes.txt"
+    notes.write_text("not ours")
+    with running(tmp_path / "second", *flags) as server:
+        again, cached = asked(server)
+        assert again == text and cached > 150
+        assert server.metric("attend_kv_disk_errors_total") == 0
+    assert notes.read_text() == "not ours"
+
+
+def test_files_that_were_cut_are_computed_again_and_counted(tmp_path: Path) -> None:
+    flags = (*FLAGS, "--kv-disk-folder", str(tmp_path / "kv"))
+    with running(tmp_path / "first", *flags) as server:
+        text, _ = asked(server)
+        server.stop()
+    for path in (tmp_path / "kv").glob("kv-*.bin"):
+        os.truncate(path, path.stat().st_size // 2)
+    with running(tmp_path / "second", *flags) as server:
+        assert asked(server) == (text, 0)
+        assert server.metric("attend_kv_disk_errors_total") >= 1
+
+
+def test_a_folder_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with started(tmp_path / "log", *FLAGS, "--kv-disk-folder", str(tmp_path / "file" / "kv")) as server:
+        assert server.process.wait(60) == 2
+        assert f"kv_disk_folder '{tmp_path}/file/kv' cannot be written to: Not a directory" in server.output()
