@@ -195,7 +195,9 @@ class Settings(BaseModel):
     tensor_parallel: Annotated[int, Field(ge=1, le=16)] = Field(
         1, description="tensor parallelism: ranks of each replica, on one node, each with a GPU or a CPU core of its own"
     )
-    proxy: Literal["haproxy", "python"] = Field("haproxy", description="reverse proxy in front of the replicas")
+    proxy: Literal["haproxy", "python"] = Field(
+        "haproxy", description="reverse proxy in front of the replicas; python limits callers less"
+    )
     max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0,
         description="limit on connections of one client address, with HAProxy; 0: only its fair share of all",
