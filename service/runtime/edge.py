@@ -25,8 +25,8 @@ HANDSHAKE_SECONDS = 30
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
 MOST_FIELDS, READABLE_FIELDS = 100, 4096
-"""Header fields of a request over HTTP, and of one that HAProxy reads to its end to say so. Each of the second takes up to 64
-bytes of the stack of a thread of HAProxy."""
+"""Header fields of a request over HTTP, and of one over either transport that HAProxy can read: with more it writes a page of
+its own, or ends a gRPC connection with all its calls. Each takes up to 64 bytes of the stack of a thread of HAProxy."""
 HOLD_SECONDS = 10
 """How long HAProxy refuses the calls of who made more than `max_errors_per_second`.
 

@@ -299,6 +299,14 @@ def test_a_status_has_the_content_type_of_grpc(gone: Edge) -> None:
             got += more
 
 
+@pytest.mark.parametrize("count", [150, 300])
+def test_many_fields_of_metadata_are_the_replicas_to_judge(quiet: Edge, count: int) -> None:
+    """With HAProxy's own limit, 101, the first was INTERNAL, and the second ended all calls of its connection."""
+    method = quiet.channel.unary_unary("/attend.v1.GenerationService/Generate")
+    call = method.future(b"", metadata=[(f"x-{number}", "a") for number in range(count)], timeout=10)
+    assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
 def test_too_many_connections_over_grpc(quiet: Edge) -> None:
     held = [socket.create_connection(quiet.address, 5) for _ in range(3)]
     expected = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections from your address", "mine", "1")
