@@ -202,10 +202,12 @@ class Settings(BaseModel):
     tensor_parallel: Annotated[int, Field(ge=1, le=16)] = Field(
         1, description="tensor parallelism: ranks of each replica, on one node, each with a GPU or a CPU core of its own"
     )
-    proxy: Literal["haproxy", "python"] = Field("haproxy", description="reverse proxy in front of the replicas")
+    proxy: Literal["haproxy", "python"] = Field(
+        "haproxy", description="reverse proxy in front of the replicas; python limits callers less"
+    )
     max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0,
-        description="limit on connections of one client address, with HAProxy; 0: no limit (a gateway is one address)",
+        description="limit on connections of one client address, with HAProxy; 0: only its fair share of all",
     )
     max_errors_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         200,
@@ -220,7 +222,8 @@ class Settings(BaseModel):
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
     trusted_proxies: Annotated[str, Networks] = Field(
         "",
-        description="addresses and networks of proxies whose tenant_header says who calls, if no keys are set; comma-separated",
+        description="addresses and networks of proxies whose tenant_header says who calls, if no keys are set, and "
+        "whose connections HAProxy does not limit; comma-separated",
     )
     tenant_header: Annotated[str, Header] = Field(
         "X-Forwarded-For",

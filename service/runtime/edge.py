@@ -24,6 +24,9 @@ HANDSHAKE_SECONDS = 30
 """With TLS: seconds for a handshake, and for which a caller may leave unread what it is sent. HAProxy has one time for both."""
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
+MOST_FIELDS, READABLE_FIELDS = 100, 4096
+"""Header fields of a request over HTTP, and of one over either transport that HAProxy can read: with more it writes a page of
+its own, or ends a gRPC connection with all its calls. Each takes up to 64 bytes of the stack of a thread of HAProxy."""
 HOLD_SECONDS = 10
 """How long HAProxy refuses the calls of who made more than `max_errors_per_second`.
 
@@ -91,6 +94,8 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "connections": MOST_CONNECTIONS,
         "http_connections": MOST_HTTP,
         "grpc_connections": MOST_GRPC,
+        "fields": MOST_FIELDS,
+        "readable_fields": READABLE_FIELDS,
         "errors": Settings.model_fields["max_errors_per_second"].default,
         "hold_seconds": HOLD_SECONDS,
         "open": MOST_OPEN,

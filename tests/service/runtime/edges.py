@@ -33,6 +33,7 @@ CONFIG = """
 global
     stats socket {folder}/admin.sock mode 666 level admin
     maxconn 200
+    tune.bufsize 131072
     log /dev/null local0
 defaults
     mode http
@@ -176,10 +177,14 @@ class Edge:
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read()
 
-    def send(self, *requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """A connection to its HTTP side, from this address."""
+        return socket.create_connection(self.address, 10, source_address=(source, 0))
+
+    def send(self, *requests: bytes, source: str = "127.0.0.1") -> list[tuple[int, dict[str, str], bytes]]:
         """Send requests as they are, on one connection; (status, headers with names in small letters, body) of each answer."""
         answers = []
-        with socket.create_connection(self.address, 10) as caller, caller.makefile("rb") as reader:
+        with self.connect(source) as caller, caller.makefile("rb") as reader:
             for request in requests:
                 caller.sendall(request)
                 status = int(reader.readline().split()[1])
@@ -187,6 +192,10 @@ class Edge:
                 headers = {name.lower(): value.strip() for name, _, value in (line.decode().partition(":") for line in lines)}
                 answers.append((status, headers, reader.read(int(headers["content-length"]))))
         return answers
+
+    def another_channel(self) -> grpc.Channel:
+        """To its gRPC side, on a connection of its own."""
+        return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}", [("grpc.use_local_subchannel_pool", 1)])
 
     def call(
         self, method: str = "Generate", service: str = "attend.v1.GenerationService"

@@ -133,6 +133,7 @@ def test_the_proxy_and_the_timeout_are_settings(bare, tmp_path):
     fast = ray_environment(Settings(request_timeout_seconds=100.5), tmp_path)
     plain = ray_environment(Settings(proxy="python"), tmp_path)
     assert (fast["RAY_SERVE_ENABLE_HA_PROXY"], plain["RAY_SERVE_ENABLE_HA_PROXY"]) == ("1", "0")
+    assert (fast.get("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"), plain["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"]) == (None, str(256 << 20))
     assert int(fast["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 100
     assert all(isinstance(value, str) for value in (fast | plain).values())
 
