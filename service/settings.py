@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.options import FLUSH_SECONDS
 from attend.model.errors import SettingError
 from attend.model.gguf.places import SUFFIX, only_gguf
 from attend.service.chat.forms import ReasoningParser, ToolParser
@@ -321,6 +322,11 @@ class Settings(BaseModel):
     def adapters(self) -> dict[str, Path]:
         """The folders of `adapter`, by name."""
         return {name: Path(folder).absolute() for name, folder in _pairs(self.adapter)}
+
+    @property
+    def shutdown_seconds(self) -> float:
+        """How long a replica may take to end: draining, and writing the rest of its KV blocks to disk."""
+        return self.drain_seconds + (FLUSH_SECONDS if self.kv_disk_folder else 0)
 
     @property
     def origins(self) -> tuple[str, ...]:

@@ -171,9 +171,9 @@ def cache() -> Iterator[Panel]:
     moved = {title: total(f"attend_kv_disk_{name}_total") for title, name in disk.items()}
     yield panel("KV offloading", "Bps", moved, text="Only with kv_disk_folder.")
     yield panel("KV offloading: bytes on disk", "bytes", {"{{replica}}": f"attend_kv_disk_bytes{{{CHOSEN}}}"})
-    names = ("read_tokens", "dropped_blocks", "recomputed", "errors")
+    names = ("read_tokens", "dropped_requests", "recomputed_requests", "errors")
     counted = {name.replace("_", " "): total(f"attend_kv_disk_{name}_total") for name in names}
-    yield panel("KV offloading: tokens read, blocks not written, prefixes computed, errors, a second", "none", counted)
+    yield panel("KV offloading: tokens read, requests not written or computed again, errors, a second", "none", counted)
     right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
     yield panel("Speculative decoding: acceptance rate of draft tokens", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
     labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"

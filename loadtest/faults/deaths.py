@@ -195,7 +195,7 @@ def replica_killed_while_it_writes() -> list[Measure]:
     with tempfile.TemporaryDirectory() as folder, running((*FAST, "--kv-disk-folder", folder)) as target:
         known = prompts.ids(count)
         text, _ = completed(target, known)
-        wait_for(lambda: any(Path(folder).glob("kv-*.bin")), WATCH_SECONDS)
+        wait_for(lambda: any(Path(folder).rglob("kv-*.bin")), WATCH_SECONDS)
         for _ in range(8):
             completed(target, prompts.ids(count))
         found = struck(target, REPLICA, signal.SIGKILL, REPLACE_SECONDS)

@@ -7,6 +7,7 @@ token ids and does not depend on a hash.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 Parent = str | int
 """The predecessor of a block's text: the number of the block before it, or for a first block its adapter and salt."""
@@ -61,9 +62,10 @@ class BlockPool:
                 self._free.move_to_end(block, last=block in self._keys)
 
     def find(self, parent: Parent, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """(block, its number) of the block that holds exactly `tokens` after `parent`."""
+        """(block, its number) of the block that holds exactly `tokens` after `parent`. From any thread."""
         block = self._known.get((parent, tuple(tokens)))
-        return None if block is None else (block, self._numbers[block])
+        number = None if block is None else self._numbers.get(block)
+        return None if block is None or number is None else (block, number)
 
     def holds(self, block: int, number: int) -> bool:
         """Whether the block has the text of this number still. From any thread."""
@@ -121,12 +123,13 @@ class Texts:
         self._next = 1
 
     def find(self, parent: Parent, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """(0, its number) of the text that has `tokens` after `parent`; None where it was not seen lately."""
+        """(0, its number) of the text that has `tokens` after `parent`; None where it was not seen lately. From any thread."""
         key = (parent, tuple(tokens))
         number = self._numbers.get(key)
         if number is None:
             return None
-        self._numbers.move_to_end(key)
+        with suppress(KeyError):  # another thread asks, and it was forgotten meanwhile
+            self._numbers.move_to_end(key)
         return 0, number
 
     def remember(self, parent: Parent, tokens: Sequence[int], block: int) -> int:

@@ -39,7 +39,7 @@ from attend.model.engine.choice import (
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.exact import check_exact
-from attend.model.engine.fingerprint import fingerprint, processor
+from attend.model.engine.fingerprint import fingerprint, processor, ropes
 from attend.model.engine.laps import Laps
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
@@ -187,6 +187,7 @@ def build_runner(
         use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
+    setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
     if slower is not None and group is None:
         use_threads(options)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.engine import Engine
+from attend.model.engine.options import FLUSH_SECONDS
 from attend.model.engine.pace import Pace
 from attend.model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
 from attend.model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
@@ -34,8 +35,6 @@ IDLE_BEAT_SECONDS = 1.0
 """How often the idle step thread shows that it lives."""
 CLOSE_SECONDS = 10.0
 """How long closing waits for the step under way."""
-FLUSH_SECONDS = 10.0
-"""How long draining waits for KV blocks to be written to disk."""
 STOPPED = "the engine has stopped; try another replica"
 
 
@@ -223,8 +222,10 @@ class AsyncEngine:
             await asyncio.sleep(0.05)
         for request_id in tuple(self._streams):
             self.abort(request_id, FinishReason.ABORT)
-        if self._engine.offload is not None:
-            await asyncio.to_thread(self._engine.offload.flush, FLUSH_SECONDS)
+        if (offload := self._engine.offload) is not None:
+            written = threading.Event()
+            self._command(lambda: offload.flush(written))  # behind the aborted requests
+            await asyncio.to_thread(written.wait, FLUSH_SECONDS)
 
     def close(self) -> None:
         """Stop the step thread after the step under way; what is still in flight is aborted."""

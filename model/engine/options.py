@@ -16,6 +16,8 @@ BATCHES = {"cpu": Batch(64, 1024), "cuda": Batch(256, 8192)}
 REQUESTS_PER_THREAD = 4
 """On a CPU with more than 16 threads. A step reads the weights once, however many requests share it: where more threads
 multiply, as many more requests take about as long. Not measured on such a machine."""
+FLUSH_SECONDS = 10.0
+"""How long draining waits for KV blocks to be written to disk."""
 MOST_REQUESTS = 256
 """However many threads there are: the KV cache is shared among the requests, and each has its own context to read."""
 

@@ -296,13 +296,13 @@ class OffloadStats:
     num_bytes: int
     """In the folder, of other processes and models too."""
     read_tokens: int
-    """Tokens whose blocks were read back."""
+    """Tokens that were not computed, since their blocks were read back."""
     read_bytes: int
     written_bytes: int
-    dropped_blocks: int
-    """Blocks that were not written: evicted before, too many at once, or after an error."""
+    dropped_texts: int
+    """Ended requests of which not all was written: blocks evicted before, too many texts at once, an error of the disk."""
     num_slower: int
-    """Prefixes that were there and were computed, since reading would have taken longer, or did."""
+    """Requests whose prefix was there and was computed, since reading would have taken longer, or did."""
     num_errors: int
     """Files and records that were no good, and failures of the disk."""
 

@@ -120,7 +120,7 @@ class Scheduler:
         """
         drawing = {item.request.request_id for item in plan.scheduled if item.draws}
         is_full = len(self._running) >= self.config.max_batch_requests
-        admits = self._waiting and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
+        admits = self._ready() and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
         if admits or self.config.draft_tokens or len(drawing) < len(self._running):
             return None
         if not all(request.request_id in drawing and request.draws_from_scores for request in self._running):
@@ -392,9 +392,9 @@ class Scheduler:
         self._shares.leave(request)
         self.num_ended += 1
         (self._running if request.room else self._waiting).remove(request)
+        request.finish_reason = reason
         self.on_finish(request)
         self.tables.give_back(request)
         self._lookups.end(request)
-        request.finish_reason = reason
         times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

@@ -207,7 +207,7 @@ async def may_serve(unknown: bool) -> bool:
 async def drain(settings: Settings) -> None:
     """Have every replica refuse new requests and end the running ones, while Serve still routes to it."""
     try:
-        await ask_replicas("drain", settings.drain_seconds, seconds=settings.drain_seconds + 2)
+        await ask_replicas("drain", settings.drain_seconds, seconds=settings.shutdown_seconds + 2)
     except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
         tell(f"A replica did not drain: {type(error).__name__}")
 

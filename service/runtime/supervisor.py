@@ -65,7 +65,7 @@ def run(settings: Settings) -> int:
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
             preexec_fn=lambda: _leave_group(libc),
         )
-        status = supervise(driver, int(settings.drain_seconds + STOP_SECONDS))
+        status = supervise(driver, int(settings.shutdown_seconds + STOP_SECONDS))
         end_orphans(ORPHAN_SECONDS)
     return status
 
