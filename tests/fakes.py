@@ -154,6 +154,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(len(self.open), 0, self.info.num_blocks - len(self.open), 0)
 
+    def cache_resident_bytes(self) -> int:
+        return 0
+
     def heartbeat_age(self) -> float:
         return self.age
 

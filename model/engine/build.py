@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from attend.model.engine.choice import (
     check_guesses,
     choose_backend,
     choose_draw,
+    choose_kv_dtype,
     choose_logprobs,
     name_of,
     open_adapters,
@@ -39,6 +41,7 @@ from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.exact import check_exact
 from attend.model.engine.fingerprint import fingerprint, processor
+from attend.model.engine.idle import idle_memory, resident_bytes
 from attend.model.engine.laps import Laps
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
@@ -125,12 +128,14 @@ def build_engine(
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
+    held = partial(resident_bytes, built.runner.cache, 1 if group is None else group.ranks)
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built.runner.pulse, ready=leader.hurry)
-    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead)
-    return _with_thread(engine, info, options, built.runner.pulse, built.runner.adapters, Explainer(built.net))
+        return _with_thread(engine, info, options, built.runner.pulse, held, ready=leader.hurry)
+    idle = idle_memory(scheduler, built.runner, options)
+    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle)
+    return _with_thread(engine, info, options, built.runner.pulse, held, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
@@ -242,6 +247,7 @@ def _with_thread(
     info: EngineInfo,
     options: EngineOptions,
     pulse: Pulse,
+    held: Callable[[], int],
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
     ready: Callable[[], None] = lambda: None,
@@ -263,6 +269,7 @@ def _with_thread(
         adapters=adapters,
         explainer=explainer,
         pulse=pulse,
+        held=held,
     )
 
 
@@ -321,16 +328,6 @@ def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) 
             wanted,
         )
     return KINDS[wanted]
-
-
-def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, backend: str) -> torch.dtype:
-    """The dtype of the KV cache; int8 is refused where no backend computes with it."""
-    if options.kv_dtype == "auto":
-        return dtype
-    if device != "cpu" or backend == "triton":
-        who = "the triton backend" if device == "cpu" else device
-        raise SettingError(f"kv_dtype is {options.kv_dtype}, but {who} has no int8 KV cache yet: it needs device = cpu")
-    return torch.int8
 
 
 def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -> bool:

@@ -111,6 +111,16 @@ def runner_kind(form: "Decoder | NativeDecoder | TritonDecoder") -> type[ModelRu
     return NativeRunner if isinstance(form, NativeDecoder) else ModelRunner
 
 
+def choose_kv_dtype(options: EngineOptions, dtype: torch.dtype, device: str, backend: str) -> torch.dtype:
+    """The dtype of the KV cache; int8 is refused where no backend computes with it."""
+    if options.kv_dtype == "auto":
+        return dtype
+    if device != "cpu" or backend == "triton":
+        who = "the triton backend" if device == "cpu" else device
+        raise SettingError(f"kv_dtype is {options.kv_dtype}, but {who} has no int8 KV cache yet: it needs device = cpu")
+    return torch.int8
+
+
 def choose_draw(form: "Decoder | NativeDecoder | TritonDecoder", dtype: torch.dtype, device: str, *, exact: bool) -> DrawTokens:
     """How tokens are drawn from scores of this type: by Triton beside its decoder on a GPU. `exact`: see `sample_by_row`."""
     if isinstance(form, NativeDecoder):

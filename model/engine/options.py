@@ -42,6 +42,8 @@ class EngineOptions:
     kv_dtype: str = "auto"
     """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
     prefix_caching: bool = True
+    kv_idle_seconds: float = 1800.0
+    """For how long cached prefixes that nobody uses stay in a CPU's memory, see `idle.py`; 0: for ever."""
     state_cache_share: float = 0.25
     """Of the memory for the cache, for snapshots of recurrent states, by which prefixes are reused; 0: they are not."""
     draft_tokens: int = 0
