@@ -72,7 +72,12 @@ class BlockPool:
     def note_given_back(self, blocks: Sequence[int]) -> None:
         """The memory of free blocks without a known text was given back: it holds nothing until a step writes there."""
         assert self._free.keys() >= set(blocks) and self._keys.keys().isdisjoint(blocks), "blocks that somebody may read"
-        self._free.update(dict.fromkeys(blocks))  # they keep their places
+        self._free.update(dict.fromkeys(blocks))
+
+    def give_next(self, blocks: Iterable[int]) -> None:
+        """Give free blocks out before all others, the last of them first."""
+        for block in blocks:
+            self._free.move_to_end(block, last=False)
 
     def find(self, parent: Parent, tokens: Sequence[int]) -> tuple[int, int] | None:
         """(block, its number) of the block that holds exactly `tokens` after `parent`."""

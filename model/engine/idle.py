@@ -6,7 +6,8 @@ flight, and the step thread has nothing else to do,
 - known blocks, the prefix cache, stay longer: those that nobody has used for `seconds` are evicted, then given back.
 A page is given back whole, in parts of PART bytes, as large pages are: what is left of a large page that is given back in
 pieces would stay in memory. Blocks that lie in one part go together, once each of them is spare. Block 0, which nobody reads,
-is spare. A page that was given back reads as zeros, and is taken anew where a step writes to it.
+is spare. A page that was given back reads as zeros, and is taken anew where a step writes to it. So that this takes few pages,
+spare blocks are given out in the order in which they lie, after those whose memory is there.
 
 The work goes on for SLICE_SECONDS each time that the idle step thread beats, so that a request never waits longer for it. A
 request ends a pass; the next one begins anew.
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attend.model.engine.blocks import BlockPool
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
@@ -169,26 +171,30 @@ class IdleMemory:
 
     def _give_back(self, now: float) -> Iterator[None]:
         """One pass, piece by piece."""
-        due, busy, old, given = math.inf, list[Runs](), list[Runs](), list[list[int]]()
+        due, busy, old = math.inf, list[Runs](), list[Runs]()
+        order: list[tuple[BlockPool, list[int], list[int]]] = []
+        """Of each pool the blocks that are spare then, and the others without a known text."""
         for pool in self._pools:
-            spare = np.zeros(pool.num_blocks + 1, np.bool_)
-            fresh = spare.copy()
-            spare[0] = True
+            is_old, is_spare = np.zeros((2, pool.num_blocks + 1), np.bool_)
+            is_spare[0] = True
+            others = list[int]()
             for count, (block, since, known) in enumerate(pool.unused()):
                 ends = -math.inf if since is None else since + (self._known_seconds if known else self._free_seconds)
                 if ends <= now:
-                    spare[block], fresh[block] = True, since is not None
+                    is_spare[block], is_old[block] = True, since is not None
                 else:
                     due = min(due, ends)
+                    others += () if known else (block,)
                 if not count % BLOCKS_AT_ONCE:
                     yield
-            given.append(np.flatnonzero(fresh).tolist())
-            for block in given[-1]:
+            for block in np.flatnonzero(is_old).tolist():
                 pool.forget((block,))
                 yield
-            busy.append(runs_of(~spare))
-            old.append(runs_of(fresh))
-        for layers in self._memory if any(given) else ():
+            busy.append(runs_of(~is_spare))
+            old.append(runs_of(is_old))
+            order.append((pool, np.flatnonzero(is_spare)[:0:-1].tolist(), others[::-1]))
+        gives = any(len(begins) for begins, _ in old)
+        for layers in self._memory if gives else ():
             parts = PartsOf(layers)
             for layer in layers:
                 parts.add(layer, busy[layer.group], old[layer.group])
@@ -196,12 +202,14 @@ class IdleMemory:
             for address, size in parts.spare():
                 self._clear(address, size)
                 yield
-        for pool, blocks in zip(self._pools, given, strict=True):
-            for first in range(0, len(blocks), BLOCKS_AT_ONCE):
-                pool.note_given_back(blocks[first : first + BLOCKS_AT_ONCE])
+        for pool, spare, others in order if gives else ():
+            for first in range(0, len(spare), BLOCKS_AT_ONCE):
+                pool.note_given_back(spare[first : first + BLOCKS_AT_ONCE])
+                pool.give_next(spare[first : first + BLOCKS_AT_ONCE])
                 yield
+            pool.give_next(others)
         self._due = due
-        if any(given):
+        if gives:
             threading.Thread(target=trim_heap, name="attend-trim", daemon=True).start()
 
 

@@ -200,6 +200,17 @@ def test_a_short_time_counts_for_all_blocks(small_parts):
     assert idled(engine, clock, 7) <= before + PAGE
 
 
+def test_the_next_burst_takes_no_more_memory_than_the_first_one():
+    """It has its blocks side by side again, not scattered over the large pages of the whole cache."""
+    engine, clock = restful(5.0)
+    run(engine, burst(4))
+    full = resident_bytes(engine.runner.cache)
+    for seed in range(2, 6):
+        idled(engine, clock, 10)
+        run(engine, burst(4, seed=seed))
+        assert resident_bytes(engine.runner.cache) <= full
+
+
 def test_whole_large_pages_go_alone():
     """What is smaller than PART stays: in pieces it would not leave memory."""
     engine, clock = restful(5.0)
