@@ -142,7 +142,7 @@ class FakeEngine:
         """A request with so many tokens ends with FinishReason.ERROR, and this one."""
         self.error = "SecretError in row 3"
         self.draining = False
-        self.age = 0.0
+        self.age, self.resident = 0.0, 0
         self.requests: list[Request] = []
         self.open: dict[str, Request] = {}
         self.aborted: list[tuple[str, FinishReason]] = []
@@ -155,7 +155,7 @@ class FakeEngine:
         return EngineStats(len(self.open), 0, self.info.num_blocks - len(self.open), 0)
 
     def cache_resident_bytes(self) -> int:
-        return 0
+        return self.resident
 
     def heartbeat_age(self) -> float:
         return self.age
