@@ -176,6 +176,7 @@ def cache() -> Iterator[Panel]:
     yield panel("KV offloading: tokens read, requests not written or computed again, errors, a second", "none", counted)
     right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
     yield panel("Speculative decoding: acceptance rate of draft tokens", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
+    yield panel("KV cache in memory", "bytes", {"{{replica}}": f"attend_kv_cache_resident_bytes{{{CHOSEN}}}"})
     labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"
     yield panel("Cache", "none", {labels: f"attend_cache_config_info{{{CHOSEN}}}"}, kind="stat", width=WIDTH)
 

@@ -109,11 +109,13 @@ class AsyncEngine:
         adapters: Adapters | None = None,
         explainer: Explainer | None = None,
         pulse: Pulse | None = None,
+        held: Callable[[], int] = lambda: 0,
     ) -> None:
         """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts.
 
-        `pulse`: what the layers of the step under way beat.
+        `pulse`: what the layers of the step under way beat. `held` tells how many bytes of the cache are in memory.
         """
+        self._held = held
         self._engine = engine
         self.adapters = adapters
         self.explainer = explainer
@@ -168,6 +170,10 @@ class AsyncEngine:
         stats = self._stats
         waiting = max(stats.num_waiting, len(self._streams) - stats.num_running)
         return replace(stats, num_waiting=waiting)
+
+    def cache_resident_bytes(self) -> int:
+        """See `TokenEngine.cache_resident_bytes`."""
+        return self._held()
 
     def heartbeat_age(self) -> float:
         """See `TokenEngine.heartbeat_age`. The pulse is as young as its count was new to the last caller."""

@@ -50,6 +50,8 @@ class EngineOptions:
     """Of all files there."""
     kv_disk_bandwidth: int = 200_000_000
     """Bytes a second that are written there."""
+    kv_idle_seconds: float = 1800.0
+    """For how long cached prefixes that nobody uses stay in a CPU's memory, see `idle.py`; 0: for ever."""
     state_cache_share: float = 0.25
     """Of the memory for the cache, for snapshots of recurrent states, by which prefixes are reused; 0: they are not."""
     draft_tokens: int = 0

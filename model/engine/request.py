@@ -366,6 +366,10 @@ class TokenEngine(Protocol):
         """Load right now."""
         ...
 
+    def cache_resident_bytes(self) -> int:
+        """Bytes of keys, values and states that are in memory now, on all ranks. It asks the system: not for every step."""
+        ...
+
     def heartbeat_age(self) -> float:
         """Seconds since the step thread last showed life: it ends a round once a step, and once a second when idle, and within
         a step each layer counts. To be asked every second or so.

@@ -29,6 +29,11 @@ class EngineCollector(Collector):
                 1 - stats.num_free_blocks / info.num_blocks,
             ),
             (
+                "kv_cache_resident_bytes",
+                "KV cache: bytes in memory. On a CPU they are taken as blocks are written, and given back by an idle engine",
+                self._engine.cache_resident_bytes(),
+            ),
+            (
                 "engine_heartbeat_seconds",
                 "Liveness: seconds since the step thread last made progress: it ended a step or a layer of one, or was idle",
                 self._engine.heartbeat_age(),
@@ -101,7 +106,7 @@ class OffloadCollector(Collector):
             ("written_bytes", "KV offloading: bytes that were written", stats.written_bytes),
             (
                 "dropped_requests",
-                "KV offloading: ended requests of which not all was written: evicted before, too many at once, or after an error",
+                "KV offloading: ended requests of which not all was written: evicted, too many at once, or after an error",
                 stats.dropped_texts,
             ),
             (

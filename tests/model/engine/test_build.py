@@ -594,3 +594,12 @@ def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
         quantised_kind("int4", experts, "cuda", "triton")
     assert quantised_kind("int8", plain, "cuda", "triton") == INT8
     assert quantised_kind("none", experts, "cuda", "triton") is None
+
+
+def test_a_backend_is_refused_for_the_ranks_of_a_model_only_where_it_computes_none_of_their_parts():
+    sizes = (torch.bfloat16, "cpu", 32)
+    with pytest.raises(SettingError, match=r"^backend is native, but it does not support this model with tensor_parallel$"):
+        choose_backend("native", CONFIG, *sizes, shared=True)
+    with pytest.raises(SettingError, match=r"^backend is triton, but (triton is not installed|it needs a CUDA device)"):
+        choose_backend("triton", CONFIG, *sizes, shared=True)
+    assert choose_backend("torch", CONFIG, *sizes, shared=True).name == "torch"
