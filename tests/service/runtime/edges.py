@@ -33,6 +33,7 @@ CONFIG = """
 global
     stats socket {folder}/admin.sock mode 666 level admin
     maxconn 200
+    tune.bufsize 131072
     log /dev/null local0
 defaults
     mode http
@@ -166,10 +167,12 @@ class Edge:
             admin.sendall(text.encode() + b"\n")
             return admin.makefile().read()
 
-    def post(self, path: str = PATHS[0], method: str = "POST", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    def post(
+        self, path: str = PATHS[0], method: str = "POST", *, body: bytes = b"{}", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body)."""
         headers |= {"x-request-id": "mine", "content-type": "application/json"}
-        request = urllib.request.Request(self.http + path, b"{}", headers, method=method)
+        request = urllib.request.Request(self.http + path, body, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, dict(answer.headers), answer.read()
