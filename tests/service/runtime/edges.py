@@ -88,7 +88,9 @@ class Replica:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
+                self.rfile.read(int(self.headers["content-length"] or 0))
+                while self.headers["transfer-encoding"] and (size := int(self.rfile.readline(), 16)):
+                    self.rfile.read(size + 2)
                 self.answer()
 
             def do_GET(self) -> None:
