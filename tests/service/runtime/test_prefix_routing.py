@@ -207,8 +207,10 @@ def test_conversations_of_a_dead_replica_go_on_at_the_other_and_no_other_convers
             assert {turn for number in range(12) for turn in conversation(edge, kind, number)} == {1}
 
 
-def test_what_has_no_beginning_goes_where_least_is_running(edge):
-    calls = [("/tokenize", b"{}"), ("/v1/embeddings", json.dumps({"input": "The same."}).encode()), ("Tokenize", b"")]
+def test_short_calls_and_those_without_a_conversation_go_where_least_is_running(edge):
+    long = text_of(0, 0)
+    calls = [chat(said("Hello.")), grpc_chat(said("Hello.")), generate("def f(x):"), ("Tokenize", long.encode())]
+    calls += [(path, json.dumps({"input": long, "messages": said(long)}).encode()) for path in ("/tokenize", "/v1/embeddings")]
     for call in calls:
         assert {send(edge, call) for _ in range(8)} == {0, 1}
 
