@@ -47,7 +47,7 @@ GROUPS = {
     "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
     "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
     "allowed_hosts cors_origins expose_docs",
-    "Processes": "single replicas max_replicas tensor_parallel",
+    "Processes": "single replicas max_replicas tensor_parallel prefix_routing",
     "Logs, metrics and traces": "metrics_compat otel_endpoint log_level log_format log_file",
 }
 """The settings by what they are about, as `attend serve --help` and the documents show them."""
@@ -205,6 +205,9 @@ class Settings(BaseModel):
     )
     tensor_parallel: Annotated[int, Field(ge=1, le=16)] = Field(
         1, description="tensor parallelism: ranks of each replica, on one node, each with a GPU or a CPU core of its own"
+    )
+    prefix_routing: bool = Field(
+        True, description="send calls that begin alike to the same replica, with HAProxy, unless it is busier than others"
     )
     proxy: Literal["haproxy", "python"] = Field(
         "haproxy", description="reverse proxy in front of the replicas; python limits callers less"

@@ -116,6 +116,10 @@ def edge() -> Iterator[Panel]:
     yield panel(
         "Load shedding: rejected while all queues are full", "reqps", refusals, text="No replica counts or logs these requests."
     )
+    routed = {"{{to}}": total("attend_edge_prefix_routed_total", "to", "")}
+    yield panel(
+        "Prefix-aware routing", "reqps", routed, text="own: to the replica with the prefix; other: that one was busier."
+    )
     errors = {
         "to clients": total("attend_edge_errors_total", "", ""),
         "from replicas": total("attend_edge_replica_errors_total", "", ""),

@@ -160,6 +160,7 @@ def render(text: str, limits: Mapping[str, Any], state: Path, environment: Envir
         per_source=int(environment.get("ATTEND_MAX_CONNECTIONS_PER_SOURCE") or 0),
         keys=keys,
         errors=errors,
+        by_prefix=environment.get("ATTEND_PREFIX_ROUTING") != "0",
         origins=["*"] if "*" in origins else origins,
         tls=tls,
         state=state,

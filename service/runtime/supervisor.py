@@ -175,6 +175,7 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
         "ATTEND_MAX_ERRORS_PER_SECOND": str(settings.max_errors_per_second),
         "ATTEND_TRUSTED_PROXIES": settings.trusted_proxies,
+        "ATTEND_PREFIX_ROUTING": str(int(settings.prefix_routing and settings.prefix_caching)),
         "ATTEND_API_KEYS_FILE": settings.api_keys_file,
         "ATTEND_CORS_ORIGINS": settings.cors_origins,
         "ATTEND_TLS_CERT": settings.tls_cert,

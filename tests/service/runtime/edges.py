@@ -88,7 +88,9 @@ class Replica:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
+                self.rfile.read(int(self.headers["content-length"] or 0))
+                while self.headers["transfer-encoding"] and (size := int(self.rfile.readline(), 16)):
+                    self.rfile.read(size + 2)
                 self.answer()
 
             def do_GET(self) -> None:
@@ -167,10 +169,12 @@ class Edge:
             admin.sendall(text.encode() + b"\n")
             return admin.makefile().read()
 
-    def post(self, path: str = PATHS[0], method: str = "POST", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    def post(
+        self, path: str = PATHS[0], method: str = "POST", *, body: bytes = b"{}", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body)."""
         headers |= {"x-request-id": "mine", "content-type": "application/json"}
-        request = urllib.request.Request(self.http + path, b"{}", headers, method=method)
+        request = urllib.request.Request(self.http + path, body, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, dict(answer.headers), answer.read()

@@ -150,6 +150,11 @@ def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
     }
 
 
+@pytest.mark.parametrize(("given", "wanted"), [({}, "1"), ({"prefix_routing": False}, "0"), ({"prefix_caching": False}, "0")])
+def test_calls_are_routed_by_their_prefix_where_there_is_a_cache_of_prefixes(bare, tmp_path, given, wanted):
+    assert ray_environment(Settings(**given), tmp_path)["ATTEND_PREFIX_ROUTING"] == wanted
+
+
 def test_without_haproxy_nothing_is_wrapped(bare, tmp_path):
     assert "RAY_SERVE_HAPROXY_BINARY_PATH" not in ray_environment(Settings(proxy="python"), tmp_path)
     assert not (tmp_path / "haproxy").exists()
