@@ -152,9 +152,8 @@ def build_runner(
     dtype = choose_dtype(options.dtype, device, natively=ranks == 1 and decodes_natively(model, options, device))
     config = model if group is None else config_of(model, ranks)
     backend = choose_backend(options.backend, config, dtype, device, options.block_size, shared=ranks > 1)
-    slower = None
-    if options.backend == "auto":
-        slower = slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
+    chosen = options.backend != "auto"
+    slower = None if chosen else slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
     held, laps = choose_kv_dtype(options, dtype, device, backend.name), Laps(report)
     net = read_net(folder, model, options, dtype, device, backend, laps.report, group)
     laps.end("weights")
@@ -352,6 +351,7 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
         max_batch_requests=batch.requests,
         max_batch_tokens=batch.tokens,
         prefix_caching=keeps_prefixes(config, options),
+        stream_turns=device == "cpu",
         draft_tokens=options.draft_tokens,
     )
 

@@ -12,7 +12,7 @@ one who has more than one.
 Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows, beside streams and
 without them: fewer late in a prompt. Prompts take turns: in one step the oldest goes first, in the next the shortest.
 Hence no request starves, whatever else arrives:
-- A stream advances in every step, since only streams go before it (while the budget holds all of them; else the older do).
+- A stream advances in every step, since only streams go before it (while the budget holds all; of an owner with many in turns).
 - The oldest prompt goes first in every second step that computes prompts. Later prompts cannot change that, so
   a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
 - So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
@@ -221,11 +221,11 @@ class Scheduler:
         plan, prompts, left = list[Scheduled](), list[Request](), self.budget
         for request in [each for each in self._running if each.num_tokens > each.room]:
             self._make_room(request, request.num_tokens)  # before any is planned: it may take an older one's
-        for request in self._running:
+        for request in self._shares.computed(self._running, self.cost) if self.config.stream_turns else self._running:
             count = 1 + request.num_replayed
             if count > left:
                 break
-            if request.num_tokens - request.num_computed > count or request.scheduled_at is None:
+            if not request.is_stream:
                 prompts.append(request)
                 continue
             plan.append(self._planned(request, count))

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from attend.model.engine.offload.layout import BlockLayout
 from attend.model.engine.offload.reader import LEAST_TOKENS, BlockReader
+from attend.model.engine.offload.stats import OffloadStats
 from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.offload.writer import BlockWriter
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.request import FinishReason, OffloadStats, Request
+from attend.model.engine.request import FinishReason, Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import SettingError
 from attend.model.net.kv_cache import KVCache
