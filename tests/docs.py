@@ -18,10 +18,11 @@ from attend.model.net.families.table import FAMILIES, TITLES
 from attend.model.net.features import NATIVE, TRITON, features
 from attend.service.access.keys import KeyRing
 from attend.service.commands.cli import app
+from attend.service.commands.flags import allowed
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
-from attend.service.settings import GROUPS, Settings, allowed
+from attend.service.settings import GROUPS, Settings
 from tests import reference
 from tests.fakes import build_server
 from tests.model.checkpoints import KINDS

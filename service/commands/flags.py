@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ from pydantic_core import PydanticUndefined
 from typer.core import TyperCommand
 
 from attend.service.commands.start import start_settings
-from attend.service.settings import GROUPS, Settings, allowed
+from attend.service.settings import GROUPS, Settings
 
 REPEATED = ("adapter",)
 """Settings whose flag may stand several times; their values are joined by commas."""
@@ -107,3 +108,23 @@ def _option(name: str, group: str) -> Any:
 
 def _dashed(name: str) -> str:
     return name.replace("_", "-")
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return Settings.model_json_schema()
+
+
+def allowed(name: str) -> str:
+    """What a setting may be, for help and documentation: `1 to 65535`, `auto, cpu or cuda`."""
+    schema = _schema()["properties"][name]
+    schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)
+    if "enum" in schema:
+        *others, last = (str(one) or "empty" for one in schema["enum"])
+        return f"{', '.join(others)} or {last}"
+    if schema["type"] not in ("integer", "number"):
+        return {"boolean": "true or false"}.get(schema["type"], "text")
+    above = schema.get("exclusiveMinimum")
+    low = f"above {above:g}" if above is not None else f"{schema['minimum']:g}"
+    high = schema.get("maximum")
+    return f"{low} or more" if high is None else f"{low} to {high:g}"
