@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 
 from attend.model.errors import AttendError, Unauthenticated, Unavailable
 from attend.service.access.caller import Caller, Callers
@@ -16,6 +16,7 @@ from attend.service.observe.failures import AuthFailures
 from attend.service.records import Arrival
 
 log = logging.getLogger("attend.requests")
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, of no use to Prometheus
 
 SERVER = "server"
 """The label `model` of what is of no model, and the label `replica` of what the server itself counts."""

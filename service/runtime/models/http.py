@@ -17,13 +17,13 @@ from attend.model.errors import AttendError, DeadlineExceeded, InvalidRequest, M
 from attend.model.params import describe
 from attend.service.access.caller import FORWARDED
 from attend.service.contract.routes import MESSAGES, RESPONSES
-from attend.service.errors import ModelUnavailable, wire
-from attend.service.generation.unread import Unread
+from attend.service.errors import ModelUnavailable
 from attend.service.http_api.body import read_json
 from attend.service.http_api.problems import anthropic_body, error_body, is_anthropics
 from attend.service.http_api.request_ids import ABORT
 from attend.service.http_api.sse import DONE, HEADERS, one_line
 from attend.service.records import MAX_DEADLINE_MS
+from attend.service.runtime.models.door import Door
 from attend.service.runtime.models.pool import Pool, Slot
 from attend.service.runtime.models.process import ModelProcess
 
@@ -126,9 +126,9 @@ def _passed_on(request: Request) -> list[tuple[str, str]]:
 class Forwarded(Response):
     """The answer of a model's process, as it comes."""
 
-    def __init__(self, ask: Ask, pool: Pool[ModelProcess], unread: Unread) -> None:
+    def __init__(self, ask: Ask, pool: Pool[ModelProcess], door: Door) -> None:
         super().__init__()
-        self.ask, self.pool, self.unread = ask, pool, unread
+        self.ask, self.pool, self.door = ask, pool, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the model, and pass its answer on. Raises what fails before anything is sent."""
@@ -140,6 +140,7 @@ class Forwarded(Response):
         except AttendError as error:
             if not out.has_begun:
                 raise
+            self.door.refused(error, "http", self.ask.path, self.ask.request_id, None)
             if not await out.fail(error):
                 scope.get("extensions", {}).get(ABORT, lambda: None)()
 
@@ -157,7 +158,7 @@ class Forwarded(Response):
         return task.result(), asyncio.get_running_loop().time() - began
 
     async def _enter(self, held: AsyncExitStack) -> ModelProcess:
-        with self.unread.call(self.ask.turn) as waits:  # its body is held meanwhile
+        with self.door.unread.call(self.ask.turn) as waits:  # its body is held meanwhile
             waits.came(len(self.ask.body))
             try:
                 async with waits.waiting(), asyncio.timeout(self.ask.seconds):
@@ -255,8 +256,3 @@ def _with_time_left(ask: Ask, waited: float) -> tuple[bytes, list[tuple[str, str
     left = max(1, ask.deadline_ms - round(1000 * waited))
     body = json.dumps({**ask.fields, "deadline_ms": left}, ensure_ascii=False).encode()
     return body, [(name, value) for name, value in ask.headers if name != "content-encoding"]
-
-
-def status_of(error: BaseException) -> int:
-    """The status of an error, for the log."""
-    return wire(error).status

@@ -159,12 +159,12 @@ class Pool(Generic[P]):
             else:
                 await asyncio.shield(load := self.load(slot))
         except asyncio.CancelledError:
+            asyncio.get_running_loop().call_soon(self._changed)  # a load that waits for room may be for nobody now
             if self.is_closing and load is not None and load.cancelled():
                 raise Unavailable(SHUTTING_DOWN) from None
             raise
         finally:
             slot.waiting -= 1
-            self._changed()
 
     # Loading
 

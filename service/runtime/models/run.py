@@ -27,7 +27,7 @@ from attend.service.runtime.models.numbers import PoolCollector, page
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
 from attend.service.runtime.models.site import Site, build_site
-from attend.service.runtime.single import WATCH_SECONDS, claimed, connections, prepare
+from attend.service.runtime.single import WATCH_SECONDS, claimed, connections
 from attend.service.runtime.tls import Certificate
 from attend.service.settings import Settings
 
@@ -41,7 +41,6 @@ def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status, as `--single` does. Raises SettingError or CheckpointError."""
     check_certificate(settings)
     plan = read_plan(settings)
-    prepare()
     from attend.service.runtime.front import Loop
 
     logs.configure(settings.log_level, settings.log_format, settings.log_file)

@@ -42,7 +42,7 @@ class Site:
     async def forward(self, request: Request) -> Response:
         """Pass a call on to the process of its model."""
         ask = await read_ask(request, self.pool, self.settings.request_timeout_seconds)
-        return Forwarded(ask, self.pool, self.door.unread)
+        return Forwarded(ask, self.pool, self.door)
 
     async def listed(self, headers: dict[str, str]) -> list[dict[str, Any]]:
         """Every model, with what the processes of the loaded ones say of them, and their adapters."""
@@ -141,7 +141,7 @@ def _add_numbers(router: APIRouter, site: Site) -> None:
         ask = await read_ask(request, site.pool, site.settings.request_timeout_seconds)
         if ask.slot.state is not State.LOADED:
             raise ModelUnavailable(f"the model {ask.slot.name!r} is {ask.slot.state}: a call that generates loads it")
-        return Forwarded(ask, site.pool, site.door.unread)
+        return Forwarded(ask, site.pool, site.door)
 
     @bind(router, TOKENIZER_INFO)
     async def tokenizer_info(request: Request) -> Response:
