@@ -88,7 +88,7 @@ class Served:
         if name in self.settings.adapters:
             return True
         folder = self.settings.adapters_folder
-        return bool(folder) and "/" not in name and not name.startswith(".") and Path(folder, name).is_dir()
+        return bool(folder and name) and "/" not in name and not name.startswith(".") and Path(folder, name).is_dir()
 
     def expected_memory(self, budget: int) -> int:
         """Bytes that it counts for before it has been loaded once."""
@@ -124,8 +124,8 @@ def read_plan(base: Settings, free: int | None = None) -> Plan:
         raise SettingError(f"{base.models} is not YAML: {' '.join(str(error).split())}") from error
     try:
         return _plan(_read(written), base, available_memory() if free is None else free)
-    except SettingError as error:
-        raise SettingError(f"{base.models}: {error}") from error
+    except AttendError as error:
+        raise type(error)(f"{base.models}: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):

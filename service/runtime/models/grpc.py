@@ -98,7 +98,7 @@ class Passing:
                 with suppress(grpc.aio.AioRpcError):  # `_end` tells of it
                     async for response in call:
                         yield response
-                await _end(call, context)
+                await _end(call, context, process.name)
             finally:
                 call.cancel()
 
@@ -133,11 +133,11 @@ OWN = {"user-agent", "te", "content-type", "x-request-id"}
 """Metadata that each connection has of its own."""
 
 
-async def _end(call: Any, context: Any) -> None:
+async def _end(call: Any, context: Any, model: str) -> None:
     """Pass on how a call ended. Raises ModelUnavailable where its process did."""
     code, trailing = await call.code(), tuple(await call.trailing_metadata() or ())
     if code is grpc.StatusCode.UNAVAILABLE and not any(name == "x-request-id" for name, _ in trailing):
-        raise ModelUnavailable("the process of the model ended during the call", 1)
+        raise ModelUnavailable(f"the process of the model {model!r} ended during the call", 1)
     context.set_trailing_metadata(trailing)
     context.set_code(code)
     context.set_details(await call.details())

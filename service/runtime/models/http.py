@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import orjson
@@ -92,7 +93,7 @@ async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -
         raise InvalidRequest(f"model must be a string; got {describe(name)}", "model")
     deadline = fields.get("deadline_ms")
     deadline = deadline if type(deadline) is int and 0 < deadline <= MAX_DEADLINE_MS else None
-    query = request.url.query
+    query = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "model"])
     return Ask(
         found(pool, name or ""),
         request.method,

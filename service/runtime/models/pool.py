@@ -86,6 +86,8 @@ class Slot(Generic[P]):
     failures: int = 0
     """Loads that failed, and processes that died soon, in a row."""
     retry_at: float = 0.0
+    reason: str = ""
+    """Why its last load failed."""
     task: "asyncio.Task[None] | None" = None
     loads: int = 0
     load_seconds: float = 0.0
@@ -189,6 +191,7 @@ class Pool(Generic[P]):
         except (LoadFailed, TimeoutError) as error:
             reason = str(error) or f"it took longer than {self.plan.load_seconds:g} s"
             slot.load_failures += 1
+            slot.reason = reason
             self._fail(slot, State.FAILED, _pause(slot.failures + 1))
             pause = slot.retry_at - _now()
             log.error("the model %s cannot be loaded: %s; it is not tried again for %.0f s", slot.name, reason, pause)

@@ -31,7 +31,9 @@ OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_leng
 class ModelProcess:
     """A process that serves a model. Calls go to `http`, a session whose host does not matter, and to `grpc`, a channel."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path, facts: dict[str, Any]) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, folder: Path, facts: dict[str, Any]) -> None:
+        self.name = name
+        """The model's."""
         self.facts = facts
         """What it serves: device, numbers, sizes."""
         self.memory = _memory(process.pid, facts)
@@ -58,7 +60,7 @@ class ModelProcess:
         process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe, limit=MOST_REPORT)
         try:
             facts = await _report(process, {"parent": os.getpid(), "folder": str(folder), "settings": settings.to_json()})
-            return cls(process, folder, facts)
+            return cls(served.name, process, folder, facts)
         except BaseException:
             with suppress(ProcessLookupError):
                 process.kill()

@@ -69,7 +69,8 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
         await serve(settings, door, pool, http, stop)
         return 0
     except ModelUnavailable as error:
-        raise CheckpointError(f"{error}") from error
+        reasons = (f"{slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
+        raise CheckpointError(f"the model {next(reasons, error)}") from error
     finally:
         await pool.close(0.0)
         logs.close()

@@ -1,4 +1,4 @@
-"""Which models are loaded, in virtual time: once for all callers, the idle one that was used longest ago goes, never a busy one."""
+"""Which models are loaded, in virtual time: once for all callers, the one that is idle longest goes, never a busy one."""
 
 import asyncio
 import random
