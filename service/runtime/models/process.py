@@ -71,7 +71,7 @@ class ModelProcess:
     async def ended(self) -> str:
         """Waits for its end; returns how it ended."""
         status = await self._process.wait()
-        await asyncio.gather(self.http.close(), self.grpc.close())
+        await asyncio.gather(self.http.close(), self.grpc.close(None))
         shutil.rmtree(self._folder, ignore_errors=True)
         return _end_in_words(status)
 

@@ -128,6 +128,7 @@ def test_errors_name_the_model_over_both_transports(server: Server) -> None:
 
 
 def test_the_servers_own_routes_answer(server: Server) -> None:
+    assert {ask(server, model=name, **GREEDY)[0] for name in ("first", "second")} == {200}
     assert server.get("/healthz") == (200, "ok\n")
     assert server.get("/readyz") == (200, "ready\n")
     assert json.loads(server.get("/version")[1])["grpc_port"] == server.grpc
