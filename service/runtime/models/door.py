@@ -4,13 +4,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 
-from attend.model.errors import AttendError, Unauthenticated, Unavailable
+from attend.model.errors import AttendError, ModelNotFound, Overloaded, RateLimited, Unauthenticated, Unavailable
 from attend.service.access.caller import Caller, Callers
 from attend.service.access.keys import KeyRing
-from attend.service.errors import SHUTTING_DOWN, wire
+from attend.service.contract.routes import COUNTED
+from attend.service.errors import SHUTTING_DOWN, TABLE, ModelUnavailable, wire
 from attend.service.generation.unread import Unread
 from attend.service.observe.failures import AuthFailures
 from attend.service.records import Arrival
@@ -32,6 +34,8 @@ class Door:
         self.failures = AuthFailures(SERVER, self.registry)
         about = "Calls that the server refused, or could not pass to the process of their model, by code of the error"
         self._refusals = Counter("attend_models_refusals", about, ["transport", "code"], registry=self.registry)
+        for transport, error in product(COUNTED, (Unauthenticated, ModelNotFound, ModelUnavailable, Overloaded, RateLimited)):
+            self._refusals.labels(transport, TABLE[error].code)
 
     def enter(self, headers: Iterable[tuple[str, str]], peer: str | None, *, answers: int) -> tuple[Caller, Arrival]:
         """The caller of a call, charged for it. `answers`: 1 where the call holds a place of its key's.

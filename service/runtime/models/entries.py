@@ -117,7 +117,7 @@ def read_plan(base: Settings, free: int | None = None) -> Plan:
     """
     path = Path(base.models)
     try:
-        written = yaml.load(path.read_bytes(), Loader=_Loader)
+        written = _Loader(path.read_bytes()).get_single_data()
     except OSError as error:
         raise SettingError(f"models {base.models!r} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:

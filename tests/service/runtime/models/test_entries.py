@@ -164,3 +164,11 @@ def test_a_broken_folder_is_told_at_the_start_with_its_name(tmp_path):
 def test_flags_that_contradict_the_file_are_refused_by_name(flags, words):
     with pytest.raises(AttendError, match=words):
         read_settings({"models": "models.yaml", **flags}, {})
+
+
+def test_the_example_can_be_read():
+    path = Path(__file__).parents[4] / "deploy" / "models" / "models.yaml"
+    plan = read_plan(Settings(models=str(path)), 10 * GIB)
+    assert list(plan.models) == ["code", "small-chat", "long-chat"]
+    assert (plan.default, plan.models["code"].pin, plan.budget) == ("code", True, 6 * GIB)
+    assert plan.models["long-chat"].expected_memory(plan.budget) <= plan.budget - plan.models["code"].expected_memory(plan.budget)
