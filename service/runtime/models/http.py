@@ -1,6 +1,7 @@
 """HTTP of several models: each call goes to the process of the model that it names, byte for byte in both directions."""
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,9 +18,9 @@ from starlette.types import Receive, Scope, Send
 from attend.model.errors import AttendError, DeadlineExceeded, InvalidRequest, ModelNotFound
 from attend.model.params import describe
 from attend.service.access.caller import FORWARDED
-from attend.service.contract.routes import MESSAGES, RESPONSES
-from attend.service.errors import ModelUnavailable
-from attend.service.http_api.body import read_json
+from attend.service.contract.routes import EMBEDDINGS, MESSAGES, RERANK, RESPONSES, SCORE
+from attend.service.errors import ModelUnavailable, TooLarge
+from attend.service.http_api.body import most_bytes, most_bytes_of_texts, read_json
 from attend.service.http_api.problems import anthropic_body, error_body, is_anthropics
 from attend.service.http_api.request_ids import ABORT
 from attend.service.http_api.sse import DONE, HEADERS, one_line
@@ -32,6 +33,8 @@ COMMENT_SECONDS = 5.0
 """How often a stream whose model loads gets a comment, and when it gets the first one, with its headers."""
 MOST_BODY = 64 << 20
 """Bytes of a body. Its model's own limit, which is lower, is known once it is loaded."""
+TEXTS = (EMBEDDINGS.path, RERANK.path, SCORE.path)
+"""Routes whose bodies may be longer than the model's context."""
 BY_HOP = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
     *("expect", "proxy-connection", "content-length", "host"),
@@ -234,8 +237,12 @@ def _as_event(ask: Ask, body: Mapping[str, Any]) -> Mapping[str, Any]:
 async def _relay(process: ModelProcess, ask: Ask, waited: float, out: Out) -> None:
     """Pass a call on, and its answer back. Raises ModelUnavailable where the process ends meanwhile."""
     body, headers = _with_time_left(ask, waited)
+    most = (most_bytes_of_texts if ask.path in TEXTS else most_bytes)(int(process.facts["max_model_len"]))
+    if len(body) > most:  # its process would answer before it has read it
+        raise TooLarge(f"the body must be at most {most} bytes; got {len(body)}")
+    data = io.BytesIO(body) if body else None
     try:
-        async with process.http.request(ask.method, ask.target, data=body or None, headers=headers) as answer:
+        async with process.http.request(ask.method, ask.target, data=data, headers=headers) as answer:
             if not out.has_begun:
                 back = [(name.lower(), value) for name, value in answer.raw_headers]
                 await out.start(answer.status, [each for each in back if each[0].decode() not in NOT_BACK])

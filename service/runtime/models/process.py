@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,10 @@ from attend.service.runtime.models.entries import Served
 from attend.service.runtime.models.pool import LoadFailed
 from attend.service.settings import Settings
 
+log = logging.getLogger("attend.models")
+
+PROBE_SECONDS, PROBES = 2.0, 3
+"""How often a process is asked whether it lives, for how long each time, and how often in vain before it is killed."""
 KILL_SECONDS = 15.0
 """Beside the drain: a process that has not ended by then is killed."""
 MOST_REPORT = 1 << 20
@@ -69,8 +74,10 @@ class ModelProcess:
             raise
 
     async def ended(self) -> str:
-        """Waits for its end; returns how it ended."""
+        """Waits for its end; returns how it ended. One that answers no probe any more is killed."""
+        watch = asyncio.create_task(self._kill_when_frozen())
         status = await self._process.wait()
+        watch.cancel()
         await asyncio.gather(self.http.close(), self.grpc.close(None))
         shutil.rmtree(self._folder, ignore_errors=True)
         return _end_in_words(status)
@@ -78,6 +85,20 @@ class ModelProcess:
     async def stop(self, seconds: float = 0.0) -> None:
         """Have it end its calls within so many seconds, then end; it is killed where it does not."""
         await _stopped(self._process, self._process.wait(), seconds + KILL_SECONDS)
+
+    async def _kill_when_frozen(self) -> None:
+        """A process whose step thread is stuck ends itself; here one is noticed whose event loop is, or that was stopped."""
+        failures = 0
+        while failures < PROBES:
+            await asyncio.sleep(PROBE_SECONDS)
+            try:
+                async with asyncio.timeout(PROBE_SECONDS), self.http.get("/healthz"):
+                    failures = 0
+            except (aiohttp.ClientError, OSError, RuntimeError, TimeoutError):
+                failures += 1
+        log.error("the process of the model %s has answered none of %d probes: it is killed", self.name, PROBES)
+        with suppress(ProcessLookupError):
+            self._process.kill()
 
 
 async def _stopped(process: asyncio.subprocess.Process, ended: Awaitable[int], seconds: float) -> None:

@@ -45,10 +45,9 @@ class Site:
         return Forwarded(ask, self.pool, self.door)
 
     async def listed(self, headers: dict[str, str]) -> list[dict[str, Any]]:
-        """Every model, with what the processes of the loaded ones say of them, and their adapters."""
-        return [
-            one for found in await asyncio.gather(*(self._of(s, headers) for s in self.pool.slots.values())) for one in found
-        ]
+        """Every model, the default one first, with what the processes of the loaded ones say of them, and their adapters."""
+        slots = sorted(self.pool.slots.values(), key=lambda slot: slot.name != self.pool.plan.default)
+        return [one for found in await asyncio.gather(*(self._of(slot, headers) for slot in slots)) for one in found]
 
     async def _of(self, slot: Slot[ModelProcess], headers: dict[str, str]) -> list[dict[str, Any]]:
         told = await fetched(slot.process, MODELS.path, headers) if slot.state is State.LOADED else None
@@ -171,7 +170,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
         """What is running: of the default model what is known since it was loaded."""
         default = site.pool.slots[site.pool.plan.default]
         facts = {} if default.process is None else default.process.facts
-        known = {name: facts.get(name, "") for name in ("family", "device", "dtype", "weights", "backend")}
+        known = {name: facts.get(name, "not loaded") for name in ("family", "device", "dtype", "weights", "backend")}
         own = {"version": site.version, "model": default.name, "grpc_port": site.settings.grpc_port}
         rest = {"slower_path": None, "untested": list(untested()), "system_fingerprint": ""}
         return _json(own | known | rest)

@@ -171,4 +171,6 @@ def test_the_example_can_be_read():
     plan = read_plan(Settings(models=str(path)), 10 * GIB)
     assert list(plan.models) == ["code", "small-chat", "long-chat"]
     assert (plan.default, plan.models["code"].pin, plan.budget) == ("code", True, 6 * GIB)
-    assert plan.models["long-chat"].expected_memory(plan.budget) <= plan.budget - plan.models["code"].expected_memory(plan.budget)
+    assert plan.models["long-chat"].expected_memory(plan.budget) <= plan.budget - plan.models["code"].expected_memory(
+        plan.budget
+    )

@@ -122,6 +122,9 @@ def test_errors_name_the_model_over_both_transports(server: Server) -> None:
     assert ask(server, model=5, **GREEDY)[0] == 400
     assert ask(server, model="first", temperature=9, prompt="a")[0] == 400
     assert ask(server, model="first", **GREEDY | {"max_tokens": 5000})[0] == 400
+    status, _, text = ask(server, model="first", prompt="a" * (2 << 20))
+    assert (status, json.loads(text)["error"]["code"]) == (413, "request_too_large")
+    assert server.metric("attend_models_refusals_total", code="model_unavailable", transport="http") == 3
     assert server.get("/v1/models/nobody")[0] == 404
     assert server.get("/v1/capacity?model=broken")[0] == 503
     assert server.get("/nowhere")[0] == 404
@@ -229,6 +232,26 @@ def test_no_process_stays_behind_whatever_ends_the_server(tmp_path: Path, number
             loading.exception()
         assert wait_for(lambda: server.processes() == [], 10), server.output()
         assert server.process.returncode == (0 if number != signal.SIGKILL else -number)
+
+
+def test_sigterm_lets_a_stream_end_and_refuses_new_calls_and_a_frozen_process_holds_no_caller(tmp_path: Path) -> None:
+    path = write(tmp_path, "models: [{name: a}, {name: b}]")
+    with running(tmp_path / "log", "--models", str(path), *FLAGS) as server, ThreadPoolExecutor() as pool:
+        assert ask(server, model="b", **GREEDY)[0] == 200
+        [frozen] = children(server)
+        os.kill(frozen, signal.SIGSTOP)
+        status, _, text = ask(server, model="b", **GREEDY)
+        assert (status, json.loads(text)["error"]["code"]) == (503, "model_unavailable")
+        long = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True, "model": "a"}
+        stream = pool.submit(ask, server, **long)
+        assert wait_for(lambda: server.metric("attend_model_calls", model="a") == 1 and statuses(server)["a"] == "loaded", 60)
+        ending = pool.submit(server.stop, signal.SIGTERM, 60)
+        assert wait_for(lambda: server.get("/readyz")[0] == 503)
+        assert ask(server, model="a", **GREEDY)[0] == 503
+        status, _, text = stream.result()
+        assert (status, text.count('"finish_reason":"length"'), text.endswith("data: [DONE]\n\n")) == (200, 1, True)
+        assert ending.result() < 60
+        assert server.process.returncode == 0
 
 
 def test_nobody_without_a_key_has_a_model_loaded(tmp_path: Path) -> None:
