@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import os
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,7 +89,7 @@ class Served:
         if name in self.settings.adapters:
             return True
         folder = self.settings.adapters_folder
-        return bool(folder and name) and "/" not in name and not name.startswith(".") and Path(folder, name).is_dir()
+        return bool(folder and name) and "/" not in name and name[0] != "." and os.path.isdir(os.path.join(folder, name))
 
     def expected_memory(self, budget: int) -> int:
         """Bytes that it counts for before it has been loaded once."""

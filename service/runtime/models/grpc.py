@@ -94,6 +94,7 @@ class Passing:
             call = process.grpc.unary_stream(f"/{SERVICE.full_name}/{method.name}", bytes, bytes)(
                 data, metadata=_passed_on(sent, peer, request_id), timeout=context.time_remaining()
             )
+            del data  # it is not held while the answer is made
             try:
                 with suppress(grpc.aio.AioRpcError):  # `_end` tells of it
                     async for response in call:
@@ -115,7 +116,7 @@ class Passing:
             waits.came(size)
             try:
                 async with waits.waiting(), asyncio.timeout(min(limit for limit in limits if limit is not None)):
-                    process = await held.enter_async_context(self._pool.use(slot))
+                    process = await held.enter_async_context(self._pool.use(slot, turn))
             except TimeoutError as error:
                 if asked > 0:
                     raise DeadlineExceeded("the deadline passed before the model was loaded") from error

@@ -53,7 +53,6 @@ class Ask:
     target: str
     """Path and query."""
     headers: list[tuple[str, str]]
-    body: bytes
     fields: Mapping[str, Any]
     """The fields of the body; none where no deadline is in it."""
     streams: bool
@@ -83,8 +82,8 @@ class Recorded(Request):
         self.kept = b"".join(pieces)
 
 
-async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -> Ask:
-    """The call of a request whose caller is known. `seconds`: how long it may wait where it says nothing.
+async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -> tuple[Ask, bytes]:
+    """The call of a request whose caller is known, and its body. `seconds`: how long it may wait where it says nothing.
 
     Raises what `read_json` raises, ModelNotFound, and InvalidRequest for a `model` that is no name.
     """
@@ -97,12 +96,11 @@ async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -
     deadline = fields.get("deadline_ms")
     deadline = deadline if type(deadline) is int and 0 < deadline <= MAX_DEADLINE_MS else None
     query = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "model"])
-    return Ask(
+    ask = Ask(
         found(pool, name or ""),
         request.method,
         request.scope["path"] + (f"?{query}" if query else ""),
         _passed_on(request),
-        recorded.kept,
         fields if deadline else {},
         streams=fields.get("stream") is True,
         seconds=seconds if deadline is None else min(seconds, deadline / 1000),
@@ -110,6 +108,7 @@ async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -
         turn=request.state.arrival.turn,
         request_id=request.state.request_id,
     )
+    return ask, recorded.kept
 
 
 def found(pool: Pool[ModelProcess], name: str) -> Slot[ModelProcess]:
@@ -130,9 +129,10 @@ def _passed_on(request: Request) -> list[tuple[str, str]]:
 class Forwarded(Response):
     """The answer of a model's process, as it comes."""
 
-    def __init__(self, ask: Ask, pool: Pool[ModelProcess], door: Door) -> None:
+    def __init__(self, ask: Ask, body: bytes, pool: Pool[ModelProcess], door: Door) -> None:
         super().__init__()
         self.ask, self.pool, self.door = ask, pool, door
+        self._unsent = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the model, and pass its answer on. Raises what fails before anything is sent."""
@@ -140,7 +140,8 @@ class Forwarded(Response):
         try:
             async with AsyncExitStack() as held:
                 process, waited = await self._model(held, out)
-                await _relay(process, self.ask, waited, out)
+                body, self._unsent = self._unsent, b""  # it is not held while the answer is made
+                await _relay(process, self.ask, body, waited, out)
         except AttendError as error:
             if not out.has_begun:
                 raise
@@ -163,10 +164,10 @@ class Forwarded(Response):
 
     async def _enter(self, held: AsyncExitStack) -> ModelProcess:
         with self.door.unread.call(self.ask.turn) as waits:  # its body is held meanwhile
-            waits.came(len(self.ask.body))
+            waits.came(len(self._unsent))
             try:
                 async with waits.waiting(), asyncio.timeout(self.ask.seconds):
-                    return await held.enter_async_context(self.pool.use(self.ask.slot))
+                    return await held.enter_async_context(self.pool.use(self.ask.slot, self.ask.turn))
             except TimeoutError as error:
                 if self.ask.deadline_ms is not None:
                     raise DeadlineExceeded("the deadline passed before the model was loaded") from error
@@ -234,15 +235,17 @@ def _as_event(ask: Ask, body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "error", "sequence_number": 0} | {name: problem[name] for name in ("code", "message", "param")}
 
 
-async def _relay(process: ModelProcess, ask: Ask, waited: float, out: Out) -> None:
-    """Pass a call on, and its answer back. Raises ModelUnavailable where the process ends meanwhile."""
-    body, headers = _with_time_left(ask, waited)
+async def _relay(process: ModelProcess, ask: Ask, body: bytes, waited: float, out: Out) -> None:
+    """Pass a call on, and its answer back. Raises ModelUnavailable where the process ends meanwhile, or TooLarge."""
+    body, headers = _with_time_left(ask, body, waited)
     most = (most_bytes_of_texts if ask.path in TEXTS else most_bytes)(int(process.facts["max_model_len"]))
     if len(body) > most:  # its process would answer before it has read it
         raise TooLarge(f"the body must be at most {most} bytes; got {len(body)}")
     data = io.BytesIO(body) if body else None
+    del body
     try:
         async with process.http.request(ask.method, ask.target, data=data, headers=headers) as answer:
+            data = None
             if not out.has_begun:
                 back = [(name.lower(), value) for name, value in answer.raw_headers]
                 await out.start(answer.status, [each for each in back if each[0].decode() not in NOT_BACK])
@@ -257,10 +260,10 @@ async def _relay(process: ModelProcess, ask: Ask, waited: float, out: Out) -> No
         raise ModelUnavailable(f"the process of the model {ask.slot.name!r} ended during the call", 1) from error
 
 
-def _with_time_left(ask: Ask, waited: float) -> tuple[bytes, list[tuple[str, str]]]:
+def _with_time_left(ask: Ask, body: bytes, waited: float) -> tuple[bytes, list[tuple[str, str]]]:
     """Body and headers for the process. What a call with a deadline has waited for its model is taken from it."""
     if ask.deadline_ms is None or waited < 0.001:
-        return ask.body, ask.headers
+        return body, ask.headers
     left = max(1, ask.deadline_ms - round(1000 * waited))
     body = json.dumps({**ask.fields, "deadline_ms": left}, ensure_ascii=False).encode()
     return body, [(name, value) for name, value in ask.headers if name != "content-encoding"]

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
-from attend.model.errors import Overloaded, Unavailable
+from attend.model.errors import Unavailable
 from attend.service.errors import SHUTTING_DOWN, ModelUnavailable
+from attend.service.generation.aside import Places
 from attend.service.runtime.models.entries import Plan, Served, in_words
 
 log = logging.getLogger("attend.models")
@@ -23,7 +24,7 @@ log = logging.getLogger("attend.models")
 TURN_SECONDS = 10.0
 """How long a model that is busy keeps others waiting for its memory."""
 MOST_WAITING = 256
-"""Calls that wait for one model to load."""
+"""Calls that wait for one model to load; of one caller a part of them (`Places`)."""
 STABLE_SECONDS = 60.0
 """A process that lived so long starts anew at once, however often others died before."""
 MOST_PAUSE_SECONDS = 60.0
@@ -75,8 +76,8 @@ class Slot(Generic[P]):
     process: P | None = None
     calls: int = 0
     """Calls that have the model now."""
-    waiting: int = 0
-    """Calls that wait for it."""
+    places: Places = field(init=False)
+    """Those of calls that wait for it."""
     holds: bool = False
     """Whether its memory counts."""
     yields: bool = False
@@ -96,10 +97,18 @@ class Slot(Generic[P]):
     deaths: int = 0
     unloads: dict[str, int] = field(default_factory=lambda: {"idle": 0, "memory": 0})
 
+    def __post_init__(self) -> None:
+        self.places = Places(MOST_WAITING, f"calls wait for the model {self.name!r}")
+
     @property
     def name(self) -> str:
         """The model's name."""
         return self.served.name
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for it."""
+        return self.places.taken
 
     @property
     def is_idle(self) -> bool:
@@ -130,13 +139,14 @@ class Pool(Generic[P]):
         return next((slot for slot in self.slots.values() if slot.served.has_adapter(name)), None)
 
     @asynccontextmanager
-    async def use(self, slot: Slot[P]) -> AsyncIterator[P]:
-        """The process of a model, which is loaded first where it must be, and stays while the block runs.
+    async def use(self, slot: Slot[P], owner: str | None = None) -> AsyncIterator[P]:
+        """The process of a model, which is loaded first where it must be, and stays while the block runs. `owner`: whose call it
+        is (`Caller.turn`).
 
         Raises ModelUnavailable, Overloaded or Unavailable.
         """
         while self.is_closing or slot.state is not State.LOADED or slot.yields:
-            await self._wait_for(slot)
+            await self._wait_for(slot, owner)
         process = slot.process
         assert process is not None
         slot.calls += 1
@@ -147,26 +157,22 @@ class Pool(Generic[P]):
             slot.used_at = _now()
             self._changed()
 
-    async def _wait_for(self, slot: Slot[P]) -> None:
+    async def _wait_for(self, slot: Slot[P], owner: str | None) -> None:
         """Wait until a model has been loaded, or its state has changed."""
         if self.is_closing:
             raise Unavailable(SHUTTING_DOWN)
-        if slot.waiting >= MOST_WAITING:
-            raise Overloaded(f"{MOST_WAITING} calls wait for the model {slot.name!r} already", retry_after=5)
-        slot.waiting += 1
         load = None
-        try:
-            if slot.state in (State.LOADED, State.UNLOADING):
-                await self._changes()
-            else:
-                await asyncio.shield(load := self.load(slot))
-        except asyncio.CancelledError:
-            asyncio.get_running_loop().call_soon(self._changed)  # a load that waits for room may be for nobody now
-            if self.is_closing and load is not None and load.cancelled():
-                raise Unavailable(SHUTTING_DOWN) from None
-            raise
-        finally:
-            slot.waiting -= 1
+        with slot.places.hold(owner):
+            try:
+                if slot.state in (State.LOADED, State.UNLOADING):
+                    await self._changes()
+                else:
+                    await asyncio.shield(load := self.load(slot))
+            except asyncio.CancelledError:
+                asyncio.get_running_loop().call_soon(self._changed)  # a load that waits for room may be for nobody now
+                if self.is_closing and load is not None and load.cancelled():
+                    raise Unavailable(SHUTTING_DOWN) from None
+                raise
 
     # Loading
 

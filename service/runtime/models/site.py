@@ -41,8 +41,8 @@ class Site:
 
     async def forward(self, request: Request) -> Response:
         """Pass a call on to the process of its model."""
-        ask = await read_ask(request, self.pool, self.settings.request_timeout_seconds)
-        return Forwarded(ask, self.pool, self.door)
+        ask, body = await read_ask(request, self.pool, self.settings.request_timeout_seconds)
+        return Forwarded(ask, body, self.pool, self.door)
 
     async def listed(self, headers: dict[str, str]) -> list[dict[str, Any]]:
         """Every model, the default one first, with what the processes of the loaded ones say of them, and their adapters."""
@@ -137,10 +137,10 @@ def _add_numbers(router: APIRouter, site: Site) -> None:
     @bind(router, CAPACITY)
     async def capacity(request: Request) -> Response:
         """The load of the model that `?model=` names, or of the default one. It is not loaded for this."""
-        ask = await read_ask(request, site.pool, site.settings.request_timeout_seconds)
+        ask, body = await read_ask(request, site.pool, site.settings.request_timeout_seconds)
         if ask.slot.state is not State.LOADED:
             raise ModelUnavailable(f"the model {ask.slot.name!r} is {ask.slot.state}: a call that generates loads it")
-        return Forwarded(ask, site.pool, site.door)
+        return Forwarded(ask, body, site.pool, site.door)
 
     @bind(router, TOKENIZER_INFO)
     async def tokenizer_info(request: Request) -> Response:

@@ -60,7 +60,9 @@ def test_a_model_that_was_never_loaded_counts_for_its_files_and_its_cache(tmp_pa
 def test_adapters_of_a_folder_are_found_by_name(tmp_path):
     (tmp_path / "lora" / "tone").mkdir(parents=True)
     served = plan_of(tmp_path, f"models: [{{name: a, settings: {{adapters_folder: {tmp_path / 'lora'}}}}}]").models["a"]
-    assert [served.has_adapter(name) for name in ("tone", "other", ".", "..", "../lora/tone", "")] == [True] + [False] * 5
+    assert [served.has_adapter(name) for name in ("tone", "other", ".", "..", "../lora/tone", "", "a" * 5000, "\0")] == [
+        True
+    ] + [False] * 7
 
 
 @pytest.mark.parametrize(

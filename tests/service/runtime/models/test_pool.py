@@ -235,11 +235,31 @@ def test_too_many_who_wait_for_a_model_are_refused(monkeypatch):
         machine = Machine({"a": 1})
         first = [asyncio.create_task(machine.call("a")) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="3 calls wait for the model 'a'"):
+        with pytest.raises(Overloaded, match="3 calls wait for the model 'a' already"):
             await machine.call("a")
         await asyncio.gather(*first)
 
     monkeypatch.setattr(module, "MOST_WAITING", 3)
+    run_at_once(law())
+
+
+def test_one_key_whose_calls_wait_leaves_places_for_others():
+    async def law():
+        machine = Machine({"a": 1})
+        slot = machine.pool.slots["a"]
+        refused = 0
+
+        async def call(owner):
+            nonlocal refused
+            try:
+                async with machine.pool.use(slot, owner):
+                    pass
+            except Overloaded:
+                refused += 1
+
+        await asyncio.gather(*(call("greedy") for _ in range(1000)), call("other"))
+        assert 1000 - module.MOST_WAITING // 4 <= refused < 1000
+
     run_at_once(law())
 
 
