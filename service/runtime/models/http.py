@@ -122,8 +122,8 @@ def found(pool: Pool[ModelProcess], name: str) -> Slot[ModelProcess]:
 def _passed_on(request: Request) -> list[tuple[str, str]]:
     """The headers for the process of the model, with the address that connected to us as HAProxy would add it."""
     headers = [(name, value) for name, value in request.headers.items() if name not in BY_HOP | {"x-request-id"}]
-    peer = "" if request.client is None else request.client.host
-    return [*headers, (FORWARDED, peer), ("x-request-id", request.state.request_id)]
+    peer = [] if request.client is None else [(FORWARDED, request.client.host)]
+    return [*headers, *peer, ("x-request-id", request.state.request_id)]
 
 
 class Forwarded(Response):

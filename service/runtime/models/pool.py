@@ -140,8 +140,9 @@ class Pool(Generic[P]):
 
     @asynccontextmanager
     async def use(self, slot: Slot[P], owner: str | None = None) -> AsyncIterator[P]:
-        """The process of a model, which is loaded first where it must be, and stays while the block runs. `owner`: whose call it
-        is (`Caller.turn`).
+        """The process of a model, which is loaded first where it must be, and stays while the block runs.
+
+        `owner` is whose call it is, as `Caller.turn` has it.
 
         Raises ModelUnavailable, Overloaded or Unavailable.
         """

@@ -130,7 +130,7 @@ def ready_line(settings: Settings, plan: Plan) -> str:
     most = "" if plan.max_loaded is None else f", {plan.max_loaded} at a time"
     url = f"{scheme}://{host}:{settings.port}"
     return (
-        f"Ready: {url}  grpc {host}:{settings.grpc_port}  {len(plan.models)} models: {names}  default {plan.default}  "
+        f"Ready: {url}  grpc {host}:{settings.grpc_port}  models: {names}  default {plan.default}  "
         f"memory for loaded models {in_words(plan.budget)}{most}{openness(settings.model_copy(update={'single': True}))}"
         + (f"\nOpen:  {url}/ in a browser" if settings.expose_docs else "")
     )
