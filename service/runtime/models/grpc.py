@@ -91,6 +91,7 @@ class Passing:
                 message.deadline_ms = max(1, message.deadline_ms - round(1000 * waited))
                 data = message.SerializeToString()
             del message
+            process.check()
             call = process.grpc.unary_stream(f"/{SERVICE.full_name}/{method.name}", bytes, bytes)(
                 data, metadata=_passed_on(sent, peer, request_id), timeout=context.time_remaining()
             )

@@ -243,6 +243,7 @@ async def _relay(process: ModelProcess, ask: Ask, body: bytes, waited: float, ou
         raise TooLarge(f"the body must be at most {most} bytes; got {len(body)}")
     data = io.BytesIO(body) if body else None
     del body
+    process.check()
     try:
         async with process.http.request(ask.method, ask.target, data=data, headers=headers) as answer:
             data = None

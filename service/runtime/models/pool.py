@@ -57,6 +57,10 @@ class Process(Protocol):
         """Have it end its calls within so many seconds, then end."""
         ...
 
+    async def close(self) -> None:
+        """Put away what led to it, once it has ended."""
+        ...
+
 
 class LoadFailed(Exception):
     """A model could not be loaded; the text says why."""
@@ -302,6 +306,7 @@ class Pool(Generic[P]):
             log.error("the process of the model %s ended: %s", slot.name, how)
         slot.process = None
         self._changed()
+        await process.close()
 
     # Life
 
@@ -324,11 +329,14 @@ class Pool(Generic[P]):
     async def close(self, seconds: float) -> None:
         """Let running calls end for so long, then end all processes. New calls are refused."""
         self.is_closing = True
-        for task in [slot.task for slot in self.slots.values() if slot.task is not None]:
-            task.cancel()
+        loads = [slot.task for slot in self.slots.values() if slot.task is not None]
+        for load in loads:
+            load.cancel()
         self._changed()
+        await asyncio.gather(*loads, return_exceptions=True)
         processes = [slot.process for slot in self.slots.values() if slot.process is not None]
         await asyncio.gather(*(process.stop(seconds) for process in processes))
+        await asyncio.gather(*self._watches)
 
     def _changed(self) -> None:
         self._change.set()

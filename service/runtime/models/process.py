@@ -15,6 +15,7 @@ from typing import Any, Self
 import aiohttp
 import grpc
 
+from attend.service.errors import ModelUnavailable
 from attend.service.runtime.models.child import SOCKETS
 from attend.service.runtime.models.entries import Served
 from attend.service.runtime.models.pool import LoadFailed
@@ -26,6 +27,7 @@ PROBE_SECONDS, PROBES = 2.0, 3
 """How often a process is asked whether it lives, for how long each time, and how often in vain before it is killed."""
 KILL_SECONDS = 15.0
 """Beside the drain: a process that has not ended by then is killed."""
+CLOSE_SECONDS = 2.0
 MOST_REPORT = 1 << 20
 """Bytes of a line that a process reports."""
 READ_BYTES = 64 << 10
@@ -78,9 +80,17 @@ class ModelProcess:
         watch = asyncio.create_task(self._kill_when_frozen())
         status = await self._process.wait()
         watch.cancel()
-        await asyncio.gather(self.http.close(), self.grpc.close(None))
-        shutil.rmtree(self._folder, ignore_errors=True)
         return _end_in_words(status)
+
+    def check(self) -> None:
+        """Raise ModelUnavailable where it has ended since a call got it."""
+        if self.http.closed:
+            raise ModelUnavailable(f"the process of the model {self.name!r} ended during the call", 1)
+
+    async def close(self) -> None:
+        """Put away what led to it, once it has ended. Its last calls may learn of that first."""
+        await asyncio.gather(self.http.close(), self.grpc.close(CLOSE_SECONDS))
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def stop(self, seconds: float = 0.0) -> None:
         """Have it end its calls within so many seconds, then end; it is killed where it does not."""

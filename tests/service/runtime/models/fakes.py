@@ -25,6 +25,9 @@ class FakeProcess:
         await asyncio.sleep(0.5)
         self.die("with status 0")
 
+    async def close(self) -> None:
+        assert self.over.done()
+
     def die(self, how: str = "by SIGKILL") -> None:
         if not self.over.done():
             self.over.set_result(how)

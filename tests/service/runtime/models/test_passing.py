@@ -61,6 +61,10 @@ class Played:
 
     async def stop(self, seconds: float = 0.0) -> None: ...
 
+    async def close(self) -> None: ...
+
+    def check(self) -> None: ...
+
 
 @asynccontextmanager
 async def served(played: Played, **settings):
