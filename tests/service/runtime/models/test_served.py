@@ -14,7 +14,9 @@ import grpc
 import openai
 import pytest
 
+from attend.model.config import DEFAULT_MODEL
 from attend.v1 import generation_pb2 as pb
+from tests.model.adapters import linears, write_adapter
 from tests.service.server import Server, running, started, wait_for
 from tests.service.test_contract import stub
 from tests.service.test_end_to_end import attend
@@ -27,7 +29,7 @@ idle_seconds: 0
 models:
 - name: first
 - name: second
-  settings: {max_model_len: 256}
+  settings: {max_model_len: 256, adapter: tone=TONE, adapters_folder: FOLDER}
 - name: broken
   model: BROKEN
 """
@@ -40,13 +42,19 @@ def write(folder: Path, text: str = FILE) -> Path:
     broken.mkdir(exist_ok=True)
     (broken / "config.json").write_bytes((Path(__file__).parents[4] / "model" / "default" / "config.json").read_bytes())
     path = folder / "models.yaml"
-    path.write_text(text.replace("BROKEN", str(broken)))
+    path.write_text(
+        text.replace("BROKEN", str(broken)).replace("TONE", str(folder / "tone")).replace("FOLDER", str(folder / "lora"))
+    )
     return path
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
+    modules = linears(DEFAULT_MODEL, ["q_proj", "v_proj", "down_proj"])
+    write_adapter(folder / "tone", modules, 1)
+    (folder / "lora").mkdir()
+    write_adapter(folder / "lora" / "code", modules, 2)
     with running(folder / "log", "--models", str(write(folder)), *FLAGS) as server:
         yield server
 
@@ -89,7 +97,8 @@ def test_models_load_at_their_first_call_and_answer_alike_over_both_transports(s
         model="first", messages=[{"role": "user", "content": "Hello"}], max_completion_tokens=4, stream=True
     )
     assert next(iter(chat)).model == "first"
-    assert statuses(server) == {"first": "loaded", "second": "loaded", "broken": "unloaded"}
+    loaded = dict.fromkeys(("first", "second", "tone", "code"), "loaded")
+    assert statuses(server) == loaded | {"broken": "unloaded"}
     listed = {one.id: one for one in client_of(server).models.list().data}
     assert (listed["first"].max_model_len, listed["second"].max_model_len) == (1024, 256)
     assert len(children(server)) == 2
@@ -100,6 +109,17 @@ def test_a_call_that_names_no_model_goes_to_the_default_one(server: Server) -> N
     assert stub(server).GetServerInfo(pb.GetServerInfoRequest(), timeout=60).model == "first"
     assert "eos_token" in json.loads(server.get("/tokenizer_info?model=second")[1])
     assert json.loads(server.get("/v1/capacity?model=second&max_tokens=4")[1])["max_model_len"] == 256
+
+
+def test_a_name_of_an_adapter_leads_to_its_model_over_both_transports(server: Server) -> None:
+    texts = {
+        name: json.loads(ask(server, model=name, **GREEDY)[2])["choices"][0]["text"] for name in ("second", "tone", "code")
+    }
+    assert len(set(texts.values())) == 3
+    for name in ("tone", "code"):
+        request = pb.GenerateRequest(text=GREEDY["prompt"], max_tokens=24, temperature=0, adapter=name)
+        assert stub(server).Generate(request, timeout=60).outputs[0].text == texts[name]
+        assert json.loads(server.get(f"/v1/models/{name}")[1])["parent"] == "second"
 
 
 def test_errors_name_the_model_over_both_transports(server: Server) -> None:
