@@ -3,14 +3,16 @@
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from attend.model.errors import CheckpointError
+from attend.model.errors import CheckpointError, SettingError
 from attend.service.access.hosts import allowed
 from attend.service.access.keys import KeyRing
 from attend.service.errors import ModelUnavailable
@@ -33,6 +35,8 @@ from attend.service.settings import Settings
 
 log = logging.getLogger("attend.models")
 
+MOST_PATH = 90
+"""Bytes of the folder's path: that of a socket has 107 at most."""
 MOST_CALLS = 4096
 """Calls of the server at a time, over each transport. The processes bound those of their models far below."""
 
@@ -45,10 +49,22 @@ def run(settings: Settings) -> int:
 
     logs.configure(settings.log_level, settings.log_format, settings.log_file)
     keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
-    with claimed(settings) as http, tempfile.TemporaryDirectory(prefix="attend-models-") as folder:
+    with claimed(settings) as http, folder_of_sockets() as folder, asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main(settings, plan, keys, http, folder))
+
+
+@contextmanager
+def folder_of_sockets() -> Iterator[Path]:
+    """A folder for this user alone, which is gone afterwards. Raises SettingError where sockets cannot be there."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="attend-models-")
+    except OSError as error:
+        raise SettingError(f"no folder can be made for sockets: {error.strerror}; TMPDIR names another place") from error
+    with made as folder:
+        if len(os.fsencode(folder)) > MOST_PATH:
+            raise SettingError(f"{folder} is too long a path for sockets: TMPDIR names another place")
         hold(Path(folder))
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            return runner.run(main(settings, plan, keys, http, Path(folder)))
+        yield Path(folder)
 
 
 async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socket.socket, folder: Path) -> int:

@@ -1,12 +1,14 @@
 """The file of `--models`: each error names the file, the entry and the field."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from attend.model.errors import AttendError
 from attend.service.runtime.models.entries import PROCESS_BYTES, read_plan, weight_bytes
+from attend.service.runtime.models.run import folder_of_sockets
 from attend.service.settings import Settings, read_settings
 
 GIB = 1 << 30
@@ -166,6 +168,18 @@ def test_a_broken_folder_is_told_at_the_start_with_its_name(tmp_path):
 def test_flags_that_contradict_the_file_are_refused_by_name(flags, words):
     with pytest.raises(AttendError, match=words):
         read_settings({"models": "models.yaml", **flags}, {})
+
+
+def test_a_folder_whose_path_is_too_long_for_sockets_stops_the_start(tmp_path, monkeypatch):
+    for folder, words in (
+        (tmp_path / ("long" * 20), "too long a path for sockets"),
+        (tmp_path / "none", "no folder can be made"),
+    ):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        if "long" in folder.name:
+            folder.mkdir()
+        with pytest.raises(AttendError, match=words), folder_of_sockets():
+            pass
 
 
 def test_the_example_can_be_read():
