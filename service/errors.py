@@ -47,6 +47,14 @@ class WrongHost(InvalidRequest):
     """A request to a name that this server does not answer to."""
 
 
+class ModelUnavailable(Unavailable):
+    """One of several models is not loaded: it is loading, failed to load, or has no room."""
+
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class AnswerChanged(AttendError):
     """An answer that is made again to go on with is another one."""
 
@@ -87,6 +95,7 @@ TABLE: dict[type[AttendError], Wire] = {
     RateLimited: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "rate_limit_exceeded"),
     Overloaded: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "overloaded_error", "queue_full"),
     Unavailable: Wire(503, StatusCode.UNAVAILABLE, "unavailable_error", "shutting_down"),
+    ModelUnavailable: Wire(503, StatusCode.UNAVAILABLE, "unavailable_error", "model_unavailable"),
     DeadlineExceeded: Wire(504, StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded"),
 }
 

@@ -21,7 +21,7 @@ from attend.model.errors import SettingError
 from attend.model.gguf.places import SUFFIX, only_gguf
 from attend.service.chat.forms import ReasoningParser, ToolParser
 from attend.service.remarks import Beyond
-from attend.service.values import Header, Hosts, Networks, size_in_bytes, whole
+from attend.service.values import Header, Hosts, Networks, pairs, size_in_bytes, whole
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -36,31 +36,13 @@ NO_SETTING = re.compile("API_KEY|(TEST|BENCH|FAULTS)_.+")
 ALIKE = 0.75
 """How much of a name must be that of a setting to be taken for a mistyped one, as `difflib` counts it: SINGEL has 0.83 of
 SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
-GROUPS = {
-    "Model": "model served_model_name device dtype backend quantize pooling score adapter adapters_folder max_adapters",
-    "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
-    "json_whitespace",
-    "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
-    "kv_idle_seconds state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic num_threads",
-    "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
-    "max_connections_per_source max_errors_per_second",
-    "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
-    "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
-    "allowed_hosts cors_origins expose_docs",
-    "Processes": "single replicas max_replicas tensor_parallel prefix_routing",
-    "Logs, metrics and traces": "metrics_compat otel_endpoint log_level log_format log_file",
-}
-"""The settings by what they are about, as `attend serve --help` and the documents show them."""
 Port = Annotated[int, Field(ge=1, le=65535)]
-PATHS = ("chat_template", "kv_disk_folder", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
+PATHS = ("models", "chat_template", "kv_disk_folder", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
 NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source", "max_errors_per_second")
-"""Settings of Ray Serve and its HAProxy: with `single` they stay as they are."""
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    """NAME=FOLDER,NAME=FOLDER in parts."""
-    return [(name.strip(), folder.strip()) for name, _, folder in (part.partition("=") for part in text.split(",") if part)]
+"""Settings of Ray Serve and its HAProxy: with `single` and `models` they stay as they are."""
+OF_ONE_MODEL = ("model", "served_model_name", "adapter", "adapters_folder")
+"""Settings that the file of `models` has for each model."""
 
 
 class Settings(BaseModel):
@@ -226,6 +208,11 @@ class Settings(BaseModel):
     )
     tls_key: str = Field("", validate_default=True, description="PEM file of the private key of tls_cert, without a password")
     single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
+    models: str = Field(
+        "",
+        description="YAML file of several models: each has a process of its own on this machine, without Ray, from its first "
+        "call until it is idle",
+    )
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
     trusted_proxies: Annotated[str, Networks] = Field(
         "",
@@ -276,8 +263,8 @@ class Settings(BaseModel):
     @field_validator("adapter")
     @classmethod
     def _are_adapters(cls, value: str) -> str:
-        pairs = _pairs(value)
-        if not all(name and folder for name, folder in pairs) or len(dict(pairs)) < len(pairs):
+        found = pairs(value)
+        if not all(name and folder for name, folder in found) or len(dict(found)) < len(found):
             raise PydanticCustomError(
                 "adapter", "it must be NAME=FOLDER, or several of them with different names, comma-separated"
             )
@@ -300,12 +287,15 @@ class Settings(BaseModel):
             raise PydanticCustomError("tls", "TLS needs proxy = haproxy, or single: proxy = python does not support it")
         return value
 
-    @field_validator("single")
+    @field_validator("single", "models")
     @classmethod
-    def _needs_no_ray(cls, value: bool, info: ValidationInfo) -> bool:
+    def _needs_no_ray(cls, value: bool | str, info: ValidationInfo) -> bool | str:
         found = [f"{name} = {info.data[name]}" for name in NEED_RAY if info.data.get(name) != cls.model_fields[name].default]
         if value and found:
-            raise PydanticCustomError("single", "it is one replica, and {found} needs Ray", {"found": " and ".join(found)})
+            what = "it is one replica" if value is True else "each model is one replica on this machine"
+            raise PydanticCustomError("single", "{what}, and {found} needs Ray", {"what": what, "found": " and ".join(found)})
+        if isinstance(value, str) and value and (named := [name for name in OF_ONE_MODEL if info.data.get(name)]):
+            raise PydanticCustomError("models", "it has {name} for each model: leave {name} out here", {"name": named[0]})
         return value
 
     @property
@@ -327,7 +317,7 @@ class Settings(BaseModel):
     @property
     def adapters(self) -> dict[str, Path]:
         """The folders of `adapter`, by name."""
-        return {name: Path(folder).absolute() for name, folder in _pairs(self.adapter)}
+        return {name: Path(folder).absolute() for name, folder in pairs(self.adapter)}
 
     @property
     def shutdown_seconds(self) -> float:

@@ -19,6 +19,11 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def pairs(text: str) -> list[tuple[str, str]]:
+    """NAME=FOLDER,NAME=FOLDER in parts."""
+    return [(name.strip(), folder.strip()) for name, _, folder in (part.partition("=") for part in text.split(",") if part)]
+
+
 def size_in_bytes(value: Any) -> Any:
     """A size with its unit, 2GB or 512MiB, in bytes. K, M, G and T are powers of 1000, with an i of 1024."""
     if not isinstance(value, str):

@@ -36,6 +36,7 @@ FIRST = [
     "service/test_replaced.py",
     "service/test_documents_run.py",
     "service/test_adapters_served.py",
+    "service/runtime/models/test_served.py",
     "service/test_end_to_end.py",
     "service/test_contract.py",
     "service/runtime/test_edge.py",

@@ -17,13 +17,18 @@ from attend.model.errors import AttendError, Overloaded, Unavailable
 from attend.model.net.families.strangers import STRANGERS
 from attend.model.net.families.table import FAMILIES, TITLES
 from attend.model.net.features import NATIVE, TRITON, features
+from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
 from attend.service.commands.cli import app
-from attend.service.commands.flags import allowed
+from attend.service.commands.flags import GROUPS, allowed
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
-from attend.service.settings import GROUPS, Settings
+from attend.service.runtime.models.door import Door
+from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, Served
+from attend.service.runtime.models.numbers import PoolCollector, own_page
+from attend.service.runtime.models.pool import Pool
+from attend.service.settings import Settings
 from tests import reference
 from tests.fakes import FakeEngine, build_server
 from tests.model.checkpoints import KINDS
@@ -78,10 +83,19 @@ def metrics() -> Iterator[list[str]]:
     pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.counted(1, 1)]
     edges = edge.read([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
     pages.append(edge.written(edges | edge.certificate("a", 1.0, True)))
+    pages.append("".join(page for page in _pages_of_models() if "attend_auth_failures" not in page))
     for family in (each for page in pages for each in text_string_to_metric_families(page)):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = {label for sample in family.samples for label in sample.labels} - {"model", "replica", "le"}
         yield [f"`{name}`", family.type, ", ".join(f"`{label}`" for label in sorted(labels)), family.documentation]
+
+
+def _pages_of_models() -> list[str]:
+    """What a server of several models counts itself: a page for each metric."""
+    door = Door(None, Callers(), lambda: False)
+    plan = Plan({"a": Served(Entry(name="a"), Settings())}, ModelsFile(models=[Entry(name="a")]), 1)
+    door.registry.register(PoolCollector(Pool(plan, None)))  # type: ignore[arg-type]  # nothing is started
+    return [f"# HELP{page}" for page in own_page(door).split("# HELP")[1:]]
 
 
 def _edge_rows(transport: str) -> list[dict[str, str]]:

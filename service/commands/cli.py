@@ -67,7 +67,12 @@ def serve(settings: Settings) -> None:
 
     tracing.check(settings.otel_endpoint)
     prepared(settings)
-    if settings.single:  # the other imports grpc, which reads its variables then
+    if settings.models:
+        from attend.service.runtime.single import prepare
+
+        prepare()  # before grpc is imported, which reads its variables then
+        from attend.service.runtime.models.run import run
+    elif settings.single:  # the other imports grpc, which reads its variables then
         from attend.service.runtime.single import run
     else:
         from attend.service.runtime.supervisor import run

@@ -10,8 +10,23 @@ from pydantic_core import PydanticUndefined
 from typer.core import TyperCommand
 
 from attend.service.commands.start import start_settings
-from attend.service.settings import GROUPS, Settings
+from attend.service.settings import Settings
 
+GROUPS = {
+    "Model": "model served_model_name device dtype backend quantize pooling score adapter adapters_folder max_adapters",
+    "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
+    "json_whitespace",
+    "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
+    "kv_idle_seconds state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic num_threads",
+    "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
+    "max_connections_per_source max_errors_per_second",
+    "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
+    "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
+    "allowed_hosts cors_origins expose_docs",
+    "Processes": "single models replicas max_replicas tensor_parallel prefix_routing",
+    "Logs, metrics and traces": "metrics_compat otel_endpoint log_level log_format log_file",
+}
+"""The settings by what they are about, as `attend serve --help` and the documents show them."""
 REPEATED = ("adapter",)
 """Settings whose flag may stand several times; their values are joined by commas."""
 ModelOption = Annotated[

@@ -96,8 +96,8 @@ TOKENIZER_INFO = Route(
 )
 MODELS = Route(
     *("GET", "/v1/models", "models", "The served models", "The models."),
-    "the served model and its LoRA adapters, each with its `parent`; with `max_model_len`, its default sampling parameters and "
-    "its stop tokens",
+    "the served models and their LoRA adapters, each with its `parent`; with `max_model_len`, its default sampling parameters "
+    "and its stop tokens; `status` where there are [several](#several-models)",
 )
 MODEL = Route(
     *("GET", "/v1/models/{model_id:path}", "models", "One served model", "The model."),

@@ -20,18 +20,20 @@ class Model(TypedDict):
     """When the server started, in seconds since 1970."""
     owned_by: Literal["attend"]
     """Who serves it."""
-    max_model_len: MaxModelLen[int]
-    default_sampling: Annotated[dict[str, float], Field(examples=[NO_DEFAULTS.values()])]
+    max_model_len: NotRequired[MaxModelLen[int]]
+    default_sampling: NotRequired[Annotated[dict[str, float], Field(examples=[NO_DEFAULTS.values()])]]
     """By field, what a call gets that leaves it out: generation_config.json's values with `generation_config=model`."""
-    stop_token_ids: Annotated[list[int], Field(examples=[[2]])]
+    stop_token_ids: NotRequired[Annotated[list[int], Field(examples=[[2]])]]
     """The tokens that end an answer."""
     parent: NotRequired[str]
     """Of a LoRA adapter: the model that it changes."""
+    status: NotRequired[Literal["unloaded", "loading", "loaded", "unloading", "failed"]]
+    """Of a server of several models alone: whether it is loaded. One that is not has none of the facts above."""
 
 
 @record
 class ModelList(TypedDict):
-    """The served models: one, and its LoRA adapters."""
+    """The served models: one, and its LoRA adapters; or several."""
 
     object: ObjectKind[Literal["list"]]
     data: list[Model]

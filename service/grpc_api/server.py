@@ -6,9 +6,9 @@ the caller's key.
 """
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import ExitStack, aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -23,8 +23,11 @@ from attend.service.grpc_api.limits import most_bytes
 from attend.service.grpc_api.reading import AioContext, address_of, read, received, refuse
 from attend.service.grpc_api.reflection import add_reflection
 from attend.service.grpc_api.register import SERVICE
-from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.records import Arrival
+
+if TYPE_CHECKING:
+    from attend.service.grpc_api.health import HealthMethods
+    from attend.service.grpc_api.servicer import GrpcMethods
 
 MOST_CONNECTIONS = 1920
 OPTIONS = (
@@ -38,6 +41,9 @@ OPTIONS = (
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.so_reuseport", 0),  # two servers on a port would answer each other's calls
 )
+UNIX = "unix:"
+MOST_STREAMS = 1 << 16
+"""On one connection of a process of this machine that has bounded its callers."""
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
@@ -47,7 +53,7 @@ class Calls:
     At most `most_calls` calls of our own service run at a time, and those whose message has not come are none of them.
     """
 
-    def __init__(self, methods: GrpcMethods, most_calls: int, most_message: int) -> None:
+    def __init__(self, methods: "GrpcMethods | HealthMethods", most_calls: int, most_message: int) -> None:
         self._methods, self._most_message = methods, most_message
         self._places = Places(most_calls, "calls run here")
 
@@ -111,7 +117,7 @@ class Calls:
 
 
 def grpc_server(
-    methods: GrpcMethods,
+    methods: "GrpcMethods",
     host: str,
     port: int,
     most_calls: int,
@@ -120,19 +126,44 @@ def grpc_server(
     max_model_len: int = 0,
     most_connections: int = MOST_CONNECTIONS,
 ) -> grpc.aio.Server:
-    """A server that listens once it is started; with `tls` for TLS alone. Raises RuntimeError where the port is taken."""
+    """A server that listens once it is started; with `tls` for TLS alone. Raises RuntimeError where the port is taken.
+
+    `host` may be unix:PATH, which has no port.
+    """
     most_message = most_bytes(max_model_len)
-    limits = (
-        ("grpc.max_receive_message_length", most_message),
-        ("grpc.max_allowed_incoming_connections", most_connections),
-    )
-    server = grpc.aio.server(options=(*OPTIONS, *limits))
     calls = Calls(methods, most_calls, most_message)
-    server.add_generic_rpc_handlers((calls.handlers(SERVICE), calls.handlers(HEALTH)))
+    handlers = (calls.handlers(SERVICE), calls.handlers(HEALTH))
+    return server_of(handlers, host, port, tls, most_message=most_message, most_connections=most_connections)
+
+
+def server_of(
+    handlers: "Iterable[grpc.GenericRpcHandler[Any, Any]]",
+    host: str,
+    port: int,
+    tls: grpc.ServerCredentials | None = None,
+    *,
+    most_message: int,
+    most_connections: int = MOST_CONNECTIONS,
+) -> grpc.aio.Server:
+    """The same of any handlers, with reflection. `most_message`: bytes of a caller's message."""
+    limits = {
+        "grpc.max_receive_message_length": most_message,
+        "grpc.max_allowed_incoming_connections": most_connections,
+    }
+    if host.startswith(UNIX):
+        limits["grpc.max_concurrent_streams"] = MOST_STREAMS
+    server = grpc.aio.server(options=tuple((dict(OPTIONS) | limits).items()))
+    server.add_generic_rpc_handlers(tuple(handlers))
     add_reflection(server)
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if tls is None:
-        server.add_insecure_port(place)
+        server.add_insecure_port(target(host, port))
     else:
-        server.add_secure_port(place, tls)
+        server.add_secure_port(target(host, port), tls)
     return server
+
+
+def target(host: str, port: int) -> str:
+    """A place to listen at, as gRPC writes it."""
+    if host.startswith(UNIX):
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

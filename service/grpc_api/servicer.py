@@ -9,18 +9,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
-from grpc import StatusCode
-from grpc_health.v1 import health_pb2
 
 from attend.model.errors import NoChatTemplate, Unavailable
-from attend.model.params import describe
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.caller import Caller, Callers
 from attend.service.access.keys import KEY_HEADERS, KeyRing
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
-from attend.service.contract.routes import SERVICE
 from attend.service.errors import SHUTTING_DOWN
 from attend.service.gathered import Gathered
 from attend.service.generation.embed import command_of
@@ -32,7 +28,7 @@ from attend.service.generation.turns import yield_to_loop
 from attend.service.generation.unread import Unread
 from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes
-from attend.service.grpc_api.limits import MAX_WATCHES
+from attend.service.grpc_api.health import HealthMethods
 from attend.service.grpc_api.others import OtherMethods
 from attend.service.grpc_api.reading import Context, Incoming, address_of, held, made, read, refuse
 from attend.service.observe.metrics import Metrics, RequestRecord
@@ -42,13 +38,9 @@ from attend.v1 import generation_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 C = TypeVar("C", Command, ExplainCommand)
-SERVICES = ("", SERVICE)
-"""What a health check may ask for: the server, or its one service by name."""
-WATCH_SECONDS = 0.5
-"""How often a health watch looks for a change."""
 
 
-class GrpcMethods(OtherMethods):
+class GrpcMethods(OtherMethods, HealthMethods):
     """attend.v1.GenerationService and grpc.health.v1.Health. The deployment sets the attributes."""
 
     service: GenerationService
@@ -61,11 +53,6 @@ class GrpcMethods(OtherMethods):
     beyond_context: Beyond = ""
     unread: Unread
     """The bodies that are not read yet; HTTP's are among them."""
-    _num_watches = 0
-
-    def is_draining(self) -> bool:
-        """Whether new calls are refused."""
-        raise NotImplementedError
 
     async def Generate(self, message: Incoming, grpc_context: Context) -> pb.GenerateResponse:  # noqa: N802 - the proto's name
         """The whole answer at once."""
@@ -166,43 +153,6 @@ class GrpcMethods(OtherMethods):
             refuse(error, record.request_id, grpc_context)
             return pb.EmbedResponse()
 
-    async def Check(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, grpc_context: Context
-    ) -> health_pb2.HealthCheckResponse:
-        """Health of the replica that answers; NOT_FOUND for a service that is not here."""
-        if request.service not in SERVICES:
-            grpc_context.set_code(StatusCode.NOT_FOUND)
-            grpc_context.set_details(f"service {describe(request.service)} is not known")
-        return health_pb2.HealthCheckResponse(status=self._health())
-
-    async def List(self, request: health_pb2.HealthListRequest) -> health_pb2.HealthListResponse:  # noqa: N802
-        """Health of each service of the replica that answers."""
-        now = health_pb2.HealthCheckResponse(status=self._health())
-        return health_pb2.HealthListResponse(statuses=dict.fromkeys(SERVICES, now))
-
-    async def Watch(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, grpc_context: Context
-    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Health at once and at each change; ends when draining has begun. A service that is not here is unknown until then."""
-        if self._num_watches >= MAX_WATCHES:
-            grpc_context.set_code(StatusCode.RESOURCE_EXHAUSTED)
-            grpc_context.set_details(f"{MAX_WATCHES} health watches are open already")
-            return
-        told, draining = None, False
-        self._num_watches += 1
-        try:
-            while not draining:
-                draining = self.is_draining()
-                unknown = request.service not in SERVICES
-                now = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN if unknown else self._health()
-                if now != told:
-                    told = now
-                    yield health_pb2.HealthCheckResponse(status=now)
-                if not draining:
-                    await asyncio.sleep(WATCH_SECONDS)
-        finally:
-            self._num_watches -= 1
-
     def _opened(self, route: str, context: Context) -> RequestRecord:
         """A call's record, under the id in its metadata, or a new one: the message has not been read."""
         record = self.metrics.open("grpc", route, "", context.invocation_metadata, self._caller(context))
@@ -263,10 +213,6 @@ class GrpcMethods(OtherMethods):
         if caller.key is not None:
             caller.key.arrive(answers)
         return caller, Arrival(caller.turn, asyncio.get_running_loop().time())
-
-    def _health(self) -> int:
-        kind = health_pb2.HealthCheckResponse
-        return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
 
 
 def _named(record: RequestRecord, request_id: str, context: Context) -> None:

@@ -80,6 +80,12 @@ class TextFormatter(logging.Formatter):
         super().__init__(TEXT)
         self.converter = time.gmtime
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """With the model, where several are served: its process sets it (`runtime/models/child.py`)."""
+        line = super().formatMessage(record)
+        model = getattr(record, "model", None)
+        return line if model is None else line.replace(f"{record.name}: ", f"{record.name} [{model}]: ", 1)
+
 
 class LineQueue(QueueHandler):
     """Puts records into a bounded queue, from which a thread writes them as lines. A full queue drops them, counted."""

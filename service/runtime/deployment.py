@@ -97,6 +97,10 @@ def build(args: dict[str, Any]) -> serve.Application:
         log.warning("%s is not a setting, and is ignored", name)
     if settings.single:
         raise SettingError("single is for `attend serve`: Ray Serve runs this application")
+    if settings.models:
+        raise SettingError(
+            "models is for `attend serve` on one machine: under Ray Serve each model is an application of its own"
+        )
     if abspath(settings.tls_cert) != abspath(read_settings(args | {"tls_cert": None, "tls_key": None}).tls_cert):
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
     if not settings.allowed_hosts:  # what is listened on, Serve's own options say, and not `host`

@@ -18,10 +18,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attend.model.errors import Overloaded
 from attend.service.generation.aside import Places
-from attend.service.http_api.app import ABORT, RequestIds
 from attend.service.http_api.cors import fields_of, opened
 from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
+from attend.service.http_api.request_ids import ABORT, RequestIds
 from attend.service.runtime.departed import LEAVING, EndsWithCaller
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10

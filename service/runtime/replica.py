@@ -26,7 +26,6 @@ from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
 from attend.model.text.tokenizer import Tokenizer
-from attend.service.access.caller import Callers, networks
 from attend.service.access.hosts import allowed
 from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
@@ -43,6 +42,7 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub, loading
+from attend.service.runtime.callers import callers_of
 from attend.service.runtime.checkpoint import of_model, read_template, was_taught
 from attend.service.runtime.sizes import engine_options, most_calls
 from attend.service.settings import Settings
@@ -191,15 +191,6 @@ class Replica(GrpcMethods):
             if (part := getattr(self, name, None)) is not None:
                 part.close()
         logs.close()
-
-
-def callers_of(settings: Settings) -> Callers:
-    """What finds who calls. Says where a setting of tenants does nothing."""
-    if settings.trusted_proxies and settings.api_keys_file:
-        logging.getLogger("attend.tenants").warning("trusted_proxies name no tenants: callers are told apart by their API keys")
-    trusted = () if settings.api_keys_file else networks(settings.trusted_proxies)
-    behind_edge = settings.proxy == "haproxy" and not settings.single
-    return Callers(trusted, settings.tenant_header, behind_edge=behind_edge)
 
 
 def open_shelf(settings: Settings, engine: AsyncEngine) -> Shelf | None:

@@ -8,7 +8,9 @@ import logging
 import os
 import resource
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from attend.model.errors import EngineFailed, SettingError
 from attend.service.runtime.files import raise_limit
@@ -31,6 +33,8 @@ ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", 
 """Set before torch and grpc are imported: a tokenizer works on the thread that calls it, threads that wait do not spin, and a
 caller whose handshake fails writes no line."""
 
+Report = Callable[[dict[str, Any]], None]
+
 log = logging.getLogger("attend.single")
 
 
@@ -40,14 +44,19 @@ def run(settings: Settings) -> int:
     Raises SettingError or CheckpointError.
     """
     check_certificate(settings)
-    raise_limit()
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    check_interfaces("uvicorn")
+    prepare()
     from attend.service.runtime.front import Loop
 
     with claimed(settings) as http, asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main(settings, http))
+
+
+def prepare() -> None:
+    """What a process that serves does before it imports anything large. Raises SettingError."""
+    raise_limit()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    check_interfaces("uvicorn")
 
 
 def claimed(settings: Settings) -> socket.socket:
@@ -87,18 +96,23 @@ def connections() -> tuple[int, int]:
     return http, share - http
 
 
-async def main(settings: Settings, http: socket.socket) -> int:
-    """Load, serve, drain. A second signal ends the process at once."""
+async def main(settings: Settings, http: socket.socket, report: Report | None = None) -> int:
+    """Load, serve, drain. A second signal ends the process at once.
+
+    `report` gets what the process serves once it does, in place of the person who typed the command; the metrics page is then
+    that of the replica alone.
+    """
     from attend.service.runtime.replica import Replica
 
     stop = catch_signals()
-    tell(f"Loading {settings.name} ...")
+    if report is None:
+        tell(f"Loading {settings.name} ...")
     loading = beside(Replica, settings, REPLICA)
     if not await before(stop, _finished(loading)):
         os._exit(128 + stop.number)  # the thread that loads cannot be ended
     replica: Replica = loading.result()
     try:
-        return await serve(replica, settings, http, stop)
+        return await serve(replica, settings, http, stop, report)
     finally:
         replica.close()
 
@@ -107,7 +121,9 @@ async def _finished(work: "asyncio.Future[object]") -> None:
     await work
 
 
-async def serve(replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event) -> int:
+async def serve(
+    replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event, report: Report | None = None
+) -> int:
     """Answer calls until `stop`, then let the running ones end."""
     from attend.service.grpc_api.server import grpc_server
     from attend.service.observe.page import Page
@@ -120,7 +136,8 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
     over_http, over_grpc = connections()
     length = replica.engine.info.max_model_len
-    app = replica.application(Page(lambda: asyncio.to_thread(page, replica, certificate)), behind_serve=False)
+    write = partial(page, replica, certificate) if report is None else replica.metrics.text
+    app = replica.application(Page(lambda: asyncio.to_thread(write)), behind_serve=False)
     origins = settings.origins
     server = http_server(app, most, tls[0], cors_origins=origins, most_connections=over_http)
     place = settings.host, settings.grpc_port
@@ -128,13 +145,18 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
     await rpc.start()
     http.listen(server.config.backlog)  # the task may not come to it before the line below is read
     serving = asyncio.create_task(server.serve(listening(http)))
-    tell(ready_line(settings, await replica.describe()))
+    facts = await replica.describe()
+    if report is None:
+        tell(ready_line(settings, facts))
+    else:
+        report(facts)
     try:
         await before(stop, watch(replica, certificate))
     except EngineFailed as error:
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end
-    tell("Stopping: running streams may end ...")
+    if report is None:
+        tell("Stopping: running streams may end ...")
     await replica.drain(settings.drain_seconds)
     server.end()
     await asyncio.gather(serving, rpc.stop(1.0))

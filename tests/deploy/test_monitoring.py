@@ -46,7 +46,11 @@ PAGE_ONLY = {
 }
 """What the merged page adds to the replicas' own."""
 KEYS = {"attend_api_keys_file_ok", "attend_api_keys", "attend_api_keys_file_age_seconds"}
-SOMETIMES = {*KEYS, "attend_requests_rejected_total"}
+OF_SEVERAL_MODELS = {
+    *("attend_model_load_failures_total", "attend_model_deaths_total", "attend_model_unloads_total"),
+    "attend_models_memory_budget_bytes",
+}
+SOMETIMES = {*KEYS, *OF_SEVERAL_MODELS, "attend_requests_rejected_total"}
 """What a page has only with some settings, or some versions of the service."""
 
 

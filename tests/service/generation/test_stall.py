@@ -13,7 +13,7 @@ from attend.service.generation import stall
 from attend.service.generation.unread import Unread
 from attend.service.grpc_api.server import grpc_server
 from attend.service.grpc_api.servicer import GrpcMethods
-from attend.service.http_api.app import RequestIds
+from attend.service.http_api.request_ids import RequestIds
 from attend.service.runtime import front
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from attend.service.generation.turns import GET_SECONDS, MOST_GETS, yield_to_loop
-from attend.service.http_api.app import RequestIds
+from attend.service.http_api.request_ids import RequestIds
 from tests.fakes import FakeEngine
 from tests.service.bad_calls import whole_server
 from tests.virtual_time import run_at_once

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from attend.model.engine.request import EngineStats, FinishReason
 from attend.model.errors import EngineFailed, Overloaded, Unavailable
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.grpc_api import others, reading, servicer
+from attend.service.grpc_api import health, others, reading, servicer
 from attend.service.grpc_api.convert import Responses
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -378,7 +378,7 @@ def test_server_info_tells_the_limits_and_the_load():
 
 
 def test_health_follows_the_drain_and_a_watch_ends_with_it(monkeypatch):
-    monkeypatch.setattr(servicer, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(health, "WATCH_SECONDS", 0.001)
     server = build_server()
 
     async def run() -> list[int]:
@@ -415,8 +415,8 @@ def test_health_is_told_of_each_service_and_of_no_other():
 
 
 def test_a_watch_of_an_unknown_service_says_so_and_stays_open_until_the_drain(monkeypatch):
-    monkeypatch.setattr(servicer, "WATCH_SECONDS", 0.001)
-    monkeypatch.setattr(servicer, "MAX_WATCHES", 1)
+    monkeypatch.setattr(health, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(health, "MAX_WATCHES", 1)
     server, request = build_server(), health_pb2.HealthCheckRequest(service="other")
 
     async def run() -> None:
@@ -435,7 +435,7 @@ def test_a_watch_of_an_unknown_service_says_so_and_stays_open_until_the_drain(mo
 
 
 def test_watches_are_bounded_for_each_holds_a_place_that_probes_need(monkeypatch):
-    monkeypatch.setattr(servicer, "MAX_WATCHES", 2)
+    monkeypatch.setattr(health, "MAX_WATCHES", 2)
     server, request = build_server(), health_pb2.HealthCheckRequest()
 
     async def run() -> None:
@@ -456,7 +456,7 @@ def test_watches_are_bounded_for_each_holds_a_place_that_probes_need(monkeypatch
 
 
 def test_a_watch_that_begins_in_a_drain_ends_at_once(monkeypatch):
-    monkeypatch.setattr(servicer, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(health, "WATCH_SECONDS", 0.001)
     server = build_server()
     server.engine.drain()
 

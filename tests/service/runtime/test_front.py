@@ -12,7 +12,7 @@ import yaml
 
 from attend.model.errors import Overloaded
 from attend.service.generation.unread import CALL_BYTES, Unread
-from attend.service.http_api.app import PROBES
+from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
 from attend.service.runtime import edge, front
 from tests.fakes import build_server, until

@@ -1,0 +1,80 @@
+"""The process of one model: what `--single` is, on sockets that only the server's process can reach.
+
+It gets its settings in the first line of standard input, and reports in a line of JSON on standard output: what it serves, or
+why it cannot. It ends with its parent.
+"""
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from attend.model.errors import AttendError
+from attend.service.runtime.lines import speak
+from attend.service.runtime.single import main as serve
+from attend.service.runtime.single import prepare
+from attend.service.settings import Settings
+
+PR_SET_PDEATHSIG = 1
+SOCKETS = ("http", "grpc")
+"""The names of its sockets in its folder."""
+
+
+def main() -> int:
+    """Serve until SIGTERM; returns the exit status."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no report
+    given = json.loads(sys.stdin.buffer.readline())
+    _belong_to(given["parent"])
+    settings = Settings.from_json(given["settings"])
+    speak(settings.log_format)
+    _name_log_lines(settings.name)
+
+    def report(facts: dict[str, Any]) -> None:
+        print(json.dumps(facts), file=out, flush=True)
+
+    try:
+        prepare()
+        from attend.service.runtime.front import Loop
+
+        with _listening_at(Path(given["folder"]) / SOCKETS[0]) as http, asyncio.Runner(loop_factory=Loop) as runner:
+            return runner.run(serve(settings, http, report))
+    except AttendError as error:
+        report({"error": str(error)})
+        return 2
+
+
+def _belong_to(parent: int) -> None:
+    """End with the parent, and leave its terminal's Ctrl-C to it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        sys.exit(1)
+    os.setpgid(0, 0)
+
+
+def _listening_at(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.bind(str(path))
+    return made
+
+
+def _name_log_lines(model: str) -> None:
+    """Have each record tell its model: a field of JSON; a text line has it before the message."""
+    make = logging.getLogRecordFactory()
+
+    def named(*given: Any, **named: Any) -> logging.LogRecord:
+        record = make(*given, **named)
+        record.model = model
+        return record
+
+    logging.setLogRecordFactory(named)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

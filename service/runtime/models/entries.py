@@ -1,0 +1,260 @@
+"""The file of `--models`: names, checkpoints, settings, and the limits that all models share. Every error names the field."""
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from attend.model.errors import AttendError, SettingError
+from attend.model.gguf.places import SUFFIX, part_paths
+from attend.model.machine import available_memory
+from attend.model.params import describe
+from attend.service.runtime.lines import tell
+from attend.service.runtime.model_path import located
+from attend.service.settings import ALIKE, HUB, NEED_RAY, Settings, read_settings
+from attend.service.values import size_in_bytes
+
+OF_SERVER = (
+    *("host", "port", "grpc_port", "tls_cert", "tls_key", "api_keys_file", "trusted_proxies", "tenant_header", "allowed_hosts"),
+    *("cors_origins", "expose_docs", "single", "models", "log_level", "log_format", "log_file", "otel_endpoint"),
+    *("drain_seconds", *NEED_RAY),
+)
+"""Settings that are of the server, and not of one of its models."""
+OWN = {"model": "model", "served_model_name": "name"}
+"""Settings that an entry has under a name of its own."""
+FREE_SHARE = 0.9
+"""Of the memory that is free at the start, where the file has no memory_budget."""
+CACHE_SHARE, CACHED_CONTEXTS = 0.25, 16
+"""What the KV cache of a model counts for that was never loaded, and whose settings do not say its size: this share of the
+budget, or so many full contexts where these are less. The engine's own default on a CPU is much the same."""
+PROCESS_BYTES = 300 << 20
+"""Of a process, beside weights and KV cache."""
+MAX_NAME = 256
+Size = Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)]
+Seconds = Annotated[float, Field(ge=0, le=86400 * 365)]
+
+
+class Entry(BaseModel):
+    """A model of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+    name: str
+    """What callers write in `model`."""
+    model: str = ""
+    """As `attend serve MODEL` takes it; empty: the shipped default model."""
+    pin: bool = False
+    """Loaded at the start, and never unloaded."""
+    memory: Size | None = None
+    """Bytes that it counts for; None: its files and its KV cache, and once it is loaded what it takes."""
+    settings: dict[str, Any] = {}
+    """Any settings of `attend serve` that are of one model."""
+
+
+class ModelsFile(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+    models: Annotated[list[Entry], Field(min_length=1)]
+    default: str | None = None
+    """The model of calls that name none; None: the first."""
+    memory_budget: Size | None = None
+    """Bytes for all loaded models together; None: nine tenths of what is free at the start."""
+    max_loaded: Annotated[int, Field(ge=1)] | None = None
+    """Models that are loaded at a time; None: as many as the budget allows."""
+    idle_seconds: Seconds = 300.0
+    """How long a model stays loaded that nobody calls; 0: until its memory is needed."""
+    load_seconds: Annotated[float, Field(gt=0, le=86400)] = 900.0
+    """How long a model may take to load, a download of the hub too."""
+
+
+class Served:
+    """One model that is served: its entry, and the settings of its process."""
+
+    def __init__(self, entry: Entry, settings: Settings) -> None:
+        self.name = entry.name
+        self.pin = entry.pin
+        self.memory = entry.memory
+        self.settings = settings
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether it has a LoRA adapter of this name, or will have it once it is loaded."""
+        if name in self.settings.adapters:
+            return True
+        folder = self.settings.adapters_folder
+        return bool(folder and name) and "/" not in name and name[0] != "." and os.path.isdir(os.path.join(folder, name))
+
+    def expected_memory(self, budget: int) -> int:
+        """Bytes that it counts for before it has been loaded once."""
+        if self.memory is not None:
+            return self.memory
+        cache = self.settings.kv_cache_memory or int(min(cache_bytes(self.settings), budget * CACHE_SHARE))
+        return PROCESS_BYTES + weight_bytes(self.settings) + cache
+
+
+class Plan:
+    """What is to be served, and within which limits."""
+
+    def __init__(self, models: Mapping[str, Served], file: ModelsFile, budget: int) -> None:
+        self.models = models
+        self.default = file.default or next(iter(models))
+        self.budget = budget
+        self.max_loaded = file.max_loaded
+        self.idle_seconds = file.idle_seconds
+        self.load_seconds = file.load_seconds
+
+
+def read_plan(base: Settings, free: int | None = None) -> Plan:
+    """The plan of the file that `models` names. Settings of `base` are those of each model that does not have its own.
+
+    `free`: bytes of memory; None: what the machine has. Raises SettingError or CheckpointError.
+    """
+    path = Path(base.models)
+    try:
+        written = _Loader(path.read_bytes()).get_single_data()
+    except OSError as error:
+        raise SettingError(f"models {base.models!r} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise SettingError(f"{base.models} is not YAML: {' '.join(str(error).split())}") from error
+    try:
+        return _plan(_read(written), base, available_memory() if free is None else free)
+    except AttendError as error:
+        raise type(error)(f"{base.models}: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain data, in which no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.YAMLError(f"the key {key.value!r} is there twice: line {key.start_mark.line + 1}")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read(written: object) -> ModelsFile:
+    if not isinstance(written, dict):
+        raise SettingError(f"it must be an object with models; got {describe(written)}")
+    try:
+        return ModelsFile(**{str(name): value for name, value in written.items()})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = _place(first["loc"], written)
+        if first["type"] == "extra_forbidden":
+            known = Entry if first["loc"][0] == "models" else ModelsFile
+            raise SettingError(f"{where} is not a field{_nearest(str(first['loc'][-1]), known.model_fields)}") from error
+        if first["type"] == "missing":
+            raise SettingError(f"{where} is missing") from error
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise SettingError(f"{where} = {describe(first['input'])} cannot be used: {message}") from error
+
+
+def _place(steps: tuple[int | str, ...], written: Mapping[Any, Any]) -> str:
+    """Where a field stands: `memory_budget`, or `models[1] ('small'): memory`."""
+    if steps[0] != "models" or len(steps) == 1:
+        return ".".join(map(str, steps))
+    entry = written["models"][steps[1]]
+    name = f" ({entry['name'][:64]!r})" if isinstance(entry, dict) and isinstance(entry.get("name"), str) else ""
+    return f"models[{steps[1]}]{name}" + "".join(f": {step}" for step in steps[2:3])
+
+
+def _nearest(name: str, known: "Mapping[str, Any]") -> str:
+    near = difflib.get_close_matches(name, known, 1, ALIKE)
+    return f": did you mean {near[0]}?" if near else f": there are {', '.join(known)}" if len(known) < 10 else ""
+
+
+def _plan(file: ModelsFile, base: Settings, free: int) -> Plan:
+    budget = int(free * FREE_SHARE) if file.memory_budget is None else file.memory_budget
+    models: dict[str, Served] = {}
+    for at, entry in enumerate(file.models):
+        where = f"models[{at}] ({entry.name[:64]!r})"
+        if not 0 < len(entry.name) <= MAX_NAME or not entry.name.isprintable() or entry.name != entry.name.strip():
+            raise SettingError(f"{where}: name must be 1 to {MAX_NAME} printable characters, without spaces around them")
+        if entry.name in models:
+            raise SettingError(f"{where}: another model has this name")
+        models[entry.name] = Served(entry, _settings(entry, base, where))
+    if file.default is not None and file.default not in models:
+        raise SettingError(f"default = {file.default[:64]!r} is none of the models{_nearest(file.default, models)}")
+    _check_names(models)
+    _check_room(models, file, budget)
+    return Plan(models, file, budget)
+
+
+def _settings(entry: Entry, base: Settings, where: str) -> Settings:
+    """The settings of a model's process: its own, and for the others those of the command line."""
+    for name in entry.settings:
+        if name in OWN:
+            raise SettingError(f"{where}: settings.{name} is the field {OWN[name]} of the model itself")
+        if name in OF_SERVER:
+            raise SettingError(f"{where}: settings.{name} is of the whole server: give it as a flag or a variable")
+        if name not in Settings.model_fields:
+            raise SettingError(f"{where}: settings.{name} is not a setting{_nearest(str(name), Settings.model_fields)}")
+    given = {name: getattr(base, name) for name in base.model_fields_set - {"models", "single"}}
+    own = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in entry.settings.items()}
+    try:
+        settings = read_settings(given | own | {"model": entry.model, "served_model_name": entry.name}, {})
+        return located(settings, lambda line: tell(f"attend: {line}")).with_absolute_paths()
+    except AttendError as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _check_names(models: Mapping[str, Served]) -> None:
+    """Raise SettingError where a LoRA adapter has the name of something else."""
+    owners = dict.fromkeys(models, "a model")
+    for served in models.values():
+        for name in served.settings.adapters:
+            if name in owners:
+                raise SettingError(f"the adapter {name!r} of {served.name!r} has the name of {owners[name]}")
+            owners[name] = f"an adapter of {served.name!r}"
+
+
+def _check_room(models: Mapping[str, Served], file: ModelsFile, budget: int) -> None:
+    """Raise SettingError where a model, or all pinned ones, can never be loaded."""
+    pinned = [served for served in models.values() if served.pin]
+    if file.max_loaded is not None and len(pinned) + (len(pinned) < len(models)) > file.max_loaded:
+        beside = ", and others need a place too" if len(pinned) <= file.max_loaded else ""
+        raise SettingError(f"max_loaded = {file.max_loaded} cannot be used: {len(pinned)} models are pinned{beside}")
+    needed = sum(served.memory or 0 for served in pinned)
+    if needed > budget:
+        raise SettingError(f"memory_budget is {in_words(budget)}, and the pinned models take {in_words(needed)}")
+    for served in models.values():
+        if served.memory is not None and not served.pin and served.memory + needed > budget:
+            beside = f", of which pinned models take {in_words(needed)}" if needed else ""
+            raise SettingError(f"{served.name!r} takes {in_words(served.memory)}: memory_budget is {in_words(budget)}{beside}")
+
+
+def weight_bytes(settings: Settings) -> int:
+    """Bytes of a checkpoint's weight files; 0 of one of the hub, which may not be here yet."""
+    if settings.model.startswith(HUB):
+        return 0
+    folder = settings.folder
+    files = part_paths(folder) if folder.suffix == SUFFIX else folder.glob("*.safetensors")
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def cache_bytes(settings: Settings) -> float:
+    """Bytes of CACHED_CONTEXTS contexts in the KV cache, as a folder's config.json says; infinite where it does not."""
+    try:
+        config = json.loads((settings.folder / "config.json").read_bytes())
+        config = config.get("text_config", config)
+        heads = config["num_attention_heads"]
+        head = config.get("head_dim") or config["hidden_size"] // heads
+        kept = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * head
+        context = settings.max_model_len or config["max_position_embeddings"]
+        return float(CACHED_CONTEXTS * context * kept * 2)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        return math.inf
+
+
+def in_words(size: float) -> str:
+    """Bytes as a person reads them: 2.5 GiB."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"

@@ -1,0 +1,361 @@
+"""Which models are loaded: each from its first call, as the budget allows, until it is idle. For one event loop.
+
+The model that was used longest ago makes room for another. One that answers a call is never unloaded, and a pinned one never
+either. Loads wait for room in the order in which they began. Where only busy models could make room, the one that was loaded
+first takes no new calls after TURN_SECONDS: they wait, and it goes when the last of its answers has ended.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+from attend.model.errors import Unavailable
+from attend.service.errors import SHUTTING_DOWN, ModelUnavailable
+from attend.service.generation.aside import Places
+from attend.service.runtime.models.entries import Plan, Served, in_words
+
+log = logging.getLogger("attend.models")
+
+TURN_SECONDS = 10.0
+"""How long a model that is busy keeps others waiting for its memory."""
+MOST_WAITING = 256
+"""Calls that wait for one model to load; of one caller a part of them (`Places`)."""
+STABLE_SECONDS = 60.0
+"""A process that lived so long starts anew at once, however often others died before."""
+MOST_PAUSE_SECONDS = 60.0
+"""Between two tries to load a model that fails; the first pause is 2 s, and each doubles."""
+LOOK_SECONDS = 1.0
+"""How often idle models are looked for."""
+
+
+class State(StrEnum):
+    """What a model does, as /v1/models says it."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+class Process(Protocol):
+    """The process of a model."""
+
+    memory: int
+    """Bytes that it takes, or may take; 0 where that is not known."""
+
+    async def ended(self) -> str:
+        """Waits for its end; returns how it ended."""
+        ...
+
+    async def stop(self, seconds: float = 0.0) -> None:
+        """Have it end its calls within so many seconds, then end."""
+        ...
+
+    async def close(self) -> None:
+        """Put away what led to it, once it has ended."""
+        ...
+
+
+class LoadFailed(Exception):
+    """A model could not be loaded; the text says why."""
+
+
+P = TypeVar("P", bound=Process)
+
+
+@dataclass(slots=True, eq=False)
+class Slot(Generic[P]):
+    """One model of the pool."""
+
+    served: Served
+    memory: int
+    """Bytes that it counts for while it is loading or loaded."""
+    state: State = State.UNLOADED
+    process: P | None = None
+    calls: int = 0
+    """Calls that have the model now."""
+    places: Places = field(init=False)
+    """Those of calls that wait for it."""
+    holds: bool = False
+    """Whether its memory counts."""
+    yields: bool = False
+    """Whether it takes no new calls, since another model waits for its memory."""
+    loaded_at: float = 0.0
+    used_at: float = 0.0
+    failures: int = 0
+    """Loads that failed, and processes that died soon, in a row."""
+    retry_at: float = 0.0
+    reason: str = ""
+    """Why its last load failed."""
+    task: "asyncio.Task[None] | None" = None
+    loads: int = 0
+    load_seconds: float = 0.0
+    """Of all loads together."""
+    load_failures: int = 0
+    deaths: int = 0
+    unloads: dict[str, int] = field(default_factory=lambda: {"idle": 0, "memory": 0})
+
+    def __post_init__(self) -> None:
+        self.places = Places(MOST_WAITING, f"calls wait for the model {self.name!r}")
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.served.name
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for it."""
+        return self.places.taken
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded, and nobody has it or waits for it, but those whose calls it does not take."""
+        return self.state is State.LOADED and not self.calls and (self.yields or not self.waiting)
+
+
+class Pool(Generic[P]):
+    """The models of a plan. `start` starts the process of one, and raises LoadFailed."""
+
+    def __init__(self, plan: Plan, start: Callable[[Served], Awaitable[P]]) -> None:
+        self.plan = plan
+        self.slots: Mapping[str, Slot[P]] = {
+            name: Slot(served, served.expected_memory(plan.budget)) for name, served in plan.models.items()
+        }
+        self.is_closing = False
+        self._start = start
+        self._order = asyncio.Lock()
+        self._change = asyncio.Event()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    # Calls
+
+    def find(self, name: str) -> Slot[P] | None:
+        """The model of this name, or that has an adapter of this name; of no name the default one. None where there is none."""
+        if (slot := self.slots.get(name or self.plan.default)) is not None:
+            return slot
+        return next((slot for slot in self.slots.values() if slot.served.has_adapter(name)), None)
+
+    @asynccontextmanager
+    async def use(self, slot: Slot[P], owner: str | None = None) -> AsyncIterator[P]:
+        """The process of a model, which is loaded first where it must be, and stays while the block runs.
+
+        `owner` is whose call it is, as `Caller.turn` has it.
+
+        Raises ModelUnavailable, Overloaded or Unavailable.
+        """
+        while self.is_closing or slot.state is not State.LOADED or slot.yields:
+            await self._wait_for(slot, owner)
+        process = slot.process
+        assert process is not None
+        slot.calls += 1
+        try:
+            yield process
+        finally:
+            slot.calls -= 1
+            slot.used_at = _now()
+            self._changed()
+
+    async def _wait_for(self, slot: Slot[P], owner: str | None) -> None:
+        """Wait until a model has been loaded, or its state has changed."""
+        if self.is_closing:
+            raise Unavailable(SHUTTING_DOWN)
+        load = None
+        with slot.places.hold(owner):
+            try:
+                if slot.state in (State.LOADED, State.UNLOADING):
+                    await self._changes()
+                else:
+                    await asyncio.shield(load := self.load(slot))
+            except asyncio.CancelledError:
+                asyncio.get_running_loop().call_soon(self._changed)  # a load that waits for room may be for nobody now
+                if self.is_closing and load is not None and load.cancelled():
+                    raise Unavailable(SHUTTING_DOWN) from None
+                raise
+
+    # Loading
+
+    def load(self, slot: Slot[P]) -> "asyncio.Task[None]":
+        """The load of a model, begun if need be. Raises ModelUnavailable where it failed a moment ago."""
+        if slot.task is None:
+            if (pause := slot.retry_at - _now()) > 0:
+                raise _failed(slot, pause)
+            slot.task = asyncio.create_task(self._load(slot))
+            slot.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())  # nobody may wait
+        return slot.task
+
+    async def _load(self, slot: Slot[P]) -> None:
+        slot.state = State.LOADING
+        try:
+            await self._make_room(slot)
+            began = _now()
+            log.info("loading %s, which counts for %s", slot.name, in_words(slot.memory))
+            async with asyncio.timeout(self.plan.load_seconds):
+                process = await self._start(slot.served)
+            self._has_loaded(slot, process, _now() - began)
+        except (LoadFailed, TimeoutError) as error:
+            reason = str(error) or f"it took longer than {self.plan.load_seconds:g} s"
+            slot.load_failures += 1
+            slot.reason = reason
+            self._fail(slot, State.FAILED, _pause(slot.failures + 1))
+            pause = slot.retry_at - _now()
+            log.error("the model %s cannot be loaded: %s; it is not tried again for %.0f s", slot.name, reason, pause)
+            raise _failed(slot, pause) from error
+        except BaseException:  # no room, or the server ends
+            slot.state, slot.holds = State.UNLOADED, False
+            raise
+        finally:
+            slot.task = None
+            self._changed()
+
+    def _has_loaded(self, slot: Slot[P], process: P, seconds: float) -> None:
+        slot.process, slot.state, slot.loaded_at = process, State.LOADED, _now()
+        slot.used_at = slot.loaded_at
+        slot.loads += 1
+        slot.load_seconds += seconds
+        if slot.served.memory is None and process.memory:
+            slot.memory = process.memory
+        log.info("%s has loaded in %.1f s, and takes %s", slot.name, seconds, in_words(slot.memory))
+        if (taken := self.taken()) > self.plan.budget:
+            log.warning("the loaded models take %s: memory_budget is %s", in_words(taken), in_words(self.plan.budget))
+        watch = asyncio.create_task(self._watch(slot, process))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    def _fail(self, slot: Slot[P], state: State, pause: float) -> None:
+        slot.failures += 1
+        slot.retry_at = _now() + pause
+        slot.state, slot.holds = state, False
+
+    # Room
+
+    def taken(self) -> int:
+        """Bytes that the models count for that are loading or loaded."""
+        return sum(slot.memory for slot in self.slots.values() if slot.holds)
+
+    def _fits(self, slot: Slot[P]) -> bool:
+        most, number = self.plan.max_loaded, sum(each.holds for each in self.slots.values())
+        return self.taken() + slot.memory <= self.plan.budget and (most is None or number < most)
+
+    async def _make_room(self, slot: Slot[P]) -> None:
+        """Unload idle models until this one fits, and count it from then on. Raises ModelUnavailable where it never fits."""
+        async with self._order:
+            until = _now() + TURN_SECONDS
+            try:
+                while not self._fits(slot):
+                    self._check_possible(slot)
+                    if not slot.waiting and not slot.served.pin:
+                        raise ModelUnavailable(f"nobody waits for the model {slot.name!r} any more")
+                    others = [each for each in self.slots.values() if each.state is State.LOADED and not each.served.pin]
+                    if idle := [each for each in others if each.is_idle]:
+                        await self._unload(min(idle, key=lambda each: each.used_at), "memory")
+                    elif _now() < until:
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout_at(until):
+                                await self._changes()
+                    else:
+                        if others and not any(each.yields for each in others):
+                            min(others, key=lambda each: each.loaded_at).yields = True
+                        else:
+                            await self._changes()
+                slot.holds = True
+            finally:
+                for each in self.slots.values():
+                    each.yields = False
+                self._changed()
+
+    def _check_possible(self, slot: Slot[P]) -> None:
+        pinned = sum(each.memory for each in self.slots.values() if each.served.pin and each is not slot)
+        if slot.memory + pinned > self.plan.budget:
+            beside = f", of which pinned models take {in_words(pinned)}" if pinned else ""
+            budget = in_words(self.plan.budget)
+            said = f"the model {slot.name!r} takes {in_words(slot.memory)}: memory_budget is {budget}{beside}"
+            log.error("%s", said)
+            raise ModelUnavailable(said, 60)
+
+    async def _unload(self, slot: Slot[P], reason: str) -> None:
+        process = slot.process
+        assert process is not None
+        slot.state = State.UNLOADING
+        slot.unloads[reason] += 1
+        log.info("unloading %s: %s", slot.name, "another model needs its memory" if reason == "memory" else "nobody called it")
+        self._changed()
+        await process.stop()
+        await self._until_gone(slot)
+
+    async def _until_gone(self, slot: Slot[P]) -> None:
+        while slot.state is State.UNLOADING:
+            await self._changes()
+
+    async def _watch(self, slot: Slot[P], process: P) -> None:
+        """Notice the end of a process, whoever ended it."""
+        how = await process.ended()
+        if _now() - slot.loaded_at >= STABLE_SECONDS:
+            slot.failures = 0
+        if slot.state is State.UNLOADING or self.is_closing:
+            slot.state, slot.holds = State.UNLOADED, False
+        else:
+            slot.deaths += 1
+            self._fail(slot, State.UNLOADED, _pause(slot.failures) if slot.failures else 0.0)
+            log.error("the process of the model %s ended: %s", slot.name, how)
+        slot.process = None
+        self._changed()
+        await process.close()
+
+    # Life
+
+    async def load_pinned(self) -> None:
+        """Load the pinned models. Raises ModelUnavailable where one cannot be."""
+        await asyncio.gather(*(self.load(slot) for slot in self.slots.values() if slot.served.pin))
+
+    async def run(self) -> None:
+        """Unload idle models, and load pinned ones anew whose process died, for ever."""
+        while True:
+            now = _now()
+            for slot in self.slots.values():
+                if slot.served.pin:
+                    if slot.state in (State.UNLOADED, State.FAILED) and now >= slot.retry_at:
+                        self.load(slot)
+                elif slot.is_idle and 0 < self.plan.idle_seconds <= now - slot.used_at:
+                    await self._unload(slot, "idle")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def close(self, seconds: float) -> None:
+        """Let running calls end for so long, then end all processes. New calls are refused."""
+        self.is_closing = True
+        loads = [slot.task for slot in self.slots.values() if slot.task is not None]
+        for load in loads:
+            load.cancel()
+        self._changed()
+        await asyncio.gather(*loads, return_exceptions=True)
+        processes = [slot.process for slot in self.slots.values() if slot.process is not None]
+        await asyncio.gather(*(process.stop(seconds) for process in processes))
+        await asyncio.gather(*self._watches)
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _changes(self) -> None:
+        """Wait until something has changed."""
+        await self._change.wait()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _pause(failures: int) -> float:
+    return float(min(MOST_PAUSE_SECONDS, 2**failures))
+
+
+def _failed(slot: "Slot[P]", pause: float) -> ModelUnavailable:
+    seconds = max(1, math.ceil(pause))
+    why = "the log of the server says why"
+    return ModelUnavailable(f"the model {slot.name!r} cannot be loaded: {why}; it is tried again in {seconds} s", seconds)

@@ -1,0 +1,152 @@
+"""The server of several models: `attend serve --models FILE`. It ends with its processes, and they with it."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from attend.model.errors import CheckpointError, SettingError
+from attend.service.access.hosts import allowed
+from attend.service.access.keys import KeyRing
+from attend.service.errors import ModelUnavailable
+from attend.service.observe import edge, logs
+from attend.service.observe.page import Page
+from attend.service.runtime.callers import callers_of
+from attend.service.runtime.files import hold
+from attend.service.runtime.lifecycle import Stop, before, catch_signals, check_certificate, openness, shown_host
+from attend.service.runtime.lines import tell
+from attend.service.runtime.models.door import SERVER, Door
+from attend.service.runtime.models.entries import Plan, Served, in_words, read_plan
+from attend.service.runtime.models.grpc import models_grpc_server
+from attend.service.runtime.models.numbers import PoolCollector, page
+from attend.service.runtime.models.pool import Pool
+from attend.service.runtime.models.process import ModelProcess
+from attend.service.runtime.models.site import Site, build_site
+from attend.service.runtime.single import WATCH_SECONDS, claimed, connections
+from attend.service.runtime.tls import Certificate
+from attend.service.settings import Settings
+
+log = logging.getLogger("attend.models")
+
+MOST_PATH = 90
+"""Bytes of the folder's path: that of a socket has 107 at most."""
+MOST_CALLS = 4096
+"""Calls of the server at a time, over each transport. The processes bound those of their models far below."""
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status, as `--single` does. Raises SettingError or CheckpointError."""
+    check_certificate(settings)
+    plan = read_plan(settings)
+    from attend.service.runtime.front import Loop
+
+    logs.configure(settings.log_level, settings.log_format, settings.log_file)
+    keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
+    with claimed(settings) as http, folder_of_sockets() as folder, asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main(settings, plan, keys, http, folder))
+
+
+@contextmanager
+def folder_of_sockets() -> Iterator[Path]:
+    """A folder for this user alone, which is gone afterwards. Raises SettingError where sockets cannot be there."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="attend-models-")
+    except OSError as error:
+        raise SettingError(f"no folder can be made for sockets: {error.strerror}; TMPDIR names another place") from error
+    with made as folder:
+        if len(os.fsencode(folder)) > MOST_PATH:
+            raise SettingError(f"{folder} is too long a path for sockets: TMPDIR names another place")
+        hold(Path(folder))
+        yield Path(folder)
+
+
+async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socket.socket, folder: Path) -> int:
+    """Load the pinned models, serve, drain. A second signal ends the process at once."""
+    stop, numbers = catch_signals(), itertools.count()
+
+    async def start(served: Served) -> ModelProcess:
+        return await ModelProcess.start(served, folder / str(next(numbers)))
+
+    pool = Pool(plan, start)
+    door = Door(keys, callers_of(settings.model_copy(update={"single": True})), lambda: pool.is_closing)
+    door.registry.register(PoolCollector(pool))
+    try:
+        if pinned := [served.name for served in plan.models.values() if served.pin]:
+            tell(f"Loading {', '.join(pinned)} ...")
+        if not await before(stop, pool.load_pinned()):
+            return 128 + stop.number
+        await serve(settings, door, pool, http, stop)
+        return 0
+    except ModelUnavailable as error:
+        reasons = (f"{slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
+        raise CheckpointError(f"the model {next(reasons, error)}") from error
+    finally:
+        await pool.close(0.0)
+        logs.close()
+
+
+async def serve(settings: Settings, door: Door, pool: Pool[ModelProcess], http: socket.socket, stop: Stop) -> None:
+    """Answer calls until `stop`, then let the running ones end."""
+    from attend.service.runtime.front import http_server, listening
+
+    certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+    tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
+
+    async def whole_page() -> str:
+        own = {} if certificate is None else edge.certificate(SERVER, certificate.expiry, certificate.is_ok)
+        return await page(door, pool) + edge.written(own)
+
+    site = Site(settings, door, pool, Page(whole_page), version("attend-server"), int(time.time()))
+    app = build_site(site, allowed(settings.allowed_hosts, settings.host, keyed=door.keys is not None))
+    over_http, over_grpc = (most // 2 for most in connections())  # each call has another one to the process of its model
+    server = http_server(app, MOST_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
+    rpc = models_grpc_server(
+        *(door, pool, settings.host, settings.grpc_port, tls[1]),
+        seconds=settings.request_timeout_seconds,
+        most_calls=MOST_CALLS,
+        most_connections=over_grpc,
+    )
+    await rpc.start()
+    http.listen(server.config.backlog)
+    serving = asyncio.create_task(server.serve(listening(http)))
+    tell(ready_line(settings, pool.plan))
+    await before(stop, _watch(pool, certificate))
+    tell("Stopping: running streams may end ...")
+    await pool.close(settings.drain_seconds)
+    server.should_exit = True
+    await asyncio.gather(serving, rpc.stop(1.0))
+
+
+async def _watch(pool: Pool[ModelProcess], certificate: Certificate | None) -> None:
+    """Unload idle models, and take over new certificates."""
+    running = asyncio.create_task(pool.run())
+    try:
+        while not running.done():
+            await asyncio.sleep(WATCH_SECONDS)
+            if certificate is not None:
+                await asyncio.to_thread(certificate.renew)
+        running.result()
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def ready_line(settings: Settings, plan: Plan) -> str:
+    """Where the server listens, what it serves, within which limits, who may call, and which page to open."""
+    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
+    names = ", ".join(served.name + (" (pinned)" if served.pin else "") for served in plan.models.values())
+    most = "" if plan.max_loaded is None else f", {plan.max_loaded} at a time"
+    url = f"{scheme}://{host}:{settings.port}"
+    return (
+        f"Ready: {url}  grpc {host}:{settings.grpc_port}  models: {names}  default {plan.default}  "
+        f"memory for loaded models {in_words(plan.budget)}{most}{openness(settings.model_copy(update={'single': True}))}"
+        + (f"\nOpen:  {url}/ in a browser" if settings.expose_docs else "")
+    )
