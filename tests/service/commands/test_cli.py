@@ -23,9 +23,10 @@ from attend.model.net.native.library import load as load_native
 from attend.model.params import SamplingParams
 from attend.service.commands import bench, cli
 from attend.service.commands import inspect as inspect_cli
+from attend.service.commands.flags import GROUPS
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.shapes import wires
-from attend.service.settings import GROUPS, PREFIX, Settings
+from attend.service.settings import PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
 from tests.model.net.formats.writing import GPTQ, gptq, is_matrix, pack_folder, plain_folder
