@@ -4,6 +4,7 @@ No image is built: deploy/README says how that was checked.
 """
 
 import fnmatch
+import json
 import os
 import re
 import shutil
@@ -59,7 +60,7 @@ runtime_env = pairs("ENV", "runtime")
 def test_every_stage_starts_from_the_pinned_base_or_from_a_stage():
     bases = dict(each.split("=", 1) for each in instructions("ARG", ""))
     assert list(bases) == ["BASE"]
-    assert re.fullmatch(r"python:3\.11\.\d+-slim-bookworm(@sha256:[0-9a-f]{64})?", bases["BASE"])
+    assert re.fullmatch(r"python:3\.12(\.\d+)?-slim-trixie(@sha256:[0-9a-f]{64})?", bases["BASE"])
     seen = set()
     for line in instructions("FROM"):
         base, _, name = line.split()
@@ -306,18 +307,42 @@ def test_a_stop_is_the_signal_that_drains():
 
 
 def test_the_health_check_asks_for_readiness_on_the_port_that_is_set():
+    assert asked() == f"http://127.0.0.1:{Settings().port}/readyz"
+    assert asked(ATTEND_PORT="81") == "http://127.0.0.1:81/readyz"
+
+
+def test_the_health_check_asks_by_https_where_the_server_has_a_certificate():
+    """And trusts it: it has the host's name, not this address."""
+    assert asked(ATTEND_TLS_CERT="/tls/tls.crt") == f"https://127.0.0.1:{Settings().port}/readyz"
+    assert "--no-check-certificate" in instructions("HEALTHCHECK")[0]
+
+
+def asked(**variables):
+    """What the image's health check asks wget for, with these variables."""
     [check] = instructions("HEALTHCHECK")
-    assert f"http://127.0.0.1:${{ATTEND_PORT:-{Settings().port}}}/readyz" in check
-    assert "wget" in check
+    shell, flag, script = json.loads(check[check.index("[") :])
+    done = subprocess.run([shell, flag, f"wget() {{ echo $*; }}; {script}"], env=variables, capture_output=True, text=True)
+    return done.stdout.split()[-1]
 
 
 def test_labels_are_the_open_ones_and_the_version_is_the_packages():
     labels = pairs("LABEL", "runtime")
     assert all(name.startswith("org.opencontainers.image.") for name in labels)
-    assert labels["org.opencontainers.image.version"] == PROJECT["project"]["version"]
+    assert labels["org.opencontainers.image.version"] == "${VERSION}"
+    assert f"VERSION={PROJECT['project']['version']}" in instructions("ARG", "runtime")
     assert labels["org.opencontainers.image.licenses"] == PROJECT["project"]["license"]
     assert labels["org.opencontainers.image.revision"] == "${REVISION}"
     assert "REVISION=unknown" in instructions("ARG", "runtime")
+
+
+def test_make_image_tags_both_with_the_version_and_the_date():
+    done = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    version = PROJECT["project"]["version"]
+    builds = [line for line in done.replace("\\\n", " ").splitlines() if line.startswith("docker build")]
+    assert len(builds) == 2 and all(f"VERSION={version} " in line and "REVISION=" in line for line in builds)
+    for line, end in zip(builds, ("", "-gpu"), strict=True):
+        assert re.findall(r"-t attend:(\S+)", line)[0] == f"{version}{end}"
+        assert re.fullmatch(rf"{re.escape(version)}-\d{{8}}{end}", re.findall(r"-t attend:(\S+)", line)[1])
 
 
 def test_hadolint_has_no_finding():
