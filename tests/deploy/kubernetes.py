@@ -91,6 +91,8 @@ def _takes(rule: dict[str, Any], way: str, other: Peer, home: str, port: int) ->
     if way not in rule:
         return True
     for peer in rule[way]:
+        if "ipBlock" in peer:
+            continue  # for what is no pod
         near = matches(peer["namespaceSelector"], other.namespace_labels()) if "namespaceSelector" in peer else None
         if (other.namespace == home if near is None else near) and matches(peer.get("podSelector", {}), dict(other.labels)):
             return True

@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -9,6 +12,7 @@ import yaml
 
 from attend.service.settings import Settings
 from tests.deploy import chart, render
+from tests.deploy.check import problems
 from tests.deploy.manifests import ROOT, constraint
 
 pytestmark = pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING)
@@ -172,6 +176,7 @@ def test_versions_are_the_packages():
         ((), ('monitoring.labels={"a": 1}',), "/monitoring/labels"),
         ((), ("monitoring.dashboards=true",), "dashboards"),
         ((), ('networkPolicy.defaultDeny="no"',), "/networkPolicy/defaultDeny"),
+        ((), ('networkPolicy.clients=["10.0.0.1"]',), "/networkPolicy/clients"),
     ],
     ids=lambda each: "; ".join(each) if isinstance(each, tuple) else "",
 )
@@ -259,13 +264,68 @@ def test_each_gateway_has_what_keeps_it_from_cutting_streams(kind, kinds):
     assert {item["kind"] for item in helm(f'gateway.kind="{kind}"')} - plain == kinds
 
 
+def test_load_balancers_outside_the_cluster_pass_the_network_policy():
+    def blocks(*sets):
+        [policy] = [each for each in helm(*sets) if each["kind"] == "NetworkPolicy"]
+        rules = [rule for rule in policy["spec"]["ingress"] if {"port": 9000, "protocol": "TCP"} in rule.get("ports", [])]
+        return [peer["ipBlock"]["cidr"] for rule in rules for peer in rule["from"] if "ipBlock" in peer]
+
+    assert blocks() == []
+    assert blocks('networkPolicy.clients=["203.0.113.0/24"]') == ["203.0.113.0/24"]
+    assert blocks('gateway.kind="gke"') == ["130.211.0.0/22", "35.191.0.0/16"]  # Google's health checks and proxies
+
+
+def test_an_ingress_asks_pods_with_tls_by_tls():
+    def protocols(*sets):
+        ingresses = [each for each in helm('mode="standalone"', 'gateway.kind="ingress"', *sets) if each["kind"] == "Ingress"]
+        return [each["metadata"]["annotations"].get("nginx.ingress.kubernetes.io/backend-protocol") for each in ingresses]
+
+    assert protocols() == [None, "GRPC"]
+    assert protocols('tls.existingSecret="attend-tls"') == ["HTTPS", "GRPCS"]
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
+@pytest.mark.parametrize("mode", ["rayservice", "standalone"])
+@pytest.mark.parametrize(("longest", "drain"), [(30, 40), (200, 210), (1800, 1900)])
+@pytest.mark.parametrize("kind", ["ingress", "envoyGateway", "gke"])
+def test_other_times_keep_their_order_down_to_the_gateway(mode, longest, drain, kind):
+    times = (f"requestTimeoutSeconds={longest}", f"drainSeconds={drain}", f'gateway.kind="{kind}"')
+    assert problems(helm(f'mode="{mode}"', *times)) == []
+
+
+def test_rules_and_dashboard_are_those_of_the_folder():
+    objects = helm("monitoring.enabled=true")
+    assert one(objects, "PrometheusRule")["spec"] == yaml.safe_load((ROOT / "deploy/monitoring/rules.yaml").read_text())
+    dashboard = one(objects, "ConfigMap", "attend-dashboard")["data"]["dashboard.json"]
+    assert dashboard == (ROOT / "deploy/monitoring/dashboard.json").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
+def test_the_heads_check_and_the_builder_need_no_weights(monkeypatch):
+    """The builder of the application may run there."""
+    from attend.service.runtime.deployment import build
+
+    objects = helm('keys.existingSecret="k"', files=("gpu.yaml", "gpu-tp.yaml"))
+    [check] = render.pods_of(objects)[0].spec["initContainers"]
+    variables = one(objects, "ConfigMap", "attend-settings")["data"]
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("ATTEND_")}
+    environment = bare | variables | {each["name"]: each["value"] for each in check["env"]}
+    command = [sys.executable, "-m", "attend.service.commands.cli", *check["command"][1:]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, value in variables.items():
+        if name.startswith("ATTEND_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("attend.service.runtime.deployment.ray.nodes", list)
+    config = yaml.safe_load(one(objects, "RayService")["spec"]["serveConfigV2"])
+    assert build(config["applications"][0]["args"]) is not None
+
+
 # --- what it says
 
 
 def notes(tmp_path, *sets):
     """NOTES.txt, which `helm template` leaves out: rendered as a manifest of a copy of the chart."""
-    import shutil
-
     copy = tmp_path / "chart"
     shutil.copytree(chart.CHART, copy)
     text = (copy / "templates/NOTES.txt").read_text()
