@@ -119,6 +119,11 @@ def quantities_are_quantities(objects: Objects) -> Iterator[str]:
                 for name, amount in amounts.items() if isinstance(amounts, dict) else ():
                     if not QUANTITY.match(str(amount)):
                         yield f"{pods.owner}: {container['name']}: {kind}.{name}: {amount!r} is no quantity"
+        for volume in pods.spec.get("volumes", []):
+            claim = volume.get("ephemeral", {}).get("volumeClaimTemplate", {}).get("spec", {}).get("resources", {})
+            for amount in (volume.get("emptyDir", {}).get("sizeLimit"), claim.get("requests", {}).get("storage")):
+                if amount is not None and not QUANTITY.match(str(amount)):
+                    yield f"{pods.owner}: volume {volume['name']}: {amount!r} is no quantity"
 
 
 def named(objects: Objects, kind: str) -> set[str]:

@@ -27,7 +27,7 @@ WORKER = "spec.rayClusterConfig.workerGroupSpecs.0"
 RAY = f"{WORKER}.template.spec.containers.0"
 POD = "spec.template.spec"
 LEAVE_OUT = object()
-CPU, NGINX = "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
+TP, CPU, NGINX = "chart standalone-tp", "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
 CPU_METRIC = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 85}}}
 CUSTOM = {
     "type": "Pods",
@@ -171,6 +171,8 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     (CPU, "HorizontalPodAutoscaler", "spec.maxReplica", 8, "maxReplica"),
     (CPU, "HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "attnd", "there is no"),
     (CPU, "HorizontalPodAutoscaler", "spec.metrics", [CUSTOM, CPU_METRIC], "never scales down"),
+    (TP, "Deployment", f"{POD}.volumes.1.emptyDir.sizeLimit", "1Gj", "no quantity"),
+    (TP, "Deployment", f"{POD}.volumes.2.ephemeral.volumeClaimTemplate.spec.resources.requests.storage", "1GB", "no quantity"),
     ("chart standalone-gpu", "ScaledObject", "spec.scaleTargetRef.name", "attnd", "there is no"),
     ("chart standalone-gpu", "ScaledObject", "spec.triggers.0.metadata.treshold", "4", "treshold"),
     (ALONE, "ConfigMap", "data.ATTEND_DRAIN_SECONDS", "60", "not in this order"),
