@@ -114,6 +114,20 @@ def test_versions_are_the_packages():
     assert one(helm(), "RayService")["spec"]["rayClusterConfig"]["rayVersion"] == constraint("ray")
 
 
+def test_the_values_that_the_page_prints_are_taken(tmp_path):
+    """The indented block behind `my-model.yaml`."""
+    text = (
+        (ROOT / "deploy/README.md").read_text().partition("with `my-model.yaml`")[2].partition("\n\n")[2].partition("\n\n")[0]
+    )
+    file = tmp_path / "my-model.yaml"
+    file.write_text("".join(f"{line[4:]}\n" for line in text.splitlines()))
+    done = render.helm("--values", str(file))
+    assert done.returncode == 0, done.stderr
+    head, worker = render.pods_of(render.objects_of(done.stdout))
+    assert [each["name"] for each in worker.spec["initContainers"]] == ["weights", "settings"]
+    assert {each["image"] for each in head.containers} == {"registry.example.com/attend:0.1.0"}
+
+
 # --- wrong values are refused by name
 
 
@@ -127,7 +141,7 @@ def test_versions_are_the_packages():
         ((), ("tensorParallel=17",), "/tensorParallel"),
         ((), ("tensorParallel=2", 'rolling="inPlace"', "resources.cpu=1"), "resources.cpu is 1"),
         ((), ("resources.cpu=1",), "no room for a replica and its successor"),
-        ((), ("replicasPerPod=2",), "/replicasPerPod"),
+        ((), ("replicasPerPod=2",), "replicasPerPod needs mode: standalone"),
         ((), ('image.repository="Attend"',), "/image/repository"),
         ((), ('image.tag="a b"',), "/image/tag"),
         ((), ('image.digest="sha256:12"',), "/image/digest"),
@@ -140,7 +154,7 @@ def test_versions_are_the_packages():
         ((), ('model.source="hub"',), "/model/reference"),
         ((), ('model.source="hub"', 'model.reference="https://x"'), "/model/reference"),
         ((), ('gpu.enabled="yes"',), "/gpu/enabled"),
-        ((), ("gpu.enabled=true",), "/autoscaling/enabled"),
+        ((), ("gpu.enabled=true",), "gpu.enabled with rolling: surge needs autoscaling.enabled"),
         ((), ('gpu.resource="gpu"',), "/gpu/resource"),
         ((), ('gpu.nodeSelector={"a": true}',), "/gpu/nodeSelector"),
         ((), ('gpu.tolerations=[{"keys": "a"}]',), "keys"),
@@ -156,7 +170,7 @@ def test_versions_are_the_packages():
         ((), ("settings.log_level=[1]",), "/settings/log_level"),
         ((), ('autoscaling.by="memory"',), "/autoscaling/by"),
         ((), ("autoscaling.enabled=true", "autoscaling.maxReplicas=1"), "autoscaling.maxReplicas is less than replicas"),
-        (("standalone-gpu.yaml",), ('autoscaling.by="cpu"',), "/autoscaling/by"),
+        (("standalone-gpu.yaml",), ('autoscaling.by="cpu"',), "autoscaling.by: cpu says nothing of a GPU"),
         ((), ('rolling="in-place"',), "/rolling"),
         ((), ("requestTimeoutSeconds=700",), "drainSeconds is less than requestTimeoutSeconds"),
         ((), ('drainSeconds="620"',), "/drainSeconds"),
@@ -166,12 +180,12 @@ def test_versions_are_the_packages():
         ((), ('spread.hosts="yes"',), "/spread/hosts"),
         ((), ('spread.zones="yes"',), "/spread/zones"),
         ((), ('keys.existingSecret="My_Keys"',), "/keys/existingSecret"),
-        ((), ('tls.existingSecret="attend-tls"',), "/tls/existingSecret"),
+        ((), ('tls.existingSecret="attend-tls"',), "tls.existingSecret needs mode: standalone"),
         ((), ('gateway.kind="nginx"',), "/gateway/kind"),
         ((), ('gateway.host="https://a"',), "/gateway/host"),
         ((), ('gateway.parent={"gateway": "a"}',), "/gateway/parent"),
         ((), ('redis.address="redis"',), "/redis/address"),
-        (("standalone-gpu.yaml",), ('redis.address="redis:6379"',), "/redis/address"),
+        (("standalone-gpu.yaml",), ('redis.address="redis:6379"',), "redis.address needs mode: rayservice"),
         ((), ('tracing.endpoint="collector:4318"',), "/tracing/endpoint"),
         ((), ('monitoring.labels={"a": 1}',), "/monitoring/labels"),
         ((), ("monitoring.dashboards=true",), "dashboards"),

@@ -189,17 +189,31 @@ ephemeral:
 {{- end }}
 {{- end }}
 
-{{/* What no schema can say, in a sentence. */}}
+{{/* What does not go together, in a sentence: a schema would name the value alone. */}}
 {{- define "attend.check" -}}
 {{- $own := .Values }}
 {{- $ranks := mul $own.tensorParallel $own.replicasPerPod | int }}
 {{- $cpus := int $own.resources.cpu }}
+{{- $ray := eq $own.mode "rayservice" }}
+{{- if and $ray $own.tls.existingSecret }}
+{{- fail "tls.existingSecret needs mode: standalone: KubeRay's probes ask by plain HTTP; let TLS end at the gateway" }}
+{{- end }}
+{{- if and $ray (gt (int $own.replicasPerPod) 1) }}
+{{- fail "replicasPerPod needs mode: standalone: in a RayService Ray places the replicas by resources.cpu and GPUs" }}
+{{- end }}
+{{- if and (not $ray) $own.redis.address }}{{ fail "redis.address needs mode: rayservice: standalone pods keep no state of Ray's" }}{{ end }}
+{{- if and $ray $own.gpu.enabled (eq $own.rolling "surge") (not $own.autoscaling.enabled) }}
+{{- fail "gpu.enabled with rolling: surge needs autoscaling.enabled, which adds workers for the successors; or rolling: inPlace" }}
+{{- end }}
+{{- if and (not $ray) $own.gpu.enabled $own.autoscaling.enabled (ne $own.autoscaling.by "keda") }}
+{{- fail "autoscaling.by: cpu says nothing of a GPU: autoscaling.by: keda" }}
+{{- end }}
 {{- if lt $cpus $ranks }}{{ fail (printf "resources.cpu is %d: tensorParallel x replicasPerPod is %d" $cpus $ranks) }}{{ end }}
 {{- if lt (int $own.drainSeconds) (int $own.requestTimeoutSeconds) }}{{ fail "drainSeconds is less than requestTimeoutSeconds" }}{{ end }}
 {{- if and $own.autoscaling.enabled (lt (int $own.autoscaling.maxReplicas) (int $own.replicas)) }}
 {{- fail "autoscaling.maxReplicas is less than replicas" }}
 {{- end }}
-{{- if and (eq $own.mode "rayservice") (not $own.gpu.enabled) (eq $own.rolling "surge") (lt $cpus (mul 2 $ranks | int)) }}
+{{- if and $ray (not $own.gpu.enabled) (eq $own.rolling "surge") (lt $cpus (mul 2 $ranks | int)) }}
 {{- fail "resources.cpu has no room for a replica and its successor: twice tensorParallel, or rolling: inPlace" }}
 {{- end }}
 {{- end }}
