@@ -168,8 +168,9 @@ bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; defaul
 screenshots: setup  ## the README's pictures of the page, of servers of its own; ARGS names a model that chats (needs Chromium)
 	$(BIN)/python -m tests.service.pictures $(ARGS)
 
-docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, and the fields of our own clients
+docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, the chart's schema, and the fields of our own clients
 	$(BIN)/python -m tests.docs
+	$(BIN)/python -m tests.deploy.chart
 
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO)

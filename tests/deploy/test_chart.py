@@ -85,11 +85,11 @@ def test_every_file_of_values_is_rendered_by_a_test():
 
 
 def test_the_schema_knows_the_settings_of_this_version():
-    assert chart.SCHEMA.read_text() == chart.schema(), "run: python -m tests.deploy.chart"
+    assert chart.SCHEMA.read_text() == chart.schema(), "run `make docs`, and read what git shows"
 
 
 def test_the_page_has_a_row_for_each_value():
-    assert chart.README.read_text() == chart.readme(), "run: python -m tests.deploy.chart"
+    assert chart.README.read_text() == chart.readme(), "run `make docs`, and read what git shows"
     assert all(comment for _, _, comment in chart.rows()), "a value has no comment"
 
 
