@@ -1,4 +1,4 @@
-"""What follows of the chart from elsewhere: `make docs` writes it by `python -m tests.deploy.chart`, and test_chart.py compares it.
+"""What follows of the chart from elsewhere: `make docs` writes it (`python -m tests.deploy.chart`), test_chart.py compares it.
 
 values.schema.json knows the service's settings by name, and README.md has a row for each value.
 """
