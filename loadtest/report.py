@@ -14,6 +14,9 @@ from loadtest.measures import PERCENTILES, Row, Rows, read, since, total, used
 from loadtest.provenance import identity, provenance
 from loadtest.stream import ITL, REFUSED, TOTAL, TPOT, TTFT
 
+LOAD = ("loop", "shape", "prompts", "long_chars", "max_tokens", "source_rate", "prefixes", "turns", "models", "tools")
+LOAD += ("trace_speed", "trace_scale")
+"""Options that a summary repeats."""
 SAMPLE_SECONDS = 0.5
 SETTLE_SECONDS = 3.0
 """Left out at the beginning of a phase: workers report every second, and answers begun before still come."""
@@ -110,7 +113,9 @@ def write(options, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) ->
     """
     folder = Path(options.report)
     folder.mkdir(parents=True, exist_ok=True)
-    load = {name: getattr(options, name) for name in ("loop", "shape", "prompts", "long_chars", "max_tokens", "source_rate")}
+    load = {name: getattr(options, name) for name in LOAD}
+    load |= {name: value.text for name in ("prompt_tokens", "output_tokens") if (value := getattr(options, name)) is not None}
+    load |= {"trace": str(options.trace)} if options.trace else {}
     summary = {
         "provenance": provenance(options.seed, {"HTTP": identity(options.host, options.ca_file)} if options.host else {}),
         "load": load,

@@ -2,7 +2,7 @@
 
 import time
 
-TRANSPORTS = ("HTTP", "GRPC")
+TRANSPORTS = ("HTTP", "CHAT", "GRPC")
 TTFT, ITL, TPOT, TOTAL, REFUSED = "TTFT", "ITL", "TPOT", "TOTAL", "REFUSED"
 RETRY_SECONDS = 1.0
 """A refused user waits so long at most, and as long as that where it is told nothing."""
@@ -29,6 +29,8 @@ class Stream:
         self.last: float | None = None
         self.gaps: list[float] = []
         self.tokens = 0
+        self.text = ""
+        """Of a chat, what later turns repeat."""
 
     def heard(self) -> None:
         """A message with text has come."""

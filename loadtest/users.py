@@ -13,10 +13,12 @@ from urllib3 import PoolManager
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.loops import ClosedLoop, OpenLoop
+from loadtest.loops import ClosedLoop, OpenLoop, TraceLoop
 from loadtest.options import api_key, trusted
-from loadtest.prompts import draw
+from loadtest.prompts import TOOL, Ask
 from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, report
+from loadtest.traces import Call, read_trace
+from loadtest.workload import workload_of
 
 CONNECTIONS = 1024
 
@@ -34,16 +36,25 @@ class StreamUser(User):
         super().__init__(environment)
         worker = getattr(environment.runner, "worker_index", 0)
         own = f"{self.options.seed} {self.transport} {worker} {self.begun[self.transport]}"
+        self.number = self.begun.total()
         self.begun[self.transport] += 1
         self.dice, self.moments = random.Random(f"{own} prompts"), random.Random(f"{own} moments")
 
     def on_start(self):
-        options = self.options
+        options, drain = self.options, self.environment.stop_timeout or 0.0
+        self.workload = workload_of(self.environment)
         if options.loop == "open":
-            self.loop = OpenLoop(self, options.source_rate, self.environment.stop_timeout or 0.0, self.moments)
+            self.loop = OpenLoop(self, options.source_rate, drain, self.moments)
+        elif options.loop == "trace":
+            self.loop = TraceLoop(self, self.share(), options.trace_speed, drain)
         else:
             self.loop = ClosedLoop(self)
         self.connect()
+
+    def share(self) -> list[Call]:
+        """This user's calls of the trace."""
+        calls = read_trace(self.options.trace, scale=self.options.trace_scale)
+        return calls[self.number :: max(1, self.environment.runner.target_user_count)]
 
     def on_stop(self):
         self.loop.end()
@@ -60,13 +71,13 @@ class StreamUser(User):
     def options(self):
         return self.environment.parsed_options
 
-    def request(self, due: float | None) -> Exception | None:
-        """One answer from its prompt to its rows; returns why there was none."""
-        kind, prompt = draw(self.dice, self.options.prompts, self.options.long_chars)
-        stream, error = Stream(due), None
+    def request(self, due: float | None, call: Call | None = None) -> Exception | None:
+        """One answer from its prompt to its rows; returns why there was none. `call`: of a trace."""
+        ask = self.workload.draw(self.dice) if call is None else self.workload.replayed(call)
+        stream, error, kind = Stream(due), None, ask.kind
         try:
             with gevent.Timeout(self.options.deadline_s, FailedError("deadline exceeded")):
-                self.ask(prompt, stream)
+                kind = self.ask(ask, stream) or kind
             stream.check()
         except Exception as exc:  # whatever it was, it is this request's result
             error = exc
@@ -79,7 +90,8 @@ class StreamUser(User):
     def disconnect(self):
         pass
 
-    def ask(self, prompt: str, stream: Stream) -> None:
+    def ask(self, ask: Ask, stream: Stream) -> str | None:
+        """Ask, and read the answer; returns its kind where that is another than the prompt's."""
         raise NotImplementedError
 
 
@@ -87,6 +99,7 @@ class HttpStreamUser(StreamUser, HttpUser):
     """POST /v1/completions with stream. FastHttpUser would wait for 1024 bytes at a time and so measure no first token."""
 
     transport = "HTTP"
+    path = "/v1/completions"
     pool_manager = PoolManager(maxsize=CONNECTIONS)
 
     def connect(self):
@@ -96,17 +109,22 @@ class HttpStreamUser(StreamUser, HttpUser):
         if self.options.ca_file:
             self.client.verify = self.options.ca_file
 
-    def ask(self, prompt, stream):
-        body = {
-            "prompt": prompt,
-            "max_tokens": self.options.max_tokens,
+    def ask(self, ask, stream):
+        self.post({"prompt": ask.prompt}, ask, stream)
+
+    def post(self, fields, ask, stream):
+        """A streamed greedy answer of exactly so many tokens."""
+        body = fields | {
+            "max_tokens": ask.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        path, deadline = "/v1/completions", self.options.deadline_s
-        with self.client.post(path, json=body, stream=True, catch_response=True, timeout=deadline) as response:
+        if ask.model:
+            body["model"] = ask.model
+        deadline = self.options.deadline_s
+        with self.client.post(self.path, json=body, stream=True, catch_response=True, timeout=deadline) as response:
             if response.error:  # there is no answer, and nothing to close
                 raise response.error
             try:
@@ -141,8 +159,35 @@ class HttpStreamUser(StreamUser, HttpUser):
         if chunk.get("usage"):
             stream.tokens = chunk["usage"]["completion_tokens"]
         for choice in chunk["choices"]:
+            delta = choice.get("delta")
+            if delta is not None and not (delta.get("content") or delta.get("tool_calls") or choice.get("finish_reason")):
+                continue  # a chat's first message has its role alone
             stream.heard()
+            stream.text += (delta or {}).get("content") or ""
             stream.finish("abort" if choice.get("stop_reason") == "abort" else choice.get("finish_reason"))
+
+
+class HttpChatUser(HttpStreamUser):
+    """POST /v1/chat/completions with stream: conversations of --turns turns, each with all that was said before.
+
+    Its rows tell first turns from later ones, whose beginning is in the prefix cache.
+    """
+
+    transport, path = "CHAT", "/v1/chat/completions"
+
+    def connect(self):
+        super().connect()
+        self.resting = []
+
+    def ask(self, ask, stream):
+        """Go on with a conversation that waits for its user, or begin one."""
+        messages = self.resting.pop() if self.resting else self.workload.system(self.dice)
+        turn = sum(message["role"] == "user" for message in messages) + 1
+        asked = [*messages, {"role": "user", "content": self.workload.message(self.dice, ask)}]
+        self.post({"messages": asked} | ({"tools": [TOOL]} if ask.tools else {}), ask, stream)
+        if turn < self.options.turns:
+            self.resting.append([*asked, {"role": "assistant", "content": stream.text}])
+        return f"{'tools, ' if ask.tools else ''}{'first turn' if turn == 1 else 'later turns'}"
 
 
 class GrpcStreamUser(StreamUser):
@@ -166,10 +211,12 @@ class GrpcStreamUser(StreamUser):
     def disconnect(self):
         self.channel.close()
 
-    def ask(self, prompt, stream):
+    def ask(self, ask, stream):
+        given = {"text": ask.prompt} if isinstance(ask.prompt, str) else {"token_ids": pb.TokenIds(ids=ask.prompt)}
         request = pb.GenerateRequest(
-            text=prompt,
-            max_tokens=self.options.max_tokens,
+            **given,
+            adapter=ask.model,
+            max_tokens=ask.max_tokens,
             temperature=0,
             stopping=pb.StoppingCriteria(ignore_eos=True),
         )

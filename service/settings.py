@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.options import FLUSH_SECONDS
 from attend.model.errors import SettingError
 from attend.model.gguf.places import SUFFIX, only_gguf
 from attend.service.chat.forms import ReasoningParser, ToolParser
@@ -40,13 +41,13 @@ GROUPS = {
     "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
     "json_whitespace",
     "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
-    "state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic num_threads",
+    "kv_idle_seconds state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic num_threads",
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
     "max_connections_per_source max_errors_per_second",
     "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
     "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
     "allowed_hosts cors_origins expose_docs",
-    "Processes": "single replicas max_replicas tensor_parallel",
+    "Processes": "single replicas max_replicas tensor_parallel prefix_routing",
     "Logs, metrics and traces": "metrics_compat otel_endpoint log_level log_format log_file",
 }
 """The settings by what they are about, as `attend serve --help` and the documents show them."""
@@ -160,6 +161,9 @@ class Settings(BaseModel):
     prefix_caching: bool = Field(
         True, description="prefix caching: reuse the KV cache of earlier requests with the same prefix"
     )
+    kv_idle_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
+        1800.0, description="how long an idle replica on a CPU keeps cached prefixes in memory that nobody uses; 0: always"
+    )
     state_cache_share: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.25,
         description="share of kv_cache_memory for snapshots of recurrent states, without which prefix caching cannot reuse "
@@ -202,10 +206,15 @@ class Settings(BaseModel):
     tensor_parallel: Annotated[int, Field(ge=1, le=16)] = Field(
         1, description="tensor parallelism: ranks of each replica, on one node, each with a GPU or a CPU core of its own"
     )
-    proxy: Literal["haproxy", "python"] = Field("haproxy", description="reverse proxy in front of the replicas")
+    prefix_routing: bool = Field(
+        True, description="send calls that begin alike to the same replica, with HAProxy, unless it is busier than others"
+    )
+    proxy: Literal["haproxy", "python"] = Field(
+        "haproxy", description="reverse proxy in front of the replicas; python limits callers less"
+    )
     max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0,
-        description="limit on connections of one client address, with HAProxy; 0: no limit (a gateway is one address)",
+        description="limit on connections of one client address, with HAProxy; 0: only its fair share of all",
     )
     max_errors_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         200,
@@ -220,7 +229,8 @@ class Settings(BaseModel):
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
     trusted_proxies: Annotated[str, Networks] = Field(
         "",
-        description="addresses and networks of proxies whose tenant_header says who calls, if no keys are set; comma-separated",
+        description="addresses and networks of proxies whose tenant_header says who calls, if no keys are set, and "
+        "whose connections HAProxy does not limit; comma-separated",
     )
     tenant_header: Annotated[str, Header] = Field(
         "X-Forwarded-For",
@@ -318,6 +328,11 @@ class Settings(BaseModel):
     def adapters(self) -> dict[str, Path]:
         """The folders of `adapter`, by name."""
         return {name: Path(folder).absolute() for name, folder in _pairs(self.adapter)}
+
+    @property
+    def shutdown_seconds(self) -> float:
+        """How long a replica may take to end: draining, and writing the rest of its KV blocks to disk."""
+        return self.drain_seconds + (FLUSH_SECONDS if self.kv_disk_folder else 0)
 
     @property
     def origins(self) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from attend.model.engine.config import EngineConfig
+from attend.model.engine.offload.stats import OffloadStats
 from attend.model.engine.request import (
     EngineInfo,
     EngineStats,
     FinishReason,
-    OffloadStats,
     Output,
     Request,
     StepReport,
@@ -143,7 +143,7 @@ class FakeEngine:
         """A request with so many tokens ends with FinishReason.ERROR, and this one."""
         self.error = "SecretError in row 3"
         self.draining = False
-        self.age = 0.0
+        self.age, self.resident = 0.0, 0
         self.offload: OffloadStats | None = None
         self.requests: list[Request] = []
         self.open: dict[str, Request] = {}
@@ -156,6 +156,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         free = self.info.num_blocks - len(self.open)
         return EngineStats(len(self.open), 0, free, 0, offload=self.offload)
+
+    def cache_resident_bytes(self) -> int:
+        return self.resident
 
     def heartbeat_age(self) -> float:
         return self.age

@@ -116,6 +116,10 @@ def edge() -> Iterator[Panel]:
     yield panel(
         "Load shedding: rejected while all queues are full", "reqps", refusals, text="No replica counts or logs these requests."
     )
+    routed = {"{{to}}": total("attend_edge_prefix_routed_total", "to", "")}
+    yield panel(
+        "Prefix-aware routing", "reqps", routed, text="own: to the replica with the prefix; other: that one was busier."
+    )
     errors = {
         "to clients": total("attend_edge_errors_total", "", ""),
         "from replicas": total("attend_edge_replica_errors_total", "", ""),
@@ -171,11 +175,12 @@ def cache() -> Iterator[Panel]:
     moved = {title: total(f"attend_kv_disk_{name}_total") for title, name in disk.items()}
     yield panel("KV offloading", "Bps", moved, text="Only with kv_disk_folder.")
     yield panel("KV offloading: bytes on disk", "bytes", {"{{replica}}": f"attend_kv_disk_bytes{{{CHOSEN}}}"})
-    names = ("read_tokens", "dropped_blocks", "recomputed", "errors")
+    names = ("read_tokens", "dropped_requests", "recomputed_requests", "errors")
     counted = {name.replace("_", " "): total(f"attend_kv_disk_{name}_total") for name in names}
-    yield panel("KV offloading: tokens read, blocks not written, prefixes computed, errors, a second", "none", counted)
+    yield panel("KV offloading: tokens read, requests not written or computed again, errors, a second", "none", counted)
     right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
     yield panel("Speculative decoding: acceptance rate of draft tokens", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
+    yield panel("KV cache in memory", "bytes", {"{{replica}}": f"attend_kv_cache_resident_bytes{{{CHOSEN}}}"})
     labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"
     yield panel("Cache", "none", {labels: f"attend_cache_config_info{{{CHOSEN}}}"}, kind="stat", width=WIDTH)
 

@@ -8,8 +8,10 @@ import contextlib
 import http.client
 import json
 import signal
+import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -175,6 +177,31 @@ def replica_killed() -> list[Measure]:
     """SIGKILL of the only replica"""
     with running(FAST) as target:
         return struck(target, REPLICA, signal.SIGKILL, REPLACE_SECONDS)
+
+
+def completed(target: Target, prompt: Sequence[int]) -> tuple[str, int]:
+    """The text after a prompt, greedy, and how many of its tokens were not computed."""
+    body = {"prompt": list(prompt), "max_tokens": 16, "temperature": 0}
+    request = urllib.request.Request(f"{target.address.http}/v1/completions", json.dumps(body).encode(), target.headers())
+    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
+        found = json.load(answer)
+    return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@death
+def replica_killed_while_it_writes() -> list[Measure]:
+    """SIGKILL of the only replica while it writes KV blocks to `kv_disk_folder`; the next one reads what was written before"""
+    prompts, count = Prompts(), 900
+    with tempfile.TemporaryDirectory() as folder, running((*FAST, "--kv-disk-folder", folder)) as target:
+        known = prompts.ids(count)
+        text, _ = completed(target, known)
+        wait_for(lambda: any(Path(folder).rglob("kv-*.bin")), WATCH_SECONDS)
+        for _ in range(8):
+            completed(target, prompts.ids(count))
+        found = struck(target, REPLICA, signal.SIGKILL, REPLACE_SECONDS)
+        again, cached = completed(target, known)
+        found.append(Measure("tokens of a known prompt computed again", count - cached, "", 64))
+        return [*found, Measure("answers that changed", int(again != text), "", 0)]
 
 
 @death

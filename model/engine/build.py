@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,7 +40,8 @@ from attend.model.engine.choice import (
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.exact import check_exact
-from attend.model.engine.fingerprint import fingerprint, processor
+from attend.model.engine.fingerprint import fingerprint, processor, ropes
+from attend.model.engine.idle import idle_memory, resident_bytes
 from attend.model.engine.laps import Laps
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
@@ -102,7 +104,7 @@ def build_engine(
     those that share the model; each of the others calls `build_runner`, and then `follow`.
     """
     built = build_runner(folder, options, report, group)
-    config, model = built.config, built.model
+    config, model, cache = built.config, built.model, built.runner.cache
     info = EngineInfo(
         family=model.family,
         device=built.runner.device,
@@ -117,7 +119,7 @@ def build_engine(
         max_queued_requests=options.max_queued_requests,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
-        cache_bytes=built.runner.cache.nbytes * (1 if group is None else group.ranks),
+        cache_bytes=cache.nbytes * (1 if group is None else group.ranks),
         bos_token_id=model.bos_token_id,
         eos_token_ids=model.eos_token_ids,
         fingerprint=fingerprint(folder, built.setup),
@@ -127,13 +129,14 @@ def build_engine(
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
-    offload = open_offload(options, built.runner.cache, scheduler, info.fingerprint)
+    held = partial(resident_bytes, cache, 1 if group is None else group.ranks)
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built.runner.pulse, ready=leader.hurry)
-    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, offload=offload)
-    return _with_thread(engine, info, options, built.runner.pulse, built.runner.adapters, Explainer(built.net))
+        return _with_thread(engine, info, options, built.runner.pulse, held, ready=leader.hurry)
+    idle, offload = idle_memory(scheduler, built.runner, options), open_offload(options, cache, scheduler, info.fingerprint)
+    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle, offload=offload)
+    return _with_thread(engine, info, options, built.runner.pulse, held, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
@@ -149,9 +152,8 @@ def build_runner(
     dtype = choose_dtype(options.dtype, device, natively=ranks == 1 and decodes_natively(model, options, device))
     config = model if group is None else config_of(model, ranks)
     backend = choose_backend(options.backend, config, dtype, device, options.block_size, shared=ranks > 1)
-    slower = None
-    if options.backend == "auto":
-        slower = slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
+    chosen = options.backend != "auto"
+    slower = None if chosen else slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
     held, laps = choose_kv_dtype(options, dtype, device, backend.name), Laps(report)
     net = read_net(folder, model, options, dtype, device, backend, laps.report, group)
     laps.end("weights")
@@ -187,6 +189,7 @@ def build_runner(
         use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
+    setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
     if slower is not None and group is None:
         use_threads(options)
@@ -246,6 +249,7 @@ def _with_thread(
     info: EngineInfo,
     options: EngineOptions,
     pulse: Pulse,
+    held: Callable[[], int],
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
     ready: Callable[[], None] = lambda: None,
@@ -267,6 +271,7 @@ def _with_thread(
         adapters=adapters,
         explainer=explainer,
         pulse=pulse,
+        held=held,
     )
 
 
@@ -346,6 +351,7 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
         max_batch_requests=batch.requests,
         max_batch_tokens=batch.tokens,
         prefix_caching=keeps_prefixes(config, options),
+        stream_turns=device == "cpu",
         draft_tokens=options.draft_tokens,
     )
 

@@ -38,6 +38,8 @@ class EngineConfig:
     """A part of a prompt ends at a multiple of so many tokens, counted from the prompt's beginning, where the budget allows."""
     step_goal: float = 0.01
     """Seconds: parts of prompts may fill a step beside running streams up to here, however short it is without them."""
+    stream_turns: bool = True
+    """Whether streams of an owner with many are left out of some steps: where a step's time grows with its streams."""
     prefix_caching: bool = True
     """Whether a prompt may begin with blocks that an earlier request has computed."""
     num_snapshots: int = 0

@@ -6,6 +6,11 @@ lowest of those that have one: nobody saves up turns, and who comes anew is not 
 
 Ranks order the requests of one owner, never those of two. Where there is one owner, nothing of this changes an order.
 
+Streams of one owner slow those of the others, where a step takes longer the more streams it has. So an owner who has more
+streams than any other is left out in part: a step takes at most MOST_SLOWED times as long as one in which he has no more than
+the owner after him, over their weights. His streams advance in turns then. A GPU computes many streams in the time of few: none
+is left out there (`EngineConfig.stream_turns`).
+
 A prompt has the room for all of its tokens from its admission on, so only a stream ever needs more. It takes that from the
 youngest request of the owner who holds most; where no owner has two, from the youngest of all. Under a window a request has
 room for the tokens that it can hold at a time: a long prompt is computed part by part, and gives blocks back in between, so
@@ -14,17 +19,23 @@ So some request always advances. Nobody takes the room of the oldest request tha
 stream, which can take all room; until then it advances in every second step of those in which its owner's prompts go first.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 from operator import attrgetter
 
+from attend.model.engine.budget import StepCost
 from attend.model.engine.plan import Scheduled
 from attend.model.engine.request import Request
 
 Owner = str | None
 TOKENS = attrgetter("num_tokens")
+LEFT_OUT = attrgetter("num_left_out")
+MOST_SLOWED = 1.5
+WHOLE_EVERY = 8
+"""One in so many steps has all streams: what they cost is learned from steps that differ."""
 MOST_PASSED_SECONDS = 10.0
 """Requests of other owners may pass one that finds no room for so long."""
 
@@ -46,6 +57,7 @@ class FairShare:
 
     def __init__(self) -> None:
         self._accounts: dict[Owner, _Account] = {}
+        self._num_steps = 0
 
     @property
     def is_shared(self) -> bool:
@@ -73,6 +85,32 @@ class FairShare:
         for item in items if self.is_shared else ():
             account = self._accounts[item.request.owner]
             account.served += item.count / account.weight
+
+    def computed(self, running: Sequence[Request], cost: StepCost) -> Sequence[Request]:
+        """`running` without the streams that the next step leaves out, so that the streams of other owners go on faster."""
+        left_out = self._left_out(running, cost)
+        return [request for request in running if request not in left_out] if left_out else running
+
+    def _left_out(self, running: Sequence[Request], cost: StepCost) -> Set[Request]:
+        self._num_steps += 1
+        if not self.is_shared or not cost.stream_seconds or not self._num_steps % WHOLE_EVERY:
+            return frozenset()
+        streams = dict[Owner, list[Request]]()
+        for request in running:
+            if request.is_stream:
+                streams.setdefault(request.owner, []).append(request)
+        if len(streams) < 2:
+            return frozenset()
+        share = {owner: len(own) / self._accounts[owner].weight for owner, own in streams.items()}
+        most, after = sorted(streams, key=share.__getitem__, reverse=True)[:2]
+        own = streams[most]
+        fair = math.ceil(share[after] * self._accounts[most].weight)
+        others = sum(map(len, streams.values())) - len(own)
+        more = int((MOST_SLOWED - 1) * (fair + others + cost.fixed_seconds / cost.stream_seconds))
+        resting = sorted(own, key=LEFT_OUT)[: max(0, len(own) - fair - more)]
+        for request in resting:
+            request.num_left_out += 1
+        return frozenset(resting)
 
     def next(self, waiting: Sequence[Request], running: Iterable[Request]) -> Request:
         """Who of those that wait, in the order of their ranks, goes into the batch first."""

@@ -2,17 +2,22 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from attend.model.config import ModelConfig
 from attend.model.gguf.places import is_gguf, parts
 from attend.model.net.native.library import library_name
+from attend.model.net.rope import frequencies_of
 
-SAMPLED = 1 << 20
-"""Bytes of a file's head, middle and tail that are read."""
+WHOLE = 64 << 20
+"""A file of at most so many bytes is read whole."""
+HEAD, SAMPLE, EVERY = 1 << 20, 1 << 12, 1 << 20
+"""Bytes of a larger file that are read: its first, and so many in each so many."""
 
 
 def processor(device: str) -> str:
@@ -35,14 +40,31 @@ def _triton() -> str:
     return version("triton") if find_spec("triton") is not None else "none"
 
 
+def ropes(config: ModelConfig, context: int) -> str:
+    """What the rotary embeddings of so many positions turn by: of some kinds of scaling it depends on their number."""
+    digest = hashlib.sha256()
+    for rope in config.ropes:
+        frequencies, factor = frequencies_of(rope, context)
+        digest.update(frequencies.numpy().tobytes() + f" {factor}".encode())
+    return digest.hexdigest()[:16]
+
+
 def fingerprint(folder: Path, setup: str) -> str:
-    """Changes whenever answers might: weights and JSON (size, head, middle and tail of each), set-up and version."""
-    digest = hashlib.sha256(f"{setup} {torch.__version__}".encode())
+    """Changes whenever answers might: weights and JSON (size and samples of each), set-up and versions."""
+    digest = hashlib.sha256(f"{setup} {torch.__version__} {version('attend-server')}".encode())
     for path in parts(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
-            for start in (0, size // 2, max(0, size - SAMPLED)):
+            for start, count in _samples(size):
                 file.seek(start, os.SEEK_SET)
-                digest.update(file.read(SAMPLED))
+                digest.update(file.read(count))
     return "fp_" + digest.hexdigest()[:16]
+
+
+def _samples(size: int) -> Iterator[tuple[int, int]]:
+    """(start, count) of what is read of a file: all of a small one, else the head and a little of each matrix."""
+    yield 0, WHOLE if size <= WHOLE else HEAD
+    if size > WHOLE:
+        yield from ((start, SAMPLE) for start in range(HEAD, size, EVERY))
+        yield max(0, size - SAMPLE), SAMPLE

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.engine import Engine
+from attend.model.engine.options import FLUSH_SECONDS
 from attend.model.engine.pace import Pace
 from attend.model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
 from attend.model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
@@ -34,8 +35,6 @@ IDLE_BEAT_SECONDS = 1.0
 """How often the idle step thread shows that it lives."""
 CLOSE_SECONDS = 10.0
 """How long closing waits for the step under way."""
-FLUSH_SECONDS = 10.0
-"""How long draining waits for KV blocks to be written to disk."""
 STOPPED = "the engine has stopped; try another replica"
 
 
@@ -110,11 +109,13 @@ class AsyncEngine:
         adapters: Adapters | None = None,
         explainer: Explainer | None = None,
         pulse: Pulse | None = None,
+        held: Callable[[], int] = lambda: 0,
     ) -> None:
         """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts.
 
-        `pulse`: what the layers of the step under way beat.
+        `pulse`: what the layers of the step under way beat. `held` tells how many bytes of the cache are in memory.
         """
+        self._held = held
         self._engine = engine
         self.adapters = adapters
         self.explainer = explainer
@@ -170,6 +171,10 @@ class AsyncEngine:
         waiting = max(stats.num_waiting, len(self._streams) - stats.num_running)
         return replace(stats, num_waiting=waiting)
 
+    def cache_resident_bytes(self) -> int:
+        """See `TokenEngine.cache_resident_bytes`."""
+        return self._held()
+
     def heartbeat_age(self) -> float:
         """See `TokenEngine.heartbeat_age`. The pulse is as young as its count was new to the last caller."""
         if self._over or not self._thread.is_alive():
@@ -223,8 +228,10 @@ class AsyncEngine:
             await asyncio.sleep(0.05)
         for request_id in tuple(self._streams):
             self.abort(request_id, FinishReason.ABORT)
-        if self._engine.offload is not None:
-            await asyncio.to_thread(self._engine.offload.flush, FLUSH_SECONDS)
+        if (offload := self._engine.offload) is not None:
+            written = threading.Event()
+            self._command(lambda: offload.flush(written))  # behind the aborted requests
+            await asyncio.to_thread(written.wait, FLUSH_SECONDS)
 
     def close(self) -> None:
         """Stop the step thread after the step under way; what is still in flight is aborted."""

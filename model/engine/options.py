@@ -16,6 +16,8 @@ BATCHES = {"cpu": Batch(64, 1024), "cuda": Batch(256, 8192)}
 REQUESTS_PER_THREAD = 4
 """On a CPU with more than 16 threads. A step reads the weights once, however many requests share it: where more threads
 multiply, as many more requests take about as long. Not measured on such a machine."""
+FLUSH_SECONDS = 10.0
+"""How long draining waits for KV blocks to be written to disk."""
 MOST_REQUESTS = 256
 """However many threads there are: the KV cache is shared among the requests, and each has its own context to read."""
 
@@ -48,6 +50,8 @@ class EngineOptions:
     """Of all files there."""
     kv_disk_bandwidth: int = 200_000_000
     """Bytes a second that are written there."""
+    kv_idle_seconds: float = 1800.0
+    """For how long cached prefixes that nobody uses stay in a CPU's memory, see `idle.py`; 0: for ever."""
     state_cache_share: float = 0.25
     """Of the memory for the cache, for snapshots of recurrent states, by which prefixes are reused; 0: they are not."""
     draft_tokens: int = 0

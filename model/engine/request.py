@@ -13,6 +13,7 @@ from attend.model.sampling_plan import History, SamplingPlan
 
 if TYPE_CHECKING:
     from attend.model.engine.lookup import Lookup
+    from attend.model.engine.offload.stats import OffloadStats
     from attend.model.net.adapters import Adapter
     from attend.model.text.mask import Grammar
 
@@ -163,6 +164,8 @@ class Request:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     num_preemptions: int = 0
+    num_left_out: int = 0
+    """Steps that left it out for the streams of other owners."""
     was_let_in: bool = False
     """Whether it was to get a place at once, since no request of its owner ran."""
 
@@ -170,6 +173,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt plus output tokens so far."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it lacks one token, and those of a right draft alone."""
+        return self.scheduled_at is not None and self.num_tokens - self.num_computed == 1 + self.num_replayed
 
     @property
     def sampling_plan(self) -> SamplingPlan:
@@ -290,24 +298,6 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadStats:
-    """KV offloading to disk: counts since the start, and what is there."""
-
-    num_bytes: int
-    """In the folder, of other processes and models too."""
-    read_tokens: int
-    """Tokens whose blocks were read back."""
-    read_bytes: int
-    written_bytes: int
-    dropped_blocks: int
-    """Blocks that were not written: evicted before, too many at once, or after an error."""
-    num_slower: int
-    """Prefixes that were there and were computed, since reading would have taken longer, or did."""
-    num_errors: int
-    """Files and records that were no good, and failures of the disk."""
-
-
-@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The load of an engine; a snapshot after a step."""
 
@@ -331,7 +321,7 @@ class EngineStats:
     """Tokens of known prefixes that were computed for want of a recurrent state: none was kept there."""
     num_lost_evicted: int = 0
     """The same where one was kept, and evicted."""
-    offload: OffloadStats | None = None
+    offload: "OffloadStats | None" = None
     """None where no folder is set."""
 
 
@@ -364,6 +354,10 @@ class TokenEngine(Protocol):
 
     def stats(self) -> EngineStats:
         """Load right now."""
+        ...
+
+    def cache_resident_bytes(self) -> int:
+        """Bytes of keys, values and states that are in memory now, on all ranks. It asks the system: not for every step."""
         ...
 
     def heartbeat_age(self) -> float:

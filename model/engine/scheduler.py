@@ -12,7 +12,7 @@ one who has more than one.
 Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows, beside streams and
 without them: fewer late in a prompt. Prompts take turns: in one step the oldest goes first, in the next the shortest.
 Hence no request starves, whatever else arrives:
-- A stream advances in every step, since only streams go before it (while the budget holds all of them; else the older do).
+- A stream advances in every step, since only streams go before it (while the budget holds all; of an owner with many in turns).
 - The oldest prompt goes first in every second step that computes prompts. Later prompts cannot change that, so
   a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
 - So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
@@ -120,7 +120,7 @@ class Scheduler:
         """
         drawing = {item.request.request_id for item in plan.scheduled if item.draws}
         is_full = len(self._running) >= self.config.max_batch_requests
-        admits = self._waiting and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
+        admits = self._ready() and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
         if admits or self.config.draft_tokens or len(drawing) < len(self._running):
             return None
         if not all(request.request_id in drawing and request.draws_from_scores for request in self._running):
@@ -221,11 +221,11 @@ class Scheduler:
         plan, prompts, left = list[Scheduled](), list[Request](), self.budget
         for request in [each for each in self._running if each.num_tokens > each.room]:
             self._make_room(request, request.num_tokens)  # before any is planned: it may take an older one's
-        for request in self._running:
+        for request in self._shares.computed(self._running, self.cost) if self.config.stream_turns else self._running:
             count = 1 + request.num_replayed
             if count > left:
                 break
-            if request.num_tokens - request.num_computed > count or request.scheduled_at is None:
+            if not request.is_stream:
                 prompts.append(request)
                 continue
             plan.append(self._planned(request, count))
@@ -392,9 +392,9 @@ class Scheduler:
         self._shares.leave(request)
         self.num_ended += 1
         (self._running if request.room else self._waiting).remove(request)
+        request.finish_reason = reason
         self.on_finish(request)
         self.tables.give_back(request)
         self._lookups.end(request)
-        request.finish_reason = reason
         times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

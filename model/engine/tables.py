@@ -237,6 +237,10 @@ class BlockTables:
         request.num_known, request.parent = start + len(found), found[-1][1]
         request.num_computed = request.snapshot_at = request.num_known * self.config.block_size
 
+    def num_usable(self, request: Request) -> int:
+        """Blocks of a waiting request that it would find in the prefix cache now."""
+        return self._known_after(request, 0)[1]
+
     def _known_after(self, request: Request, start: int) -> tuple[list[tuple[int, int]], int]:
         """Block and number of the known texts from block `start` on, and how many of them can be used: as far as every group
         has the blocks that the next token sees.

@@ -4,10 +4,14 @@ import ctypes
 import mmap
 from contextlib import suppress
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _MADV_WILLNEED, _MADV_DONTNEED, _MADV_POPULATE_READ = 3, 4, 22
+_LOOKED_AT = 1 << 16
+"""Pages that are looked at in one call: the kernel notes each in a byte."""
+_libc = ctypes.CDLL(None)
 
 
 def read_ahead(tensor: Tensor) -> None:
@@ -23,7 +27,11 @@ def read_now(tensor: Tensor) -> None:
 def _advise(tensor: Tensor, advice: int) -> None:
     page, start = mmap.PAGESIZE, tensor.untyped_storage().data_ptr()
     first, last = start // page * page, start + tensor.untyped_storage().nbytes()
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
+    _madvise(first, last - first, advice)
+
+
+def _madvise(start: int, size: int, advice: int) -> None:
+    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
 
 
 def release(tensor: Tensor) -> None:
@@ -34,7 +42,27 @@ def release(tensor: Tensor) -> None:
     page, start = mmap.PAGESIZE, tensor.untyped_storage().data_ptr()
     first, last = -(-start // page) * page, (start + tensor.untyped_storage().nbytes()) // page * page
     if first < last:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_DONTNEED)
+        _madvise(first, last - first, _MADV_DONTNEED)
+
+
+def clear(start: int, size: int) -> None:
+    """Give the pages of `size` bytes from the address `start` back; both are multiples of a page. They read as zeros then.
+
+    For memory of this process alone, without a file. Source: madvise(2).
+    """
+    _madvise(start, size, _MADV_DONTNEED)
+
+
+def resident(start: int, size: int) -> int:
+    """Bytes of the whole pages in `size` bytes from the address `start` that are in memory. Source: mincore(2)."""
+    page, held = mmap.PAGESIZE, 0
+    first, last = -(-start // page), (start + size) // page
+    for begin in range(first, last, _LOOKED_AT):
+        there = np.empty(min(_LOOKED_AT, last - begin), np.uint8)
+        asked = ctypes.c_void_p(begin * page), ctypes.c_size_t(len(there) * page), ctypes.c_void_p(there.ctypes.data)
+        if _libc.mincore(*asked) == 0:
+            held += int((there & 1).sum()) * page
+    return held
 
 
 def large_pages(count: int, dtype: torch.dtype) -> Tensor:

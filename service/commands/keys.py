@@ -1,7 +1,8 @@
 """`attend keys`: give, change, list and take away API keys."""
 
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,40 +36,47 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the key: 1 to 64 lett
 FileOption = Annotated[
     str, typer.Option("--file", help="The file of hashes that the server reads.", envvar="ATTEND_API_KEYS_FILE", metavar="PATH")
 ]
-# They are text: what reads the file complains of them in the same words.
-RequestsOption = Annotated[
-    str,
-    typer.Option(
-        "--requests-per-minute",
-        help=f"Rate limit of requests, 1 to {MAX_LIMIT}, on each replica; default: no limit.",
-        metavar="N",
-    ),
-]
-TokensOption = Annotated[
-    str,
-    typer.Option(
-        "--tokens-per-minute", help="Rate limit of prompt and answer tokens, on each replica; default: no limit.", metavar="N"
-    ),
-]
-ConcurrentOption = Annotated[
-    str, typer.Option("--concurrent", help="Limit of concurrent answers, on each replica; default: no limit.", metavar="N")
-]
-PriorityOption = Annotated[
-    str,
-    typer.Option("--max-priority", help=f"Highest priority of its calls, 0 to {MAX_PRIORITY}; default: no limit.", metavar="N"),
-]
-WeightOption = Annotated[
-    str,
-    typer.Option(
-        "--weight", help=f"Its share of the engine beside other keys, {MIN_WEIGHT} to {MAX_WEIGHT}; default: 1.", metavar="X"
-    ),
-]
-GroupOption = Annotated[
-    str,
-    typer.Option(
-        "--share-prefixes", help="Group of keys that share cached prefixes; default: the key shares with none.", metavar="GROUP"
-    ),
-]
+OPTIONS = {
+    "requests_per_minute": (f"Rate limit of requests, 1 to {MAX_LIMIT}, on each replica; default: no limit.", "N"),
+    "tokens_per_minute": ("Rate limit of prompt and answer tokens, on each replica; default: no limit.", "N"),
+    "concurrent": ("Limit of concurrent answers, on each replica; default: no limit.", "N"),
+    "max_priority": (f"Highest priority of its calls, 0 to {MAX_PRIORITY}; default: no limit.", "N"),
+    "weight": (f"Its share of the engine beside other keys, {MIN_WEIGHT} to {MAX_WEIGHT}; default: 1.", "X"),
+    "share_prefixes": ("Group of keys that share cached prefixes; default: the key shares with none.", "GROUP"),
+}
+"""What is said of each of FIELDS, and what its value is called."""
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _option(field: str) -> Any:
+    """Its value is text: what reads the file complains of it in the same words."""
+    about, value = OPTIONS[field]
+    return Annotated[str, typer.Option(_flag(field), help=about, metavar=value)]
+
+
+def with_fields(command: Callable[[str, Path, dict[str, Any]], None]) -> Callable[..., None]:
+    """Give a command the name of a key, the file, and an option for each of OPTIONS: `command` gets those that were given."""
+
+    def run(name: str, file: str, **options: str) -> None:
+        command(name, _path(file), _given(options))
+
+    annotations = {"name": NameArgument, "file": FileOption} | {field: _option(field) for field in OPTIONS}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=annotation,
+                default=inspect.Parameter.empty if name == "name" else "",
+            )
+            for name, annotation in annotations.items()
+        ]
+    )
+    run.__annotations__, run.__doc__ = annotations, command.__doc__
+    return run
 
 
 @app.callback()
@@ -78,20 +86,11 @@ def keys(context: typer.Context) -> None:
         print(context.get_help())
 
 
-@app.command()
-def add(
-    name: NameArgument,
-    file: FileOption = "",
-    requests_per_minute: RequestsOption = "",
-    tokens_per_minute: TokensOption = "",
-    concurrent: ConcurrentOption = "",
-    max_priority: PriorityOption = "",
-    weight: WeightOption = "",
-    share_prefixes: GroupOption = "",
-) -> None:
+@app.command("add")
+@with_fields
+def add(name: str, path: Path, given: dict[str, Any]) -> None:
     """Make a key and print it, this once: only its hash is kept. Makes the file where there is none."""
-    path, name, given = _path(file), read_name(name), _given(locals())
-    secret = new_secret()
+    name, secret = read_name(name), new_secret()
     with editing(path) as entries:
         if name in entries:
             raise SettingError(f"there is a key {name!r} in {str(path)!r} already; remove it first, or choose another name")
@@ -101,18 +100,9 @@ def add(
 
 
 @app.command("set")
-def change(
-    name: NameArgument,
-    file: FileOption = "",
-    requests_per_minute: RequestsOption = "",
-    tokens_per_minute: TokensOption = "",
-    concurrent: ConcurrentOption = "",
-    max_priority: PriorityOption = "",
-    weight: WeightOption = "",
-    share_prefixes: GroupOption = "",
-) -> None:
+@with_fields
+def change(name: str, path: Path, given: dict[str, Any]) -> None:
     """Change what is said of a key. What is not given stays; `none` takes it away."""
-    path, given = _path(file), _given(locals())
     if not given:
         raise SettingError(f"say what to change: {', '.join(map(_flag, FIELDS))}")
     with editing(path) as entries:
@@ -150,10 +140,6 @@ def _path(file: str) -> Path:
 
 def _unknown(name: str, path: Path) -> str:
     return f"there is no key {name[:64]!r} in {str(path)!r}"
-
-
-def _flag(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class EngineCollector(Collector):
                 1 - stats.num_free_blocks / info.num_blocks,
             ),
             (
+                "kv_cache_resident_bytes",
+                "KV cache: bytes in memory. On a CPU they are taken as blocks are written, and given back by an idle engine",
+                self._engine.cache_resident_bytes(),
+            ),
+            (
                 "engine_heartbeat_seconds",
                 "Liveness: seconds since the step thread last made progress: it ended a step or a layer of one, or was idle",
                 self._engine.heartbeat_age(),
@@ -92,17 +97,21 @@ class OffloadCollector(Collector):
         gauge.add_metric([self._model], stats.num_bytes)
         yield gauge
         counters = (
-            ("read_tokens", "KV offloading: tokens whose KV blocks were read back from disk", stats.read_tokens),
+            (
+                "read_tokens",
+                "KV offloading: tokens that were not computed, since their KV blocks were read from disk",
+                stats.read_tokens,
+            ),
             ("read_bytes", "KV offloading: bytes that were read back", stats.read_bytes),
             ("written_bytes", "KV offloading: bytes that were written", stats.written_bytes),
             (
-                "dropped_blocks",
-                "KV offloading: KV blocks that were not written: evicted before, too many at once, or after an error",
-                stats.dropped_blocks,
+                "dropped_requests",
+                "KV offloading: ended requests of which not all was written: evicted, too many at once, or after an error",
+                stats.dropped_texts,
             ),
             (
-                "recomputed",
-                "KV offloading: prefixes that were on disk and were computed, since reading would take longer, or did",
+                "recomputed_requests",
+                "KV offloading: requests whose prefix was on disk and was computed, since reading would take longer, or did",
                 stats.num_slower,
             ),
             (

@@ -37,6 +37,10 @@ ABOUT = {
         "counter",
         "Load shedding: requests that HAProxy rejected because the queue of every replica was full",
     ),
+    "attend_edge_prefix_routed_total": (
+        "counter",
+        "Requests routed by prefix: own: to the replica that has it in its prefix cache; other: elsewhere, as that was busy",
+    ),
     "attend_edge_errors_total": (
         "counter",
         "HTTP responses with status 5xx that clients got from HAProxy or through it",
@@ -68,7 +72,9 @@ def statistics(host: str, port: int, seconds: float) -> list[Row]:
 
 
 def facts(host: str, port: int, seconds: float) -> dict[str, float]:
-    """What HAProxy knows of itself beside: `reload_ok`, and with TLS `tls_reload_ok` and `tls_expiry`. Raises OSError."""
+    """What HAProxy knows of itself beside: `reload_ok`, with TLS `tls_reload_ok` and `tls_expiry`, with prefix-aware routing
+    `routed_own` and `routed_other`. Raises OSError.
+    """
     at = f"[{host}]" if ":" in host else host
     try:
         with _direct.open(f"http://{at}:{port}/attend", timeout=seconds) as answer:
@@ -108,6 +114,8 @@ def page(addresses: Mapping[str, str], port: int, running: int) -> str:
         told = read(rows, node, running)
         if not own.get("reload_ok", 1.0):
             told["attend_edge_ok"] = [({"node": node}, 0.0)]
+        routed = [({"node": node, "to": to}, own[f"routed_{to}"]) for to in ("own", "other") if f"routed_{to}" in own]
+        told["attend_edge_prefix_routed_total"] = routed
         if "tls_reload_ok" in own:
             told |= certificate(node, own.get("tls_expiry"), bool(own["tls_reload_ok"]))
         for name, samples in told.items():

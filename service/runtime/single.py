@@ -136,7 +136,7 @@ async def serve(replica: "Replica", settings: Settings, http: socket.socket, sto
         os._exit(1)  # its thread may never end
     tell("Stopping: running streams may end ...")
     await replica.drain(settings.drain_seconds)
-    server.should_exit = True
+    server.end()
     await asyncio.gather(serving, rpc.stop(1.0))
     return 0
 

@@ -27,6 +27,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_cache_memory=settings.kv_cache_memory,
         kv_dtype=settings.kv_dtype,
         prefix_caching=settings.prefix_caching,
+        kv_idle_seconds=settings.kv_idle_seconds,
         state_cache_share=settings.state_cache_share,
         kv_disk_folder=settings.kv_disk_folder,
         kv_disk_bytes=settings.kv_disk_bytes,

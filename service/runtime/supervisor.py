@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from attend.model.errors import SettingError
+from attend.service.generation.unread import MOST_BYTES
 from attend.service.runtime.edge import IDLE_SECONDS, write_edge
 from attend.service.runtime.files import hold, raise_limit
 from attend.service.runtime.lifecycle import check_certificate
@@ -64,7 +65,7 @@ def run(settings: Settings) -> int:
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
             preexec_fn=lambda: _leave_group(libc),
         )
-        status = supervise(driver, int(settings.drain_seconds + STOP_SECONDS))
+        status = supervise(driver, int(settings.shutdown_seconds + STOP_SECONDS))
         end_orphans(ORPHAN_SECONDS)
     return status
 
@@ -153,6 +154,8 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         # The proxies share the cores: threads that wait must not spin.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
+    if settings.proxy == "python":  # which reads messages before a replica does, of 2 GiB otherwise
+        wanted["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] = str(MOST_BYTES)
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | ours
 
 
@@ -171,6 +174,8 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
         "ATTEND_MAX_ERRORS_PER_SECOND": str(settings.max_errors_per_second),
+        "ATTEND_TRUSTED_PROXIES": settings.trusted_proxies,
+        "ATTEND_PREFIX_ROUTING": str(int(settings.prefix_routing and settings.prefix_caching)),
         "ATTEND_API_KEYS_FILE": settings.api_keys_file,
         "ATTEND_CORS_ORIGINS": settings.cors_origins,
         "ATTEND_TLS_CERT": settings.tls_cert,

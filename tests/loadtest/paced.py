@@ -12,9 +12,11 @@ import grpc
 import uvicorn
 
 from attend.model.engine.request import Request
+from attend.model.text.chat import ChatTemplate
 from attend.service.grpc_api.register import add_generation_service
 from tests.fakes import FakeEngine, RayLike, build_server, info
 
+TEMPLATE = ChatTemplate("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}")
 FIRST, PAUSE = 0.1, 0.04
 """Seconds to the first token of an answer, and from one token to the next."""
 
@@ -104,7 +106,7 @@ class PacedServer:
         await self.inner(scope, receive, sending)
 
     async def run(self, ready: threading.Event) -> None:
-        server = build_server(self.engine)
+        server = build_server(self.engine, template=TEMPLATE)
         self.inner = server.app
         locked, more = self.locked, {}
         rpc = grpc.aio.server(interceptors=[KeyInterceptor(locked.key)] if locked else [])

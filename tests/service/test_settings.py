@@ -217,7 +217,13 @@ def test_a_model_is_named_after_its_folder_unless_it_has_a_name(tmp_path):
 OF_THE_ENGINE = {
     **{"device": "cpu", "dtype": "float16", "backend": "torch", "kv_dtype": "int8", "quantize": "int4"},
     **{"max_model_len": 77, "max_batch_requests": 5, "max_batch_tokens": 99, "max_queued_requests": 3, "block_size": 64},
-    **{"max_queued_tokens": 1000, "state_cache_share": 0.1},
+    **{
+        "max_queued_tokens": 1000,
+        "state_cache_share": 0.1,
+        "kv_disk_folder": "kv",
+        "kv_disk_bytes": 1000,
+        "kv_idle_seconds": 7.0,
+    },
     **{"kv_cache_memory": 12345, "prefix_caching": False, "draft_tokens": 4, "deterministic": True, "num_threads": 3},
 }
 

@@ -13,9 +13,7 @@ SERIAL = 1 << 15
 
 
 class BlockLayout:
-    """Reads and writes blocks of a cache while steps compute with others. For one thread at a time, on a GPU in a stream of its
-    own.
-    """
+    """Reads and writes blocks of a cache in the memory of the host, while steps compute with others."""
 
     def __init__(self, cache: KVCache, config: EngineConfig) -> None:
         parts: list[list[Tensor]] = [[] for _ in config.groups]
@@ -29,43 +27,34 @@ class BlockLayout:
         self._parts = [[_rows(part, count) for part in of] for of, count in zip(parts, blocks, strict=True)]
         self.sizes = [sum(part.shape[1] * part.itemsize for part in of) for of in self._parts]
         """Bytes of a block of each group."""
-        device = cache.keys[0].device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def read(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of some blocks, each block's by itself."""
-        parts = self._parts[group]
-        with torch.cuda.stream(self._stream):
-            places = torch.tensor(blocks, device=parts[0].device)
-            found = torch.cat([_taken(part, places).view(torch.uint8) for part in parts], dim=1).cpu()
+        places = torch.tensor(blocks)
+        found = torch.cat([_taken(part, places).view(torch.uint8) for part in self._parts[group]], dim=1)
         return [memoryview(row.numpy()) for row in found]
 
     def write(self, group: int, blocks: Sequence[int], data: Sequence[bytes]) -> None:
         """Put such bytes into some blocks, which nobody reads before this has returned."""
-        parts = self._parts[group]
         rows = torch.frombuffer(bytearray(b"".join(data)), dtype=torch.uint8).view(len(blocks), -1)
-        with torch.cuda.stream(self._stream):
-            places, start = torch.tensor(blocks, device=parts[0].device), 0
-            for part in parts:
-                size = part.shape[1] * part.itemsize
-                new = rows[:, start : start + size].contiguous().view(part.dtype).to(part.device)
-                for some, values in zip(_few(places, part), _few(new, part), strict=True):
-                    part.index_copy_(0, some, values)
-                start += size
-        if self._stream is not None:
-            self._stream.synchronize()
+        places, start = torch.tensor(blocks), 0
+        for part in self._parts[group]:
+            size = part.shape[1] * part.itemsize
+            new = rows[:, start : start + size].contiguous().view(part.dtype)
+            for some, values in zip(_few(places, part), _few(new, part), strict=True):
+                part.index_copy_(0, some, values)
+            start += size
 
 
 def _rows(part: Tensor, num_blocks: int) -> Tensor:
     """A part of the cache, a row for each block, in the widest integers that fit."""
-    rows = part.view(torch.uint8) if part.dim() == 1 else part.flatten(1).view(torch.uint8)
-    rows = rows.view(num_blocks, -1)
+    rows = part.flatten(1).view(torch.uint8).view(num_blocks, -1)
     return rows.view(torch.int64) if rows.shape[1] % 8 == 0 and rows.data_ptr() % 8 == 0 else rows
 
 
 def _few(rows: Tensor, part: Tensor) -> tuple[Tensor, ...]:
-    """Rows in pieces that are copied by one thread; on a GPU all at once."""
-    return torch.split(rows, len(rows) if part.is_cuda else max(1, SERIAL // part.shape[1]))
+    """Rows in pieces that one thread copies."""
+    return torch.split(rows, max(1, SERIAL // part.shape[1]))
 
 
 def _taken(part: Tensor, places: Tensor) -> Tensor:

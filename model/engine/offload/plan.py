@@ -1,4 +1,4 @@
-"""Which blocks of a text are in memory, which on disk, and which are worth reading. Plain bookkeeping, from any thread.
+"""Which blocks of a text are in memory, which on disk, and which are to be read. Plain bookkeeping, from any thread.
 
 The step thread changes the prefix cache meanwhile. So what is found here is checked there before it is used.
 """
@@ -7,11 +7,27 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
 
 from attend.model.engine.blocks import Parent
 from attend.model.engine.offload.store import BlockStore, Key
 from attend.model.engine.request import Request
 from attend.model.engine.tables import BlockTables
+
+if TYPE_CHECKING:
+    from attend.model.engine.offload.writer import Text
+
+
+class Wanted(NamedTuple):
+    """A block that is to be read."""
+
+    place: int
+    """Which block of the text."""
+    group: int
+    key: Key
+    num_bytes: int
+    is_full: bool
+    """Whether the text cannot go on without it: it is of full attention."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,19 +35,33 @@ class Load:
     """Blocks of a waiting request that are read from disk."""
 
     request: Request
-    known: list[tuple[int, int]]
-    """Block and number of the blocks of full attention that are in memory, from the first on."""
     computed: int
-    """Blocks of the prefix that could be used without reading."""
+    """Blocks of the prefix that can be used without reading."""
     num_blocks: int
     """And once all is read."""
-    wanted: list[tuple[int, int, Key]]
-    """Group, place in the text, and key of each that is to be read."""
-    lent: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Where each goes, by group and place."""
-    filled: set[tuple[int, int]] = field(default_factory=set)
-    is_held: bool = False
-    """Whether the blocks of `known` and `lent` are held for it."""
+    wanted: list[Wanted]
+    """In the order of their places."""
+    lent: dict[int, list[int]] = field(default_factory=dict)
+    """By group: where the records of a piece go, in their order."""
+    held: dict[int, list[int]] = field(default_factory=dict)
+    """By group: all blocks that are held for it meanwhile."""
+
+    @property
+    def num_bytes(self) -> int:
+        """To be read."""
+        return sum(wanted.num_bytes for wanted in self.wanted)
+
+    def in_pieces(self, num_bytes: int) -> Iterator[list[Wanted]]:
+        """What is wanted, about so many bytes at a time."""
+        piece, size = list[Wanted](), 0
+        for wanted in self.wanted:
+            if piece and size + wanted.num_bytes > num_bytes:
+                yield piece
+                piece, size = [], 0
+            piece.append(wanted)
+            size += wanted.num_bytes
+        if piece:
+            yield piece
 
 
 def root_digest(root: str) -> bytes:
@@ -42,6 +72,21 @@ def root_digest(root: str) -> bytes:
 def next_digest(digest: bytes, tokens: Sequence[int]) -> bytes:
     """The digest of a text and the block of tokens after it."""
     return blake2b(digest + array("I", tokens).tobytes(), digest_size=16).digest()
+
+
+def is_on_disk(tables: BlockTables, store: BlockStore, request: Request) -> bool:
+    """Whether anything may be on disk of a request's text: its first block, where there is full attention."""
+    if tables.full is None:
+        return len(store) > 0
+    return store.has((next_digest(root_digest(request.root), request.tokens(0, tables.config.block_size)), 0))
+
+
+def digests(tables: BlockTables, text: "Text") -> Iterator[bytes]:
+    """The digest of each block of a text."""
+    size, digest = tables.config.block_size, root_digest(text.root)
+    for place in range(text.num_blocks):
+        digest = next_digest(digest, text.tokens[place * size : place * size + size])
+        yield digest
 
 
 def walk(
@@ -67,38 +112,37 @@ def in_memory(tables: BlockTables, known: tuple[int, int]) -> Iterator[tuple[int
             yield at, *found
 
 
-def unwritten(
-    tables: BlockTables, store: BlockStore, root: str, tokens: Sequence[int], num_blocks: int
-) -> list[list[tuple[int, int, Key]]]:
+def unwritten(tables: BlockTables, store: BlockStore, text: "Text") -> list[list[tuple[int, int, Key]]]:
     """For each group: block, number and key of a text's blocks that are in memory, and not on disk. Blocks that the step under
-    way fills are known already; whoever has it fill them brings them here.
+    way fills are known already; whoever has it fill them brings them here. What is on disk counts as used.
     """
     found: list[list[tuple[int, int, Key]]] = [[] for _ in tables.groups]
     filled = tables.known_before
-    for _, digest, known in walk(tables, root, tokens, num_blocks):
+    for _, digest, known in walk(tables, text.root, text.tokens, text.num_blocks):
         if known is None:
             break
         for at, block, number in in_memory(tables, known):
-            if number < filled[at] and not store.has((digest, at)):
+            if store.has((digest, at)):
+                store.note_use((digest, at))
+            elif number < filled[at]:
                 found[at].append((block, number, (digest, at)))
     return found
 
 
-def plan(tables: BlockTables, store: BlockStore, request: Request, least_tokens: int) -> Load | None:
-    """What is to be read for a request, so that `least_tokens` more of its text are known; None where there are not so many."""
+def plan(tables: BlockTables, store: BlockStore, sizes: Sequence[int], request: Request, least_tokens: int) -> Load | None:
+    """What is to be read for a request, so that `least_tokens` more of its text are known; None where there are not so many.
+    `sizes`: bytes of a block of each group.
+    """
     size, others = tables.config.block_size, tables.others
-    known_blocks: list[tuple[int, int]] = []
     keys: list[tuple[bytes, set[int]]] = []  # by place: its digest, and the groups that have it in memory
     usable = computed = 0
     either, memory = [0] * len(others), [0] * len(others)  # for how many blocks in a row each group has it
-    for place, digest, known in walk(
-        tables, request.root, request.tokens(0, request.num_tokens), (request.num_tokens - 1) // size
-    ):
+    tokens = request.tokens(0, request.num_tokens)
+    for place, digest, known in walk(tables, request.root, tokens, (len(tokens) - 1) // size):
         have = set() if known is None else {at for at, _, _ in in_memory(tables, known)}
         if tables.full is not None and known is None and not store.has((digest, 0)):
             break
         keys.append((digest, have))
-        known_blocks += [] if known is None else [known]
         for row, (at, _) in enumerate(others):
             memory[row] = memory[row] + 1 if at in have else 0
             either[row] = either[row] + 1 if at in have or store.has((digest, at)) else 0
@@ -109,11 +153,10 @@ def plan(tables: BlockTables, store: BlockStore, request: Request, least_tokens:
             computed = place + 1
     if (usable - computed) * size < least_tokens:
         return None
-    spans = [group.span for group in tables.groups]
     wanted = [
-        (at, place, (digest, at))
+        Wanted(place, at, (digest, at), sizes[at], at == 0 and tables.full is not None)
         for place, (digest, have) in enumerate(keys[:usable])
-        for at, span in enumerate(spans)
-        if at not in have and place >= usable - span
+        for at, group in enumerate(tables.groups)
+        if at not in have and place >= usable - group.span
     ]
-    return Load(request, known_blocks[:usable] if tables.full is not None else [], computed, usable, wanted)
+    return Load(request, computed, usable, wanted)

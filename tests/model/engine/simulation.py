@@ -1,6 +1,7 @@
 """A seeded simulation of the scheduler under a fake model: tiny pools, aborts and faults; every law after every step."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import chain
 
@@ -52,6 +53,7 @@ class Simulation:
         """`groups` of layers: "full" attention alone, "windows" too, or also "states". Of the steps `shaky` raise."""
         self.shaky = shaky
         self.is_shared = owners > 1
+        self.left_out: list[Request] = []
         self.weights = {f"owner{at}" if self.is_shared else None: (1.0, 1.0, 3.0)[at % 3] for at in range(owners)}
         self.dice = random.Random(seed)
         block_size, num_blocks = self.dice.randint(1, 4), self.dice.randint(3, 10)
@@ -211,7 +213,9 @@ class Simulation:
         }
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
         waited, ran = set(self.scheduler._waiting), self.ranked(running=True)
+        left_out = {name: request.num_left_out for name, request in self.live.items()}
         plan = self.scheduler.schedule()
+        self.left_out = [each for each in self.live.values() if each.num_left_out > left_out[each.request_id]]
         left = waited.intersection(self.scheduler._waiting)
         passed = [(r, other) for r in waited - left for other in left if self.older(other, r)]
         assert not passed, "somebody is passed over in the queue"
@@ -316,6 +320,17 @@ class Simulation:
             assert group.has_state or all(table[first // size : -(-end // size)]), f"{request.request_id} lacks blocks"
             assert group.has_state or len(table) * size >= end, f"{request.request_id} lacks blocks"
 
+    def without_left_out(self, streams: list[Request], ran: list[Request]) -> list[Request]:
+        """S7: those left out are of the owner with most streams, who keeps as many as the one after him, and no weight less."""
+        counts = Counter(request.owner for request in streams if request not in self.left_out)
+        for request in self.left_out:
+            assert request not in ran, "it is left out and computed"
+            own = counts[request.owner] / request.weight
+            assert len(counts) > 1, "nobody else has streams"
+            assert all(own >= count / self.weights[owner] for owner, count in counts.items()), "he has no more than others"
+        assert len({request.owner for request in self.left_out}) <= 1, "two owners give way"
+        return [request for request in streams if request not in self.left_out]
+
     def check_shares(self, plan: Plan, before: dict[str, int], begun: set[str]) -> None:
         """S4: streams before prompts, which take turns, in parts that end where they may, in no more time than they may.
 
@@ -326,10 +341,12 @@ class Simulation:
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
         spent = sum(item.count for item in plan.scheduled[: plan.num_streams])
         ran = [r for r in planned[: plan.num_streams] if not self.is_shared or r.request_id in before]  # others were let in
+        streams = self.without_left_out(streams, ran)
         assert ran == streams[: len(ran)], "a stream waits, or not by age"
         if len(ran) < len(streams):
             assert spent + 1 + streams[len(ran)].num_replayed > self.budget, "a stream waits"
-        prompts, parts = [r for r in running if r not in streams], plan.scheduled[plan.num_streams :]
+        prompts = [r for r in running if r not in streams and r not in self.left_out]
+        parts = plan.scheduled[plan.num_streams :]
         prompts = [r for r in prompts if r in planned or not self.awaits(r, plan)]
         if not parts:
             wait = [r for r in prompts if r not in planned]

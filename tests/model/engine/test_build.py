@@ -25,7 +25,7 @@ from attend.model.engine.build import (
 )
 from attend.model.engine.cache import free_memory
 from attend.model.engine.choice import choose_backend, choose_kv_dtype
-from attend.model.engine.fingerprint import fingerprint, processor
+from attend.model.engine.fingerprint import WHOLE, fingerprint, processor
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason
 from attend.model.errors import CheckpointError, EngineFailed, SettingError
@@ -207,6 +207,42 @@ def test_the_fingerprint_changes_with_one_byte_of_the_weights(tmp_path, place):
         file.seek(place)
         file.write(b"\1")
     assert before != fingerprint(tmp_path, "a")
+
+
+def test_the_fingerprint_of_a_large_file_changes_with_any_part_as_large_as_a_matrix(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.truncate(WHOLE + (5 << 20) + 77)
+    before = fingerprint(tmp_path, "a")
+    for start in (0, 3 << 20, (30 << 20) + 5, WHOLE + (4 << 20), WHOLE + (5 << 20) + 76 - (1 << 20)):
+        with path.open("r+b") as file:
+            file.seek(start)
+            file.write(b"\1" * ((1 << 20) + 1))
+        changed = fingerprint(tmp_path, "a")
+        assert changed != before
+        before = changed
+
+
+def test_the_fingerprint_changes_with_the_version(folder, monkeypatch):
+    before = fingerprint(folder, "a")
+    monkeypatch.setattr("attend.model.engine.fingerprint.version", lambda name: "0.0.0")
+    assert before != fingerprint(folder, "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "contexts", "depends"),
+    [
+        ("llama-dynamic", (100, 200), True),
+        ("phi3-long", (24, 120), True),
+        ("llama", (24, 120), False),
+        ("llama-yarn", (24, 120), False),
+    ],
+)
+def test_the_fingerprint_changes_with_the_context_where_positions_do(tmp_path, kind, contexts, depends):
+    """Keys of one rotary embedding are wrong for another."""
+    folder = write_checkpoint(kind, tmp_path)
+    options = [replace(OPTIONS, dtype="float32", max_model_len=most) for most in contexts]
+    assert len({build_engine(folder, each).info.fingerprint for each in options}) == 1 + depends
 
 
 def test_the_fingerprint_changes_with_the_size_of_the_weights(tmp_path):
@@ -558,3 +594,12 @@ def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
         quantised_kind("int4", experts, "cuda", "triton")
     assert quantised_kind("int8", plain, "cuda", "triton") == INT8
     assert quantised_kind("none", experts, "cuda", "triton") is None
+
+
+def test_a_backend_is_refused_for_the_ranks_of_a_model_only_where_it_computes_none_of_their_parts():
+    sizes = (torch.bfloat16, "cpu", 32)
+    with pytest.raises(SettingError, match=r"^backend is native, but it does not support this model with tensor_parallel$"):
+        choose_backend("native", CONFIG, *sizes, shared=True)
+    with pytest.raises(SettingError, match=r"^backend is triton, but (triton is not installed|it needs a CUDA device)"):
+        choose_backend("triton", CONFIG, *sizes, shared=True)
+    assert choose_backend("torch", CONFIG, *sizes, shared=True).name == "torch"

@@ -384,3 +384,9 @@ def test_every_token_of_the_vocabulary_can_be_read_and_drawn(net):
     tokens, reason = answers(tiny_engine(net), [ask("a", [0, VOCAB - 2], 3)])["a"]
     assert (3, FinishReason.LENGTH) == (len(tokens), reason)
     assert all(0 <= token < VOCAB for token in tokens)
+
+
+def test_a_request_that_names_no_seed_draws_as_with_seed_0():
+    drawn = {"sampling": SamplingParams(temperature=1), "max_tokens": 12}
+    given = answers(fake_engine(), [ask("none", **drawn), ask("zero", seed=0, **drawn), ask("one", seed=1, **drawn)])
+    assert given["none"] == given["zero"] != given["one"]

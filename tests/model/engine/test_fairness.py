@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 
@@ -39,10 +40,11 @@ class Machine(FakeRunner):
     def __init__(self, clock: Clock, block_size: int) -> None:
         super().__init__(block_size)
         self.clock, self.hiccups, self.seconds = clock, [], []
+        self.seconds_of = lambda step: 0.004 + 0.001 * step.num_tokens
 
     def submit(self, step: StepInput) -> Done:
         factor = self.hiccups.pop(0) if self.hiccups else 1
-        self.seconds.append(factor * (0.004 + 0.001 * step.num_tokens))
+        self.seconds.append(factor * self.seconds_of(step))
         self.clock.now += self.seconds[-1]
         return super().submit(step)
 
@@ -507,3 +509,60 @@ def test_under_a_lack_of_blocks_the_lowest_priority_gives_way():
     assert {name: told(outputs) for name, outputs in found.items()} == {
         each.request_id: fake_answer(each) for each in (low, high)
     }
+
+
+# Owners.
+
+
+@pytest.mark.parametrize(("victims", "weight"), [(8, 1.0), (1, 1.0), (8, 3.0)])
+def test_an_owner_with_many_streams_slows_those_of_others_by_half_of_what_is_fair_at_most(victims, weight):
+    """And his own advance in turns: none stands still."""
+    engine = machine(max_batch_requests=64)
+    for at in range(victims):
+        engine.add(ask(f"victim{at}", [at], 2000, owner="victim"))
+    for at in range(64 - victims):
+        engine.add(ask(f"many{at}", [at], 2000, owner="many", weight=weight))
+    for _ in range(150):
+        engine.step()
+    before, counts = len(engine.runner.plans), Counter()
+    for _ in range(60):
+        engine.step()
+    for plan in engine.runner.plans[before:]:
+        names = [name for name, _, _ in plan]
+        counts.update(names)
+        assert sum(name.startswith("victim") for name in names) == victims, "they advance in every step"
+    fair = 0.004 + 0.001 * victims * (1 + min(weight, 63 / victims))
+    longest = sorted(engine.runner.seconds[before:])[50]  # one in eight has all
+    assert longest <= 1.6 * fair + 0.0015, "costs are estimates"
+    assert longest > 1.2 * fair, "as much as is fair is computed"
+    own = [counts[f"many{at}"] for at in range(64 - victims)]
+    assert max(own) - min(own) <= 2
+
+
+def test_where_many_streams_take_the_time_of_few_hardly_any_is_left_out():
+    """Once that is learned, from the steps that have all."""
+    engine = machine(max_batch_requests=64)
+    engine.runner.seconds_of = lambda step: 0.01 + 2e-4 * step.num_tokens
+    for at in range(64):
+        engine.add(ask(f"{at}", [at], 3000, owner="a" if at > 7 else "b"))
+    for _ in range(800):
+        engine.step()
+    assert sum(map(len, engine.runner.plans[-80:])) > 0.6 * 80 * 64
+
+
+def test_on_a_gpu_none_is_left_out():
+    engine = machine(max_batch_requests=64, stream_turns=False)
+    for at in range(64):
+        engine.add(ask(f"{at}", [at], 2000, owner="a" if at else "b"))
+    for _ in range(100):
+        engine.step()
+    assert len(engine.runner.plans[-1]) == 64
+
+
+def test_one_owner_has_every_step_alone():
+    engine = machine(max_batch_requests=64)
+    for at in range(64):
+        engine.add(ask(f"{at}", [at], 2000, owner="a"))
+    for _ in range(100):
+        engine.step()
+    assert len(engine.runner.plans[-1]) == 64

@@ -243,8 +243,9 @@ class LetsPromptsStand(Scheduler):
 class SparesNobody(Scheduler):
     """A part of a prompt is kept short although no stream waits for the step."""
 
-    def _room(self, streams, prompts):
-        return super()._room(max(1, streams), prompts)
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.cost.room_alone = lambda: self.cost.room(1, 1, self.config.step_goal)
 
 
 class LearnsNothing(Scheduler):

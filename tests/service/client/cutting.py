@@ -108,7 +108,7 @@ def real(rule: Rule) -> Iterator[Real]:
             each.close()
         for proxy in proxies:
             await proxy.stop()
-        http.should_exit = True
+        http.end()
         await running
         await grpc.stop(None)
 

@@ -80,7 +80,7 @@ async def over_http(endless: Endless) -> AsyncIterator[Read]:
         finally:
             endless.over = True
             caller.close()
-            server.should_exit = True
+            server.end()
             await task
 
 

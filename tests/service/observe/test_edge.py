@@ -73,7 +73,7 @@ def told(monkeypatch):
 
         monkeypatch.setattr(edge, "statistics", statistics)
 
-    monkeypatch.setattr(edge, "facts", lambda host, port, seconds: {"reload_ok": 1.0})
+    monkeypatch.setattr(edge, "facts", lambda *_: {"reload_ok": 1.0, "routed_own": 30.0, "routed_other": 2.0})
     return tell
 
 
@@ -89,6 +89,8 @@ def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
         ("attend_edge_requests_total", "n1", "grpc"): 5,
         ("attend_edge_refusals_total", "n1", "http"): 9,
         ("attend_edge_refusals_total", "n1", "grpc"): 3,
+        ("attend_edge_prefix_routed_total", "n1", "own"): 30,
+        ("attend_edge_prefix_routed_total", "n1", "other"): 2,
         ("attend_edge_errors_total", "n1"): 9,
         ("attend_edge_replica_errors_total", "n1"): 4,
     }
@@ -148,6 +150,8 @@ def test_before_haproxy_has_a_way_for_calls_nothing_is_made_up(told):
     assert samples(edge.page({"n1": "a"}, 8404, 0)) == {
         ("attend_edge_ok", "n1"): 1,
         ("attend_edge_replica_errors_total", "n1"): 0,
+        ("attend_edge_prefix_routed_total", "n1", "own"): 30,
+        ("attend_edge_prefix_routed_total", "n1", "other"): 2,
     }
 
 

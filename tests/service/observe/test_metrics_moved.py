@@ -98,7 +98,7 @@ def test_every_metric_is_moved_by_a_call_or_by_the_engine():
     engine.refusal = QueueFull("full")
     server.post({"prompt": PROMPTS})
     engine.figures = EngineStats(*range(1, 1 + len(fields(EngineStats))))
-    engine.age = 3.0
+    engine.age, engine.resident = 3.0, 5
     after = page(server)
     assert {name for name in before if before[name] == after[name]} <= ALWAYS | ELSEWHERE
 

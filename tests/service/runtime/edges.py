@@ -33,6 +33,7 @@ CONFIG = """
 global
     stats socket {folder}/admin.sock mode 666 level admin
     maxconn 200
+    tune.bufsize 131072
     log /dev/null local0
 defaults
     mode http
@@ -87,7 +88,9 @@ class Replica:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
+                self.rfile.read(int(self.headers["content-length"] or 0))
+                while self.headers["transfer-encoding"] and (size := int(self.rfile.readline(), 16)):
+                    self.rfile.read(size + 2)
                 self.answer()
 
             def do_GET(self) -> None:
@@ -166,20 +169,26 @@ class Edge:
             admin.sendall(text.encode() + b"\n")
             return admin.makefile().read()
 
-    def post(self, path: str = PATHS[0], method: str = "POST", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    def post(
+        self, path: str = PATHS[0], method: str = "POST", *, body: bytes = b"{}", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body)."""
         headers |= {"x-request-id": "mine", "content-type": "application/json"}
-        request = urllib.request.Request(self.http + path, b"{}", headers, method=method)
+        request = urllib.request.Request(self.http + path, body, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, dict(answer.headers), answer.read()
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read()
 
-    def send(self, *requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """A connection to its HTTP side, from this address."""
+        return socket.create_connection(self.address, 10, source_address=(source, 0))
+
+    def send(self, *requests: bytes, source: str = "127.0.0.1") -> list[tuple[int, dict[str, str], bytes]]:
         """Send requests as they are, on one connection; (status, headers with names in small letters, body) of each answer."""
         answers = []
-        with socket.create_connection(self.address, 10) as caller, caller.makefile("rb") as reader:
+        with self.connect(source) as caller, caller.makefile("rb") as reader:
             for request in requests:
                 caller.sendall(request)
                 status = int(reader.readline().split()[1])
@@ -187,6 +196,10 @@ class Edge:
                 headers = {name.lower(): value.strip() for name, _, value in (line.decode().partition(":") for line in lines)}
                 answers.append((status, headers, reader.read(int(headers["content-length"]))))
         return answers
+
+    def another_channel(self) -> grpc.Channel:
+        """To its gRPC side, on a connection of its own."""
+        return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}", [("grpc.use_local_subchannel_pool", 1)])
 
     def call(
         self, method: str = "Generate", service: str = "attend.v1.GenerationService"

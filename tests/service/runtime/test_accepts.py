@@ -29,7 +29,7 @@ async def most_at_once() -> int:
         while not taken or taken[-1] < CONNECTIONS:
             await asyncio.sleep(0)
             taken.append(len(server.server_state.connections))
-        server.should_exit = True
+        server.end()
         callers.close()
         await task
     return max(after - before for before, after in pairwise(taken))

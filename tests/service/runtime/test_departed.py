@@ -47,7 +47,7 @@ async def serving(app):
             await until(lambda: server.started)
             yield sock.getsockname()[1]
         finally:
-            server.should_exit = True
+            server.end()
             await task
 
 

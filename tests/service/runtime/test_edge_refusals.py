@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 
 from attend.service.contract.answers import Error
 from attend.service.http_api.problems import in_anthropics
+from attend.service.runtime.edge import MOST_FIELDS, READABLE_FIELDS
 from tests.service.runtime.edges import SECONDS, Edge, in_front
 from tests.service.server import wait_for
 
@@ -83,6 +85,21 @@ def test_two_keys(quiet: Edge, path: str, name: str) -> None:
 def test_a_version_that_is_none(quiet: Edge, path: str) -> None:
     [answer] = quiet.send(post(path, GOOD).replace(b"HTTP/1.1", b"HTTP/9.9"))
     told(answer, 505, "invalid_request", "invalid_request_error", path)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("count", [MOST_FIELDS + 1, 300, READABLE_FIELDS - 10])
+def test_too_many_headers(quiet: Edge, count: int, path: str) -> None:
+    fields = ["X-Many: a"] * (count - post(path, GOOD).count(b": "))
+    [answer] = quiet.send(post(path, GOOD, *fields))
+    told(answer, 431, "request_too_large", "invalid_request_error", path, connection="close")
+
+
+def test_as_many_headers_as_may_be(quiet: Edge) -> None:
+    sent = post(OPENAI, GOOD).replace(b"X-Request-Id: mine\r\n", b"")  # the id that HAProxy gives it is none of them
+    for each in (sent, post(OPENAI, GOOD)):
+        [answer] = quiet.send(each.replace(b"\r\n\r\n", b"\r\nX: a" * (MOST_FIELDS - each.count(b": ")) + b"\r\n\r\n"))
+        assert answer[0] == 431 and b"Too many headers" in answer[2], "of the replica, which takes a hundred with ours"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -188,7 +205,7 @@ def gone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 
 # What is no HTTP. HAProxy refuses it before it has a request, by a text that is constant in its program (`h1_send_error` of
-# mux_h1.c in 2.8): a configuration can make it empty, and nothing else.
+# mux_h1.c in 2.8): a configuration can make it empty, and nothing else. README.md says what was tried.
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 END = b"Connection: close\r\n\r\n"
@@ -206,13 +223,14 @@ END = b"Connection: close\r\n\r\n"
         pytest.param(HEAD + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n{}", 400, id="a length without end"),
         pytest.param(HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, id="a chunk without a length"),
         pytest.param(HEAD + b"X-Long: " + b"a" * 200_000 + b"\r\n\r\n", 400, id="a long header"),
-        pytest.param(HEAD + b"X-Many: a\r\n" * 300 + b"\r\n", 400, id="many headers"),
+        pytest.param(HEAD + b"X-Many: a\r\n" * READABLE_FIELDS + b"\r\n", 400, id="thousands of headers"),
         pytest.param(HEAD + b"X Y: 1\r\n\r\n", 400, id="a space in a header's name"),
         pytest.param(HEAD + b"X-Y : 1\r\n\r\n", 400, id="a space before a colon"),
         pytest.param(HEAD + b"X-Y: a\0b\r\n\r\n", 400, id="a NUL"),
         pytest.param(HEAD + b"Host: y\r\n\r\n", 400, id="two hosts"),
         pytest.param(b"G@T /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="a bad method"),
         pytest.param(b"GET /v1/\x01 HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="a bad target"),
+        pytest.param(HEAD + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n", 400, id="a websocket without a key"),
         pytest.param(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ", 408, id="a head that does not end"),
     ],
 )
@@ -221,6 +239,11 @@ def test_what_is_no_http_reaches_no_replica_and_ends_the_connection(quiet: Edge,
     answer = exchanged(quiet, sent)
     assert answer.startswith(b"HTTP/1.1 %d " % status) and answer.count(b"HTTP/1.") == 1
     assert quiet.num_calls() == before
+
+
+def test_a_connection_that_sends_nothing_is_closed_without_a_word(quiet: Edge) -> None:
+    """Browsers open connections ahead, and take what comes on one for the answer to their next request."""
+    assert exchanged(quiet, b"") == b""
 
 
 @pytest.mark.parametrize(
@@ -276,11 +299,20 @@ def test_a_status_has_the_content_type_of_grpc(gone: Edge) -> None:
             got += more
 
 
+@pytest.mark.parametrize("count", [150, 300])
+def test_many_fields_of_metadata_are_the_replicas_to_judge(quiet: Edge, count: int) -> None:
+    """With HAProxy's own limit, 101, the first was INTERNAL, and the second ended all calls of its connection."""
+    method = quiet.channel.unary_unary("/attend.v1.GenerationService/Generate")
+    call = method.future(b"", metadata=[(f"x-{number}", "a") for number in range(count)], timeout=10)
+    assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
 def test_too_many_connections_over_grpc(quiet: Edge) -> None:
     held = [socket.create_connection(quiet.address, 5) for _ in range(3)]
     expected = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections from your address", "mine", "1")
     try:
-        assert wait_for(lambda: status(quiet.call()) == expected)
+        with quiet.another_channel() as late:
+            assert wait_for(lambda: status(replace(quiet, channel=late).call()) == expected)
     finally:
         for each in held:
             each.close()

@@ -79,7 +79,7 @@ async def serving(most_calls: int = 8, of: Any = None, **limits: Any) -> AsyncIt
             yield app
         finally:
             app.gate.set()
-            server.should_exit = True
+            server.end()
             await task
 
 
@@ -398,5 +398,29 @@ def test_a_page_may_read_the_servers_own_answers_where_it_may_call(monkeypatch, 
                 assert (allowed in head) == (b"access-control-expose-headers: *" in head) == bool(origins)
             asked = GET.replace(b"GET", b"OPTIONS").replace(b"host: x", origin + b"\r\naccess-control-request-method: POST")
             assert status_of(await app.answer(asked)) == (200 if origins else 429)
+
+    run(law)
+
+
+def test_an_idle_server_comes_round_once_a_second_and_ends_at_once(monkeypatch):
+    """uvicorn's own loop comes round ten times a second, and so often looks whether it has been told to end."""
+    rounds = 0
+    tick = front.HttpServer.on_tick
+
+    async def counted(self: front.HttpServer, counter: int) -> bool:
+        nonlocal rounds
+        rounds += 1
+        return await tick(self, counter)
+
+    monkeypatch.setattr(front.HttpServer, "on_tick", counted)
+
+    async def law() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving() as app:
+            assert b"\r\ndate: " in await app.answer(GET.replace(b"host: x", b"host: x\r\nconnection: close"))
+            await asyncio.sleep(1.5)
+            assert 2 <= rounds <= 3
+            begun = loop.time()
+        assert loop.time() - begun < 0.5
 
     run(law)

@@ -53,7 +53,7 @@ def test_haproxy_takes_what_is_made_of_rays_file(applications, environment, tmp_
     assert (done.returncode, done.stderr) == (0, "")
     text = config.read_text()
     assert ("ssl crt" in text) == ("ATTEND_TLS_CERT" in environment)
-    assert text.count("server SERVE_REPLICA-") == 4 * len(applications) * bool(applications.get("default"))
+    assert text.count("    server SERVE_REPLICA-") == 4 * len(applications) * bool(applications.get("default"))
     assert "SERVE_PROXY_ACTOR-1 127.0.0.1:3" not in text, "Serve's own proxy would hold calls"
 
 
@@ -103,7 +103,7 @@ def test_a_failed_reload_is_told_with_haproxys_reason_and_on_the_page_until_one_
     log = tmp_path / "log"
     monkeypatch.setenv("ATTEND_LOG_FILE", str(log))
     with in_front(tmp_path, ATTEND_LOG_FILE=str(log)) as edge:
-        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 1}
+        assert facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 1
         (tmp_path / "haproxy.cfg").write_text(CONFIG.format(folder=tmp_path, server_seconds=1, **dict.fromkeys(NAMES, 1)))
         (tmp_path / "haproxy.cfg.j2").write_text((tmp_path / "haproxy.cfg.j2").read_text() + "backend x\n    nonsense here\n")
         words = ["-db", "-f", str(tmp_path / "haproxy.cfg"), "-sf", "1"]
@@ -113,7 +113,7 @@ def test_a_failed_reload_is_told_with_haproxys_reason_and_on_the_page_until_one_
         [line] = log.read_text().splitlines()
         assert " ERROR attend.edge: HAProxy is not started with its next configuration: config : parsing [" in line
         assert reason in line
-        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 0}
+        assert facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 0
         assert not (tmp_path / "current").exists(), "the one that runs goes on"
 
 
@@ -129,17 +129,18 @@ def test_a_file_of_rays_that_is_not_understood_is_told_too(tmp_path, monkeypatch
         line = json.loads(log.read_text())
         assert (line["level"], line["logger"]) == ("error", "attend.edge")
         assert line["message"].endswith("has a line that is not understood: surprise")
-        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 0}
+        assert facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 0
 
 
 def test_of_a_certificate_haproxy_says_what_is_noted(tmp_path):
     cert, key = map(str, Authority(tmp_path).sign("good", days=1))
     with in_front(tmp_path, ATTEND_TLS_CERT=cert, ATTEND_TLS_KEY=key) as edge:
         told = facts("127.0.0.1", edge.stats_port, 5)
-        assert told.keys() == {"reload_ok", "tls_reload_ok", "tls_expiry"}
+        assert told.keys() >= {"reload_ok", "tls_reload_ok", "tls_expiry"}
         assert (told["reload_ok"], told["tls_reload_ok"]) == (1, 1) and 0 < told["tls_expiry"] - time.time() <= 86400
         renew.publish(edge.admin, tmp_path / "tls.map", {"ok": "0", "expiry": "7"})
-        assert facts("127.0.0.1", edge.stats_port, 5) == {"reload_ok": 1, "tls_reload_ok": 0, "tls_expiry": 7}
+        told = facts("127.0.0.1", edge.stats_port, 5)
+        assert [told[name] for name in ("reload_ok", "tls_reload_ok", "tls_expiry")] == [1, 0, 7]
 
 
 # What becomes of a request

@@ -34,7 +34,7 @@ def test_after_a_stop_and_a_start_a_prompt_is_not_computed_again(tmp_path: Path)
         text, cached = asked(server)
         assert cached == 0
         server.stop()
-    assert list((tmp_path / "kv").glob("kv-*.bin")), "what was drained is written"
+    assert list((tmp_path / "kv" / "attend-kv").glob("kv-*.bin")), "what was drained is written"
     with running(tmp_path / "second", *flags) as server:
         assert asked(server, salt="another") == (text, 0), "a prefix is shared within its salt alone"
         again, cached = asked(server)
@@ -51,13 +51,13 @@ def test_a_process_that_is_killed_while_it_writes_costs_nothing_else(tmp_path: P
     flags = (*FLAGS, "--kv-disk-folder", str(tmp_path / "kv"))
     with running(tmp_path / "first", *flags) as server:
         text, _ = asked(server)
-        assert wait_for(lambda: list((tmp_path / "kv").glob("kv-*.bin")))
+        assert wait_for(lambda: list((tmp_path / "kv" / "attend-kv").glob("kv-*.bin")))
         asked(server, "x = 1\n" * 150)
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
-    for path in (tmp_path / "kv").glob("kv-*.bin"):
+    for path in (tmp_path / "kv" / "attend-kv").glob("kv-*.bin"):
         path.with_name(f".{path.stem}.tmp").write_bytes(path.read_bytes()[:1000])  # as one that was not ended
-    notes = tmp_path / "kv" / "notes.txt"
+    notes = tmp_path / "kv" / "attend-kv" / "notes.txt"
     notes.write_text("not ours")
     with running(tmp_path / "second", *flags) as server:
         again, cached = asked(server)
@@ -71,7 +71,7 @@ def test_files_that_were_cut_are_computed_again_and_counted(tmp_path: Path) -> N
     with running(tmp_path / "first", *flags) as server:
         text, _ = asked(server)
         server.stop()
-    for path in (tmp_path / "kv").glob("kv-*.bin"):
+    for path in (tmp_path / "kv" / "attend-kv").glob("kv-*.bin"):
         os.truncate(path, path.stat().st_size // 2)
     with running(tmp_path / "second", *flags) as server:
         assert asked(server) == (text, 0)
@@ -82,4 +82,4 @@ def test_a_folder_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with started(tmp_path / "log", *FLAGS, "--kv-disk-folder", str(tmp_path / "file" / "kv")) as server:
         assert server.process.wait(60) == 2
-        assert f"kv_disk_folder '{tmp_path}/file/kv' cannot be written to: Not a directory" in server.output()
+        assert f"kv_disk_folder: '{tmp_path}/file/kv/attend-kv' cannot be written to: Not a directory" in server.output()

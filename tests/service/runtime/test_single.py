@@ -19,6 +19,7 @@ import pytest
 from attend.model.errors import EngineFailed
 from attend.service.runtime import single
 from attend.service.runtime.front import bound
+from attend.service.runtime.interfaces import check_interfaces
 from attend.service.settings import Settings
 from attend.v1 import generation_pb2 as pb
 from tests.service.certificates import Authority
@@ -212,6 +213,8 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
 
         start = stop = describe = drain = nothing
 
+        def end(self) -> None: ...
+
         async def serve(self, sockets: list[socket.socket]) -> None:
             assert connected, "this task runs too early to show anything"
             for each in sockets[1:]:
@@ -253,3 +256,7 @@ def test_a_step_thread_that_is_dead_or_stuck_ends_the_watch() -> None:
         patch.setattr(single, "WATCH_SECONDS", 0.0)
         with pytest.raises(EngineFailed):
             asyncio.run(asyncio.wait_for(single.watch(Dead()), 5))  # type: ignore[arg-type]
+
+
+def test_what_is_used_of_uvicorn_is_looked_at_under_its_name_and_is_there() -> None:
+    check_interfaces("uvicorn")

@@ -133,6 +133,7 @@ def test_the_proxy_and_the_timeout_are_settings(bare, tmp_path):
     fast = ray_environment(Settings(request_timeout_seconds=100.5), tmp_path)
     plain = ray_environment(Settings(proxy="python"), tmp_path)
     assert (fast["RAY_SERVE_ENABLE_HA_PROXY"], plain["RAY_SERVE_ENABLE_HA_PROXY"]) == ("1", "0")
+    assert (fast.get("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"), plain["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"]) == (None, str(256 << 20))
     assert int(fast["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 100
     assert all(isinstance(value, str) for value in (fast | plain).values())
 
@@ -147,6 +148,11 @@ def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
     assert {name: environment[f"ATTEND_{name.upper()}"] for name in given} == {
         name: str(value) for name, value in given.items()
     }
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, "1"), ({"prefix_routing": False}, "0"), ({"prefix_caching": False}, "0")])
+def test_calls_are_routed_by_their_prefix_where_there_is_a_cache_of_prefixes(bare, tmp_path, given, wanted):
+    assert ray_environment(Settings(**given), tmp_path)["ATTEND_PREFIX_ROUTING"] == wanted
 
 
 def test_without_haproxy_nothing_is_wrapped(bare, tmp_path):

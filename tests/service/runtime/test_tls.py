@@ -177,7 +177,7 @@ def secure(files) -> Iterator[Secure]:
         servers.append(server)
         ready.set()
         await stop.wait()
-        server.should_exit = True
+        server.end()
         await asyncio.gather(serving, rpcs.stop(1.0))
 
     def run() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,7 +177,86 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_used_is_named_at_the_start(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match=r"^kv_disk_folder '.*/file/kv' cannot be written to: Not a directory$"):
+    with pytest.raises(SettingError, match=r"^kv_disk_folder: '.*/file/kv' cannot be written to: Not a directory$"):
         opened(tmp_path / "file" / "kv")
     with pytest.raises(SettingError, match=r"^kv_disk_bytes is 70, but one block takes 64: raise it$"):
         opened(tmp_path, most_bytes=70)
+
+
+def test_a_head_that_promises_more_than_the_file_has_takes_no_memory(tmp_path):
+    opened(tmp_path).write([record("a")])
+    [path] = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[8:12] = b"\xff" * 4
+    path.write_bytes(data)
+    store = opened(tmp_path)
+    assert len(store) == 0 and store.num_errors == 1 and not path.exists()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.ESTALE])
+def test_an_error_of_the_disk_removes_nothing(tmp_path, monkeypatch, error):
+    store = opened(tmp_path)
+    store.write([record("a")])
+    real = Path.open
+
+    def broken(path, *given, **more):
+        if path.suffix == ".bin":
+            raise OSError(error, os.strerror(error))
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(Path, "open", broken)
+    assert store.read([record("a")[0]]) == [None] and store.num_errors == 1
+    assert not store.has(record("a")[0]), "it is not tried again and again"
+    monkeypatch.undo()
+    assert opened(tmp_path).read([record("a")[0]]) == [record("a")[1]]
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
+    """Who writes there may plant keys and values: a checksum tells no author."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(SettingError, match=r"^kv_disk_folder: other users may write to '.*', and what it holds is believed$"):
+        opened(tmp_path)
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path):
+    folder = tmp_path / "kv"
+    store = opened(folder)
+    store.write([record("a")])
+    shutil.rmtree(folder)
+    store.refresh()
+    assert len(store) == 0 and store.num_bytes == 0
+    store.write([record("b")])
+    assert store.read([record("b")[0]]) == [record("b")[1]]
+
+
+def test_what_is_no_file_stops_nobody(tmp_path):
+    os.mkfifo(tmp_path / f"kv-{LAYOUT}-{'a' * 16}.bin")
+    (tmp_path / f".kv-{LAYOUT}-{'b' * 16}.tmp").mkdir()
+    os.utime(tmp_path / f".kv-{LAYOUT}-{'b' * 16}.tmp", (0, 0))
+    store = opened(tmp_path)
+    store.write([record("a")])
+    assert opened(tmp_path).read([record("a")[0]]) == [record("a")[1]]
+
+
+def test_what_an_ended_process_left_unfinished_counts(tmp_path):
+    (tmp_path / f".kv-{OTHER}-{'a' * 16}.tmp").write_bytes(bytes(1000))
+    assert opened(tmp_path).num_bytes == 1000
+
+
+def test_a_text_that_is_in_use_goes_last_though_nobody_reads_it(tmp_path):
+    """It is in memory: its file is what the next process needs first."""
+    store = opened(tmp_path, most_bytes=3 * 104)
+    for turn in range(3):
+        store.write([record(turn)])
+        os.utime(max(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns), (turn, turn))
+    store.note_use(record(0)[0])
+    store.write([record(3)])
+    assert [store.has(record(turn)[0]) for turn in range(4)] == [True, False, True, True]
+
+
+def test_records_are_removed_with_their_file(tmp_path):
+    store = opened(tmp_path)
+    store.write([record("a"), record("b")])
+    store.write([record("c")])
+    store.remove([record("b")[0], record("d")[0]])
+    assert [store.has(record(name)[0]) for name in "abc"] == [False, False, True] and len(list(tmp_path.iterdir())) == 1

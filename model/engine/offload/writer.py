@@ -1,0 +1,146 @@
+"""The thread that writes blocks to disk: those of a text whose request has ended, which are not there yet.
+
+It copies while steps compute. A block may be evicted meanwhile, and filled with another text: then its number in the pool has
+changed afterwards, and the copy is dropped.
+"""
+
+import logging
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from attend.model.engine.offload.layout import BlockLayout
+from attend.model.engine.offload.plan import digests, unwritten
+from attend.model.engine.offload.store import BlockStore, Key
+from attend.model.engine.request import Request
+from attend.model.engine.tables import BlockTables
+
+log = logging.getLogger("attend.offload")
+
+FILE_BYTES = 16 << 20
+"""Records of a file, at most, unless one is larger; of a small folder a quarter of what it may hold."""
+PIECE_BYTES = 4 << 20
+"""Copied at a time."""
+MOST_QUEUED_TOKENS = 1 << 22
+"""Of texts that wait to be written. Beyond them a text is not written."""
+REFRESH_SECONDS = 5.0
+"""How often other processes' files are looked for."""
+PAUSE_SECONDS = 30.0
+"""Nothing is written for so long after an error of the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The tokens of a request that has ended."""
+
+    root: str
+    tokens: "array[int]"
+    num_blocks: int
+    is_bad: bool = False
+    """Whether what is on disk of it is to be removed."""
+
+
+class BlockWriter:
+    """Writes texts, at most so many bytes a second over time."""
+
+    def __init__(
+        self, tables: BlockTables, store: BlockStore, layout: BlockLayout, bytes_per_second: float, clock: Callable[[], float]
+    ) -> None:
+        self._tables, self._store, self._layout, self._clock = tables, store, layout, clock
+        self._bytes_per_second = bytes_per_second
+        self._jobs: SimpleQueue[Text | threading.Event] = SimpleQueue()
+        self._queued_tokens = 0
+        self._hurry, self._closed = threading.Event(), threading.Event()
+        self._paused_until = self._refreshed = 0.0
+        self.num_bytes = 0
+        """Written since the start."""
+        self.num_dropped = 0
+        """Texts of which nothing, or not all, was written."""
+        self._thread = threading.Thread(target=self._run, name="attend-kv-write", daemon=True)
+        self._thread.start()
+
+    def offer(self, request: Request, *, is_bad: bool) -> None:
+        """Write the blocks of an ended request, or with `is_bad` remove them. Returns at once."""
+        count = request.num_known * self._tables.config.block_size
+        if self._queued_tokens + count > MOST_QUEUED_TOKENS:
+            self.num_dropped += 1
+            return
+        self._queued_tokens += count
+        self._jobs.put(Text(request.root, array("I", request.tokens(0, count)), request.num_known, is_bad))
+
+    def flush(self, done: threading.Event) -> None:
+        """Write what waits, without the bound on bytes a second; the event is set once that is done."""
+        self._hurry.set()
+        self._jobs.put(done)
+
+    def close(self, seconds: float) -> None:
+        """End the thread; what waits is not written."""
+        self._closed.set()
+        self._hurry.set()
+        self._jobs.put(threading.Event())
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                job = self._jobs.get(timeout=REFRESH_SECONDS)
+            except Empty:
+                job = None
+            try:
+                if self._clock() - self._refreshed >= REFRESH_SECONDS:
+                    self._refreshed = self._clock()
+                    self._store.refresh()
+                if isinstance(job, threading.Event):
+                    job.set()
+                elif job is not None:
+                    self._queued_tokens -= len(job.tokens)
+                    self._do(job)
+            except Exception:
+                log.exception("KV blocks of a request are not written")
+
+    def _do(self, text: Text) -> None:
+        if text.is_bad:
+            keys = [(digest, at) for digest in digests(self._tables, text) for at in range(len(self._tables.groups))]
+            self._store.remove(keys)
+            return
+        if self._clock() < self._paused_until:
+            self.num_dropped += 1
+            return
+        try:
+            for records in self._files(text):
+                began = self._clock()
+                count = self._store.write(records)
+                self.num_bytes += count
+                self._hurry.wait(max(0.0, count / self._bytes_per_second - (self._clock() - began)))
+        except OSError as error:
+            self._paused_until = self._clock() + PAUSE_SECONDS
+            self.num_dropped += 1
+            log.warning("KV blocks are not written for %g s: %s", PAUSE_SECONDS, error)
+
+    def _files(self, text: Text) -> Iterator[list[tuple[Key, memoryview]]]:
+        """The records of a text that are to be written, in files."""
+        most = min(FILE_BYTES, self._store.most_bytes // 4)
+        records: list[tuple[Key, memoryview]] = []
+        size, dropped = 0, False
+        for group, some in enumerate(unwritten(self._tables, self._store, text)):
+            pool = self._tables.groups[group].pool
+            for part in self._pieces(group, some):
+                copies = self._layout.read(group, [block for block, _, _ in part])
+                for (block, number, key), copy in zip(part, copies, strict=True):
+                    if self._closed.is_set() or not pool.holds(block, number):  # evicted, perhaps before it was copied
+                        dropped = True
+                        continue
+                    if records and size + len(copy) > most:
+                        yield records
+                        records, size = [], 0
+                    records.append((key, copy))
+                    size += len(copy)
+        if records:
+            yield records
+        self.num_dropped += dropped
+
+    def _pieces(self, group: int, blocks: Sequence[tuple[int, int, Key]]) -> Iterator[Sequence[tuple[int, int, Key]]]:
+        count = max(1, PIECE_BYTES // self._layout.sizes[group])
+        return (blocks[start : start + count] for start in range(0, len(blocks), count))

@@ -1,0 +1,314 @@
+"""Prefix-aware routing at the edge, before two fake replicas: which one a call reaches."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from attend.service.observe.edge import facts
+from attend.v1 import generation_pb2 as pb
+from tests.service.runtime.edges import SECONDS, Edge, in_front
+from tests.service.server import wait_for
+
+NUM_CONVERSATIONS, NUM_TURNS = 24, 4
+SYSTEM = "You are a helpful assistant. " * 200
+CHAT, MESSAGES, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    with in_front(tmp_path_factory.mktemp("edge")) as edge:
+        yield edge
+
+
+@pytest.fixture
+def edge(started: Edge) -> Edge:
+    """The same, with replicas that have room and answer at once."""
+    if any(replica.full for replica in started.replicas):
+        time.sleep(1.5 * SECONDS)
+    for replica in started.replicas:
+        replica.full, replica.judge = False, lambda *_: 200
+    return started
+
+
+def said(*texts: str) -> list[dict[str, Any]]:
+    """A user's and an assistant's messages in turn."""
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def in_parts(*texts: str) -> list[dict[str, Any]]:
+    """The same, in parts that begin alike."""
+    return [turn | {"content": [{"type": "text", "text": "A reminder."}, {"text": turn["content"]}]} for turn in said(*texts)]
+
+
+def chat(messages: list[dict[str, Any]], **others: Any) -> tuple[str, bytes]:
+    return CHAT, json.dumps({"messages": messages, "model": "m"} | others).encode()
+
+
+def grpc_chat(messages: list[dict[str, Any]]) -> tuple[str, bytes]:
+    call = pb.ChatRequest(request_id=f"r{len(messages)}", model="m", messages=[pb.ChatMessage(**turn) for turn in messages])
+    return "Chat", call.SerializeToString()
+
+
+def generate(text: str) -> tuple[str, bytes]:
+    return "Generate", pb.GenerateRequest(request_id=f"r{len(text)}", text=text, max_tokens=5).SerializeToString()
+
+
+def generate_ids(text: str) -> tuple[str, bytes]:
+    ids = pb.TokenIds(ids=list(text.encode()))
+    return "GenerateStream", pb.GenerateRequest(token_ids=ids, max_tokens=len(text)).SerializeToString()
+
+
+LEADING: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+DEVELOPER: list[dict[str, Any]] = [
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": SYSTEM}]}
+]
+TOOLS = [{"type": "function", "function": {"name": f"f{number}", "description": "x" * 300}} for number in range(100)]
+KINDS: dict[str, Callable[..., tuple[str, bytes]]] = {
+    "chat": lambda *texts: chat(said(*texts)),
+    "chat with a system prompt": lambda *texts: chat(LEADING + said(*texts)),
+    "chat in parts": lambda *texts: chat(in_parts(*texts)),
+    "chat in parts with a system prompt": lambda *texts: chat(LEADING + in_parts(*texts)),
+    "chat in another script": lambda *texts: chat(said(*(f'"\\\u4f60\u597d\n{text}' for text in texts))),
+    "chat after 30 KB of tools": lambda *texts: (CHAT, json.dumps({"tools": TOOLS, "messages": said(*texts)}).encode()),
+    "messages": lambda *texts: (MESSAGES, json.dumps({"model": "m", "messages": in_parts(*texts), "system": SYSTEM}).encode()),
+    "responses": lambda *texts: (RESPONSES, json.dumps({"input": DEVELOPER + in_parts(*texts)}).encode()),
+    "completions": lambda *texts: (COMPLETIONS, json.dumps({"prompt": "\n".join(texts), "max_tokens": len(texts)}).encode()),
+    "grpc chat": lambda *texts: grpc_chat(said(*texts)),
+    "grpc chat with a system prompt": lambda *texts: grpc_chat(LEADING + said(*texts)),
+    "grpc text": lambda *texts: generate("\n".join(texts)),
+    "grpc token ids": lambda *texts: generate_ids("\n".join(texts)),
+}
+"""A call by the texts of its conversation: its path and body, or its method and message."""
+
+
+def send(edge: Edge, call: tuple[str, bytes], key: str = "") -> int:
+    """Make a call and return which replica it reached."""
+    path, body = call
+    before = [len(replica.calls) for replica in edge.replicas]
+    if not path.startswith("/"):
+        metadata = [("authorization", key)] if key else []
+        edge.channel.unary_unary(f"/attend.v1.GenerationService/{path}")(body, metadata=metadata, timeout=30)
+    else:
+        caller = http.client.HTTPConnection(*edge.address, timeout=30)
+        headers = {"content-type": "application/json"} | ({"authorization": key} if key else {})
+        caller.request("POST", path, body, headers)
+        assert caller.getresponse().status == 200
+        caller.close()
+    after = [len(replica.calls) for replica in edge.replicas]
+    [reached] = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
+    return reached
+
+
+def text_of(conversation: int, turn: int) -> str:
+    return f"What follows is text {turn} of conversation {conversation}. " + "It goes on for a while. " * 60
+
+
+def conversation(edge: Edge, kind: str, number: int, key: str = "") -> list[int]:
+    """The replicas that its turns reach."""
+    texts = [text_of(number, place) for place in range(2 * NUM_TURNS)]
+    return [send(edge, KINDS[kind](*texts[: 2 * turn + 1]), key) for turn in range(NUM_TURNS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_turn_of_a_conversation_reaches_one_replica_and_conversations_are_spread(edge, kind):
+    reached = [conversation(edge, kind, number) for number in range(NUM_CONVERSATIONS)]
+    assert {len(set(turns)) for turns in reached} == {1}
+    loads = Counter(turns[0] for turns in reached)
+    assert min(loads[0], loads[1]) >= NUM_CONVERSATIONS / 4, "what they have in common puts them on one replica"
+
+
+@pytest.mark.parametrize("kind", ["chat", "grpc chat"])
+def test_what_begins_alike_with_different_keys_is_spread(edge, kind):
+    reached = [set(conversation(edge, kind, 0, f"Bearer key-{number}")) for number in range(NUM_CONVERSATIONS)]
+    assert {len(replicas) for replicas in reached} == {1}
+    assert len(set.union(*reached)) == 2
+
+
+@pytest.mark.parametrize(
+    "kind", ["chat", "chat with a system prompt", "chat in parts", "messages", "responses", "completions", "grpc text"]
+)
+def test_a_document_that_begins_alike_leads_to_one_replica_whatever_is_asked_of_it(edge, kind):
+    document = "A line of the document. " * 400
+    assert len({send(edge, KINDS[kind](f"{document} Question {number}?")) for number in range(12)}) == 1
+
+
+@pytest.mark.parametrize("size", [100_000, 200_000, 900_000])
+@pytest.mark.parametrize("kind", ["chat", "chat in parts", "messages", "responses", "completions"])
+def test_a_message_that_no_buffer_holds_counts_by_its_beginning(edge, kind, size):
+    reached = []
+    for number in range(12):
+        first = text_of(number, 0) * (size // len(text_of(number, 0)))
+        reached.append({send(edge, KINDS[kind](first, *more)) for more in ((), ("yes", "and then?"))})
+    assert {len(replicas) for replicas in reached} == {1}
+    assert len(set.union(*reached)) == 2
+
+
+@pytest.mark.parametrize("kind", ["chat with a system prompt", "grpc chat with a system prompt", "messages", "responses"])
+def test_a_conversation_that_outgrows_the_buffer_stays_where_it_is(edge, kind):
+    for number in range(12):
+        texts = [text_of(number, 0), *["A long answer or question. " * 3000] * 12]
+        assert len({send(edge, KINDS[kind](*texts[:length])) for length in (1, 3, 5, 13)}) == 1
+
+
+def test_a_beginning_that_all_send_is_answered_by_all_within_the_bound(edge):
+    """Of 20 calls at a time, one replica answers at most 1.25 times the mean, and two."""
+    free = threading.Event()
+    held = [0, 0]
+
+    def hold(place: int) -> Callable[..., int]:
+        def judge(*_: object) -> int:
+            held[place] += 1
+            free.wait(20)
+            return 200
+
+        return judge
+
+    for place, replica in enumerate(edge.replicas):
+        replica.judge = hold(place)
+    with ThreadPoolExecutor(20) as pool:
+        try:
+            done = []
+            for _ in range(20):
+                done.append(pool.submit(edge.post, CHAT, body=chat(said("The same. " * 200))[1]))
+                assert wait_for(lambda: sum(held) == len(done))
+        finally:
+            free.set()
+    assert {each.result()[0] for each in done} == {200}
+    assert 10 < max(held) <= 14
+
+
+def test_a_replica_that_is_full_gets_no_call_while_another_has_room(edge):
+    before = [conversation(edge, "chat", number)[0] for number in range(12)]
+    edge.replicas[0].full = True
+    try:
+        assert wait_for(lambda: edge.post(CHAT, body=chat(said(text_of(before.index(0), 0)))[1])[0] == 429)
+        assert {send(edge, chat(said(text_of(number, 0)))) for number in range(3)} == {1}
+    finally:
+        edge.replicas[0].full = False
+    time.sleep(1.5 * SECONDS)
+    assert [conversation(edge, "chat", number)[0] for number in range(12)] == before
+
+
+@pytest.mark.parametrize("kind", ["chat", "grpc chat"])
+def test_conversations_of_a_dead_replica_go_on_at_the_other_and_no_other_conversation_moves(kind, tmp_path):
+    with in_front(tmp_path) as edge:
+        before = [conversation(edge, kind, number)[0] for number in range(12)]
+        assert set(before) == {0, 1}
+        edge.replicas[0].stop()
+        for _ in range(2):
+            assert {turn for number in range(12) for turn in conversation(edge, kind, number)} == {1}
+
+
+def test_short_calls_and_those_without_a_conversation_go_where_least_is_running(edge):
+    long = text_of(0, 0)
+    calls = [chat(said("Hello.")), grpc_chat(said("Hello.")), generate("def f(x):"), ("Tokenize", long.encode())]
+    calls += [(path, json.dumps({"input": long, "messages": said(long)}).encode()) for path in ("/tokenize", "/v1/embeddings")]
+    for call in calls:
+        assert {send(edge, call) for _ in range(8)} == {0, 1}
+
+
+def sent_late(edge: Edge, call: tuple[str, bytes], size: int, *, chunked: bool = False) -> int:
+    """Make a call whose body comes in pieces of this size, after its head; returns which replica it reached."""
+    path, body = call
+    pieces = [body[place : place + size] for place in range(0, len(body), size)]
+    before = [len(replica.calls) for replica in edge.replicas]
+    if path.startswith("/"):
+        address, kind = edge.address, "transfer-encoding: chunked" if chunked else f"content-length: {len(body)}"
+        parts = [f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{kind}\r\n\r\n".encode()]
+        parts += [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"] if chunked else pieces
+    else:
+        address = "127.0.0.1", edge.grpc_port
+        fields = {":method": "POST", ":scheme": "http", ":path": f"/attend.v1.GenerationService/{path}", ":authority": "x"}
+        fields |= {"content-type": "application/grpc", "te": "trailers"}
+        block = b"".join(b"\0%c%b%c%b" % (len(k), k.encode(), len(v), v.encode()) for k, v in fields.items())
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+        parts = [preface + len(block).to_bytes(3, "big") + bytes.fromhex("010400000001") + block]
+        body = b"\0" + len(body).to_bytes(4, "big") + body
+        pieces = [body[place : place + size] for place in range(0, len(body), size)]
+        ends = [b"\0"] * (len(pieces) - 1) + [b"\1"]
+        frames = zip(pieces, ends, strict=True)
+        parts += [len(piece).to_bytes(3, "big") + b"\0" + end + bytes.fromhex("00000001") + piece for piece, end in frames]
+    with socket.create_connection(address, 10) as caller:
+        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            caller.sendall(part)
+            time.sleep(0.05)
+        assert wait_for(lambda: sum(len(replica.calls) for replica in edge.replicas) > sum(before))
+    after = [len(replica.calls) for replica in edge.replicas]
+    [reached] = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
+    return reached
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunked"),
+    [("chat in parts", False), ("chat in parts", True), ("completions", False), ("grpc chat", False), ("grpc text", False)],
+)
+def test_a_call_whose_body_comes_late_and_in_pieces_reaches_the_replica_of_its_beginning(edge, kind, chunked):
+    for number in range(6):
+        call = KINDS[kind](text_of(number, 0), "yes", "and then?")
+        assert sent_late(edge, call, 500, chunked=chunked) == send(edge, call)
+
+
+def test_a_call_that_stands_still_holds_no_other(edge):
+    """A replica gets neither: over gRPC too the whole message is awaited, up to the buffer."""
+    with socket.create_connection(edge.address, 10) as still:
+        still.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{{".encode())
+        began = time.monotonic()
+        assert len({send(edge, chat(said(text_of(7, 0)))) for _ in range(20)}) == 1
+        assert time.monotonic() - began < 5
+
+
+BAD = {
+    "nothing": b"",
+    "no JSON": b"\x00\xff{{{",
+    "a number": b"7",
+    "no messages": b"{}",
+    "messages that are a text": b'{"messages": "x"}',
+    "no message": b'{"messages": []}',
+    "a message that is none": b'{"messages": [null, 3]}',
+    "a content that is null": b'{"messages": [{"role": "user", "content": null}]}',
+    "a content of no text": b'{"messages": [{"role": "user", "content": ""}]}',
+    "an escape that is cut": b'{"messages": [{"role": "user", "content": "\\u00',
+    "nested deeper than any call": b'{"messages": ' + b"[" * 60_000,
+    "half a pair of escapes": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    "no text but quotes": b'"' * 100_000,
+    "one backslash": b'{"messages": [{"role": "user", "content": "\\',
+    "NUL in a role": b'{"messages": [{"role": "sys\\u0000tem", "content": "x"}]}',
+    "another role with a format": b'{"messages": [{"role": "%[path]%%$(id)", "content": "%[path]"}]}',
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, COMPLETIONS])
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_whatever_a_body_is_a_replica_gets_to_judge_it(edge, path, body):
+    send(edge, (path, body.replace(b"messages", b"input") if path == RESPONSES else body))
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff" * 50, b"\x1a\xff\xff\xff\xff\x0f", b"\x1a\x04\x0a\x06syst", b"\x0a" * 300_000])
+@pytest.mark.parametrize("method", ["Chat", "Generate"])
+def test_whatever_a_message_is_a_replica_gets_to_judge_it(edge, method, body):
+    send(edge, (method, body))
+
+
+def test_the_page_counts_where_calls_went(tmp_path):
+    with in_front(tmp_path) as edge:
+        for number in range(5):
+            conversation(edge, "chat", number)
+            conversation(edge, "grpc chat", number)
+        counted = facts("127.0.0.1", edge.stats_port, 5)
+        assert (counted["routed_own"], counted["routed_other"]) == (10 * NUM_TURNS, 0)
+
+
+@pytest.mark.parametrize("environment", [{"ATTEND_PREFIX_ROUTING": "0"}])
+def test_where_it_is_off_calls_go_where_least_is_running(environment, tmp_path):
+    with in_front(tmp_path, **environment) as edge:
+        assert {len(set(conversation(edge, "chat", number))) for number in range(4)} == {2}
+        assert "routed_own" not in facts("127.0.0.1", edge.stats_port, 5)
