@@ -15,7 +15,7 @@ MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients --excl
 unexport PYTHONDONTWRITEBYTECODE
 export ATTEND_TEST_MODELS ?= $(abspath $(MODELS))
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests load capacity soak overload bench-gate screenshots protos docs train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests image load capacity soak overload bench-gate screenshots protos docs train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -51,6 +51,7 @@ $(VENV)/.serve-ready: pyproject.toml setup.py constraints.txt $(wildcard model/n
 $(VENV)/.ready: $(VENV)/.serve-ready
 	@echo "the tools that test and check, about a minute"
 	@$(BIN)/$(INSTALL) -c constraints.txt --group check
+	@$(BIN)/python -m tests.deploy.tools $(BIN)
 	@touch $@
 
 serve: $(VENV)/.serve-ready  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (gRPC)
@@ -141,6 +142,14 @@ faults: setup  ## attacks and deaths on a server of its own, beside other caller
 manifests: setup  ## render deploy/ and check it strictly
 	$(BIN)/python -m tests.deploy.check
 
+# A rebuilt image needs a tag that no node has yet: its date.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+DATED   = $(VERSION)-$(shell date -u +%Y%m%d)
+BUILD   = docker build -f deploy/docker/Dockerfile --build-arg VERSION=$(VERSION) --build-arg REVISION=$(shell git rev-parse HEAD)
+image:  ## both images, tagged attend:VERSION and attend:VERSION-DATE
+	$(BUILD) -t attend:$(VERSION) -t attend:$(DATED) .
+	$(BUILD) --target gpu -t attend:$(VERSION)-gpu -t attend:$(DATED)-gpu .
+
 load: setup  ## a minute of load against a server of its own; exit code 3 if an objective was missed
 	$(BIN)/python -m loadtest.load $(ARGS)
 
@@ -159,8 +168,9 @@ bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; defaul
 screenshots: setup  ## the README's pictures of the page, of servers of its own; ARGS names a model that chats (needs Chromium)
 	$(BIN)/python -m tests.service.pictures $(ARGS)
 
-docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, and the fields of our own clients
+docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, the chart's schema, and the fields of our own clients
 	$(BIN)/python -m tests.docs
+	$(BIN)/python -m tests.deploy.chart
 
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO)

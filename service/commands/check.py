@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from attend.service.commands.long import CHECKS as LONG_CHECKS
 from attend.service.commands.probe import (
     MAX_TOKENS,
     OPENAI_ERROR,
@@ -277,13 +278,16 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
 }
 
 
-def run(probe: Probe) -> Iterator[Result]:
-    """The results, one by one. Raises Unreachable if no server answers, or one that would fail every check for one reason."""
+def run(probe: Probe, *, long: bool = False) -> Iterator[Result]:
+    """The results, one by one; with `long` those of long.py last.
+
+    Raises Unreachable if no server answers, or one that would fail every check for one reason.
+    """
     try:
         _require_server(probe)
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"no server answers at {probe.url}: {_reason(error)}") from error
-    for name, check in CHECKS.items():
+    for name, check in (CHECKS | (LONG_CHECKS if long else {})).items():
         started = time.perf_counter()
         outcome, detail = _tried(check, probe)
         yield Result(name, outcome, round((time.perf_counter() - started) * 1000, 1), detail)

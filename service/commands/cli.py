@@ -256,6 +256,9 @@ def check(
     key: Annotated[
         str | None, typer.Option(help="API key, where the server asks for one.", envvar="ATTEND_API_KEY", metavar="KEY")
     ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="Hold a stream of each transport for 20 s too: many gateways cut it after 15.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
@@ -269,7 +272,7 @@ def check(
     probe, results, reason = target(url, grpc, key), [], None
     show = (lambda *_: None) if json else printer()
     try:
-        for result in run(probe):
+        for result in run(probe, long=long):
             results.append(result)
             show(result.outcome, f"{result.milliseconds:.0f} ms", result.name, result.detail)
     except Unreachable as error:

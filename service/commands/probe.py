@@ -89,6 +89,21 @@ class Probe:
         data = json.dumps(({"model": self.model} if self.model else {}) | body).encode()
         return self._send(urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}), self.key)
 
+    @contextmanager
+    def events(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[bytes]]:
+        """The lines of a streamed answer to a POST, as they come, at most SECONDS apart. Raises Failed for a refusal."""
+        data = json.dumps(({"model": self.model} if self.model else {}) | body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        if self.key:
+            request.add_header("Authorization", f"Bearer {self.key}")
+        try:
+            answer = urllib.request.urlopen(request, timeout=SECONDS)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Failed(f"the status is {error.status}, expected 200: {shown(error.read())}") from error
+        with answer:
+            yield (line.rstrip(b"\r\n") for line in answer)
+
     def greedy(self, **more: Any) -> dict[str, Any]:
         """The body that asks for the greedy answer."""
         return {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0} | more

@@ -35,6 +35,8 @@ OPTIONS = (
     ("grpc.max_concurrent_streams", 100),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
+    # Behind an address of several servers callers meet new ones within minutes. Calls that run on a connection end there.
+    ("grpc.max_connection_age_ms", 300_000),
     # A ping every 10 s keeps a silent call, or a connection without one, open through NAT; the third that comes sooner ends it.
     ("grpc.http2.min_ping_interval_without_data_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -20,8 +20,9 @@ import yaml
 
 from attend.model.errors import SettingError
 from attend.service.settings import Settings, read_settings
-from tests.deploy.render import RENDERED, Pods, StrictLoader, of_kind, pods_of, render, renderer, services_of
+from tests.deploy.render import MISSING, RENDERED, Pods, StrictLoader, can_render, of_kind, pods_of, render, services_of
 from tests.deploy.serve_schema import problems_of_serve_config
+from tests.deploy.traffic import gateways_cut_no_stream, nothing_is_scraped_twice, scalers_scale_down
 
 OLDEST, NEWEST = "1.29", "1.37"
 """Versions of Kubernetes."""
@@ -29,9 +30,13 @@ CUSTOM = yaml.safe_load(Path(__file__).with_name("custom_resources.yaml").read_t
 QUANTITY = re.compile(r"^(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?$")
 SHUTDOWN, RAYS_SHUTDOWN, SUCCESSOR_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30, 300
 """How long a node that leaves waits: Ray's default, and what must be left, beside the replicas' drain, for their successors."""
-EXTERNAL = {"Secret": {"attend-redis", "attend-api-keys"}}
-"""What a user makes: it must not be in a repository."""
+EXTERNAL = {
+    "Secret": {"attend-redis", "attend-api-keys", "attend-tls", "hub", "registry"},
+    "PersistentVolumeClaim": {"attend-weights", "attend-kv"},
+}
+"""What a user makes: Secrets must not be in a repository, and claims hold what somebody put there."""
 PROTOCOL = {8000: "http", 9000: "kubernetes.io/h2c"}
+PROTOCOL_TLS = {8000: "https", 9000: None}
 EXIT_SECONDS = 20
 """From the end of a node's drain to the end of `ray start`: 17 were measured."""
 
@@ -114,6 +119,11 @@ def quantities_are_quantities(objects: Objects) -> Iterator[str]:
                 for name, amount in amounts.items() if isinstance(amounts, dict) else ():
                     if not QUANTITY.match(str(amount)):
                         yield f"{pods.owner}: {container['name']}: {kind}.{name}: {amount!r} is no quantity"
+        for volume in pods.spec.get("volumes", []):
+            claim = volume.get("ephemeral", {}).get("volumeClaimTemplate", {}).get("spec", {}).get("resources", {})
+            for amount in (volume.get("emptyDir", {}).get("sizeLimit"), claim.get("requests", {}).get("storage")):
+                if amount is not None and not QUANTITY.match(str(amount)):
+                    yield f"{pods.owner}: volume {volume['name']}: {amount!r} is no quantity"
 
 
 def named(objects: Objects, kind: str) -> set[str]:
@@ -127,6 +137,11 @@ def references(pods: Pods) -> Iterator[tuple[str, str]]:
     for container in pods.containers:
         for source in container.get("envFrom", []):
             yield "ConfigMap", source.get("configMapRef", {}).get("name")
+        for variable in container.get("env", []):
+            if secret := variable.get("valueFrom", {}).get("secretKeyRef"):
+                yield "Secret", secret["name"]
+    for secret in pods.spec.get("imagePullSecrets", []):
+        yield "Secret", secret["name"]
     for volume in pods.spec.get("volumes", []):
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"].get("name")
@@ -213,9 +228,10 @@ def the_served_ports_have_their_names_and_protocols(objects: Objects) -> Iterato
         yield from (
             f"{pods.owner}: port {name} is not {number}" for name, number in wanted.items() if pods.ports.get(name) != number
         )
+    protocol = PROTOCOL_TLS if "ATTEND_TLS_CERT" in settings_of(objects) else PROTOCOL
     for service in services_of(objects):
         for port in service["spec"]["ports"]:
-            if port.get("appProtocol") != PROTOCOL.get(port["port"]):
+            if port.get("appProtocol") != protocol.get(port["port"]):
                 yield f"{name_of(service)}: port {port['port']} has the appProtocol {port.get('appProtocol')}"
 
 
@@ -295,10 +311,7 @@ def times_are_in_order(objects: Objects) -> Iterator[str]:
         for item in of_kind(objects, "RayService"):
             if grace > item["spec"].get("rayClusterDeletionDelaySeconds", 60):
                 yield f"{pods.owner}: the old cluster is deleted before its grace period {grace} is over"
-    for route in of_kind(objects, "HTTPRoute"):
-        for rule in route["spec"]["rules"]:
-            if float(rule.get("timeouts", {}).get("request", "0s").removesuffix("s")) <= longest:
-                yield f"{name_of(route)}: the gateway cuts a request before Attend ends it"
+    yield from gateways_cut_no_stream(objects, longest)
 
 
 def an_update_fits(objects: Objects) -> Iterator[str]:
@@ -318,9 +331,9 @@ def an_update_fits(objects: Objects) -> Iterator[str]:
 
 
 def the_scaler_scales_what_is_there(objects: Objects) -> Iterator[str]:
-    for item in of_kind(objects, "HorizontalPodAutoscaler"):
+    for item in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
         target = item["spec"].get("scaleTargetRef", {})
-        if target.get("name") not in named(objects, target.get("kind", "")):
+        if target.get("name") not in named(objects, target.get("kind", "Deployment")):
             yield f"{name_of(item)}: there is no {target}"
 
 
@@ -343,14 +356,16 @@ LAWS: list[Callable[[Objects], Iterator[str]]] = [
     times_are_in_order,
     an_update_fits,
     the_scaler_scales_what_is_there,
+    scalers_scale_down,
+    nothing_is_scraped_twice,
     every_namespaced_object_is_in_the_one_namespace,
 ]
 
 
 def main() -> int:
     """Check every rendering for the oldest and the newest Kubernetes. Returns the exit status."""
-    if renderer() is None:
-        print("NOT RENDERED: neither kustomize nor kubectl is installed")
+    if not can_render():
+        print(MISSING)
         return 2
     warnings.simplefilter("ignore")
     failed = 0

@@ -14,7 +14,10 @@ Labels = dict[str, str]
 
 def matches(selector: dict[str, Any], labels: Labels) -> bool:
     """Whether a label selector takes these labels; an empty one takes all."""
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    expressions = selector.get("matchExpressions", [])
+    assert all(each["operator"] == "In" for each in expressions)
+    wanted = all(labels.get(each["key"]) in each["values"] for each in expressions)
+    return wanted and selector.get("matchLabels", {}).items() <= labels.items()
 
 
 def disruptions_allowed(budget: dict[str, Any], healthy: int, wanted: int | None) -> int:
@@ -40,16 +43,8 @@ class Node:
 
 
 def suits(node: Node, spec: dict[str, Any]) -> bool:
-    """Whether the required node affinity of a pod takes a node."""
-    affinity = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    terms = affinity["nodeSelectorTerms"] if affinity else [{"matchExpressions": []}]
-    return any(
-        all(
-            each["key"] in node.labels and node.labels[each["key"]] in each.get("values", [node.labels[each["key"]]])
-            for each in term["matchExpressions"]
-        )
-        for term in terms
-    )
+    """Whether the node selector of a pod takes a node."""
+    return spec.get("nodeSelector", {}).items() <= node.labels.items()
 
 
 def counted(node: Node, constraint: dict[str, Any], labels: Labels) -> int:
@@ -63,7 +58,8 @@ def place(nodes: list[Node], spec: dict[str, Any], labels: Labels) -> Node | Non
     domains = [node for node in nodes if suits(node, spec)]
     possible = [node for node in domains if node.free]
     for constraint in spec["topologySpreadConstraints"]:
-        assert constraint["topologyKey"] == "kubernetes.io/hostname"
+        if constraint["topologyKey"] != "kubernetes.io/hostname":
+            continue  # these machines are in one zone
         counts = {node.name: counted(node, constraint, labels) for node in domains}
         fewest = min(counts.values(), default=0) if len(domains) >= constraint.get("minDomains", 1) else 0
         if constraint["whenUnsatisfiable"] == "DoNotSchedule":
@@ -95,6 +91,8 @@ def _takes(rule: dict[str, Any], way: str, other: Peer, home: str, port: int) ->
     if way not in rule:
         return True
     for peer in rule[way]:
+        if "ipBlock" in peer:
+            continue  # for what is no pod
         near = matches(peer["namespaceSelector"], other.namespace_labels()) if "namespaceSelector" in peer else None
         if (other.namespace == home if near is None else near) and matches(peer.get("podSelector", {}), dict(other.labels)):
             return True

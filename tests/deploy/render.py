@@ -1,4 +1,4 @@
-"""The kustomizations under deploy/, and what they render to."""
+"""What a user applies of deploy/, and what it renders to: kustomizations by kubectl, the chart by helm."""
 
 import copy
 import functools
@@ -15,11 +15,21 @@ import yaml
 from tests.deploy.manifests import ROOT
 
 DEPLOY = ROOT / "deploy"
-RENDERED = [
-    *("base/rayservice", "base/standalone"),
-    *(f"overlays/{name}" for name in ("kind-cpu", "prod-gpu", "prod-gpu-ha", "prod-gpu-tp", "example", "standalone-gpu")),
-]
+KUSTOMIZED = ["base/rayservice", "base/standalone", "overlays/kind-cpu"]
+GPU = "gpu.yaml"
+CHARTED = {
+    "chart gpu": (GPU,),
+    "chart gpu-ha": (GPU, "gpu-ha.yaml"),
+    "chart gpu-tp": (GPU, "gpu-tp.yaml"),
+    "chart gpu-in-place": (GPU, "gpu-in-place.yaml"),
+    "chart standalone-cpu": ("standalone-cpu.yaml",),
+    "chart standalone-gpu": ("standalone-gpu.yaml",),
+    "chart standalone-tp": ("standalone-tp.yaml",),
+}
+"""The files below deploy/chart/values of each; kind.yaml is compared with overlays/kind-cpu."""
+RENDERED = [*KUSTOMIZED, *CHARTED]
 """What a user applies. Everything else is a part of one of these."""
+MISSING = "NOT RENDERED: kubectl or helm is not installed (make setup brings both)"
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -32,30 +42,51 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def renderer() -> list[str] | None:
-    """The command that renders a folder, without the folder: this environment's kubectl, or one of PATH's; or None."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    if kubectl := shutil.which("kubectl", path=path):
-        return [kubectl, "kustomize"]
-    return ["kustomize", "build"] if shutil.which("kustomize") else None
+def program(name: str) -> str | None:
+    """Where kubectl or helm is: in this environment, or on PATH; or None."""
+    return shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
+
+
+def can_render() -> bool:
+    """Whether both programs are here."""
+    return bool(program("kubectl") and program("helm"))
+
+
+def helm(*words: str, chart: Path = DEPLOY / "chart") -> subprocess.CompletedProcess[str]:
+    """`helm template` of the chart, as it is installed in the namespace `attend`; what it says is in `stderr`."""
+    command = [program("helm") or "helm", "template", "attend", str(chart), "--namespace", "attend", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def kustomize(folder: Path) -> str:
+    """What a folder renders to. Raises CalledProcessError with kustomize's words in `stderr`."""
+    command = [program("kubectl") or "kubectl", "kustomize", str(folder)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 @functools.cache
-def text(folder: str) -> str:
-    """What a folder below deploy/ renders to. Raises CalledProcessError with kustomize's words in `stderr`."""
-    command = renderer()
-    assert command, "neither kustomize nor kubectl is installed"
-    return subprocess.run([*command, str(DEPLOY / folder)], check=True, capture_output=True, text=True, timeout=60).stdout
+def text(name: str) -> str:
+    """What one of RENDERED renders to. Raises CalledProcessError with the program's words in `stderr`."""
+    if name not in CHARTED:
+        return kustomize(DEPLOY / name)
+    done = helm(*(word for file in CHARTED[name] for word in ("--values", str(DEPLOY / "chart/values" / file))))
+    done.check_returncode()
+    return done.stdout
 
 
 @functools.cache
-def _parsed(folder: str) -> list[dict[str, Any]]:
-    return list(yaml.load_all(text(folder), Loader=StrictLoader))
+def _parsed(name: str) -> list[dict[str, Any]]:
+    return objects_of(text(name))
 
 
-def render(folder: str) -> list[dict[str, Any]]:
-    """The objects of a folder below deploy/, fresh at each call."""
-    return copy.deepcopy(_parsed(folder))
+def objects_of(rendering: str) -> list[dict[str, Any]]:
+    """The objects of a rendering; helm leaves empty documents where a template gives nothing."""
+    return [item for item in yaml.load_all(rendering, Loader=StrictLoader) if item]
+
+
+def render(name: str) -> list[dict[str, Any]]:
+    """The objects of one of RENDERED, fresh at each call."""
+    return copy.deepcopy(_parsed(name))
 
 
 @dataclass(frozen=True)

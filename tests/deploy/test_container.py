@@ -135,6 +135,24 @@ def test_a_folder_that_runs_no_programs_ends_the_container_with_its_name():
     assert done.stdout.splitlines()[-1].startswith("attend: /tmp is mounted noexec")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_standalone_pod_serves_where_tmp_runs_no_programs_and_shared_memory_is_docker_s(standalone_env):
+    """One process, as its Deployment has it: read-only root, /tmp for data alone, the 64 MiB of /dev/shm that a pod has."""
+    words = ["--read-only", "--tmpfs", "/tmp", "--shm-size", "64m"]
+    script = f"export {shlex.join(f'{name}={value}' for name, value in (standalone_env | SMALL).items())}\n{SERVE_AND_CHECK}"
+    output = in_the_image(words, script).stdout
+    assert output.splitlines()[-1] == "checked 0 ended 0", output[-3000:]
+
+
+@pytest.fixture
+def standalone_env():
+    lines = (ROOT / "deploy/base/standalone/attend.env").read_text().splitlines()
+    variables = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    assert variables["ATTEND_SINGLE"] == "true"
+    return variables
+
+
 # --- where the log lines of a pod's replicas go
 
 

@@ -1,8 +1,6 @@
-"""What a cluster would make of the renderings: evictions, places of pods, who calls whom, and what an overlay can change."""
+"""What a cluster would make of the renderings: evictions, places of pods, who calls whom."""
 
 import os
-import shutil
-import subprocess
 
 import pytest
 import yaml
@@ -10,17 +8,11 @@ import yaml
 from attend.service.runtime.place import gpus_wanted, place_wanted
 from attend.service.settings import read_settings
 from tests.deploy import render
-from tests.deploy.check import problems
 from tests.deploy.kubernetes import Node, Peer, disruptions_allowed, matches, place, reaches
-from tests.deploy.manifests import ROOT
 
-pytestmark = pytest.mark.skipif(
-    render.renderer() is None and not os.environ.get("CI"), reason="NOT RENDERED: neither kustomize nor kubectl is installed"
-)
-ALONE = ("base/standalone", "overlays/standalone-gpu")
-HA, EXAMPLE = "overlays/prod-gpu-ha", "overlays/example"
-RAY = [folder for folder in render.RENDERED if folder not in ALONE]
-OVERLAYS = [folder for folder in render.RENDERED if folder.startswith("overlays/")]
+pytestmark = pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING)
+GPU, HA, IN_PLACE = "chart gpu", "chart gpu-ha", "chart gpu-in-place"
+RAY = [folder for folder in render.RENDERED if "standalone" not in folder]
 each_rendering = pytest.mark.parametrize("folder", render.RENDERED)
 
 
@@ -40,8 +32,11 @@ def serve_config(objects):
 def healthy_pods(objects, budget):
     """(how many pods of a budget there are at least, what a scale subresource says of them)."""
     selector = budget["spec"]["selector"]
-    for scaler in render.of_kind(objects, "HorizontalPodAutoscaler"):
-        return scaler["spec"]["minReplicas"], scaler["spec"]["minReplicas"]
+    for scaler in render.of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        fewest = scaler["spec"].get("minReplicas") or scaler["spec"]["minReplicaCount"]
+        return fewest, fewest
+    for deployment in render.of_kind(objects, "Deployment"):
+        return deployment["spec"]["replicas"], deployment["spec"]["replicas"]
     [worker] = [pods for pods in render.pods_of(objects) if pods.owner == "RayService worker"]
     assert matches(selector, worker.labels)
     return cluster_of(objects)["workerGroupSpecs"][0]["minReplicas"], None  # RayCluster has no scale
@@ -92,7 +87,7 @@ def test_machines_without_gpus_hold_no_gpu_back():
 
 def test_two_machines_at_least_even_if_that_leaves_a_worker_pending():
     assert spread([Node("a", 8)], HA, 2) == {"a": 1, None: 1}
-    assert spread([Node("a", 8)], "overlays/prod-gpu", 2) == {"a": 2}, "without -ha one machine is enough"
+    assert spread([Node("a", 8)], GPU, 2) == {"a": 2}, "without -ha one machine is enough"
 
 
 def test_the_second_cluster_of_an_upgrade_is_spread_by_itself():
@@ -108,33 +103,73 @@ ATTEND = (("app.kubernetes.io/name", "attend"),)
 CLIENT = (("attend-client", "true"),)
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
+def home(objects):
+    """The namespace of the objects; helm's is not written into them, and the model calls that `default`."""
+    return render.of_kind(objects, "NetworkPolicy")[0]["metadata"].get("namespace", "default")
+
+
+def pod(objects, node=None):
+    """A pod of ours: of a node of Ray, or of the Deployment."""
+    return Peer(home(objects), (*ATTEND, *((("ray.io/node-type", node),) if node else ())))
+
+
+def serving(folder, objects):
+    return pod(objects, "worker" if folder in RAY else None)
+
+
+@each_rendering
 def test_callers_of_the_same_and_of_labelled_namespaces_get_through_and_others_do_not(folder):
     objects = render.render(folder)
-    service = Peer("attend", ATTEND)
+    caller = Peer(home(objects), (("app", "caller"),))
     for port in (8000, 9000):
-        assert reaches(objects, Peer("attend", (("app", "caller"),)), service, port)
-        assert reaches(objects, Peer("gateway-proxies", space=CLIENT), service, port)
-        assert not reaches(objects, Peer("elsewhere"), service, port)
-    assert not reaches(objects, Peer("attend", (("app", "caller"),)), Peer("elsewhere"), 443)
+        assert reaches(objects, caller, serving(folder, objects), port)
+        assert reaches(objects, Peer("gateway-proxies", space=CLIENT), serving(folder, objects), port)
+        assert not reaches(objects, Peer("elsewhere"), serving(folder, objects), port)
 
 
-@pytest.mark.parametrize("folder", [folder for folder in OVERLAYS if folder in RAY])
+@pytest.mark.parametrize("folder", ["overlays/kind-cpu", GPU, "chart standalone-gpu"])
+def test_callers_in_a_namespace_of_its_own_reach_nothing_else(folder):
+    objects = render.render(folder)
+    assert not reaches(objects, Peer(home(objects), (("app", "caller"),)), Peer("elsewhere"), 443)
+
+
+@pytest.mark.parametrize("folder", RAY)
 @pytest.mark.parametrize("name", ["kuberay-operator", "kuberay"], ids=["helm", "kustomize"])
 def test_the_operator_reaches_the_dashboard_however_it_was_installed(folder, name):
+    objects = render.render(folder)
     operator = (("app.kubernetes.io/component", "kuberay-operator"), ("app.kubernetes.io/name", name))
-    assert reaches(render.render(folder), Peer("kuberay-system", operator), Peer("attend", ATTEND), 8265)
+    assert reaches(objects, Peer("kuberay-system", operator), pod(objects, "head"), 8265)
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
+@each_rendering
+def test_the_pods_that_need_it_reach_the_api_server_and_the_hub_and_no_others(folder):
+    """Ray's autoscaler on the head, and what downloads a checkpoint."""
+    objects = render.render(folder)
+    scaled = any(
+        item["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling") for item in render.of_kind(objects, "RayService")
+    )
+    hub = any(each["name"] == "weights" for pods in render.pods_of(objects) for each in pods.spec.get("initContainers", []))
+    far = Peer("elsewhere")
+    if folder in RAY:
+        assert reaches(objects, pod(objects, "head"), far, 443) == scaled
+    assert reaches(objects, serving(folder, objects), far, 443) == hub
+    assert not reaches(objects, serving(folder, objects), far, 6443)
+    assert not reaches(objects, serving(folder, objects), far, 80)
+
+
+def test_the_head_alone_reaches_redis():
+    objects = render.render(HA)
+    redis = Peer("redis")
+    assert reaches(objects, pod(objects, "head"), redis, 6379) and reaches(objects, pod(objects, "redis-cleanup"), redis, 6379)
+    assert not reaches(objects, pod(objects, "worker"), redis, 6379)
+
+
+@each_rendering
 def test_spans_reach_the_collector_where_the_settings_name_one(folder):
     objects = render.render(folder)
-    [settings] = [
-        item for item in render.of_kind(objects, "ConfigMap") if item["metadata"]["name"].startswith("attend-settings")
-    ]
-    named = settings["data"].get("ATTEND_OTEL_ENDPOINT", "")
-    assert (named == "http://collector.observability.svc:4318") == (folder == EXAMPLE)
-    assert reaches(objects, Peer("attend", ATTEND), Peer("observability"), 4318) == bool(named)
+    named = settings_of(objects).otel_endpoint
+    assert (named == "http://collector.observability.svc:4318") == (folder == IN_PLACE)
+    assert reaches(objects, serving(folder, objects), Peer("observability"), 4318) == bool(named)
 
 
 # --- what KubeRay sets itself
@@ -155,58 +190,24 @@ def test_no_variable_stands_where_kuberays_own_would_win_over_it(folder):
         assert not item["data"].keys() & KUBERAYS_OWN
 
 
-# --- what an overlay changes
+# --- what a pod has
 
 
-@pytest.fixture
-def overlay(tmp_path):
-    """Renders a kustomization over a copy of deploy/; `files` lie beside it."""
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-
-    def build(text, **files):
-        folder = tmp_path / "deploy/overlays/mine"
-        folder.mkdir()
-        for name, content in {"kustomization": text, **files}.items():
-            (folder / f"{name}.yaml").write_text(content)
-        done = subprocess.run([*render.renderer(), str(folder)], capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        return list(yaml.load_all(done.stdout, Loader=render.StrictLoader))
-
-    return build
+@pytest.mark.parametrize("folder", [folder for folder in RAY if folder.startswith("chart")])
+def test_the_head_has_neither_weights_nor_a_gpu_nor_its_image(folder):
+    head, worker = render.pods_of(render.render(folder))
+    assert not any("persistentVolumeClaim" in volume for volume in head.spec["volumes"])
+    assert not any("nvidia.com/gpu" in each["resources"]["limits"] for each in head.containers)
+    assert "tolerations" not in head.spec and "nodeSelector" not in head.spec
+    images = [{each["image"] for each in pods.containers} for pods in (head, worker)]
+    assert images == [{"registry.example.com/attend:0.1.0"}, {"registry.example.com/attend:0.1.0-gpu"}]
+    [check] = head.spec["initContainers"]
+    settings = {each["name"]: each["value"] for each in check["env"]}
+    assert settings == {"ATTEND_MODEL": "", "ATTEND_TENSOR_PARALLEL": ""}, "it would look for weights"
 
 
-def images(objects):
-    return {container["image"] for pods in render.pods_of(objects) for container in pods.containers}
-
-
-@each_rendering
-def test_an_overlay_names_the_registry_once_over_whatever_it_stands_on(overlay, folder):
-    before = images(render.render(folder))
-    after = images(overlay(f"resources: [../../{folder}]\nimages: [{{name: attend, newName: example.com/team/attend}}]\n"))
-    if folder != EXAMPLE:  # it has a registry already
-        assert after == {image.replace("attend:", "example.com/team/attend:") for image in before}
-
-
-@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
-def test_an_overlay_changes_replicas_surge_and_times_without_the_rest_of_the_serve_configuration(overlay):
-    example = yaml.safe_load((ROOT / "deploy/overlays/example/kustomization.yaml").read_text())
-    mine = {"resources": ["../kind-cpu"], "configMapGenerator": example["configMapGenerator"]}
-    mine["replacements"] = [each for each in example["replacements"] if "knobs.yaml" in each["source"]["fieldPath"]]
-    knobs = """  args: {request_timeout_seconds: 60, drain_seconds: 70}
-  deployments: [{name: Attend, num_replicas: 3, max_surge_percent: 33}]
-"""
-    objects = overlay(yaml.safe_dump(mine), knobs=knobs)
-    changed, plain = serve_config(objects), serve_config(render.render("overlays/kind-cpu"))
-    assert changed["applications"][0].pop("args") == {"request_timeout_seconds": 60, "drain_seconds": 70}
-    assert changed["applications"][0].pop("deployments") == [{"name": "Attend", "num_replicas": 3, "max_surge_percent": 33}]
-    for name in ("args", "deployments"):
-        del plain["applications"][0][name]
-    assert changed == plain
-    assert problems(objects) == []
-
-
-def test_the_example_updates_a_pool_of_gpus_that_has_no_spare_one():
-    objects = render.render(EXAMPLE)
+def test_in_place_updates_a_pool_of_gpus_that_has_no_spare_one():
+    objects = render.render(IN_PLACE)
     [deployment] = serve_config(objects)["applications"][0]["deployments"]
     [group] = cluster_of(objects)["workerGroupSpecs"]
     assert deployment["max_surge_percent"] == 0 and group["maxReplicas"] == deployment["num_replicas"]
@@ -215,8 +216,8 @@ def test_the_example_updates_a_pool_of_gpus_that_has_no_spare_one():
     assert service["spec"]["upgradeStrategy"] == {"type": "None"}
 
 
-def test_the_example_moves_the_runbooks_and_keeps_each_anchor():
-    [rule] = render.of_kind(render.render(EXAMPLE), "PrometheusRule")
+def test_a_value_moves_the_runbooks_and_keeps_each_anchor():
+    [rule] = render.of_kind(render.render(IN_PLACE), "PrometheusRule")
     found = {
         each["alert"]: each["annotations"]["runbook_url"]
         for group in rule["spec"]["groups"]
@@ -226,22 +227,42 @@ def test_the_example_moves_the_runbooks_and_keeps_each_anchor():
     assert found and all(url == f"https://example.com/runbooks/attend.md#{name.lower()}" for name, url in found.items())
 
 
-@pytest.mark.parametrize("folder", ["overlays/prod-gpu", "overlays/standalone-gpu", EXAMPLE])
+@pytest.mark.parametrize("folder", [GPU, "chart standalone-gpu", IN_PLACE])
 def test_everything_for_the_prometheus_operator_carries_the_release(folder):
     items = render.of_kind(render.render(folder), "ServiceMonitor", "PodMonitor", "PrometheusRule")
     assert {item["kind"] for item in items} >= {"PodMonitor", "PrometheusRule"}
-    release = "monitoring" if folder == EXAMPLE else "kube-prometheus-stack"
+    release = "monitoring" if folder == IN_PLACE else "kube-prometheus-stack"
     assert all(item["metadata"]["labels"]["release"] == release for item in items)
 
 
 def test_the_standalone_pods_with_a_gpu_have_what_the_workers_have():
-    [alone] = render.pods_of(render.render("overlays/standalone-gpu"))
-    [worker] = [pods for pods in render.pods_of(render.render("overlays/prod-gpu")) if pods.owner == "RayService worker"]
+    [alone] = render.pods_of(render.render("chart standalone-gpu"))
+    [worker] = [pods for pods in render.pods_of(render.render(GPU)) if pods.owner == "RayService worker"]
     for pods in (alone, worker):
         container = pods.spec["containers"][0]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == container["resources"]["requests"]["nvidia.com/gpu"] == "1"
         assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/weights", "/etc/attend", "/tmp"}
     assert alone.spec["tolerations"] == worker.spec["tolerations"]
+
+
+@pytest.mark.parametrize("folder", [folder for folder in render.RENDERED if folder not in RAY])
+def test_a_standalone_pod_runs_ray_only_where_it_must_and_then_has_its_memory_and_gpus(folder):
+    objects = render.render(folder)
+    [pods] = render.pods_of(objects)
+    settings, limits = settings_of(objects), pods.spec["containers"][0]["resources"]["limits"]
+    ranks = settings.tensor_parallel * settings.replicas
+    mounts = {mount["mountPath"] for mount in pods.spec["containers"][0]["volumeMounts"]}
+    assert settings.single == (ranks == 1) == ("/dev/shm" not in mounts)
+    assert int(limits.get("nvidia.com/gpu", ranks)) == ranks
+
+
+@pytest.mark.parametrize("folder", [folder for folder in render.RENDERED if folder not in RAY])
+def test_a_standalone_pod_may_load_for_as_long_as_the_value_says(folder):
+    [deployment] = render.of_kind(render.render(folder), "Deployment")
+    probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    seconds = probe["periodSeconds"] * probe["failureThreshold"]
+    assert seconds == (1800 if folder == "chart standalone-gpu" else 600)
+    assert deployment["spec"]["progressDeadlineSeconds"] > seconds
 
 
 @pytest.mark.parametrize("folder", RAY)

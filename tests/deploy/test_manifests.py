@@ -4,7 +4,6 @@ import copy
 import os
 import re
 import shutil
-import subprocess
 
 import pytest
 import yaml
@@ -16,18 +15,24 @@ from tests.deploy.manifests import ROOT, SERVE_TEXT, serve
 
 pytestmark = [
     pytest.mark.skipif(
-        render.renderer() is None and not os.environ.get("CI"),
-        reason="NOT RENDERED: neither kustomize nor kubectl is installed",
+        not render.can_render() and not os.environ.get("CI"),
+        reason=render.MISSING,
     ),
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`"),  # Ray Serve's own models
 ]
-HA, ALONE = "overlays/prod-gpu-ha", "base/standalone"
-WITHOUT_RAY = (ALONE, "overlays/standalone-gpu")
+KIND, HA, ALONE = "overlays/kind-cpu", "chart gpu-ha", "base/standalone"
+WITHOUT_RAY = tuple(name for name in render.RENDERED if "standalone" in name)
 HEAD = "spec.rayClusterConfig.headGroupSpec"
 WORKER = "spec.rayClusterConfig.workerGroupSpecs.0"
 RAY = f"{WORKER}.template.spec.containers.0"
 POD = "spec.template.spec"
 LEAVE_OUT = object()
+TP, CPU, NGINX = "chart standalone-tp", "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
+CPU_METRIC = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 85}}}
+CUSTOM = {
+    "type": "Pods",
+    "pods": {"metric": {"name": "attend_requests_waiting"}, "target": {"type": "AverageValue", "averageValue": "4"}},
+}
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -36,12 +41,16 @@ def test_a_rendering_has_no_problem(folder, version):
     assert problems(render.render(folder), version) == []
 
 
-@pytest.mark.parametrize("folder", ["base/rayservice", "overlays/kind-cpu", "overlays/prod-gpu", HA])
+@pytest.mark.parametrize("folder", ["base/rayservice", KIND])
 def test_the_rayservice_applies_the_serve_configuration_word_for_word(folder):
     [service] = render.of_kind(render.render(folder), "RayService")
-    scaled = service["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling", False)
-    file = "autoscaling.yaml" if scaled else "attend.yaml"
-    assert service["spec"]["serveConfigV2"] == (ROOT / "deploy/serve" / file).read_text()
+    assert service["spec"]["serveConfigV2"] == (ROOT / "deploy/serve/attend.yaml").read_text()
+
+
+def test_the_autoscaled_rayservice_has_the_serve_configuration_that_was_run():
+    [service] = render.of_kind(render.render("chart gpu"), "RayService")
+    file = yaml.safe_load((ROOT / "deploy/serve/autoscaling.yaml").read_text())
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == file
 
 
 def test_the_autoscaled_serve_configuration_differs_in_the_number_of_replicas_alone():
@@ -64,7 +73,7 @@ def test_the_prometheus_rule_is_the_rule_file():
 
 def test_every_folder_with_a_kustomization_is_part_of_a_rendering():
     """A folder that nothing renders would be checked by nothing."""
-    reached = {ROOT / "deploy" / folder for folder in render.RENDERED}
+    reached = {ROOT / "deploy" / folder for folder in render.KUSTOMIZED} | {ROOT / "deploy/monitoring"}
     todo = list(reached)
     while todo:
         folder = todo.pop()
@@ -77,13 +86,11 @@ def test_every_folder_with_a_kustomization_is_part_of_a_rendering():
 
 
 MUTANTS = [  # rendering, kind, place, value, what the check says
-    (HA, "Namespace", "metadata.label", {}, "label"),
+    (KIND, "Namespace", "metadata.label", {}, "label"),
     (HA, "ServiceAccount", "automountServiceAccountTokn", False, "automountServiceAccountTokn"),
     (HA, "ConfigMap", "dat", {}, "dat"),
     (HA, "ConfigMap", "data.ATTEND_DEVIC", "cuda", "no setting ATTEND_DEVIC"),
     (HA, "ConfigMap", "data.ATTEND_DEVICE", "tpu", "ATTEND_DEVICE = 'tpu' cannot be used"),
-    (HA, "PersistentVolumeClaim", "spec.accessMode", [], "accessMode"),
-    (HA, "PersistentVolumeClaim", "metadata.name", "weights", "no PersistentVolumeClaim attend-weights"),
     (HA, "PodDisruptionBudget", "spec.maxUnavailabl", 1, "maxUnavailabl"),
     (HA, "PodDisruptionBudget", "spec.selector.matchLabels", {"app": "attend"}, "nothing carries"),
     (HA, "NetworkPolicy", "spec.ingres", [], "ingres"),
@@ -93,6 +100,13 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     (HA, "HTTPRoute", "spec.rules.0.backendRefs.0.port", 8001, "no Service"),
     (HA, "HTTPRoute", "spec.rules.0.backendRefs.0.name", "attend", "no Service"),
     (HA, "HTTPRoute", "spec.rules.0.timeouts.request", "15s", "gateway cuts"),
+    (HA, "BackendTrafficPolicy", "spec.timeout.http.requestTimeout", "15s", "cuts a stream"),
+    (HA, "BackendTrafficPolicy", "spec.timeout.http.maxStreamDuration", LEAVE_OUT, "cuts a stream"),
+    (HA, "BackendTrafficPolicy", "spec.targetRefs.0.name", "attnd", "no such route"),
+    ("chart gpu-in-place", "GCPBackendPolicy", "spec.default.timeoutSec", 30, "cuts a request"),
+    ("chart gpu-in-place", "HealthCheckPolicy", "spec.default.config.httpHealthCheck.path", "/", "path"),
+    (CPU, "Ingress", f"metadata.annotations.{NGINX}", LEAVE_OUT, "cuts a stream"),
+    (CPU, "Ingress", "spec.rule", [], "rule"),
     (HA, "GRPCRoute", "spec.rules.0.timeouts", {"request": "630s"}, "timeouts"),
     (HA, "GRPCRoute", "spec.rules.0.matches.0.method.servic", "x", "servic"),
     (HA, "ServiceMonitor", "spec.endpoint", [], "endpoint"),
@@ -106,7 +120,7 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     (HA, "RayService", "spec.serveService.spec.ports.1.appProtocl", "x", "appProtocl"),
     (HA, "RayService", f"{HEAD}.templat", {}, "templat"),
     (HA, "RayService", f"{WORKER}.maxReplica", 2, "maxReplica"),
-    (HA, "RayService", f"{WORKER}.maxReplicas", 4, "find room"),
+    (HA, "RayService", f"{WORKER}.maxReplicas", 3, "find room"),
     (HA, "RayService", f"{WORKER}.replicas", "2", "'2'"),
     (HA, "RayService", f"{RAY}.imagePullPolic", "Always", "imagePullPolic"),
     (HA, "RayService", f"{RAY}.ports.0.name", "http", "port serve is not 8000"),
@@ -140,7 +154,7 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
         "no time to load",
     ),
     (HA, "RayService", "spec.serveConfigV2", SERVE_TEXT.replace("drain_seconds:", "drain_second:"), "ATTEND_DRAIN_SECOND"),
-    (HA, "RayService", "metadata.namespace", "default", "namespace"),
+    (KIND, "RayService", "metadata.namespace", "default", "namespace"),
     (ALONE, "Deployment", "spec.replica", 2, "replica"),
     (ALONE, "Deployment", f"{POD}.containers.0.readinessProbe.httpGet.pat", "/", "pat"),
     (ALONE, "Deployment", f"{POD}.containers.0.readinessProbe.httpGet.port", "http", "asks the port http"),
@@ -152,16 +166,23 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     (ALONE, "Service", "spec.ports.1.appProtocol", LEAVE_OUT, "appProtocol None"),
     (ALONE, "Service", "spec.ports.0.targetPort", "http", "no container has the port http"),
     (ALONE, "Service", "spec.selector", {"app": "attend"}, "nothing carries"),
-    (ALONE, "HorizontalPodAutoscaler", "spec.maxReplica", 8, "maxReplica"),
-    (ALONE, "HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "attnd", "there is no"),
+    (ALONE, "Deployment", "spec.template.metadata.annotations", {"prometheus.io/scrape": "true"}, "scraped twice"),
+    (CPU, "Deployment", "spec.replicas", 2, "given twice"),
+    (CPU, "HorizontalPodAutoscaler", "spec.maxReplica", 8, "maxReplica"),
+    (CPU, "HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "attnd", "there is no"),
+    (CPU, "HorizontalPodAutoscaler", "spec.metrics", [CUSTOM, CPU_METRIC], "never scales down"),
+    (TP, "Deployment", f"{POD}.volumes.1.emptyDir.sizeLimit", "1Gj", "no quantity"),
+    (TP, "Deployment", f"{POD}.volumes.2.ephemeral.volumeClaimTemplate.spec.resources.requests.storage", "1GB", "no quantity"),
+    ("chart standalone-gpu", "ScaledObject", "spec.scaleTargetRef.name", "attnd", "there is no"),
+    ("chart standalone-gpu", "ScaledObject", "spec.triggers.0.metadata.treshold", "4", "treshold"),
     (ALONE, "ConfigMap", "data.ATTEND_DRAIN_SECONDS", "60", "not in this order"),
 ]
 
 
 def mutated(objects, kind, place, value):
-    name = "attend-settings" if kind == "ConfigMap" else ""
+    name = {"ConfigMap": "attend-settings", "Service": "attend-serve"}.get(kind, "")
     item = next(item for item in objects if item["kind"] == kind and item["metadata"]["name"].startswith(name))
-    *steps, last = place.split(".")
+    *steps, last = (step.replace("\\", "") for step in re.split(r"(?<!\\)\.", place))
     for step in steps:
         item = item[int(step)] if isinstance(item, list) else item[step]
     key = int(last) if isinstance(item, list) else last
@@ -198,9 +219,7 @@ def test_a_key_that_stands_twice_is_refused():
 
 
 def rendered_from(folder):
-    command = [*render.renderer(), str(folder)]
-    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    return list(yaml.load_all(text, Loader=render.StrictLoader))
+    return render.objects_of(render.kustomize(folder))
 
 
 @pytest.mark.parametrize(
@@ -251,33 +270,39 @@ def test_strangers_reach_the_served_ports_and_no_other(folder):
     for name, port in CLOSED.items():
         assert peers_of(policy, port) == own, name
     assert {"podSelector": {}} in peers_of(policy, 8000) and {"podSelector": {}} in peers_of(policy, 9000)
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert monitoring in peers_of(policy, 8000) and monitoring not in peers_of(policy, 9000)
     dashboard = [peer for peer in peers_of(policy, 8265) if peer not in own]
     assert all(peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"} for peer in dashboard)
     assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
 
 
-@pytest.mark.parametrize("folder", [folder for folder in render.RENDERED if folder.startswith("overlays/")])
-def test_an_overlays_namespace_refuses_what_no_policy_allows(folder):
-    objects = render.render(folder)
-    [namespace] = render.of_kind(objects, "Namespace")
+def test_the_overlays_namespace_refuses_pods_that_are_not_restricted():
+    [namespace] = render.of_kind(render.render(KIND), "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@pytest.mark.parametrize("folder", [KIND, "chart gpu", "chart standalone-gpu"])
+def test_a_namespace_of_its_own_refuses_what_no_policy_allows(folder):
+    objects = render.render(folder)
     [deny] = [item for item in render.of_kind(objects, "NetworkPolicy") if item["metadata"]["name"] == "default-deny"]
     assert deny["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
-# The marks of deploy/README.md.
-MARK = re.compile(r"^\| `(?P<path>(?:serve|base|models|components|overlays)/[^`]*)` \| (?P<mark>[^|]+) \|", re.MULTILINE)
+# The marks.
+MARKED = ROOT / "deploy/DECISIONS.md"
+MARK = re.compile(r"^\| `(?P<path>(?:serve|base|chart|models|overlays)/[^`]*)` \| (?P<mark>[^|]+) \|", re.MULTILINE)
 
 
 def marks():
-    section = (ROOT / "deploy/README.md").read_text().split("## What was proved")[1]
+    section = MARKED.read_text().split("## What was proved")[1]
     return {match["path"]: match["mark"].strip() for match in MARK.finditer(section)}
 
 
 def test_the_numbers_of_the_page_are_those_of_the_renderings_and_mutants():
     number = sum(len(render.render(folder)) for folder in render.RENDERED)
-    words = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight"]
-    text = (ROOT / "deploy/README.md").read_text()
+    words = ["none", *["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]]
+    text = MARKED.read_text()
     assert (
         f"{words[len(render.RENDERED)]} renderings, {number} objects, Kubernetes {OLDEST} and {NEWEST}; {len(MUTANTS)} mutants"
         in text
@@ -285,16 +310,12 @@ def test_the_numbers_of_the_page_are_those_of_the_renderings_and_mutants():
 
 
 def test_a_machine_that_calls_itself_ci_renders():
-    assert render.renderer() or not os.environ.get("CI"), "without kubectl or kustomize no manifest is checked"
+    assert render.can_render() or not os.environ.get("CI"), "without kubectl and helm no manifest is checked"
 
 
 def test_every_manifest_has_its_mark():
     files = [path for path in (ROOT / "deploy").rglob("*") if path.suffix in (".yaml", ".env", ".json")]
-    owned = {
-        str(path.relative_to(ROOT / "deploy"))
-        for path in files
-        if path.parent.name != "monitoring" or "components" in path.parts
-    }
+    owned = {str(path.relative_to(ROOT / "deploy")) for path in files if path.parent.name != "monitoring"}
     folders = {path for path in marks() if path.endswith("/")}
     covered = {path for path in owned if path in marks() or any(path.startswith(folder) for folder in folders)}
     assert covered == owned

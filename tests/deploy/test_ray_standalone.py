@@ -25,7 +25,7 @@ def test_the_probes_of_the_deployment_are_answered_and_an_idle_server_stops_in_s
         with grpc.insecure_channel(server.target) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        assert server.metric("attend_requests_waiting") == 0  # what the HorizontalPodAutoscaler asks for
+        assert server.metric("attend_requests_waiting") == 0  # what the ScaledObject asks for
         assert server.stop(within=60) < 6 * SLOWNESS
         assert server.process.returncode == 0
         assert server.processes() == []

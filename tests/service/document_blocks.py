@@ -14,6 +14,9 @@ PAGES = (
     "model/README.md",
     "model/default/README.md",
     "deploy/README.md",
+    "deploy/DECISIONS.md",
+    "deploy/UPGRADING.md",
+    "deploy/chart/README.md",
     "deploy/monitoring/README.md",
     "loadtest/README.md",
 )
@@ -131,7 +134,7 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     "model/README.md": {"causal_mask": Run(r"(?s)(weights \[6, .*sums to 1\.000.*){6}scores \[.*8192\], next token")},
     "model/default/README.md": {"attend train": NotRun("220 minutes on two cores")},
     "deploy/README.md": {
-        "docker build -f deploy/docker/Dockerfile -t": NotRun("| `docker build` | run, by hand |"),
+        "docker build -f deploy/docker/Dockerfile -t": NotRun("with buildah 1.28"),
         "docker run --rm --read-only": Elsewhere(
             "tests/deploy/test_container.py::test_the_printed_docker_run_starts_a_server_that_passes_attend_check"
         ),
@@ -142,7 +145,10 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "kind create": CLUSTER,
         "kind load": CLUSTER,
         "helm install": CLUSTER,
-        "kubectl apply -k deploy/overlays/kind-cpu": CLUSTER,
+        "docker push": NotRun("the GPU image"),
+        "kubectl create namespace": CLUSTER,
+        "kubectl label": CLUSTER,
+        "secret generic hub": CLUSTER,
         "rayservice/attend": CLUSTER,
         "port-forward": CLUSTER,
         "attend check": Run(r"ok .*"),
@@ -150,6 +156,9 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "attend-api-keys": CLUSTER,
         "attend-redis": CLUSTER,
     },
+    "deploy/DECISIONS.md": {},
+    "deploy/UPGRADING.md": {},
+    "deploy/chart/README.md": {"helm install": CLUSTER},
     "deploy/monitoring/README.md": {},
     "loadtest/README.md": {
         "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),

@@ -22,7 +22,7 @@ from attend.model.errors import SettingError
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import Entry, KeyRing, digest_of, editing, new_secret
 from attend.service.access.quota import Limits
-from attend.service.commands import check, cli
+from attend.service.commands import check, cli, long
 from attend.service.commands.check import CHECKS, Result, run
 from attend.service.commands.probe import Probe, Unreachable, target
 from attend.service.grpc_api.register import add_generation_service
@@ -425,3 +425,56 @@ def test_the_command_says_in_a_sentence_that_nobody_answers(words):
     assert done.exit_code == 1
     assert f"no server answers at {url}: Connection refused" in done.stdout
     assert not words or json.loads(done.stdout)["ok"] is False
+
+
+# --- --long
+
+
+def lasting(monkeypatch, *ends):
+    """A clock that a message moves by a second, and streams: how many messages each has, and whether it ends well."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(long.time, "monotonic", lambda: now[0])
+
+    def held(probe, answers):
+        messages, whole = ends[len(asked)]
+        asked.append(answers)
+        for number in range(messages):
+            now[0] += 1
+            yield whole and number == messages - 1
+
+    return held, asked
+
+
+def test_a_stream_that_lasts_is_held_for_twenty_seconds_and_no_longer(monkeypatch):
+    held, asked = lasting(monkeypatch, (1000, True))
+    assert long.check(None, held) == "a stream was held for 20 s"
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("seconds", [15, 3])
+def test_a_stream_that_a_gateway_cuts_fails_with_the_time(monkeypatch, seconds):
+    held, _ = lasting(monkeypatch, (seconds, False))
+    with pytest.raises(long.Failed, match=f"cut after {seconds}.0 s"):
+        long.check(None, held)
+
+
+def test_a_small_model_is_asked_for_several_answers_at_once(monkeypatch):
+    held, asked = lasting(monkeypatch, (2, True), (1000, True))
+    assert "held" in long.check(None, held) and asked == [1, long.MOST_ANSWERS]
+    held, asked = lasting(monkeypatch, (2, True), (4, True))
+    with pytest.raises(long.Skipped, match="ended by itself after 4 s, and was not cut"):
+        long.check(None, held)
+
+
+def test_streams_of_both_transports_are_held(bent, monkeypatch):
+    monkeypatch.setattr(long, "LONG_SECONDS", 0.0)
+    results = {result.name: result for result in run(bent.probe(), long=True)}
+    assert list(results) == [*CHECKS, *long.CHECKS]
+    assert all(results[name].outcome == "ok" for name in long.CHECKS), results
+
+
+def test_a_stream_without_its_end_fails_the_long_check_of_its_transport(bent, monkeypatch):
+    bent.sabotage.grpc["GenerateStream"] = unfinished
+    bent.sabotage.http[COMPLETIONS] = streams(with_text("data: [DONE]\n\n", ""))
+    results = {result.name: result for result in run(bent.probe(), long=True)}
+    assert all("cut after" in results[name].detail for name in long.CHECKS), results

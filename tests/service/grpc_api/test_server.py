@@ -181,3 +181,34 @@ def test_a_message_may_be_as_long_as_the_context_needs_and_an_answer_as_long_as_
             assert "larger than max" in words
 
     run(law)
+
+
+def test_a_connection_ends_by_its_age_without_the_streams_on_it(monkeypatch):
+    """Behind an address of several servers a caller would stay with the first one for ever. grpc varies the age by a tenth."""
+    quick = {**dict(grpc_server.OPTIONS), "grpc.max_connection_age_ms": 300}
+    assert quick.keys() == dict(grpc_server.OPTIONS).keys()
+    monkeypatch.setattr(grpc_server, "OPTIONS", tuple(quick.items()))
+    engine, peers = FakeEngine(held=True), []
+    server = build_server(engine)
+    judge = server.methods.Check
+
+    async def check(request, grpc_context):
+        peers.append(grpc_context.peer())
+        return await judge(request, grpc_context)
+
+    monkeypatch.setattr(server.methods, "Check", check)
+
+    async def law():
+        async with serving(server) as channel:
+            one = channel()
+            stream = GenerationServiceStub(one).GenerateStream(REQUEST)
+            await until(lambda: engine.requests)
+            for _ in range(2):
+                await HealthStub(one).Check(health_pb2.HealthCheckRequest())
+                await asyncio.sleep(0.6)
+            assert len(set(peers)) == 2, "the connection was not ended"
+            engine.release(8)
+            messages = [message async for message in stream]
+            assert messages[-1].outputs[0].HasField("finish_info") and await stream.code() == grpc.StatusCode.OK
+
+    run(law)

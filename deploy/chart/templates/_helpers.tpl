@@ -1,0 +1,281 @@
+{{/* What several templates need. */}}
+
+{{- define "attend.labels" -}}
+app.kubernetes.io/name: attend
+{{- end }}
+
+{{/* Whether the pods that serve run Ray Serve. */}}
+{{- define "attend.ray" -}}
+{{- if or (eq .Values.mode "rayservice") (gt (int .Values.replicasPerPod) 1) (gt (int .Values.tensorParallel) 1) }}yes{{ end }}
+{{- end }}
+
+{{/* GPUs of a pod that serves. */}}
+{{- define "attend.gpus" -}}
+{{- if .Values.gpu.enabled }}{{ mul .Values.tensorParallel .Values.replicasPerPod }}{{ else }}0{{ end }}
+{{- end }}
+
+{{/* Seconds that a node, or a pod that is one, waits for its replicas; and that its pod has from the signal on. */}}
+{{- define "attend.nodeDrain" -}}
+{{- if eq .Values.mode "rayservice" }}{{ add .Values.drainSeconds 1 .Values.successorSeconds }}{{ else }}{{ .Values.drainSeconds }}{{ end }}
+{{- end }}
+{{- define "attend.grace" -}}
+{{- if eq .Values.mode "rayservice" }}{{ add (include "attend.nodeDrain" .) 40 }}{{ else }}{{ add .Values.drainSeconds 60 }}{{ end }}
+{{- end }}
+
+{{- define "attend.image" -}}
+{{- $image := .root.Values.image }}
+{{- $tag := $image.tag | default .root.Chart.AppVersion }}
+{{- $digest := $image.digest }}
+{{- if .gpu }}{{ $tag = $image.gpuTag | default (printf "%s-gpu" $tag) }}{{ $digest = $image.gpuDigest }}{{ end }}
+{{- if $digest }}{{ $image.repository }}@{{ $digest }}{{ else }}{{ $image.repository }}:{{ $tag }}{{ end }}
+{{- end }}
+
+{{/* image, imagePullPolicy, security and the end's message of each container. */}}
+{{- define "attend.container" -}}
+image: {{ include "attend.image" . }}
+{{- with .root.Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+# A wrong setting ends the process with one sentence, which becomes the pod's termination message.
+terminationMessagePolicy: FallbackToLogsOnError
+securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+{{- end }}
+
+{{/* What each pod has beside its containers. */}}
+{{- define "attend.pod" -}}
+# Kubernetes would add variables named after each Service in the namespace, such as ATTEND_PORT=tcp://...
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ include "attend.grace" . }}
+securityContext:
+  {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, fsGroup: 1000, seccompProfile: {type: RuntimeDefault}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Where the pods that serve may run. `keys`: labels that tell updates apart. */}}
+{{- define "attend.places" -}}
+{{- $selector := dict "app.kubernetes.io/name" "attend" }}
+{{- if eq .Values.mode "rayservice" }}{{ $_ := set $selector "ray.io/node-type" "worker" }}{{ end }}
+{{- $own := eq .Values.mode "rayservice" | ternary "ray.io/cluster" "pod-template-hash" }}
+topologySpreadConstraints:
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+{{- if eq .Values.spread.hosts "require" }}
+  whenUnsatisfiable: DoNotSchedule
+  minDomains: 2
+{{- else }}
+  whenUnsatisfiable: ScheduleAnyway
+{{- end }}
+  # While an update runs there are two generations: each is spread by itself.
+  matchLabelKeys: [{{ $own }}]
+  labelSelector: {matchLabels: {{ toJson $selector }}}
+{{- if .Values.spread.zones }}
+- maxSkew: 1
+  topologyKey: topology.kubernetes.io/zone
+  whenUnsatisfiable: ScheduleAnyway
+  matchLabelKeys: [{{ $own }}]
+  labelSelector: {matchLabels: {{ toJson $selector }}}
+{{- end }}
+{{- if .Values.gpu.enabled }}
+{{- with .Values.gpu.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .Values.gpu.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with .Values.gpu.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "attend.resources" -}}
+{{- $own := .Values.resources }}
+{{- $requests := dict "cpu" (toString ($own.cpuRequest | default $own.cpu)) "memory" ($own.memoryRequest | default $own.memory) }}
+{{- $limits := dict "memory" $own.memory }}
+{{- with $own.ephemeralStorage }}{{ $_ := set $requests "ephemeral-storage" . }}{{ end }}
+{{- $gpus := include "attend.gpus" . }}
+{{- if ne $gpus "0" }}{{ $_ := set $requests .Values.gpu.resource $gpus }}{{ $_ := set $limits .Values.gpu.resource $gpus }}{{ end -}}
+{{ dict "requests" $requests "limits" $limits | toJson }}
+{{- end }}
+
+{{/* Volumes of the pods that serve, and where each is mounted. */}}
+{{- define "attend.volumes" -}}
+- {name: tmp, emptyDir: {}}
+{{- if and (eq .Values.mode "standalone") (include "attend.ray" .) }}
+# Ray's object store, and what the ranks of a replica hand each other; the default of 64 MiB is too small.
+- {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ gt (int .Values.tensorParallel) 1 | ternary "1Gi" "256Mi" }}}}
+{{- end }}
+{{- if eq .Values.model.source "claim" }}
+- {name: weights, persistentVolumeClaim: {claimName: {{ .Values.model.claim }}, readOnly: true}}
+{{- else if eq .Values.model.source "hub" }}
+- name: weights
+  {{- include "attend.ephemeral" (dict "root" . "size" .Values.model.size) | nindent 2 }}
+{{- end }}
+{{- if .Values.keys.existingSecret }}
+- {name: api-keys, secret: {secretName: {{ .Values.keys.existingSecret }}, defaultMode: 288}} # 0440
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- {name: tls, secret: {secretName: {{ .Values.tls.existingSecret }}, defaultMode: 288}} # 0440
+{{- end }}
+{{- if eq .Values.kvDisk.volume "emptyDir" }}
+- {name: kv-disk, emptyDir: {sizeLimit: {{ include "attend.diskSize" . }}}}
+{{- else if eq .Values.kvDisk.volume "ephemeral" }}
+- name: kv-disk
+  {{- include "attend.ephemeral" (dict "root" . "size" (include "attend.diskSize" .)) | nindent 2 }}
+{{- else if eq .Values.kvDisk.volume "claim" }}
+- {name: kv-disk, persistentVolumeClaim: {claimName: {{ .Values.kvDisk.claim }}}}
+{{- end }}
+{{- end }}
+
+{{- define "attend.ephemeral" -}}
+ephemeral:
+  volumeClaimTemplate:
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with .root.Values.storageClass }}
+      storageClassName: {{ . }}
+      {{- end }}
+      resources: {requests: {storage: {{ .size }}}}
+{{- end }}
+
+{{/* A volume a tenth larger than the folder's bound, in MiB: files have names and ends. */}}
+{{- define "attend.diskSize" -}}
+{{- $unit := dict "Mi" 1 "Gi" 1024 "Ti" 1048576 }}
+{{- $number := regexFind "^[0-9]+" .Values.kvDisk.size | int64 }}
+{{- div (mul $number (get $unit (regexFind "[MGT]i$" .Values.kvDisk.size)) 11) 10 }}Mi
+{{- end }}
+
+{{- define "attend.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if and (eq .Values.mode "standalone") (include "attend.ray" .) }}
+- {name: shm, mountPath: /dev/shm}
+{{- end }}
+{{- if ne .Values.model.source "image" }}
+- {name: weights, mountPath: /weights, readOnly: true}
+{{- end }}
+{{- if .Values.keys.existingSecret }}
+# The whole folder: a mount by subPath would never see a change.
+- {name: api-keys, mountPath: /etc/attend, readOnly: true}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- {name: tls, mountPath: /etc/attend-tls, readOnly: true}
+{{- end }}
+{{- if ne .Values.kvDisk.volume "none" }}
+- {name: kv-disk, mountPath: /var/lib/attend}
+{{- end }}
+{{- end }}
+
+{{/* Init container that brings the checkpoint from the hub. */}}
+{{- define "attend.pull" -}}
+{{- if eq .Values.model.source "hub" }}
+- name: weights
+  {{- include "attend.container" (dict "root" . "gpu" .Values.gpu.enabled) | nindent 2 }}
+  command: [attend, pull, {{ .Values.model.reference | quote }}, /weights/model]
+  env:
+  - {name: HF_HOME, value: /weights/hub}
+  {{- with .Values.model.tokenSecret }}
+  - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
+  {{- end }}
+  resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {memory: 1Gi}}
+  volumeMounts: [{name: tmp, mountPath: /tmp}, {name: weights, mountPath: /weights}]
+{{- end }}
+{{- end }}
+
+{{/* What does not go together, in a sentence: a schema would name the value alone. */}}
+{{- define "attend.check" -}}
+{{- $own := .Values }}
+{{- $ranks := mul $own.tensorParallel $own.replicasPerPod | int }}
+{{- $cpus := int $own.resources.cpu }}
+{{- $ray := eq $own.mode "rayservice" }}
+{{- if and $ray $own.tls.existingSecret }}
+{{- fail "tls.existingSecret needs mode: standalone: KubeRay's probes ask by plain HTTP; let TLS end at the gateway" }}
+{{- end }}
+{{- if and $ray (gt (int $own.replicasPerPod) 1) }}
+{{- fail "replicasPerPod needs mode: standalone: in a RayService Ray places the replicas by resources.cpu and GPUs" }}
+{{- end }}
+{{- if and (not $ray) $own.redis.address }}{{ fail "redis.address needs mode: rayservice: standalone pods keep no state of Ray's" }}{{ end }}
+{{- if and $ray $own.gpu.enabled (eq $own.rolling "surge") (not $own.autoscaling.enabled) }}
+{{- fail "gpu.enabled with rolling: surge needs autoscaling.enabled, which adds workers for the successors; or rolling: inPlace" }}
+{{- end }}
+{{- if and (not $ray) $own.gpu.enabled $own.autoscaling.enabled (ne $own.autoscaling.by "keda") }}
+{{- fail "autoscaling.by: cpu says nothing of a GPU: autoscaling.by: keda" }}
+{{- end }}
+{{- if lt $cpus $ranks }}{{ fail (printf "resources.cpu is %d: tensorParallel x replicasPerPod is %d" $cpus $ranks) }}{{ end }}
+{{- if lt (int $own.drainSeconds) (int $own.requestTimeoutSeconds) }}{{ fail "drainSeconds is less than requestTimeoutSeconds" }}{{ end }}
+{{- if and $own.autoscaling.enabled (lt (int $own.autoscaling.maxReplicas) (int $own.replicas)) }}
+{{- fail "autoscaling.maxReplicas is less than replicas" }}
+{{- end }}
+{{- if and $ray (not $own.gpu.enabled) (eq $own.rolling "surge") (lt $cpus (mul 2 $ranks | int)) }}
+{{- fail "resources.cpu has no room for a replica and its successor: twice tensorParallel, or rolling: inPlace" }}
+{{- end }}
+{{- end }}
+
+{{/* The ConfigMap's variables. The chart's own win over values of `settings`, whose schema has none of them. */}}
+{{- define "attend.settings" -}}
+{{- include "attend.check" . }}
+{{- $own := .Values }}
+{{- $ranks := mul $own.tensorParallel $own.replicasPerPod }}
+{{- $data := dict }}
+{{- range $name, $value := $own.settings }}{{ $_ := set $data (printf "ATTEND_%s" (upper $name)) (toString $value) }}{{ end }}
+{{- $_ := set $data "ATTEND_DEVICE" ($own.gpu.enabled | ternary "cuda" "cpu") }}
+{{/* Threads follow the pod's limits by themselves. Named here, they are the same on every node. */}}
+{{- $_ := set $data "ATTEND_NUM_THREADS" (div $own.resources.cpu $ranks | toString) }}
+{{- $_ := set $data "ATTEND_KV_CACHE_MEMORY" $own.kvCacheMemory }}
+{{- $_ := set $data "ATTEND_LOG_FORMAT" "json" }}
+{{- $_ := set $data "ATTEND_EXPOSE_DOCS" "false" }}
+{{- if eq $own.model.source "claim" }}
+{{- $_ := set $data "ATTEND_MODEL" (printf "/weights/%s" $own.model.path | trimSuffix "/") }}
+{{- else if eq $own.model.source "hub" }}
+{{- $_ := set $data "ATTEND_MODEL" "/weights/model" }}
+{{/* Callers know the repository, not the folder. */}}
+{{- if not (hasKey $own.settings "served_model_name") }}
+{{- $_ := set $data "ATTEND_SERVED_MODEL_NAME" (regexReplaceAll "^hf://([^/@]+/[^/@]+).*$" $own.model.reference "${1}") }}
+{{- end }}
+{{- end }}
+{{- if gt (int $own.tensorParallel) 1 }}{{ $_ := set $data "ATTEND_TENSOR_PARALLEL" (toString $own.tensorParallel) }}{{ end }}
+{{- if $own.keys.existingSecret }}{{ $_ := set $data "ATTEND_API_KEYS_FILE" "/etc/attend/keys" }}{{ end }}
+{{- if $own.tls.existingSecret }}
+{{- $_ := set $data "ATTEND_TLS_CERT" "/etc/attend-tls/tls.crt" }}
+{{- $_ := set $data "ATTEND_TLS_KEY" "/etc/attend-tls/tls.key" }}
+{{- end }}
+{{- if ne $own.kvDisk.volume "none" }}
+{{- $_ := set $data "ATTEND_KV_DISK_FOLDER" "/var/lib/attend/kv" }}
+{{- $_ := set $data "ATTEND_KV_DISK_BYTES" (printf "%sB" $own.kvDisk.size) }}
+{{- end }}
+{{- with $own.tracing.endpoint }}{{ $_ := set $data "ATTEND_OTEL_ENDPOINT" . }}{{ end }}
+{{- if eq $own.mode "rayservice" }}
+{{/* A replica's own standard error is a file of Ray's. `kubectl logs` shows the container's first process. */}}
+{{- $_ := set $data "ATTEND_LOG_FILE" "/proc/1/fd/1" }}
+{{- $_ := set $data "RAY_SERVE_HAPROXY_BINARY_PATH" "/opt/attend/edge/haproxy" }}
+{{/* deploy/base/rayservice/ray.env, with its reasons; three times follow from those of the values. */}}
+{{- range regexFindAll "(?m)^[A-Za-z_]+=.*$" (.Files.Get "files/ray.env") -1 }}
+{{- $pair := splitn "=" 2 . }}{{ $_ := set $data $pair._0 $pair._1 }}
+{{- end }}
+{{- $_ := set $data "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S" (add $own.requestTimeoutSeconds 60 | toString) }}
+{{- $_ := set $data "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (add $own.requestTimeoutSeconds 40 | toString) }}
+{{- $_ := set $data "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" (include "attend.nodeDrain" .) }}
+{{- else }}
+{{- $_ := set $data "ATTEND_HOST" "0.0.0.0" }}
+{{- $_ := set $data "ATTEND_REQUEST_TIMEOUT_SECONDS" (toString $own.requestTimeoutSeconds) }}
+{{- $_ := set $data "ATTEND_DRAIN_SECONDS" (toString $own.drainSeconds) }}
+{{- if not (include "attend.ray" .) }}
+{{- $_ := set $data "ATTEND_SINGLE" "true" }}
+{{- else if gt (int $own.replicasPerPod) 1 }}
+{{- $_ := set $data "ATTEND_REPLICAS" (toString $own.replicasPerPod) }}
+{{- end }}
+{{- end }}
+{{- toYaml $data }}
+{{- end }}
+
+{{/* A change of the settings gives the ConfigMap another name, and so replaces the pods. */}}
+{{- define "attend.settingsName" -}}
+attend-settings-{{ include "attend.settings" . | sha256sum | trunc 10 }}
+{{- end }}

@@ -1,0 +1,382 @@
+"""The chart: what the plain manifests are, what its schema refuses, and what it says once it is installed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+from attend.service.settings import Settings
+from tests.deploy import chart, render
+from tests.deploy.check import problems
+from tests.deploy.manifests import ROOT, constraint
+
+pytestmark = pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING)
+NONE, DIGEST = "the default values", f"sha256:{'0' * 64}"
+TRAILER = "helm.sh/resource-policy"
+
+
+def helm(*sets, files=()):
+    """The objects for these `--set-json` assignments."""
+    done = run(*sets, files=files)
+    assert done.returncode == 0, done.stderr
+    return render.objects_of(done.stdout)
+
+
+def run(*sets, files=()):
+    words = [word for file in files for word in ("--values", str(chart.CHART / "values" / file))]
+    return render.helm(*words, *(word for each in sets for word in ("--set-json", each)))
+
+
+def one(objects, kind, name="attend"):
+    [item] = [item for item in objects if item["kind"] == kind and item["metadata"]["name"].startswith(name)]
+    return item
+
+
+# --- the plain manifests are what the chart gives
+
+
+def comparable(objects):
+    """By kind and name; without what differs on purpose: a ConfigMap's hash, Helm's own annotation, the namespace."""
+    text = json.dumps(objects)
+    names = {
+        item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap" and "settings" in item["metadata"]["name"]
+    }
+    for name in names:
+        text = text.replace(name, "attend-settings")
+    found = {}
+    for item in json.loads(text):
+        annotations = item["metadata"].pop("annotations", {})
+        annotations.pop(TRAILER, None)
+        item["metadata"].pop("namespace", None)
+        if labels := item["metadata"].get("labels", {}):
+            item["metadata"]["labels"] = labels
+        found[item["kind"], item["metadata"]["name"]] = item | {"annotations": annotations}
+    assert len(found) == len(objects)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "sets", "files"),
+    [
+        ("base/rayservice", (), ()),
+        ("base/standalone", ('mode="standalone"',), ()),
+        ("overlays/kind-cpu", (), ("kind.yaml",)),
+    ],
+)
+def test_the_plain_manifests_are_what_the_chart_gives(folder, sets, files):
+    plain, charted = comparable(render.render(folder)), comparable(helm(*sets, files=files))
+    plain.pop(("Namespace", "attend"), None)  # helm makes it: --create-namespace
+    assert plain.keys() == charted.keys()
+    for key in plain:
+        assert plain[key] == charted[key], key
+
+
+def test_every_file_of_values_is_rendered_by_a_test():
+    files = {path.name for path in (chart.CHART / "values").iterdir()}
+    assert files == {file for files in render.CHARTED.values() for file in files} | {"kind.yaml"}
+
+
+# --- what is written from elsewhere
+
+
+def test_the_schema_knows_the_settings_of_this_version():
+    assert chart.SCHEMA.read_text() == chart.schema(), "run `make docs`, and read what git shows"
+
+
+def test_the_page_has_a_row_for_each_value():
+    assert chart.README.read_text() == chart.readme(), "run `make docs`, and read what git shows"
+    assert all(comment for _, _, comment in chart.rows()), "a value has no comment"
+
+
+def test_what_the_chart_sets_itself_are_settings_that_nobody_gives_twice():
+    assert chart.OWN <= Settings.model_fields.keys()
+    told = set()
+    for sets in ((), ('mode="standalone"', "replicasPerPod=2")):
+        for file in ("kind.yaml", "standalone-tp.yaml", "gpu-in-place.yaml"):
+            gpu = ("gpu.yaml",) if file.startswith("gpu") else ()
+            done = run(*sets, files=(*gpu, file))
+            told |= (
+                set() if done.returncode else one(render.objects_of(done.stdout), "ConfigMap", "attend-settings")["data"].keys()
+            )
+    own = {name.removeprefix("ATTEND_").lower() for name in told if name.startswith("ATTEND_")}
+    assert own - chart.OWN == {"served_model_name"}
+
+
+def test_versions_are_the_packages():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    about = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+    assert about["version"] == about["appVersion"] == version
+    assert one(helm(), "RayService")["spec"]["rayClusterConfig"]["rayVersion"] == constraint("ray")
+
+
+def test_the_values_that_the_page_prints_are_taken(tmp_path):
+    """The indented block behind `my-model.yaml`."""
+    text = (
+        (ROOT / "deploy/README.md").read_text().partition("with `my-model.yaml`")[2].partition("\n\n")[2].partition("\n\n")[0]
+    )
+    file = tmp_path / "my-model.yaml"
+    file.write_text("".join(f"{line[4:]}\n" for line in text.splitlines()))
+    done = render.helm("--values", str(file))
+    assert done.returncode == 0, done.stderr
+    head, worker = render.pods_of(render.objects_of(done.stdout))
+    assert [each["name"] for each in worker.spec["initContainers"]] == ["weights", "settings"]
+    assert {each["image"] for each in head.containers} == {"registry.example.com/attend:0.1.0"}
+
+
+# --- wrong values are refused by name
+
+
+@pytest.mark.parametrize(
+    ("files", "sets", "says"),
+    [
+        ((), ('mode="ray"',), "/mode"),
+        ((), ("replica=3",), "replica"),
+        ((), ("replicas=0",), "/replicas"),
+        ((), ('replicas="2"',), "/replicas"),
+        ((), ("tensorParallel=17",), "/tensorParallel"),
+        ((), ("tensorParallel=2", 'rolling="inPlace"', "resources.cpu=1"), "resources.cpu is 1"),
+        ((), ("resources.cpu=1",), "no room for a replica and its successor"),
+        ((), ("replicasPerPod=2",), "replicasPerPod needs mode: standalone"),
+        ((), ('image.repository="Attend"',), "/image/repository"),
+        ((), ('image.tag="a b"',), "/image/tag"),
+        ((), ('image.digest="sha256:12"',), "/image/digest"),
+        ((), ('image.pullPolicy="always"',), "/image/pullPolicy"),
+        ((), ('image.pullSecrets=["No"]',), "/image/pullSecrets"),
+        ((), ('model.source="pvc"',), "/model/source"),
+        ((), ('model.source="claim"',), "/model/claim"),
+        ((), ('model.claim="weights"',), "/model/claim"),
+        ((), ('model.source="claim"', 'model.claim="w"', 'model.path="../x"'), "/model/path"),
+        ((), ('model.source="hub"',), "/model/reference"),
+        ((), ('model.source="hub"', 'model.reference="https://x"'), "/model/reference"),
+        ((), ('gpu.enabled="yes"',), "/gpu/enabled"),
+        ((), ("gpu.enabled=true",), "gpu.enabled with rolling: surge needs autoscaling.enabled"),
+        ((), ('gpu.resource="gpu"',), "/gpu/resource"),
+        ((), ('gpu.nodeSelector={"a": true}',), "/gpu/nodeSelector"),
+        ((), ('gpu.tolerations=[{"keys": "a"}]',), "keys"),
+        ((), ('resources.memory="4GB"',), "/resources/memory"),
+        ((), ('headResources.cpu="one"',), "/headResources/cpu"),
+        ((), ('kvCacheMemory="512Mo"',), "/kvCacheMemory"),
+        ((), ('kvDisk.volume="pvc"',), "/kvDisk/volume"),
+        ((), ('kvDisk.volume="claim"',), "/kvDisk/claim"),
+        ((), ('kvDisk.size="10GB"',), "/kvDisk/size"),
+        ((), ('storageClass="Fast"',), "/storageClass"),
+        ((), ('settings.log_levl="debug"',), "log_levl"),
+        ((), ('settings.device="cuda"',), "device"),
+        ((), ("settings.log_level=[1]",), "/settings/log_level"),
+        ((), ('autoscaling.by="memory"',), "/autoscaling/by"),
+        ((), ("autoscaling.enabled=true", "autoscaling.maxReplicas=1"), "autoscaling.maxReplicas is less than replicas"),
+        (("standalone-gpu.yaml",), ('autoscaling.by="cpu"',), "autoscaling.by: cpu says nothing of a GPU"),
+        ((), ('rolling="in-place"',), "/rolling"),
+        ((), ("requestTimeoutSeconds=700",), "drainSeconds is less than requestTimeoutSeconds"),
+        ((), ('drainSeconds="620"',), "/drainSeconds"),
+        ((), ("successorSeconds=10",), "/successorSeconds"),
+        ((), ("startupSeconds=601",), "/startupSeconds"),
+        ((), ('priorityClassName="High"',), "/priorityClassName"),
+        ((), ('spread.hosts="yes"',), "/spread/hosts"),
+        ((), ('spread.zones="yes"',), "/spread/zones"),
+        ((), ('keys.existingSecret="My_Keys"',), "/keys/existingSecret"),
+        ((), ('tls.existingSecret="attend-tls"',), "tls.existingSecret needs mode: standalone"),
+        ((), ('gateway.kind="nginx"',), "/gateway/kind"),
+        ((), ('gateway.host="https://a"',), "/gateway/host"),
+        ((), ('gateway.parent={"gateway": "a"}',), "/gateway/parent"),
+        ((), ('redis.address="redis"',), "/redis/address"),
+        (("standalone-gpu.yaml",), ('redis.address="redis:6379"',), "redis.address needs mode: rayservice"),
+        ((), ('tracing.endpoint="collector:4318"',), "/tracing/endpoint"),
+        ((), ('monitoring.labels={"a": 1}',), "/monitoring/labels"),
+        ((), ("monitoring.dashboards=true",), "dashboards"),
+        ((), ('networkPolicy.defaultDeny="no"',), "/networkPolicy/defaultDeny"),
+        ((), ('networkPolicy.clients=["10.0.0.1"]',), "/networkPolicy/clients"),
+    ],
+    ids=lambda each: "; ".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_wrong_value_is_refused_by_its_name(files, sets, says):
+    done = run(*sets, files=files)
+    assert done.returncode != 0, done.stdout[:200]
+    assert says in done.stderr, done.stderr
+
+
+def test_every_group_of_values_has_a_wrong_one_above():
+    schema = json.loads(chart.SCHEMA.read_text())
+
+    def closed(part):
+        if part.get("type") == "object" and "properties" in part:
+            assert part.get("additionalProperties") is False, part
+            for inner in part["properties"].values():
+                closed(inner)
+
+    closed(schema)
+    assert schema["properties"].keys() - {"global"} == yaml.safe_load(chart.VALUES.read_text()).keys()
+    [parametrize] = [mark for mark in test_a_wrong_value_is_refused_by_its_name.pytestmark if mark.name == "parametrize"]
+    tried = {each.partition("=")[0].partition(".")[0] for _, sets, _ in parametrize.args[1] for each in sets}
+    assert schema["properties"].keys() - {"global"} == tried - {"replica"}
+
+
+# --- knobs do what they say
+
+
+def test_a_digest_wins_over_the_tag_and_the_gpu_has_its_own():
+    objects = helm(f'image.digest="{DIGEST}"', 'image.gpuTag="x"', files=("gpu.yaml",))
+    head, worker = ({each["image"] for each in pods.containers} for pods in render.pods_of(objects))
+    assert (head, worker) == ({f"registry.example.com/attend@{DIGEST}"}, {"registry.example.com/attend:x"})
+
+
+@pytest.mark.parametrize("mode", ["rayservice", "standalone"])
+@pytest.mark.parametrize("rolling", ["surge", "inPlace"])
+def test_rolling_both_ways(mode, rolling):
+    objects = helm(f'mode="{mode}"', f'rolling="{rolling}"', "replicas=4")
+    if mode == "standalone":
+        strategy = one(objects, "Deployment")["spec"]["strategy"]["rollingUpdate"]
+        assert strategy == {"maxSurge": int(rolling == "surge"), "maxUnavailable": int(rolling == "inPlace")}
+        return
+    service = one(objects, "RayService")["spec"]
+    [deployment] = yaml.safe_load(service["serveConfigV2"])["applications"][0]["deployments"]
+    assert service["upgradeStrategy"]["type"] == ("NewCluster" if rolling == "surge" else "None")
+    assert deployment["max_surge_percent"] == (100 if rolling == "surge" else 0)
+    assert deployment.get("rolling_update_percentage", 0) == (0 if rolling == "surge" else 0.25)
+
+
+def test_a_changed_setting_replaces_the_pods():
+    names = [
+        one(helm(*sets), "ConfigMap", "attend-settings")["metadata"]["name"] for sets in ((), ('settings.log_level="debug"',))
+    ]
+    assert names[0] != names[1]
+
+
+def test_the_hub_is_read_by_an_init_container_with_the_token():
+    pods = render.pods_of(helm('model.source="hub"', 'model.reference="hf://a/b@main"', 'model.tokenSecret="hub"'))
+    head, worker = (pods.spec["initContainers"] for pods in pods)
+    assert [each["name"] for each in head] == ["settings"]
+    assert [each["name"] for each in worker] == ["weights", "settings"]
+    assert worker[0]["command"] == ["attend", "pull", "hf://a/b@main", "/weights/model"]
+    assert [each["name"] for each in worker[0]["env"]] == ["HF_HOME", "HF_TOKEN"]
+
+
+@pytest.mark.parametrize(("size", "wanted"), [("10Gi", "11264Mi"), ("500Mi", "550Mi"), ("1Ti", "1153433Mi")])
+def test_the_volume_of_the_kv_disk_is_a_tenth_larger_than_its_bound(size, wanted):
+    [*_, worker] = render.pods_of(helm('kvDisk.volume="emptyDir"', f'kvDisk.size="{size}"'))
+    assert {"name": "kv-disk", "emptyDir": {"sizeLimit": wanted}} in worker.spec["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds"),
+    [
+        ("none", set()),
+        ("ingress", {"Ingress"}),
+        ("gateway", {"HTTPRoute", "GRPCRoute"}),
+        ("istio", {"HTTPRoute", "GRPCRoute"}),
+        ("envoyGateway", {"HTTPRoute", "GRPCRoute", "BackendTrafficPolicy"}),
+        ("gke", {"HTTPRoute", "GRPCRoute", "GCPBackendPolicy", "HealthCheckPolicy"}),
+    ],
+)
+def test_each_gateway_has_what_keeps_it_from_cutting_streams(kind, kinds):
+    plain = {item["kind"] for item in helm()}
+    assert {item["kind"] for item in helm(f'gateway.kind="{kind}"')} - plain == kinds
+
+
+def test_load_balancers_outside_the_cluster_pass_the_network_policy():
+    def blocks(*sets):
+        [policy] = [each for each in helm(*sets) if each["kind"] == "NetworkPolicy"]
+        rules = [rule for rule in policy["spec"]["ingress"] if {"port": 9000, "protocol": "TCP"} in rule.get("ports", [])]
+        return [peer["ipBlock"]["cidr"] for rule in rules for peer in rule["from"] if "ipBlock" in peer]
+
+    assert blocks() == []
+    assert blocks('networkPolicy.clients=["203.0.113.0/24"]') == ["203.0.113.0/24"]
+    assert blocks('gateway.kind="gke"') == ["130.211.0.0/22", "35.191.0.0/16"]  # Google's health checks and proxies
+
+
+def test_an_ingress_asks_pods_with_tls_by_tls():
+    def protocols(*sets):
+        ingresses = [each for each in helm('mode="standalone"', 'gateway.kind="ingress"', *sets) if each["kind"] == "Ingress"]
+        return [each["metadata"]["annotations"].get("nginx.ingress.kubernetes.io/backend-protocol") for each in ingresses]
+
+    assert protocols() == [None, "GRPC"]
+    assert protocols('tls.existingSecret="attend-tls"') == ["HTTPS", "GRPCS"]
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
+@pytest.mark.parametrize("mode", ["rayservice", "standalone"])
+@pytest.mark.parametrize(("longest", "drain"), [(30, 40), (200, 210), (1800, 1900)])
+@pytest.mark.parametrize("kind", ["ingress", "envoyGateway", "gke"])
+def test_other_times_keep_their_order_down_to_the_gateway(mode, longest, drain, kind):
+    times = (f"requestTimeoutSeconds={longest}", f"drainSeconds={drain}", f'gateway.kind="{kind}"')
+    assert problems(helm(f'mode="{mode}"', *times)) == []
+
+
+def test_rules_and_dashboard_are_those_of_the_folder():
+    objects = helm("monitoring.enabled=true")
+    assert one(objects, "PrometheusRule")["spec"] == yaml.safe_load((ROOT / "deploy/monitoring/rules.yaml").read_text())
+    dashboard = one(objects, "ConfigMap", "attend-dashboard")["data"]["dashboard.json"]
+    assert dashboard == (ROOT / "deploy/monitoring/dashboard.json").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # Ray Serve's own models
+def test_the_heads_check_and_the_builder_need_no_weights(monkeypatch):
+    """The builder of the application may run there."""
+    from attend.service.runtime.deployment import build
+
+    objects = helm('keys.existingSecret="k"', files=("gpu.yaml", "gpu-tp.yaml"))
+    [check] = render.pods_of(objects)[0].spec["initContainers"]
+    variables = one(objects, "ConfigMap", "attend-settings")["data"]
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("ATTEND_")}
+    environment = bare | variables | {each["name"]: each["value"] for each in check["env"]}
+    command = [sys.executable, "-m", "attend.service.commands.cli", *check["command"][1:]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, value in variables.items():
+        if name.startswith("ATTEND_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("attend.service.runtime.deployment.ray.nodes", list)
+    config = yaml.safe_load(one(objects, "RayService")["spec"]["serveConfigV2"])
+    assert build(config["applications"][0]["args"]) is not None
+
+
+# --- what it says
+
+
+def notes(tmp_path, *sets):
+    """NOTES.txt, which `helm template` leaves out: rendered as a manifest of a copy of the chart."""
+    copy = tmp_path / "chart"
+    shutil.copytree(chart.CHART, copy)
+    text = (copy / "templates/NOTES.txt").read_text()
+    (copy / "templates/notes.yaml").write_text(
+        f'{{{{- define "notes" }}}}{text}{{{{ end }}}}\nnotes: {{{{ include "notes" . | toJson }}}}\n'
+    )
+    (copy / "templates/NOTES.txt").unlink()
+    words = [word for each in sets for word in ("--set-json", each)]
+    done = render.helm("--show-only", "templates/notes.yaml", *words, chart=copy)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)["notes"]
+
+
+def test_the_notes_say_how_to_wait_and_to_ask(tmp_path):
+    said = notes(tmp_path)
+    assert "kubectl -n attend wait --for=condition=Ready rayservice/attend" in said
+    assert "kubectl -n attend port-forward service/attend-serve-svc 8000 9000" in said
+    assert "curl --json" in said and "Authorization" not in said and "Callers need no key" in said
+
+
+@pytest.mark.parametrize(
+    ("sets", "cut"),
+    [
+        ((), 970),
+        (('mode="standalone"',), 680),
+        (('mode="standalone"', "requestTimeoutSeconds=500", "drainSeconds=520"), None),
+        (("requestTimeoutSeconds=200", "drainSeconds=210"), None),
+    ],
+)
+def test_the_notes_say_that_a_node_autoscaler_cuts_a_grace_period_above_ten_minutes(tmp_path, sets, cut):
+    said, pods = notes(tmp_path, *sets), render.pods_of(helm(*sets))
+    grace = max(each.spec["terminationGracePeriodSeconds"] for each in pods)
+    assert (grace > 600) == (cut is not None)
+    assert (f"Pods have {cut} s to end. The cluster autoscaler cuts this to 600 s" in said) == (cut is not None)
+
+
+def test_the_notes_name_the_key_and_tls(tmp_path):
+    said = notes(tmp_path, 'mode="standalone"', 'keys.existingSecret="k"', 'tls.existingSecret="t"', 'gateway.kind="gateway"')
+    assert "curl --insecure" in said and "Bearer $ATTEND_API_KEY" in said and "https://localhost:8000" in said
+    assert "attend check --long https://attend.example.com --grpc grpc.attend.example.com:443" in said

@@ -1,0 +1,53 @@
+"""Laws about what leads calls to the pods, and what counts and scales them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.deploy.render import of_kind, pods_of
+
+Objects = list[dict[str, Any]]
+NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
+
+
+def _seconds(text: str | int | None) -> float:
+    return float(str(text or 0).removesuffix("s"))
+
+
+def gateways_cut_no_stream(objects: Objects, longest: float) -> Iterator[str]:
+    """What a gateway allows is longer than the longest request. Of a GRPCRoute it is Envoy Gateway's policy that says so."""
+    of_google = [item["spec"]["default"].get("timeoutSec") for item in of_kind(objects, "GCPBackendPolicy")]
+    for route in of_kind(objects, "HTTPRoute"):
+        for rule in route["spec"]["rules"]:
+            if max(_seconds(each) for each in (rule.get("timeouts", {}).get("request"), *of_google)) <= longest:
+                yield f"HTTPRoute {route['metadata']['name']}: the gateway cuts a request before Attend ends it"
+    for policy in of_kind(objects, "BackendTrafficPolicy"):
+        limits = policy["spec"]["timeout"].get("http", {})
+        if limits.get("requestTimeout") != "0s" or _seconds(limits.get("maxStreamDuration")) <= longest:
+            yield f"BackendTrafficPolicy {policy['metadata']['name']}: the gateway cuts a stream before Attend ends it"
+        routes = {(item["kind"], item["metadata"]["name"]) for item in of_kind(objects, "GRPCRoute")}
+        if not {(each["kind"], each["name"]) for each in policy["spec"]["targetRefs"]} <= routes:
+            yield f"BackendTrafficPolicy {policy['metadata']['name']}: there is no such route"
+    for ingress in of_kind(objects, "Ingress"):
+        if _seconds(ingress["metadata"].get("annotations", {}).get(NGINX, "60")) <= longest:
+            yield f"Ingress {ingress['metadata']['name']}: the controller cuts a stream before Attend ends it"
+
+
+def scalers_scale_down(objects: Objects) -> Iterator[str]:
+    """While one of several metrics is missing, Kubernetes scales nothing down; that of the CPU is always there."""
+    for item in of_kind(objects, "HorizontalPodAutoscaler"):
+        for metric in item["spec"]["metrics"]:
+            if metric["type"] != "Resource":
+                yield f"HorizontalPodAutoscaler {item['metadata']['name']}: without {metric['type']} it never scales down"
+    scaled = of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
+    if len(scaled) > 1:
+        yield "two autoscalers change one number: KEDA makes a HorizontalPodAutoscaler of its own"
+    for item in of_kind(objects, "Deployment"):
+        if bool(scaled) == ("replicas" in item["spec"]):
+            yield f"Deployment {item['metadata']['name']}: its replicas are given {'twice' if scaled else 'by nothing'}"
+
+
+def nothing_is_scraped_twice(objects: Objects) -> Iterator[str]:
+    """Pods that a monitor selects carry no annotations for a Prometheus that finds pods by them, nor Services."""
+    for each in pods_of(objects):
+        if any(key.startswith("prometheus.io/") for key in each.template["metadata"].get("annotations", {})):
+            yield f"{each.owner}: annotations for Prometheus, beside a monitor: it is scraped twice"
