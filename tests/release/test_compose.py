@@ -36,7 +36,7 @@ def test_dclint_finds_nothing():
 @pytest.mark.parametrize(
     ("good", "bad", "rule"),
     [
-        ("prom/prometheus:v3.5.0", "prom/prometheus", "service-image-require-explicit-tag"),
+        (SERVICES["prometheus"]["image"], "prom/prometheus", "service-image-require-explicit-tag"),
         ("'127.0.0.1:3000:3000'", "'3000:3000'", "no-unbound-port-interfaces"),
         ("restart: unless-stopped", "restarts: unless-stopped", "invalid-schema"),
         ("'127.0.0.1:9090:9090'", "'127.0.0.1:3000:9090'", "no-duplicate-exported-ports"),

@@ -128,7 +128,8 @@ def test_a_release_publishes_only_what_was_built_from_a_tag_that_is_the_version(
         return {*needs}.union(*map(before, needs))
 
     assert {job for job in jobs if job != "version"} == {job for job in jobs if "version" in before(job)}
-    assert before("publish") >= {"wheels", "images", "chart"}
+    assert before("publish") >= {"tests", "wheels", "images", "chart"}
+    assert before("images") >= {"tests"}
     assert [step["run"] for step in jobs["version"]["steps"] if "run" in step] == [
         'python3 -m tests.release.version "$GITHUB_REF_NAME"'
     ]
