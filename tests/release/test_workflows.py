@@ -100,6 +100,12 @@ def test_nothing_that_a_stranger_writes_stands_in_a_script():
     assert all("pull_request_target" not in str(workflow["on"]) for workflow in WORKFLOWS.values())
 
 
+def test_a_pipe_fails_where_a_part_of_it_does():
+    piped = {name for name, _, step in steps() if " | " in step.get("run", "")}
+    assert piped == {"images", "release"}
+    assert all(WORKFLOWS[name]["defaults"] == {"run": {"shell": "bash"}} for name in piped)
+
+
 def test_pull_requests_reach_only_the_tests_which_may_read_alone():
     reached = [name for name, workflow in WORKFLOWS.items() if "pull_request" in workflow["on"]]
     assert reached == ["tests"]
