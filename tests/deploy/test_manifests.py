@@ -266,7 +266,7 @@ def test_an_overlays_namespace_refuses_what_no_policy_allows(folder):
 
 
 # The marks of deploy/README.md.
-MARK = re.compile(r"^\| `(?P<path>(?:serve|base|components|overlays)/[^`]*)` \| (?P<mark>[^|]+) \|", re.MULTILINE)
+MARK = re.compile(r"^\| `(?P<path>(?:serve|base|compose|components|overlays)/[^`]*)` \| (?P<mark>[^|]+) \|", re.MULTILINE)
 
 
 def marks():
