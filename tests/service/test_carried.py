@@ -65,7 +65,7 @@ ELSEWHERE = {
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop_str_in_output": "the answer's text: test_text.py"}
 OF_THE_SCHEDULER = {
     *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
-    *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "lack", "history", "_plan"),
+    *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "num_left_out", "lack", "history", "_plan"),
     *("hidden_sum", "num_summed", "version", "num_replayed", "slot", "snapshot_at", "last_snapshot", "known_until"),
     *("reason", "awaits", "was_let_in"),
 }

@@ -99,7 +99,7 @@ def test_the_shell_completes_commands_flags_and_those_of_serve(tmp_path):
 
     assert completed("attend", "ch") == ["chat", "check"]
     assert completed("attend", "serve", "--max-mo") == ["--max-model-len"]
-    assert completed("attend", "serve", "--single", "--kv-") == ["--kv-cache-memory", "--kv-dtype"]
+    assert completed("attend", "serve", "--single", "--kv-d") == ["--kv-dtype", "--kv-disk-folder", "--kv-disk-bytes"]
 
 
 def test_help_is_instant_because_it_loads_no_model_code():

@@ -1,9 +1,10 @@
 """Every metric of the page is moved by something, and by how much: counts as well as sums."""
 
-from dataclasses import fields
+from dataclasses import astuple, fields
 
 import pytest
 
+from attend.model.engine.offload.stats import OffloadStats
 from attend.model.engine.request import EngineStats
 from attend.model.errors import QueueFull
 from tests.fakes import FakeEngine, Server, build_server
@@ -61,6 +62,9 @@ def page(server: Server) -> dict[str, dict[tuple, float]]:
     }
 
 
+OFFLOAD = OffloadStats(*range(100, 107))
+
+
 @pytest.fixture
 def asked() -> Server:
     server = build_server(FakeEngine())
@@ -97,7 +101,7 @@ def test_every_metric_is_moved_by_a_call_or_by_the_engine():
     server.post({"prompt": PROMPTS, "n": N, "max_tokens": TOKENS})
     engine.refusal = QueueFull("full")
     server.post({"prompt": PROMPTS})
-    engine.figures = EngineStats(*range(1, 1 + len(fields(EngineStats))))
+    engine.figures = EngineStats(*range(1, len(fields(EngineStats))), offload=OFFLOAD)
     engine.age, engine.resident = 3.0, 5
     after = page(server)
     assert {name for name in before if before[name] == after[name]} <= ALWAYS | ELSEWHERE
@@ -106,10 +110,19 @@ def test_every_metric_is_moved_by_a_call_or_by_the_engine():
 def test_every_figure_of_the_engine_is_on_the_page_and_no_two_are_swapped():
     engine = Known()
     server = build_server(engine)
-    assert {field.name for field in fields(EngineStats)} == OF_THE_ENGINE.keys() | {"num_free_blocks"}
+    assert {field.name for field in fields(EngineStats)} == OF_THE_ENGINE.keys() | {"num_free_blocks", "offload"}
     engine.figures = EngineStats(**{name: 10 + at for at, name in enumerate(OF_THE_ENGINE)}, num_free_blocks=48)
     samples = {name: sample.partition(" ") for name, sample in OF_THE_ENGINE.items()}
     labels = {name: {"reason": reason} if reason else {} for name, (_, _, reason) in samples.items()}
     found = {name: server.value(f"attend_{sample}", **labels[name]) for name, (sample, _, _) in samples.items()}
     assert found == {name: 10 + at for at, name in enumerate(OF_THE_ENGINE)}
     assert server.value("attend_kv_cache_usage") == 1 - 48 / engine.info.num_blocks
+
+
+def test_every_figure_of_offloading_is_on_the_page_and_no_two_are_swapped():
+    engine = Known()
+    server = build_server(engine)
+    engine.figures = EngineStats(offload=OFFLOAD)
+    names = ("bytes", "read_tokens_total", "read_bytes_total", "written_bytes_total", "dropped_requests_total")
+    names += ("recomputed_requests_total", "errors_total")
+    assert [server.value(f"attend_kv_disk_{name}") for name in names] == list(range(100, 107)) == list(astuple(OFFLOAD))
