@@ -34,7 +34,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 @pytest.fixture
 def edge(running: Edge) -> Edge:
     """The same, without connections."""
-    assert wait_for(lambda: not any(opened(running, source) for source in (ME, OTHER)))
+    assert wait_for(lambda: not any(opened(running, source) for source in (ME, OTHER, THIRD)))
     return running
 
 
