@@ -37,9 +37,12 @@ def poison(runner) -> None:
 
 def watch(folder: Path) -> None:
     """Wait for the engine; poison its steps; count tasks for ever. A process without an engine waits for ever."""
-    while not hasattr(runner := sys.modules.get("attend.model.engine.runner"), "ModelRunner"):
+    while not hasattr(sys.modules.get("attend.model.engine.build"), "build_engine"):
         time.sleep(EVERY)
-    poison(runner.ModelRunner)
+    runner = sys.modules["attend.model.engine.runner"].ModelRunner
+    for kind in (runner, *runner.__subclasses__()):
+        if "submit" in vars(kind):
+            poison(kind)
     tasks = getattr(asyncio.tasks, "_scheduled_tasks", None)  # Python 3.12's name; of all loops of the process
     tasks = asyncio.tasks._all_tasks if tasks is None else tasks
     counted = folder / f"{os.getpid()}.tasks"
