@@ -39,7 +39,10 @@ SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 PATHS = ("models", "chat_template", "kv_disk_folder", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
-NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "proxy", "max_connections_per_source", "max_errors_per_second")
+NEED_RAY = (
+    *("replicas", "max_replicas", "tensor_parallel", "prefix_routing", "proxy"),
+    *("max_connections_per_source", "max_errors_per_second"),
+)
 """Settings of Ray Serve and its HAProxy: with `single` and `models` they stay as they are."""
 OF_ONE_MODEL = ("model", "served_model_name", "adapter", "adapters_folder")
 """Settings that the file of `models` has for each model."""

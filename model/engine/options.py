@@ -48,8 +48,6 @@ class EngineOptions:
     """Where blocks are kept that the KV cache forgets, and for the next process; empty: nowhere."""
     kv_disk_bytes: int = 10 << 30
     """Of all files there."""
-    kv_disk_bandwidth: int = 200_000_000
-    """Bytes a second that are written there."""
     kv_idle_seconds: float = 1800.0
     """For how long cached prefixes that nobody uses stay in a CPU's memory, see `idle.py`; 0: for ever."""
     state_cache_share: float = 0.25

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from attend.service.http_api import documents, problems
@@ -28,15 +27,7 @@ def build_app(
     It answers to the names `hosts` alone, where there are any. `expose_docs` is the playground, /docs and /openapi.json
     together. `behind_serve`: see `RequestIds`.
     """
-    app = FastAPI(
-        title="Attend",
-        version=site.version,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
-    )
+    app = documents.bare_app(site.version)
     app.include_router(build_router(site))
     if expose_docs:
         add_pages(app, [guard_others(site)])

@@ -60,6 +60,19 @@ _SSE = (
 )
 
 
+def bare_app(version: str) -> FastAPI:
+    """An application without routes: `install` adds the documents, in place of FastAPI's own."""
+    return FastAPI(
+        title="Attend",
+        version=version,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+    )
+
+
 def install(app: FastAPI, *, keyed: bool = False) -> None:
     """Have `app` describe itself by `document`, made when it is first asked for. Requests are handled as before.
 

@@ -32,6 +32,8 @@ log = logging.getLogger("attend.offload")
 
 SUBFOLDER = "attend-kv"
 """Of `kv_disk_folder`, which a cluster may hand out with any owner and mode: this one is the user's alone."""
+BYTES_PER_SECOND = 200e6
+"""Written over time: reads, and other processes, need the disk too."""
 CODE = Path(__file__).parents[2] / "net"
 """The code that the bits of keys and values depend on."""
 
@@ -137,4 +139,4 @@ def open_offload(options: EngineOptions, cache: KVCache, scheduler: Scheduler, f
     folder, name = Path(options.kv_disk_folder) / SUBFOLDER, blake2b(named, digest_size=8).hexdigest()
     store = BlockStore(folder, name, layout.sizes, options.kv_disk_bytes)
     log.info("KV offloading to %s: %.1f MiB there, %d blocks of this model", folder, store.num_bytes / (1 << 20), len(store))
-    return KVOffload(scheduler, store, layout, bytes_per_second=options.kv_disk_bandwidth)
+    return KVOffload(scheduler, store, layout, bytes_per_second=BYTES_PER_SECOND)

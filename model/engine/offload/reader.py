@@ -83,6 +83,7 @@ class BlockReader:
         self._asked: SimpleQueue[Request | None] = SimpleQueue()
         self._turns = Turns()
         self._reading_since: float | None = None
+        self._is_closed = False
         self._reply = Future[bool]()  # of the step thread, which lends blocks
         self._rate = 0.0  # bytes a second, 0 while it was not measured
         self.num_tokens = 0
@@ -243,6 +244,8 @@ class BlockReader:
                 reply.set_result(self._lend(load, pieces))
 
         self._reply = reply
+        if self._is_closed:  # `close` cancels what it finds
+            return False
         self._post(answer)
         try:
             lent = reply.result(MOST_WAIT_SECONDS)
@@ -264,6 +267,7 @@ class BlockReader:
 
     def close(self, seconds: float) -> None:
         """End both threads; a read that hangs is not waited for longer than `seconds`."""
+        self._is_closed = True
         self._asked.put(None)
         self._turns.close()
         self._reply.cancel()

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, FastAPI, Path, Request, params
+from fastapi import APIRouter, Path, Request, params
 from fastapi.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
@@ -58,15 +58,7 @@ class Site:
 
 def build_site(site: Site, hosts: AbstractSet[str]) -> ASGIApp:
     """The application, which answers to the names `hosts` alone, where there are any."""
-    app = FastAPI(
-        title="Attend",
-        version=site.version,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
-    )
+    app = documents.bare_app(site.version)
     guarded = APIRouter(dependencies=[_guard(site)])
     for route in ROUTES:
         if route.method == "POST":

@@ -313,6 +313,23 @@ def test_a_disk_that_hangs_is_waited_for_only_so_long(tmp_path):
     ended(engine)
 
 
+def test_a_read_that_ends_after_the_engine_waits_for_nobody(tmp_path):
+    config, saved, prompt = config_of(random.Random(), windows=False, states=False, blocks=24), {}, list(range(8)) * 5
+    engine = fake(config, tmp_path, saved)
+    finished(engine, [ask("a", prompt, 2)])
+    ended(engine)
+    engine = fake(config, tmp_path, saved)
+    begins, goes_on, real = threading.Event(), threading.Event(), engine.offload.store.read
+    engine.offload.store.read = lambda keys: begins.set() or (goes_on.wait(20) and real(keys))
+    engine.add(ask("a", prompt, 2))
+    assert begins.wait(10)
+    engine.offload.close(0.05)
+    goes_on.set()
+    for thread in engine.offload.reader._threads:
+        thread.join(2)
+        assert not thread.is_alive()
+
+
 def test_an_answer_goes_on_while_the_disk_is_full(tmp_path, caplog):
     engine = fake(config_of(random.Random(), windows=False, states=False, blocks=24), tmp_path, {})
 
