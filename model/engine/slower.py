@@ -19,7 +19,7 @@ from attend.model.net.transformer import Decoder
 
 LOSS = {"native": "slower than the native decoder", "triton": "slower than Triton's kernels"}
 ROOF = 0.75
-"""The share of the speed at which weights are read that the native decoder reaches with one stream: model/README.md."""
+"""Share of the memory bandwidth that the native decoder reaches with one stream: loadtest/results/engine.md."""
 READ = 32 << 20
 """Bytes that are read to measure that speed; of a small model no more than its weights, which stay near the cores."""
 ENOUGH_SECONDS = 0.02

@@ -4,22 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.test_documents import PAGES as DOCUMENTS
+
 ROOT = Path(__file__).parents[2]
-PAGES = (
-    "README.md",
-    "TUTORIAL.md",
-    "CONTRIBUTING.md",
-    "attend/README.md",
-    "service/README.md",
-    "model/README.md",
-    "model/default/README.md",
-    "deploy/README.md",
-    "deploy/DECISIONS.md",
-    "deploy/UPGRADING.md",
-    "deploy/chart/README.md",
-    "deploy/monitoring/README.md",
-    "loadtest/README.md",
-)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|(?<=\n\n)((?:    [^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 SAMPLES = "model/default/README.md"
 """Its fenced blocks are what the shipped model wrote."""
@@ -123,10 +110,15 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "curl": Run(r'"text":".+"'),
         "import grpc": Run("outputs"),
     },
-    "service/README.md": {
+    "service/CHECKPOINTS.md": {
         "--adapter tone": ADAPTERS,
         "--adapters-folder": ADAPTERS,
-        "HttpClient": Run(r"(?s).{20,}"),
+        "--models": Elsewhere(
+            "tests/service/runtime/models/test_served.py::test_models_load_at_their_first_call_and_answer_alike_over_both_transports"
+        ),
+    },
+    "service/CLIENTS.md": {"HttpClient": Run(r"(?s).{20,}")},
+    "service/OPERATION.md": {
         "openssl": Run(""),
         "attend serve --tls-cert": Elsewhere(TLS),
         "SSL_CERT_FILE": Elsewhere(TLS),
@@ -156,10 +148,7 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "attend-api-keys": CLUSTER,
         "attend-redis": CLUSTER,
     },
-    "deploy/DECISIONS.md": {},
-    "deploy/UPGRADING.md": {},
     "deploy/chart/README.md": {"helm install": CLUSTER},
-    "deploy/monitoring/README.md": {},
     "loadtest/README.md": {
         "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),
         "make capacity": NotRun("a minute of both kinds of callers"),
@@ -181,6 +170,7 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     },
 }
 """By page: words that one command alone has, and how it is run. The first words that fit count."""
+PAGES = tuple(sorted(str(page) for page in DOCUMENTS))
 
 
 @dataclass(frozen=True)
@@ -193,7 +183,7 @@ class Command:
 
     @property
     def how(self) -> Run | Elsewhere | NotRun | None:
-        return next((how for words, how in TABLE[self.page].items() if words in self.code), None)
+        return next((how for words, how in TABLE.get(self.page, {}).items() if words in self.code), None)
 
 
 def commands(page: str) -> list[Command]:
