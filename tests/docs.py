@@ -162,14 +162,11 @@ def refused() -> Iterator[list[str]]:
 
 
 TABLES: dict[str, dict[str, Callable[[], Iterator[list[str]]]]] = {
-    "service/README.md": {
-        "settings": settings,
-        "routes": routes,
-        "refusals": refusals,
-        "metrics": metrics,
-        "commands": commands,
-    },
-    "model/README.md": {"families": families, "refused": refused},
+    "service/API.md": {"routes": routes, "refusals": refusals},
+    "service/SETTINGS.md": {"settings": settings},
+    "service/METRICS.md": {"metrics": metrics},
+    "service/COMMANDS.md": {"commands": commands},
+    "model/FAMILIES.md": {"families": families, "refused": refused},
 }
 """By page: the tables between its markers."""
 WHOLE: dict[str, Callable[[], str]] = {"REFERENCE.md": reference.page, "service/client/fields.py": reference.client}

@@ -1,4 +1,4 @@
-"""Every number of a page again: attend bench all --write loadtest/README.md
+"""Every number of a page again: attend bench all --write loadtest/results/engine.md
 
 A page says itself which benchmarks it shows: `<!-- bench:engine --shape S -->` begins the table of `attend bench engine --shape
 S`, and `<!-- /bench -->` ends it. Each is run, its figures go to a JSON file in --out, and its table to its place in the page.

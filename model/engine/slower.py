@@ -17,7 +17,7 @@ from attend.model.net.native.library import variant as native_variant
 from attend.model.net.transformer import Decoder
 
 ROOF = 0.75
-"""The share of the speed at which weights are read that the native decoder reaches with one stream: model/README.md."""
+"""Share of the memory bandwidth that the native decoder reaches with one stream: loadtest/results/engine.md."""
 READ = 32 << 20
 """Bytes that are read to measure that speed; of a small model no more than its weights, which stay near the cores."""
 ENOUGH_SECONDS = 0.02

@@ -17,7 +17,7 @@ class Route:
     answer: str
     """What an answer with status 200 is, in a few words."""
     about: str
-    """What the README says of it."""
+    """What service/API.md says of it."""
     rpcs: tuple[str, ...] = ()
     is_counted: bool = False
     """Whether each of its calls counts in attend_requests_total: those that compute."""
@@ -97,7 +97,7 @@ TOKENIZER_INFO = Route(
 MODELS = Route(
     *("GET", "/v1/models", "models", "The served models", "The models."),
     "the served models and their LoRA adapters, each with its `parent`; with `max_model_len`, its default sampling parameters "
-    "and its stop tokens; `status` where there are [several](#several-models)",
+    "and its stop tokens; `status` where there are [several](CHECKPOINTS.md#several-models)",
 )
 MODEL = Route(
     *("GET", "/v1/models/{model_id:path}", "models", "One served model", "The model."),
@@ -125,7 +125,7 @@ METRICS = Route(
 VERSION = Route(
     *("GET", "/version", "operations", "Version", "What is running."),
     "what is running: version, model, family, device, dtype, weight format, attention backend, why it is "
-    "[not the fastest](#the-slower-path), port of gRPC, fingerprint",
+    "[not the fastest](OPERATION.md#the-slower-path), port of gRPC, fingerprint",
 )
 ROUTES = (
     *(COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, ATTENTION, EMBEDDINGS, RERANK, SCORE),

@@ -1,4 +1,4 @@
-"""Every HTTP route, in the order of service/README.md. A handler parses, calls the service, and writes."""
+"""Every HTTP route, in the order of service/API.md. A handler parses, calls the service, and writes."""
 
 from contextlib import ExitStack
 from typing import Annotated, Any

@@ -1,6 +1,6 @@
 """The private names of Ray and uvicorn that are used here: a version without them is refused in one sentence.
 
-README.md lists them with those of other packages.
+service/OPERATION.md lists them with those of other packages.
 """
 
 from importlib.metadata import version

@@ -1,6 +1,6 @@
 """One replica in one process, without Ray: `attend serve --single`.
 
-It serves the same routes, gRPC methods, metrics and drain. What only Ray Serve and its HAProxy give is named in README.md.
+It serves the same routes, gRPC methods, metrics and drain. What only Ray Serve and HAProxy give: service/OPERATION.md.
 """
 
 import asyncio

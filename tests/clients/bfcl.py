@@ -1,6 +1,6 @@
 """The Berkeley function calling leaderboard against a server: python -m tests.clients.bfcl URL [--each N]
 
-It runs where bfcl-eval is installed (CONTRIBUTING.md says how), with its own handler of chat completions and the samples that
+It runs where bfcl-eval is installed (README.md says how), with its own handler of chat completions and the samples that
 it brings. Its score is not looked at: the shipped model means nothing by a call. Looked at is the protocol: each request is
 answered with 200, and each call that was enforced and not cut has arguments that its tool's schema allows.
 """

@@ -198,7 +198,7 @@ def test_package_data_reaches_the_wheel(package, pattern):
 
 
 def test_every_file_beside_the_code_is_package_data():
-    """Else the image lacks it, while a checkout has it."""
+    """Else the image lacks it, while a checkout has it. Pages of the documentation are for readers of the tree."""
     packed = {
         path
         for name, patterns in PROJECT["tool"]["setuptools"]["package-data"].items()
@@ -208,7 +208,8 @@ def test_every_file_beside_the_code_is_package_data():
     code = {".py", ".pyc", ".so"}
     for package in PROJECT["tool"]["setuptools"]["package-data"]:
         files = {path for path in folder_of(package).rglob("*") if path.is_file() and path.suffix not in code}
-        assert sorted(files - packed - {folder_of(package) / "README.md"}) == []
+        pages = set(folder_of(package).glob("*.md"))
+        assert sorted(files - packed - pages) == []
 
 
 def test_the_build_of_the_image_fails_without_the_native_decoder():

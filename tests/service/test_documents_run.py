@@ -22,17 +22,17 @@ def to_run(page: str, *, long: bool) -> list[tuple[Command, Run]]:
 @pytest.mark.parametrize("page", PAGES)
 def test_it_is_known_of_every_command_how_it_is_run(page: str) -> None:
     assert [each.code for each in commands(page) if each.how is None] == []
-    assert [words for words in TABLE[page] if not any(words in each.code for each in commands(page))] == []
+    assert [words for words in TABLE.get(page, {}) if not any(words in each.code for each in commands(page))] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_run_elsewhere_is_there_and_the_page_says_why_it_is_not_run(page: str) -> None:
-    for how in TABLE[page].values():
+    for how in TABLE.get(page, {}).values():
         if isinstance(how, Elsewhere):
             path, _, name = how.where.partition("::")
             assert defines(path, name) if name else (ROOT / path).is_file(), how
         if isinstance(how, NotRun):
-            assert how.reason in (ROOT / page).read_text(encoding="utf-8"), how
+            assert how.reason in " ".join((ROOT / page).read_text(encoding="utf-8").split()), how
 
 
 def test_an_unknown_command_is_seen_in_a_fence_and_in_an_indented_block(

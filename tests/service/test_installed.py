@@ -156,7 +156,7 @@ def test_the_wheel_is_that_of_the_sdist_and_holds_every_file_of_the_folders(inst
     assert {name for name in found[0] if found[0][name] != found[1][name]} == {f"{ABOUT}/WHEEL", f"{ABOUT}/RECORD"}
     tree = installed.wheels[0].parents[1]
     files = {f"attend/{path.relative_to(tree)}" for name in FOLDERS for path in (tree / name).rglob("*") if path.is_file()}
-    assert {name for name in files if not name.endswith("/README.md")} - found[0].keys() == set()
+    assert {name for name in files if not name.endswith(".md")} - found[0].keys() == set()
     assert {name.partition("/")[0] for name in found[0]} == {"attend", ABOUT}
 
 

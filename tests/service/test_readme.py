@@ -1,4 +1,4 @@
-"""service/README.md is the specification: the routes that it lists are all that there are."""
+"""service/API.md is the specification: the routes that it lists are all that there are."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,11 @@ import pytest
 
 from tests.service.server import Server
 
-SERVICE = (Path(__file__).parents[2] / "service/README.md").read_text(encoding="utf-8")
+SERVICE = (Path(__file__).parents[2] / "service/API.md").read_text(encoding="utf-8")
 
 
 def section(heading: str) -> str:
-    """What stands below a heading of service/README.md, with the smaller headings in it."""
+    """What stands below a heading of service/API.md, with the smaller headings in it."""
     return re.split(r"^## ", SERVICE.split(f"\n## {heading}\n")[1], flags=re.MULTILINE)[0]
 
 

@@ -46,7 +46,7 @@ def families(server):
 
 
 def test_every_series_is_there_before_any_traffic():
-    """Names, types and labels are those of the table in service/README.md (tests/test_docs.py)."""
+    """Names, types and labels are those of the table in service/METRICS.md (tests/test_docs.py)."""
     found = families(build_server())
     assert found and all(family.samples for family in found.values())
     assert all(sample.labels["model"] == MODEL for family in found.values() for sample in family.samples)

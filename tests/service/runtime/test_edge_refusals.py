@@ -205,7 +205,7 @@ def gone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 
 # What is no HTTP. HAProxy refuses it before it has a request, by a text that is constant in its program (`h1_send_error` of
-# mux_h1.c in 2.8): a configuration can make it empty, and nothing else. README.md says what was tried.
+# mux_h1.c in 2.8): a configuration can make it empty, and nothing else. service/OPERATION.md says what was tried.
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 END = b"Connection: close\r\n\r\n"

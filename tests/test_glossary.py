@@ -1,0 +1,78 @@
+"""The field's words lead to the code: a term of vLLM stands in a name or a docstring, or GLOSSARY.md says where it is."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TERMS = """
+continuous batching, chunked prefill, prefill, decode, preemption, prefix caching, paged attention, KV cache block, block pool,
+block table, slot mapping, block size, eviction, token budget, max_num_batched_tokens, max_num_seqs, max_model_len,
+gpu_memory_utilization, request queue, admission control, backpressure, load shedding, asynchronous scheduling,
+fair scheduling, speculative decoding, draft tokens, prompt lookup, rejection sampling, acceptance rate, tensor parallelism,
+pipeline parallelism, all-reduce, CUDA graph, split-KV, attention backend, model runner, executor, engine core,
+sampling metadata, sampling parameters, logits processor, top-p, min-p, repetition penalty, logit bias, log probabilities,
+stop strings, detokenizer, guided decoding, structured output, bitmask, quantization, dequantization, weight-only, LoRA adapter,
+mixture of experts, sliding window, attention sinks, latent attention, batch invariance, beam search, pooling, tool call,
+reasoning parser, time to first token, inter-token latency, goodput, KV offloading, KV connector, head-of-line blocking
+"""
+
+
+def pattern(term: str) -> re.Pattern[str]:
+    """A term in any spelling: with spaces, hyphens, underscores, or over the end of a line."""
+    return re.compile(r"[\s_\-`]*".join(map(re.escape, re.split(r"[ _-]+", term))), re.IGNORECASE)
+
+
+def terms() -> list[str]:
+    return [" ".join(term.split()) for term in TERMS.split(",")]
+
+
+@cache
+def said() -> str:
+    """All names and docstrings of the code."""
+    words: list[str] = []
+    for room in ("model", "service"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    words.append(node.value)
+                words += [
+                    value for value in (getattr(node, "name", None), getattr(node, "arg", None)) if isinstance(value, str)
+                ]
+    return "\n".join(words)
+
+
+def tables() -> tuple[list[list[str]], list[list[str]]]:
+    """The rows of the two tables of GLOSSARY.md: from the field's terms, and from the code's words."""
+    parts = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    found = [[line for line in part.splitlines() if line.startswith("|")][2:] for part in parts]
+    fields, ours = ([[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines] for lines in found)
+    return fields, ours
+
+
+@pytest.mark.parametrize("term", terms())
+def test_a_term_of_the_field_leads_to_the_code(term):
+    known = "\n".join(row[0] for row in tables()[0])
+    assert pattern(term).search(said()) or pattern(term).search(known), f"{term}: in no docstring and not in GLOSSARY.md"
+
+
+def test_a_term_that_nobody_says_is_missed():
+    assert not pattern("hyperbolic batching").search(said())
+    assert pattern("KV cache block").search("the kv_cache\n    blocks")
+
+
+def test_every_word_of_the_glossary_stands_in_the_files_that_it_names():
+    fields, ours = tables()
+    assert len(fields) > 40 and len(ours) > 30
+    missing = []
+    for words, where in [(row[1], row[2]) for row in fields] + [(row[0], row[2]) for row in ours]:
+        paths = [ROOT / path for path in re.findall(r"`([^`]+)`", where)]
+        assert all(path.exists() for path in paths), where
+        files = [each for path in paths for each in (path.rglob("*.py") if path.is_dir() else [path])]
+        text = "\n".join(f"{path}\n{path.read_text(encoding='utf-8')}" for path in files)
+        names = (name.removeprefix("attend_").removesuffix("_total") for name in re.findall(r"`(\w+)`", words))
+        missing += [(name, where) for name in names if files and name not in text]
+    assert missing == []
