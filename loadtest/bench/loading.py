@@ -74,14 +74,15 @@ def measure(folder: Path, path: str) -> dict[str, float]:
     """What one load takes, in this process."""
     import torch
 
-    from attend.model.engine.choice import choose_backend, prepare_decoder
+    from attend.model.backends.backend import Placement
+    from attend.model.backends.choice import choose_backend
     from attend.model.net.checkpoint import load, read_config
 
     size, reading = sum(each.stat().st_size for each in folder.glob("*.safetensors")), read(folder, large=path == "native")
     config = read_config(folder)
     memory, started = Memory(), time.perf_counter()
     net = load(folder, torch.bfloat16, "cpu", context=0, mapped=path == "native")
-    form = prepare_decoder(net, choose_backend(path, config, torch.bfloat16, "cpu", 32))
+    form = choose_backend(path, config, Placement(torch.bfloat16, "cpu", 32)).decoder(net)
     seconds = time.perf_counter() - started
     owned, resident = memory.stop()
     del form
@@ -92,14 +93,15 @@ def measure_gguf(path: Path) -> dict[str, float]:
     """GB/s of two loads by the native decoder, in this process."""
     import torch
 
-    from attend.model.engine.choice import choose_backend, prepare_decoder
+    from attend.model.backends.backend import Placement
+    from attend.model.backends.choice import choose_backend
     from attend.model.net.checkpoint import load, read_config
 
     rates = []
     for _ in range(2):
         started, config = time.perf_counter(), read_config(path)
         net = load(path, torch.bfloat16, "cpu", context=0, keep_codes=True, mapped=True)
-        form = prepare_decoder(net, choose_backend("native", config, torch.bfloat16, "cpu", 32))
+        form = choose_backend("native", config, Placement(torch.bfloat16, "cpu", 32)).decoder(net)
         rates.append(path.stat().st_size / 1e9 / (time.perf_counter() - started))
         del net, form
     return dict(zip(("first", "second"), rates, strict=True))

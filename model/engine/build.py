@@ -10,6 +10,9 @@ from pathlib import Path
 
 import torch
 
+from attend.model.backends.backend import Backend, Placement, name_of
+from attend.model.backends.choice import choose_backend
+from attend.model.backends.native import Native
 from attend.model.config import ModelConfig
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
@@ -24,18 +27,6 @@ from attend.model.engine.cache import (
     usual_contexts,
     usual_memory,
     with_states,
-)
-from attend.model.engine.choice import (
-    check_guesses,
-    choose_backend,
-    choose_draw,
-    choose_kv_dtype,
-    choose_logprobs,
-    name_of,
-    open_adapters,
-    prepare_decoder,
-    record_steps,
-    runner_kind,
 )
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
@@ -54,12 +45,8 @@ from attend.model.engine.scheduler import Scheduler
 from attend.model.engine.slower import slower_path, with_factor
 from attend.model.errors import EngineFailed, SettingError
 from attend.model.explain.explainer import Explainer
-from attend.model.net.backends import AttentionBackend
 from attend.model.net.checkpoint import lacks_head, load, read_config
-from attend.model.net.formats.codes import KINDS, Kind
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.native import decoder as native
-from attend.model.net.native.library import variant as native_variant
 from attend.model.net.packed import multiplies_bfloat16
 from attend.model.net.pulse import Pulse
 from attend.model.net.quantised import names_of_kinds
@@ -149,12 +136,13 @@ def build_runner(
     model, device = read_config(folder), choose_device(options.device)
     ranks = 1 if group is None else group.ranks
     check_shared(model, options, ranks)
-    dtype = choose_dtype(options.dtype, device, natively=ranks == 1 and decodes_natively(model, options, device))
+    natively = ranks == 1 and options.backend in ("auto", Native.name) and Native.serves(model, device, options.block_size)
+    dtype = choose_dtype(options.dtype, device, natively=natively)
     config = model if group is None else config_of(model, ranks)
-    backend = choose_backend(options.backend, config, dtype, device, options.block_size, shared=ranks > 1)
-    chosen = options.backend != "auto"
-    slower = None if chosen else slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
-    held, laps = choose_kv_dtype(options, dtype, device, backend.name), Laps(report)
+    at = Placement(dtype, device, options.block_size, shared=ranks > 1)
+    backend = choose_backend(options.backend, config, at)
+    slower = slower_path(backend, config, at) if options.backend == "auto" else None
+    held, laps = backend.kv_dtype(options.kv_dtype, dtype, device), Laps(report)
     net = read_net(folder, model, options, dtype, device, backend, laps.report, group)
     laps.end("weights")
     weights = names_of_kinds(net) or name_of(dtype)
@@ -162,7 +150,7 @@ def build_runner(
     context = agreed_sizes(config, held, device, options, memory, group).max_model_len
     net.reach(context)
     laps.end("cache")
-    form = prepare_decoder(net, backend, laps.report)  # after which `net` stands for what serves
+    form = backend.decoder(net, laps.report)  # after which `net` stands for what serves
     laps.end("weights")
     # once more: matrices may have lain in a mapped file, whose pages count as free
     engine_config = agreed_sizes(config, held, device, options, memory, group)
@@ -173,28 +161,29 @@ def build_runner(
     counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
     laps.end("cache")
-    laps.tell(form.reading if isinstance(form, native.NativeDecoder) else 0.0, cache.nbytes)
-    if options.draft_tokens and not isinstance(form, native.NativeDecoder):
-        check_guesses(config, options, dtype, backend.name)
+    laps.tell(getattr(form, "reading", 0.0), cache.nbytes)
+    if options.draft_tokens:
+        backend.check_drafts(options, dtype)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
     graphs, pieces = None, None
     if not options.deterministic:
-        graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
-    draw = choose_draw(form, dtype, device, exact=options.deterministic)
-    adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    runner = runner_kind(form)(form, backend, cache, device, graphs, draw, adapters, pieces, choose_logprobs(form))
+        graphs, pieces = backend.record(form, cache, engine_config, shared=ranks > 1)
+    draw = backend.draw(dtype, device, exact=options.deterministic)
+    adapters = backend.adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
+    attention, logprobs = backend.attention, backend.logprobs()
+    runner = backend.runner()(form, attention, cache, device, graphs, draw, adapters, pieces, logprobs)
     if group is not None:
         runner = ShardRunner(runner, group, net, exact=options.deterministic)
     if options.deterministic:
         use_threads(options)  # as many as will serve
         check_exact(runner, min(counts), engine_config.max_model_len)
-    setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
+    setup = f"{dtype} {weights} {held} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
     if slower is not None and group is None:
         use_threads(options)
         slower = with_factor(slower, runner, engine_config)
-    return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup, slower)
+    return Built(runner, net, model, engine_config, attention.name, dtype, weights, setup, slower)
 
 
 def read_net(
@@ -203,7 +192,7 @@ def read_net(
     options: EngineOptions,
     dtype: torch.dtype,
     device: str,
-    backend: AttentionBackend,
+    backend: Backend,
     report: Callable[[int, int], None],
     group: ProcessGroup | None,
 ) -> Decoder:
@@ -212,11 +201,8 @@ def read_net(
         net = load_shard(folder, config, dtype, group, report)
         group.connect()
         return net
-    natively = isinstance(backend, native.NativeBackend)  # which multiplies codes: others would make each product's plain
-    kind = quantised_kind(options.quantize, config, device, backend.name)
-    floats = backend.name == "triton" and not config.num_experts  # Triton multiplies all codes but those of experts
-    kept = {"keep_codes": natively or floats, "keep_floats": floats, "mapped": natively}
-    return load(folder, dtype, device, 0, quantize=kind, **kept, dummy=options.load_format == "dummy", report=report)
+    kept = backend.load_options() | {"quantize": backend.quantized_kind(options.quantize, device)}
+    return load(folder, dtype, device, 0, **kept, dummy=options.load_format == "dummy", report=report)
 
 
 def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
@@ -315,29 +301,6 @@ def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
     return torch.bfloat16 if device == "cuda" or natively or multiplies_bfloat16() else torch.float32
 
 
-def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) -> Kind | None:
-    """The kind of codes of quantised weights; None for plain ones. Raises SettingError."""
-    if wanted == "none":
-        return None
-    if config.num_experts and (device != "cpu" or backend == "triton"):
-        who = f"{device} does not multiply quantised experts"
-        raise SettingError(f"quantize is {wanted}, but {who}: it needs device = cpu and another backend than triton")
-    if device != "cpu" and backend != "triton":
-        raise SettingError(f"quantize is {wanted}, but the {backend} backend does not multiply quantised weights on {device}")
-    if backend.partition("-")[0] not in ("native", "triton"):
-        log.warning(
-            "quantize is %s without the native backend: each matrix product first dequantises its weights, which is slow",
-            wanted,
-        )
-    return KINDS[wanted]
-
-
-def decodes_natively(config: ModelConfig, options: EngineOptions, device: str) -> bool:
-    """Whether the native decoder would serve this model in bfloat16, with better than portable vectors."""
-    asked = options.backend in ("auto", "native") and native_variant() not in ("", "portable")
-    return asked and native.NativeBackend.supports(config, torch.bfloat16, device, options.block_size)
-
-
 def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> EngineConfig:
     """The sizes that are asked for, whatever the memory. Raises SettingError."""
     asked = options.max_model_len
@@ -357,7 +320,7 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
 
 
 def measured_memory(
-    net: Decoder, backend: AttentionBackend, options: EngineOptions, held: torch.dtype, device: str, *, shared: bool
+    net: Decoder, backend: Backend, options: EngineOptions, held: torch.dtype, device: str, *, shared: bool
 ) -> int | None:
     """Bytes of the GPU for the cache, beside what steps take; None on a CPU, or where it is set. The engine's own cache is
     not there yet.
@@ -366,11 +329,11 @@ def measured_memory(
         return None
     config = wanted_engine(net.config, options, device)
     net.reach(config.max_model_len)
-    form = prepare_decoder(net, backend)
+    form = backend.decoder(net)
 
     def runner(cache: KVCache) -> ModelRunner:
-        graphs, pieces = record_steps(form, backend, cache, config, shared=shared)
-        return ModelRunner(form, backend, cache, "cuda", graphs, pieces=pieces)
+        graphs, pieces = backend.record(form, cache, config, shared=shared)
+        return ModelRunner(form, backend.attention, cache, "cuda", graphs, pieces=pieces)
 
     memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)
     give_back()

@@ -19,9 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attend.model.config import ModelConfig
 from attend.model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
-from attend.model.net.features import ALL, features
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.pulse import Pulse
 from attend.model.net.states import Recurrence, StateSlots, advance
@@ -222,9 +220,12 @@ class Reads(NamedTuple):
 
 
 class AttentionBackend(Protocol):
-    """Writes a step's keys and values to the cache, then attends. `name` is what the start-up line shows."""
+    """Writes a step's keys and values to the cache, then attends."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the start-up line shows."""
+        ...
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
         """The heads' outputs [T, H, D]. After it, the cache holds this step's keys and values of `layer`.
@@ -250,18 +251,6 @@ class Attending(AttentionBackend, Protocol):
         ...
 
 
-class BackendKind(Protocol):
-    """A class of backends, before one is made for a model."""
-
-    def __call__(self, variants: Sequence[AttentionVariant]) -> AttentionBackend:
-        """With one variant per layer: `config.attention_variants`."""
-        ...
-
-    def supports(self, config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Whether it gives this model the reference's answers on this device."""
-        ...
-
-
 @dataclass
 class ReferenceBackend:
     """The equation itself, request by request, in float32: slow, and right by inspection."""
@@ -269,10 +258,6 @@ class ReferenceBackend:
     variants: Sequence[AttentionVariant] | None = None
     """One for each layer; None: the plain equation in all of them."""
     name: ClassVar[str] = "reference"
-
-    @staticmethod
-    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        return features(config) <= ALL
 
     def forward(
         self,
@@ -305,10 +290,6 @@ class TorchBackend:
     variants: Sequence[AttentionVariant] | None = None
     """One for each layer; None: the plain equation in all of them."""
     name: ClassVar[str] = "torch"
-
-    @staticmethod
-    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        return features(config) <= ALL
 
     def forward(
         self,
@@ -366,9 +347,6 @@ def fused(
     k_RHSD, v_RHSD = (x.float().repeat_interleave(group, dim=1) for x in (k_RKSD, v_RKSD))
     scores_RHTS = attention_scores(q_RHTD.float(), k_RHSD, variant).masked_fill(~mask, -torch.inf)
     return (softmax_beside(scores_RHTS, sinks_H) @ v_RHSD).to(q_RHTD.dtype)
-
-
-BACKENDS: dict[str, BackendKind] = {"reference": ReferenceBackend, "torch": TorchBackend}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ async def _refusal(scope: Scope) -> ASGIApp | None:
 
 class RequestIds:
     """Gives each request an id: the caller's own where there is one and it is plain, or a new one, sent back as X-Request-Id.
+    Takes the route prefix of a Serve application from its path.
 
     Behind Ray Serve every request has one by now, and Serve sends it back itself.
     """
@@ -50,6 +51,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope["path"] = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        scope["root_path"] = ""
         await yield_to_loop(caller_of(scope))  # many calls at once would hold the event loop for all of them
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
         plain = len(given) == 1 and REQUEST_ID.fullmatch(given[0].decode("latin-1")) is not None

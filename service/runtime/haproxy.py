@@ -77,7 +77,7 @@ def read(text: str) -> dict[str, Any]:
             own = [name for name in sections if name.startswith((f"backend {side}-", f"backend {side}_"))]
             backends = [_backend(name.removeprefix("backend "), sections[name], side, known) for name in own]
             bind = _words(sections, f"frontend {side}_frontend", "bind ")[1]
-            found[side] = {"bind": bind, "rules": _rules(lines), "backends": backends}
+            found[side] = {"bind": bind, "rules": _rules(lines), "backends": backends} | _applications(lines)
     return found
 
 
@@ -113,6 +113,16 @@ def _words(sections: Mapping[str, list[str]], section: str, beginning: str) -> l
 def _rules(lines: list[str]) -> list[str]:
     """Of a frontend: Ray's health, its routes, and its metrics where they are on."""
     return [line for line in lines if not line.startswith(("bind ", "mode ", "log global"))]
+
+
+def _applications(lines: list[str]) -> dict[str, list[str]]:
+    """Of a frontend, how a call names its application: by the beginning of its path, or by the metadata `application`. Shorter
+    ones come first. Neither is there where one application takes every call.
+    """
+    words = [line.split() for line in lines if line.startswith("acl is_")]
+    prefixes = [word[-1].rstrip("/") for word in words if "path_beg" in word and word[-1] != "/"]
+    names = [word[-1] for word in words if "req.hdr(application)" in word]
+    return {"prefixes": sorted(prefixes, key=len), "names": sorted(names)}
 
 
 def _backend(name: str, lines: list[str], side: str, known: set[tuple[str, str]]) -> dict[str, Any]:

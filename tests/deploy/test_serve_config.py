@@ -2,8 +2,10 @@
 
 import copy
 import importlib
+from pathlib import Path
 
 import pytest
+import yaml
 
 from attend.service.settings import Settings, read_settings
 from tests.deploy.manifests import attend_env, serve
@@ -78,3 +80,16 @@ def test_settings_accepts_the_arguments_with_the_variables():
 
 def test_a_setting_is_given_in_one_place():
     assert not {f"ATTEND_{name.upper()}" for name in arguments} & attend_env.keys(), "the argument would win in silence"
+
+
+def test_the_configuration_of_several_models_is_that_of_one_but_for_its_applications(schema):
+    several = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "serve" / "models.yaml").read_text(encoding="utf-8"))
+    schema.model_validate(several)
+    assert unknown_keys(several, schema) == []
+    assert {name: several[name] for name in serve if name != "applications"} == {
+        name: serve[name] for name in serve if name != "applications"
+    }
+    for each in several["applications"]:
+        assert each["route_prefix"] == f"/{each['name']}"
+        assert read_settings(each["args"]).name == each["name"]
+        assert {name: each["args"][name] for name in arguments} == arguments

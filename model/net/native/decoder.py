@@ -17,10 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attend.model.config import ModelConfig
 from attend.model.net.backends import BatchLayout, Paged
 from attend.model.net.delta import GatedDelta
-from attend.model.net.features import NATIVE, features
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.drawing import draw_rows
 from attend.model.net.native.library import check, native, variant
@@ -47,18 +45,6 @@ class NativeBackend:
 
     In 8 bits both lie as [block][K], and there the codes [B][D], then the scales [B][G].
     """
-
-    @staticmethod
-    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Whether the native decoder computes all that this model asks for. A block must be whole tiles."""
-        layers = [layer for layer in config.layers if layer.recurrence is None]
-        heads = all(layer.head_size <= MAX_HEAD and layer.num_heads // layer.num_kv_heads <= MAX_GROUP for layer in layers)
-        delta = config.delta is None or (
-            max(config.delta.key_size, config.delta.value_size) <= MAX_DELTA and config.delta.kernel <= MAX_KERNEL
-        )
-        conv = config.conv_kernel is None or config.conv_kernel <= MAX_KERNEL
-        fits = heads and delta and conv and block_size % BLOCK == 0 and dtype == torch.bfloat16 and device == "cpu"
-        return fits and features(config) <= NATIVE
 
     def __init__(self, variants: Sequence[AttentionVariant]) -> None:
         self._library = native()

@@ -15,9 +15,7 @@ import triton
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from attend.model.config import ModelConfig
 from attend.model.net.backends import BatchLayout, variant_of
-from attend.model.net.features import TRITON, features
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.triton import kernels
 from attend.model.sublayers import AttentionVariant
@@ -330,14 +328,6 @@ class TritonBackend:
         """With one variant for each layer; None: the plain equation in all of them."""
         self.variants = variants
         self._plan: StepPlan | None = None
-
-    @staticmethod
-    def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two."""
-        layers = [layer for layer in config.layers if layer.recurrence is None]
-        heads = all(layer.head_size <= MAX_HEAD and layer.num_heads // layer.num_kv_heads <= MAX_GROUP for layer in layers)
-        fits = heads and block_size == next_power_of_2(block_size)
-        return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= TRITON
 
     def forward(
         self,

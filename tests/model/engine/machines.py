@@ -17,10 +17,11 @@ from attend.model.engine.plan import Plan, StepInput, StepResult
 from attend.model.engine.request import EngineInfo, FinishReason, Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.backends import BACKENDS, KVCache
+from attend.model.net.backends import KVCache
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan
+from tests.model.attention import BACKENDS
 
 FAKE_VOCAB = 16
 Tables = Sequence[Sequence[int]]

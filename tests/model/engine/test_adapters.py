@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from attend.model.backends.torch import Torch
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.build import build_engine
-from attend.model.engine.choice import open_adapters
 from attend.model.engine.engine import Engine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason
@@ -150,7 +150,7 @@ def test_an_adapter_for_another_model_leaves_everything_as_it_was(folder, places
 def test_where_adapters_are_not_computed_the_start_is_refused(folder):
     net = load(folder, torch.float32, "cpu")
     with pytest.raises(SettingError, match=r"^adapters are set, but LoRA is not supported on cuda: it needs device = cpu$"):
-        open_adapters(net, folder, "cuda", exact=False)
+        Torch(net.config).adapters(net, folder, "cuda", exact=False)
     with pytest.raises(SettingError, match=r"^adapters and deterministic are both set, which needs the native backend"):
         build_engine(folder, replace(OPTIONS, deterministic=True))
-    assert isinstance(open_adapters(net, folder, "cpu", exact=False)._decoder, AdaptedDecoder)
+    assert isinstance(Torch(net.config).adapters(net, folder, "cpu", exact=False)._decoder, AdaptedDecoder)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from attend.model.engine.choice import choose_backend, prepare_decoder, record_steps
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepResult
 from attend.model.engine.request import FinishReason, TokenLogprob
@@ -252,11 +253,11 @@ def test_what_torch_says_of_its_own_debug_mode_fails_no_request(net, monkeypatch
 def test_handing_a_step_over_does_not_wait_on_a_gpu(net, recorded):
     """torch raises where it would wait for the device, and a step that raises ends its requests with an error."""
     config, device = sizes(block_size=16), "cuda"
-    backend = choose_backend("triton", net.config, torch.float32, device, config.block_size)
+    backend = choose_backend("triton", net.config, Placement(torch.float32, device, config.block_size))
     cache = KVCache.allocate(net.config, config.num_blocks, config.block_size, torch.float32, device)
-    form = prepare_decoder(copy.deepcopy(net).to(device), backend)
-    graphs, pieces = record_steps(form, backend, cache, config) if recorded else (None, None)
-    runner = ModelRunner(form, backend, cache, device, graphs, pieces=pieces)
+    form = backend.decoder(copy.deepcopy(net).to(device))
+    graphs, pieces = backend.record(form, cache, config) if recorded else (None, None)
+    runner = ModelRunner(form, backend.attention, cache, device, graphs, pieces=pieces)
     early, clock = watch(runner), Clock()
     found = answers(Engine(Scheduler(config, clock), runner, clock, async_scheduling=True), crowd())
     assert any(early)

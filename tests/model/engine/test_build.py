@@ -12,19 +12,21 @@ import torch
 from torch import nn
 
 import attend.model.engine.build
-import attend.model.engine.choice
 import attend.model.net.transformer
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
+from attend.model.backends.native import Native
+from attend.model.backends.reference import Reference
+from attend.model.backends.torch import Torch
+from attend.model.backends.triton import Triton
 from attend.model.engine.build import (
     build_engine,
     check_shared,
     choose_device,
     choose_dtype,
-    decodes_natively,
-    quantised_kind,
     size_engine,
 )
 from attend.model.engine.cache import free_memory
-from attend.model.engine.choice import choose_backend, choose_kv_dtype
 from attend.model.engine.fingerprint import WHOLE, fingerprint, processor
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason
@@ -99,22 +101,22 @@ def test_auto_is_bfloat16_where_it_is_fast(monkeypatch, multiplied, natively, de
 
 
 @pytest.mark.parametrize(
-    ("variant", "changes", "options", "natively"),
+    ("variant", "changes", "block_size", "natively"),
     [
-        ("avx2", {}, {}, True),
-        ("avx2", {}, {"backend": "native"}, True),
-        ("portable", {}, {}, False),
-        ("", {}, {}, False),
-        ("avx2", {}, {"backend": "torch"}, False),
-        ("avx2", {}, {"block_size": 16}, False),
-        ("avx2", {"head_size": 1024}, {}, False),
+        ("avx2", {}, 32, True),
+        ("portable", {}, 32, False),
+        ("", {}, 32, False),
+        ("avx2", {}, 16, False),
+        ("avx2", {"head_size": 1024}, 32, False),
     ],
 )
-def test_the_native_decoder_serves_what_it_computes_with_the_vectors_of_a_cpu(monkeypatch, variant, changes, options, natively):
-    monkeypatch.setattr(attend.model.engine.build, "native_variant", lambda: variant)
+def test_the_native_decoder_serves_what_it_computes_with_the_vectors_of_a_cpu(
+    monkeypatch, variant, changes, block_size, natively
+):
+    monkeypatch.setattr("attend.model.backends.native.variant", lambda: variant)
     config = tiny_config(**changes)
-    assert decodes_natively(config, EngineOptions(**options), "cpu") is natively
-    assert not decodes_natively(config, EngineOptions(**options), "cuda")
+    assert Native.serves(config, "cpu", block_size) is natively
+    assert not Native.serves(config, "cuda", block_size)
 
 
 def no_such_operator():
@@ -262,19 +264,19 @@ def test_the_fingerprint_changes_with_the_config(tmp_path):
 
 def test_triton_computes_on_a_gpu_and_is_refused_elsewhere(monkeypatch):
     pytest.importorskip("triton")
-    on_gpu = choose_backend("auto", CONFIG, torch.bfloat16, "cuda", 32)
+    on_gpu = choose_backend("auto", CONFIG, Placement(torch.bfloat16, "cuda", 32))
     assert "triton" == on_gpu.name
     with pytest.raises(SettingError, match="backend is triton, but it needs a CUDA device"):
-        choose_backend("triton", CONFIG, torch.bfloat16, "cpu", 32)
-    monkeypatch.setattr(attend.model.engine.choice, "find_spec", lambda name: None)
-    assert "torch" == choose_backend("auto", CONFIG, torch.bfloat16, "cuda", 32).name
+        choose_backend("triton", CONFIG, Placement(torch.bfloat16, "cpu", 32))
+    monkeypatch.setattr("attend.model.backends.triton.find_spec", lambda name: None)
+    assert "torch" == choose_backend("auto", CONFIG, Placement(torch.bfloat16, "cuda", 32)).name
     with pytest.raises(SettingError, match="backend is triton, but triton is not installed"):
-        choose_backend("triton", CONFIG, torch.bfloat16, "cuda", 32)
+        choose_backend("triton", CONFIG, Placement(torch.bfloat16, "cuda", 32))
 
 
 def test_a_model_that_triton_cannot_compute_is_torchs_on_a_gpu():
     wide = tiny_config(num_heads=64, num_kv_heads=1)
-    assert "torch" == choose_backend("auto", wide, torch.bfloat16, "cuda", 32).name
+    assert "torch" == choose_backend("auto", wide, Placement(torch.bfloat16, "cuda", 32)).name
 
 
 def test_the_fingerprint_changes_with_dtype_backend_and_threads(folder):
@@ -294,11 +296,13 @@ def test_an_engine_of_drawn_weights_serves_without_the_files_and_is_known_by_its
     assert drawn != build_engine(folder, OPTIONS).info.fingerprint
 
 
-@pytest.mark.parametrize(("name", "what"), [("native", "it was not built: run"), ("triton", "triton is not installed")])
+@pytest.mark.parametrize(("name", "what"), [("native", "no compiler is here"), ("triton", "triton is not installed")])
 def test_a_backend_that_is_not_there_is_refused_with_what_to_do(monkeypatch, name, what):
-    monkeypatch.setattr(attend.model.engine.choice, "kind_of", lambda name: None)
+    monkeypatch.setattr("attend.model.backends.native.load_library", lambda: None)
+    monkeypatch.setattr("attend.model.backends.native.absence", lambda: ("no_compiler", what))
+    monkeypatch.setattr("attend.model.backends.triton.find_spec", lambda name: None)
     with pytest.raises(SettingError, match=f"backend is {name}, but {what}"):
-        choose_backend(name, CONFIG, torch.float32, "cpu", 16)
+        choose_backend(name, CONFIG, Placement(torch.float32, "cpu", 16))
 
 
 @pytest.mark.parametrize("changed", [{"load_format": "dummy"}, {"quantize": "int8"}, {"adapters": True}], ids=str)
@@ -507,8 +511,8 @@ def test_the_cache_is_sized_by_what_the_weights_leave(tmp_path, monkeypatch):
     """Matrices that still lie in a mapped file do not count as taken: they are copied before the cache is sized."""
     save(tiny_decoder(tiny_config(head_size=32)), tmp_path, torch.bfloat16)
     formed, free = [], 4 << 20
-    make = attend.model.engine.build.prepare_decoder
-    monkeypatch.setattr(attend.model.engine.build, "prepare_decoder", lambda *given: formed.append(make(*given)) or formed[-1])
+    make = Native.decoder
+    monkeypatch.setattr(Native, "decoder", lambda *given: formed.append(make(*given)) or formed[-1])
     monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: free // 4 if formed else free)
     engine = build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", block_size=32, kv_cache_memory=None))
     assert engine.info.cache_bytes <= free // 16
@@ -547,12 +551,11 @@ def test_a_cache_in_8_bits_holds_nearly_twice_the_tokens_of_bfloat16(tmp_path):
 
 
 def test_a_cache_in_8_bits_is_refused_where_nobody_computes_it():
-    options = replace(OPTIONS, kv_dtype="int8")
-    assert choose_kv_dtype(options, torch.float32, "cpu", "reference") == torch.int8
-    for device, backend, who in (("cuda", "torch", "cuda"), ("cpu", "triton", "the triton backend")):
+    assert Reference(CONFIG).kv_dtype("int8", torch.float32, "cpu") == torch.int8
+    for device, backend, who in (("cuda", Torch, "cuda"), ("cpu", Triton, "the triton backend")):
         with pytest.raises(SettingError, match=f"^kv_dtype is int8, but {who} has no int8 KV cache yet: it needs device = cpu"):
-            choose_kv_dtype(options, torch.float32, device, backend)
-        assert choose_kv_dtype(OPTIONS, torch.bfloat16, device, backend) == torch.bfloat16
+            backend(CONFIG).kv_dtype("int8", torch.float32, device)
+        assert backend(CONFIG).kv_dtype("auto", torch.bfloat16, device) == torch.bfloat16
 
 
 def test_guessing_is_refused_where_8_bits_would_make_a_rounding_larger(folder):
@@ -589,17 +592,17 @@ def test_an_engine_says_how_its_weights_are_kept_and_each_way_has_a_fingerprint(
 def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
     plain, experts = tiny_config(), tiny_config(num_experts=4, experts_per_token=2)
     with pytest.raises(SettingError, match=r"^quantize is int8, but the torch backend does not multiply quantised weights"):
-        quantised_kind("int8", plain, "cuda", "torch")
+        Torch(plain).quantized_kind("int8", "cuda")
     with pytest.raises(SettingError, match=r"^quantize is int4, but cuda does not multiply quantised experts"):
-        quantised_kind("int4", experts, "cuda", "triton")
-    assert quantised_kind("int8", plain, "cuda", "triton") == INT8
-    assert quantised_kind("none", experts, "cuda", "triton") is None
+        Triton(experts).quantized_kind("int4", "cuda")
+    assert Triton(plain).quantized_kind("int8", "cuda") == INT8
+    assert Triton(experts).quantized_kind("none", "cuda") is None
 
 
 def test_a_backend_is_refused_for_the_ranks_of_a_model_only_where_it_computes_none_of_their_parts():
-    sizes = (torch.bfloat16, "cpu", 32)
+    at = Placement(torch.bfloat16, "cpu", 32, shared=True)
     with pytest.raises(SettingError, match=r"^backend is native, but it does not support this model with tensor_parallel$"):
-        choose_backend("native", CONFIG, *sizes, shared=True)
+        choose_backend("native", CONFIG, at)
     with pytest.raises(SettingError, match=r"^backend is triton, but (triton is not installed|it needs a CUDA device)"):
-        choose_backend("triton", CONFIG, *sizes, shared=True)
-    assert choose_backend("torch", CONFIG, *sizes, shared=True).name == "torch"
+        choose_backend("triton", CONFIG, at)
+    assert choose_backend("torch", CONFIG, at).name == "torch"

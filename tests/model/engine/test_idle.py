@@ -22,11 +22,11 @@ from attend.model.engine.idle import FREE_SECONDS, IdleMemory, Layer, PartsOf, i
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.backends import BACKENDS
 from attend.model.net.checkpoint import save
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.mapped import clear, large_pages, resident
 from attend.model.net.native.library import load as load_native
+from tests.model.attention import BACKENDS
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, run, sizes
 from tests.model.engine.simulation import Simulation

@@ -7,7 +7,7 @@ from array import array
 import pytest
 import torch
 
-from attend.model.engine.choice import kind_of
+from attend.model.backends.native import Native
 from attend.model.engine.native_runner import NativeRunner
 from attend.model.engine.plan import HiddenSum, PromptScores, StepInput
 from attend.model.engine.runner import ModelRunner
@@ -19,7 +19,7 @@ from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.net.native.test_drawing import Calls
 
-pytestmark = pytest.mark.skipif(kind_of("native") is None, reason="the native decoder is not built")
+pytestmark = pytest.mark.skipif(Native.absence() is not None, reason="the native decoder is not built")
 
 BLOCK = 32
 CONFIGS = {

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 import attend.model.engine.slower as slower
-from attend.model.engine import choice
+from attend.model.backends.backend import Placement
+from attend.model.backends.native import Native
+from attend.model.backends.torch import Torch
+from attend.model.backends.triton import Triton
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.slower import slower_path
 from attend.model.net.checkpoint import load
-from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.native.library import variant
 from tests.model.checkpoints import tiny_config, write_checkpoint
 
@@ -19,12 +21,13 @@ needs_native = pytest.mark.skipif(variant() in ("", "portable"), reason="no fast
 @pytest.fixture
 def built(monkeypatch):
     """As if the native decoder were built, with vectors of AVX2."""
-    monkeypatch.setattr(choice, "load_native", lambda: object())
+    monkeypatch.setattr("attend.model.backends.native.load_library", lambda: object())
     monkeypatch.setattr(slower, "native_variant", lambda: "avx2")
 
 
-def path(name="torch", dtype=torch.bfloat16, device="cpu", block_size=32, shared=False, **changes):
-    return slower_path(name, tiny_config(**changes), dtype, device, block_size, shared=shared)
+def path(kind=Torch, dtype=torch.bfloat16, device="cpu", block_size=32, shared=False, **changes):
+    config = tiny_config(**changes)
+    return slower_path(kind(config), config, Placement(dtype, device, block_size, shared))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ def path(name="torch", dtype=torch.bfloat16, device="cpu", block_size=32, shared
         ({"dtype": torch.float16}, "dtype", "dtype is float16, and it computes in bfloat16"),
         ({"head_size": 1024}, "heads", "the model's head size is 1024, and it takes at most 512"),
         ({"num_heads": 34, "num_kv_heads": 2}, "heads", "17 query heads per KV head, and it takes at most 16"),
-        ({"shared": True}, "tensor_parallel", "it does not support tensor parallelism for this model"),
+        ({"shared": True}, "tensor_parallel", "it does not support this model with tensor_parallel"),
     ],
 )
 def test_the_reason_is_the_one_for_which_the_native_decoder_does_not_serve(built, asked, reason, why):
@@ -46,36 +49,28 @@ def test_the_reason_is_the_one_for_which_the_native_decoder_does_not_serve(built
 
 
 def test_a_feature_that_is_not_computed_is_the_reason(built, monkeypatch):
-    monkeypatch.setitem(choice.COMPUTED, "native", choice.COMPUTED["native"] - {"sinks"})
+    monkeypatch.setattr(Native, "computes", Native.computes - {"sinks"})
     assert path(sinks=True) == ("model", path(sinks=True).cause)
-    assert path(sinks=True).cause.endswith("it does not support sinks")
-
-
-@pytest.mark.parametrize("block_size", [8, 32])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("changes", [{}, {"head_size": 1024}, {"num_heads": 34, "num_kv_heads": 2}])
-def test_there_is_a_named_reason_exactly_where_the_native_decoder_refuses(built, block_size, dtype, changes):
-    refuses = not NativeBackend.supports(tiny_config(**changes), dtype, "cpu", block_size)
-    assert refuses == (path(dtype=dtype, block_size=block_size, **changes).cause.rpartition(": ")[2] != choice.OTHER_NEEDS)
+    assert path(sinks=True).cause.endswith("it does not support sinks, which this model needs")
 
 
 def test_a_native_decoder_that_is_not_there_is_named_with_what_to_do(monkeypatch):
-    monkeypatch.setattr(choice, "load_native", lambda: None)
+    monkeypatch.setattr("attend.model.backends.native.load_library", lambda: None)
     monkeypatch.setattr(slower, "native_variant", lambda: "")
-    monkeypatch.setattr(slower, "absence", lambda: ("no_cache", "others can write there"))
+    monkeypatch.setattr("attend.model.backends.native.absence", lambda: ("no_cache", "others can write there"))
     loss = "the torch backend serves, slower than the native decoder: others can write there"
     assert path(dtype=torch.float32) == ("no_cache", loss)
 
 
 def test_the_fastest_backend_is_no_slower_path(built, monkeypatch):
-    assert path("native-avx2") is None
-    assert path("triton", device="cuda") is None
+    assert path(Native) is None
+    assert path(Triton, device="cuda") is None
     monkeypatch.setattr(slower, "native_variant", lambda: "portable")
     assert path() is None, "torch is the fastest there"
 
 
 def test_on_a_gpu_the_reason_is_tritons(monkeypatch):
-    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    monkeypatch.setattr("attend.model.backends.triton.find_spec", lambda name: None)
     assert path(device="cuda") == (
         "not_built",
         "the torch backend serves, slower than Triton's kernels: triton is not installed",

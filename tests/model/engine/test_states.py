@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from attend.model.backends.torch import Torch
+from attend.model.backends.triton import Triton
 from attend.model.engine import snapshots
 from attend.model.engine.build import build_engine, size_engine
-from attend.model.engine.choice import check_guesses
 from attend.model.engine.config import GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.lookup import Lookup
@@ -332,8 +333,8 @@ def test_a_built_engine_answers_with_drafts_as_without(folder, way, monkeypatch)
 def test_drafts_are_refused_where_a_wrong_one_would_stay_in_the_state():
     options = replace(OPTIONS, draft_tokens=4)
     with pytest.raises(SettingError, match="the triton backend would leave a rejected draft token in a recurrent state"):
-        check_guesses(CONFIG, options, torch.float32, "triton")
-    check_guesses(CONFIG, options, torch.float32, "torch")
+        Triton(CONFIG).check_drafts(options, torch.float32)
+    Torch(CONFIG).check_drafts(options, torch.float32)
 
 
 STATE = 2 * CONFIG.layers[0].state_bytes

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from attend.model.backends.native import Native
+from attend.model.backends.torch import Torch
 from attend.model.config import ModelConfig
-from attend.model.engine.choice import prepare_decoder
 from attend.model.errors import EngineFailed
 from attend.model.explain.explainer import Explainer, Explanation, Question
 from attend.model.net.attention import MultiHeadAttention
-from attend.model.net.backends import TorchBackend
 from attend.model.net.checkpoint import load, save
 from attend.model.net.formats.codes import INT4, INT8
-from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.native.library import load as load_native
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
@@ -186,7 +185,7 @@ def spent(name: str, quantise: str) -> tuple[Decoder, Decoder]:
         kind = {"none": None, "int8": INT8, "int4": INT4}[quantise]
         served = load(Path(folder), torch.bfloat16, "cpu", quantize=kind)
         whole = load(Path(folder), torch.float32, "cpu", quantize=kind)
-    serving = prepare_decoder(served, NativeBackend(served.config.attention_variants))
+    serving = Native(served.config).decoder(served)
     served.keeps = serving  # the matrices lie there
     return whole, served
 
@@ -219,7 +218,7 @@ def test_what_the_native_decoder_serves_from_is_explained_as_the_same_numbers_ar
 def test_what_the_torch_decoder_serves_from_is_explained_too(dtype):
     served = tiny_decoder(tiny_config()).to(dtype)
     wanted = explained(copy.deepcopy(served))
-    assert prepare_decoder(served, TorchBackend()) is served  # its matrices may have another layout now
+    assert Torch(served.config).decoder(served) is served  # its matrices may have another layout now
     ours = explained(served)
     assert (ours.layers[1].seen.weights_NTT - wanted.layers[1].seen.weights_NTT).abs().max() < 1e-6
 

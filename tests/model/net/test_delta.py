@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.delta import CHUNK, causal_convolution, chunked_delta_rule, delta_rule
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from attend.model.train.loss import hidden_states
+from tests.model.attention import BACKENDS
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 Rolled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

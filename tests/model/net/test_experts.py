@@ -11,13 +11,14 @@ from torch import Tensor
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.experts import Mixture, route
 from attend.model.net.linear import ExpertLinear, Linear
 from attend.model.net.transformer import Decoder
 from attend.model.rope import LongScaling
 from attend.model.train.loss import hidden_states
+from tests.model.attention import BACKENDS
 from tests.model.checkpoints import KINDS, edit_config, edit_tensors, their_logits, their_model, tiny_config, write_checkpoint
 from tests.model.net.margins import margins
 

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from attend.model.errors import CheckpointError
-from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.checkpoint import load, read_config, save
 from attend.model.net.families.positions import KEYS, _tell
 from attend.model.net.families.reading import POSITIONS as POSITIONS_OF
@@ -26,6 +26,7 @@ from attend.model.net.rope import rotary_table
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
 from tests.conftest import examples
+from tests.model.attention import BACKENDS
 from tests.model.checkpoints import (
     KINDS,
     POSITIONS,

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from attend.model.engine.choice import choose_backend
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
 from attend.model.net.families.table import FAMILIES, TITLES
 from attend.model.net.features import NATIVE, TRITON, features
 from tests.docs import compared
@@ -21,7 +22,7 @@ def test_every_checkpoint_is_computed_by_triton_on_a_gpu():
     for kind, known in compared().items():
         for each in known:
             backend = "torch" if each.latent is not None else "triton"
-            assert (kind, choose_backend("auto", each, torch.bfloat16, "cuda", 32).name) == (kind, backend)
+            assert (kind, choose_backend("auto", each, Placement(torch.bfloat16, "cuda", 32)).name) == (kind, backend)
 
 
 def test_the_checkpoints_that_torch_alone_computes_are_those_that_ask_for_more():

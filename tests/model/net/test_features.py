@@ -1,32 +1,27 @@
 """A model is computed only by those who know all that it asks for."""
 
 from dataclasses import fields
-from importlib.util import find_spec
 from typing import get_args
 
 import pytest
 import torch
 
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import BACKENDS
 from attend.model.config import CHOICES as NAMED
 from attend.model.config import ModelConfig
 from attend.model.net import features as table
-from attend.model.net.backends import ReferenceBackend, TorchBackend
 from attend.model.net.features import ALL, ATTENTION, CHOICES, NATIVE, SIZES, SWITCHES, TRITON, features
-from attend.model.net.native.decoder import NativeBackend
 from attend.model.rope import Llama3Scaling
 from attend.model.sublayers import DeltaSpec, LatentSpec
 from tests.model.checkpoints import tiny_config
 
 FAMILY_OF_ALL = {name: get_args(kind) for name, kind in NAMED.items()} | {"gated_mlp": (True, False)}
-BACKENDS = {"reference": ReferenceBackend, "torch": TorchBackend, "native": NativeBackend}
-if find_spec("triton") is not None:
-    from attend.model.net.triton.backend import TritonBackend
-
-    BACKENDS["triton"] = TritonBackend
+KINDS = {name: kind for name, kind in BACKENDS.items() if name != "triton" or kind.absence() is None}
 
 
 def serves(kind: str, config: ModelConfig) -> bool:
-    return BACKENDS[kind].supports(config, torch.bfloat16, "cuda" if kind == "triton" else "cpu", 32)
+    return KINDS[kind].refusal(config, Placement(torch.bfloat16, "cuda" if kind == "triton" else "cpu", 32)) is None
 
 
 def test_every_field_of_a_model_stands_in_one_table():
@@ -104,7 +99,7 @@ def test_a_switch_asks_for_its_feature_and_for_no_other(name, value):
     assert asked == {SWITCHES[name]}
 
 
-@pytest.mark.parametrize("kind", sorted(BACKENDS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_feature_that_nobody_computes_yet_is_refused_by_every_backend(monkeypatch, kind):
     config = tiny_config(embedding_scale=2.0)
     assert serves(kind, config)
@@ -118,7 +113,7 @@ def test_all_switches_are_tried():
     assert set(ON) == set(SWITCHES) - alone
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_nobody_computes_a_feature_that_he_does_not_list(kind, monkeypatch):
     """As if a family had brought a switch that a table names and no backend has heard of."""
     config = tiny_config(head_size=32, rope_theta=5.0)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attend.model.engine.choice import choose_backend
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
+from attend.model.backends.native import Native
 from attend.model.errors import CheckpointError
 from attend.model.explain.reference import reference
 from attend.model.net.backends import TorchBackend
@@ -168,9 +170,9 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_models_of_the_published_sizes_are_computed_by_every_backend(name):
     config = FAMILIES["gemma4_text"].read(BIG | SIZES[name])
-    assert NativeBackend.supports(config, torch.bfloat16, "cpu", 32)
+    assert Native.refusal(config, Placement(torch.bfloat16, "cpu", 32)) is None
     pytest.importorskip("triton")
-    assert choose_backend("auto", config, torch.bfloat16, "cuda", 32).name == "triton"
+    assert choose_backend("auto", config, Placement(torch.bfloat16, "cuda", 32)).name == "triton"
 
 
 @torch.inference_mode()

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
 from attend.model.config import ModelConfig
-from attend.model.engine.choice import choose_backend
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.explain.explainer import Explainer, Question
 from attend.model.net.adapters import targets_of
 from attend.model.net.attention import causal_mask
-from attend.model.net.backends import BACKENDS, BatchLayout, KVCache, Paged, Row
+from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.checkpoint import load, read_config
 from attend.model.net.formats.codes import INT8
 from attend.model.net.latent import LatentAttention
@@ -21,6 +22,7 @@ from attend.model.net.rope import Rotation, apply_rotary, rotary_table
 from attend.model.sublayers import LatentSpec
 from attend.model.train.loss import DenseCausal, hidden_states
 from tests.model.adapters import linears, write_adapter
+from tests.model.attention import BACKENDS
 from tests.model.checkpoints import edit_config, tiny_config, tiny_decoder, write_checkpoint
 
 SPEC = LatentSpec(rank=12, query_rank=None, key_size=6, rope_size=4, value_size=5)
@@ -103,10 +105,10 @@ def folder(tmp_path_factory):
 
 def test_torch_serves_it_and_the_others_refuse_it_by_name(folder):
     config = read_config(folder)
-    assert choose_backend("auto", config, torch.bfloat16, "cpu", 32).name == "torch"
+    assert choose_backend("auto", config, Placement(torch.bfloat16, "cpu", 32)).name == "torch"
     for name in ("native", "triton"):
         with pytest.raises(SettingError, match=f"backend is {name}, but .*(latent_attention|was not built|is not installed)"):
-            choose_backend(name, config, torch.bfloat16, "cuda" if name == "triton" else "cpu", 32)
+            choose_backend(name, config, Placement(torch.bfloat16, "cuda" if name == "triton" else "cpu", 32))
 
 
 def test_an_adapter_of_the_absorbed_matrix_is_refused_by_name(folder, tmp_path):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from attend.model.engine.choice import choose_backend
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
 from attend.model.net.checkpoint import read_config
 from attend.model.net.families.table import FAMILIES
 
@@ -301,4 +302,4 @@ def test_a_published_model_is_computed_by_triton_on_a_gpu(name: str):
     """In its own sizes, which the tiny checkpoints do not have."""
     pytest.importorskip("triton")
     config = FAMILIES[PUBLISHED[name]["model_type"]].read(PUBLISHED[name])
-    assert "triton" == choose_backend("auto", config, torch.bfloat16, "cuda", 32).name
+    assert "triton" == choose_backend("auto", config, Placement(torch.bfloat16, "cuda", 32)).name

@@ -10,12 +10,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from attend.model.net.backends import BACKENDS, BatchLayout, Paged, Row
+from attend.model.net.backends import BatchLayout, Paged, Row
 from attend.model.net.checkpoint import read_config
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import load_shard
+from tests.model.attention import BACKENDS
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOKENS = [[5, 9, 3, 7, 11, 2, 60, 33, 8], [4, 4, 17, 80, 1], [90, 12, 45]]

@@ -62,6 +62,36 @@ backend grpc-app
     server SERVE_REPLICA_app-Attend-b2 127.0.0.1:{grpc_b} proto h2 check
 """
 """What of Ray's configuration our rules need."""
+APPLICATIONS = (
+    CONFIG.partition("frontend http_frontend")[0]
+    + """
+frontend http_frontend
+    bind 127.0.0.1:{http}
+    acl is_http-code path_beg /code/
+    acl is_http-code path /code
+    acl is_http-chat path_beg /code/chat/
+    acl is_http-chat path /code/chat
+    use_backend http-chat if is_http-chat
+    use_backend http-code if is_http-code
+    default_backend default_backend
+frontend grpc_frontend
+    bind 127.0.0.1:{grpc} proto h2
+    acl is_grpc-chat req.hdr(application) -m str chat
+    use_backend grpc-chat if is_grpc-chat
+    acl is_grpc-code req.hdr(application) -m str code
+    use_backend grpc-code if is_grpc-code
+    default_backend default_grpc_backend
+backend http-code
+    server SERVE_REPLICA_code-Attend-a1 127.0.0.1:{http_a} check
+backend http-chat
+    server SERVE_REPLICA_chat-Attend-b2 127.0.0.1:{http_b} check
+backend grpc-code
+    server SERVE_REPLICA_code-Attend-a1 127.0.0.1:{grpc_a} proto h2 check
+backend grpc-chat
+    server SERVE_REPLICA_chat-Attend-b2 127.0.0.1:{grpc_b} proto h2 check
+"""
+)
+"""The same for two applications, each with one of the replicas. Their prefixes are nested."""
 
 
 @dataclass
@@ -202,12 +232,12 @@ class Edge:
         return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}", [("grpc.use_local_subchannel_pool", 1)])
 
     def call(
-        self, method: str = "Generate", service: str = "attend.v1.GenerationService"
+        self, method: str = "Generate", service: str = "attend.v1.GenerationService", **metadata: str
     ) -> tuple[grpc.StatusCode, str, dict[str, str]]:
         """(code, details, metadata)."""
         call = self.channel.unary_unary(f"/{service}/{method}").with_call
         try:
-            return call(b"", metadata=[("x-request-id", "mine")], timeout=10)[1].code(), "", {}
+            return call(b"", metadata=[("x-request-id", "mine"), *metadata.items()], timeout=10)[1].code(), "", {}
         except grpc.RpcError as error:
             return error.code(), error.details(), {**dict(error.initial_metadata()), **dict(error.trailing_metadata())}
 
@@ -218,7 +248,7 @@ class Edge:
 
 @contextmanager
 def in_front(
-    folder: Path, limits: dict[str, int] | None = None, *, server_seconds: int = 10, **environment: str
+    folder: Path, limits: dict[str, int] | None = None, *, server_seconds: int = 10, config: str = CONFIG, **environment: str
 ) -> Iterator[Edge]:
     """HAProxy before two replicas, with variables as `attend serve` sets them, and some of `edge.json`'s limits changed.
 
@@ -226,7 +256,7 @@ def in_front(
     """
     ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
     replicas = (Replica(ports["http_a"], ports["grpc_a"]), Replica(ports["http_b"], ports["grpc_b"]))
-    (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, server_seconds=server_seconds, **ports))
+    (folder / "haproxy.cfg").write_text(config.format(folder=folder, server_seconds=server_seconds, **ports))
     command = [write_edge(folder), "-c", "-f", folder / "haproxy.cfg"]
     numbers = folder / "edge.json"
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | (limits or {})))

@@ -132,6 +132,30 @@ def test_what_begins_alike_with_different_keys_is_spread(edge, kind):
     assert len(set.union(*reached)) == 2
 
 
+def http_named(model: str, *texts: str) -> tuple[str, bytes]:
+    return CHAT, json.dumps({"model": model, "max_tokens": len(texts), "messages": said(*texts)}, indent=len(texts)).encode()
+
+
+def grpc_named(model: str, *texts: str) -> tuple[str, bytes]:
+    call = pb.ChatRequest(request_id=f"r{len(texts)}", model=model, messages=[pb.ChatMessage(**turn) for turn in said(*texts)])
+    return "Chat", call.SerializeToString()
+
+
+@pytest.mark.parametrize("named", [http_named, grpc_named])
+def test_what_begins_alike_for_different_adapters_is_spread(edge, named):
+    """They share no KV blocks. The model's name is the body's first field, as most clients send it."""
+    texts = [text_of(0, 0), *["A long answer or question. " * 2500] * 4]
+    reached = [{send(edge, named(f"adapter-{number}", *texts[:length])) for length in (1, 3, 5)} for number in range(12)]
+    assert {len(replicas) for replicas in reached} == {1}
+    assert len(set.union(*reached)) == 2
+
+
+def test_a_name_behind_the_messages_never_moves_a_conversation(edge):
+    texts = [text_of(0, 0), *["A long answer or question. " * 2500] * 4]
+    calls = [chat(said(*texts[:length]), model=f"adapter-{number}") for number in range(8) for length in (1, 5)]
+    assert len({send(edge, call) for call in calls}) == 1
+
+
 @pytest.mark.parametrize(
     "kind", ["chat", "chat with a system prompt", "chat in parts", "messages", "responses", "completions", "grpc text"]
 )

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attend.model.engine.choice import choose_backend
-from attend.model.net.backends import BACKENDS
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
 from attend.model.sublayers import AttentionVariant
+from tests.model.attention import BACKENDS
 from tests.model.net.laws.ways import (
     DTYPES,
     LAYER,
@@ -233,4 +234,4 @@ def test_what_a_backend_promises_is_chosen_and_all_else_is_refused(backend, dtyp
 def test_auto_takes_a_backend_that_can_pass(dtype):
     for shape, variant in product(SHAPES, VARIANTS.values()):
         best = "native" if promised(Way("native", dtype), shape) else "torch"
-        assert choose_backend("auto", config_of(shape, variant), dtype, "cpu", shape.block_size).name.startswith(best)
+        assert choose_backend("auto", config_of(shape, variant), Placement(dtype, "cpu", shape.block_size)).name == best

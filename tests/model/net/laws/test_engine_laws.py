@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from attend.model.config import ModelConfig
-from attend.model.engine.choice import prepare_decoder
 from attend.model.engine.engine import Engine
-from attend.model.engine.native_runner import NativeRunner
 from attend.model.engine.request import Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
 from attend.model.net.formats.codes import INT4, INT8
-from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.train.loss import hidden_states
@@ -68,13 +65,14 @@ def net_of(config: ModelConfig, dtype: torch.dtype) -> Decoder:
 def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, net: Decoder | None = None, **changes) -> Engine:
     """What `build_engine` stands round a decoder, with every slot of the cache holding NaN."""
     settings = sizes(**{"num_blocks": 64, "block_size": BLOCK, "max_model_len": 256} | changes)
-    backend = way.make(config, BLOCK)
-    net = prepare_decoder(copy.deepcopy(net or net_of(config, way.dtype)).to(way.device), backend)
+    backend = way.choose(config, BLOCK)
+    net = backend.decoder(copy.deepcopy(net or net_of(config, way.dtype)).to(way.device))
     counts = [group.num_blocks for group in settings.groups] if changes.get("groups") else settings.num_blocks
     cache = way.cache(config, counts, BLOCK)
     clock = Clock()
-    kind = NativeRunner if isinstance(net, NativeDecoder) and not async_scheduling else ModelRunner
-    return Engine(Scheduler(settings, clock), kind(net, backend, cache, way.device), clock, async_scheduling=async_scheduling)
+    kind = ModelRunner if async_scheduling else backend.runner()
+    runner = kind(net, backend.attention, cache, way.device)
+    return Engine(Scheduler(settings, clock), runner, clock, async_scheduling=async_scheduling)
 
 
 def crowd() -> list[Request]:

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from attend.model.backends.backend import Backend, Placement
+from attend.model.backends.choice import choose_backend
 from attend.model.config import ModelConfig
-from attend.model.engine.choice import choose_backend
 from attend.model.errors import SettingError
 from attend.model.net.attention import attention_weights, causal_mask
 from attend.model.net.backends import AttentionBackend, BatchLayout, Row
@@ -57,9 +58,14 @@ class Way:
         return cache
 
     def make(self, config: ModelConfig, block_size: int) -> AttentionBackend | None:
+        """The attention that a server would run; None where it is refused."""
+        backend = self.choose(config, block_size)
+        return None if backend is None else backend.attention
+
+    def choose(self, config: ModelConfig, block_size: int) -> Backend | None:
         """What a server would run; None where it is refused, which must be in a sentence that names it."""
         try:
-            return choose_backend(self.backend, config, self.dtype, self.device, block_size)
+            return choose_backend(self.backend, config, Placement(self.dtype, self.device, block_size))
         except SettingError as error:
             refusal = str(error)
         assert refusal.startswith(f"backend is {self.backend}, but ")

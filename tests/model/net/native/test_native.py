@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attend.model.engine import choice
-from attend.model.engine.choice import choose_backend
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
+from attend.model.backends.native import Native
 from attend.model.errors import SettingError
 from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.features import NATIVE
@@ -211,15 +212,16 @@ def test_what_is_not_a_number_stays_in_its_own_request(variant, more):
 )
 def test_what_the_kernels_do_not_know_is_left_to_torch(other):
     config = shaped(4, 2, 32)
-    assert NativeBackend.supports(config, torch.bfloat16, "cpu", 32)
-    assert not NativeBackend.supports(replace(config, **other), torch.bfloat16, "cpu", 32)
-    assert not NativeBackend.supports(config, torch.bfloat16, "cpu", 16)
+    at = Placement(torch.bfloat16, "cpu", 32)
+    assert Native.refusal(config, at) is None
+    assert Native.refusal(replace(config, **other), at) is not None
+    assert Native.refusal(config, replace(at, block_size=16)) is not None
 
 
 def test_a_backend_that_cannot_pass_for_the_model_is_refused_by_name(monkeypatch):
-    with pytest.raises(SettingError, match="backend is native, but it needs bfloat16"):
-        choose_backend("native", shaped(4, 2, 32), torch.float32, "cpu", 32)
-    monkeypatch.setattr(choice, "COMPUTED", {"native": NATIVE - {"sinks", "experts"}})
+    with pytest.raises(SettingError, match="backend is native, but dtype is float32, and it computes in bfloat16"):
+        choose_backend("native", shaped(4, 2, 32), Placement(torch.float32, "cpu", 32))
+    monkeypatch.setattr(Native, "computes", NATIVE - {"sinks", "experts"})
     with pytest.raises(SettingError, match="backend is native, but it does not support experts, sinks, which"):
-        choose_backend("native", shaped(4, 2, 32, sinks=True, num_experts=2), torch.float32, "cpu", 32)
-    assert "torch" == choose_backend("auto", shaped(4, 2, 32), torch.bfloat16, "cpu", 16).name
+        choose_backend("native", shaped(4, 2, 32, sinks=True, num_experts=2), Placement(torch.float32, "cpu", 32))
+    assert "torch" == choose_backend("auto", shaped(4, 2, 32), Placement(torch.bfloat16, "cpu", 16)).name

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from attend.model.backends.backend import Placement
+from attend.model.backends.native import Native
 from attend.model.config import NormPlace
 from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.backends import ReferenceBackend, TorchBackend
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.layers import ACTIVATIONS
-from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.transformer import Decoder
 from attend.model.rope import LongScaling, ProportionalScaling, YarnScaling
 from attend.model.sublayers import DeltaSpec
@@ -295,7 +296,7 @@ def expected(name: str) -> tuple[Decoder, torch.Tensor, float]:
 def test_a_switch_is_computed_no_farther_from_float32_than_torch_computes_it(variant, name):
     """In one chunk and in several, beyond the window and beyond the original context."""
     net, wanted, theirs = expected(name)
-    assert NativeBackend.supports(net.config, torch.bfloat16, "cpu", 32)
+    assert Native.refusal(net.config, Placement(torch.bfloat16, "cpu", 32)) is None
     for chunk in (1000, 7):
         found = run_native(net, chunk, 32, texts=TEXTS)
         assert torch.isfinite(found).all()

@@ -10,6 +10,8 @@ import math
 import pytest
 import torch
 
+from attend.model.backends.backend import Placement
+from attend.model.backends.triton import Triton
 from attend.model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
 from attend.model.net.triton import backend as under_test
 from attend.model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend
@@ -333,7 +335,7 @@ def test_one_backend_sees_what_a_new_step_brings():
     ids=str,
 )
 def test_what_the_kernels_cannot_do_is_not_supported(changes, block_size, fits):
-    assert fits == TritonBackend.supports(tiny_config(**changes), torch.float32, DEVICE, block_size)
+    assert fits == (Triton.refusal(tiny_config(**changes), Placement(torch.float32, DEVICE, block_size)) is None)
 
 
 def test_scores_are_scaled_by_the_head_size_and_not_by_its_padding():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from attend.model.engine.choice import choose_backend
+from attend.model.backends.backend import Placement
+from attend.model.backends.choice import choose_backend
 from attend.model.errors import SettingError
 from attend.model.net.backends import TorchBackend
 from attend.model.net.checkpoint import read_config, save
@@ -37,8 +38,8 @@ def test_ranks_compute_what_one_decoder_does(name, tmp_path):
     "switches", [{"qk_norm": "all"}, {"num_experts": 4, "experts_per_token": 2, "expert_size": 16}], ids=str
 )
 def test_what_the_kernels_do_not_compute_in_parts_is_torchs(switches):
-    config = config_of(tiny_config(**switches), 2)
-    assert choose_backend("auto", config, torch.float32, "cuda", 32, shared=True).name == "torch"
+    config, at = config_of(tiny_config(**switches), 2), Placement(torch.float32, "cuda", 32, shared=True)
+    assert choose_backend("auto", config, at).name == "torch"
     with pytest.raises(SettingError, match="does not support this model with tensor_parallel"):
-        choose_backend("triton", config, torch.float32, "cuda", 32, shared=True)
-    assert choose_backend("auto", config_of(tiny_config(), 2), torch.float32, "cuda", 32, shared=True).name == "triton"
+        choose_backend("triton", config, at)
+    assert choose_backend("auto", config_of(tiny_config(), 2), at).name == "triton"

@@ -1,0 +1,17 @@
+"""torch's matrix products and fused attention: computes every model on every device."""
+
+from functools import cached_property
+
+from attend.model.backends.backend import Backend
+from attend.model.net.backends import TorchBackend
+
+
+class Torch(Backend):
+    """What serves where no faster backend can."""
+
+    name = "torch"
+
+    @cached_property
+    def attention(self) -> TorchBackend:
+        """See Backend."""
+        return TorchBackend(self.config.attention_variants)
