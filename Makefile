@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ATTEND_TEST_MODELS ?= $(abspath $(MODELS))
 export ATTEND_TEST_LINTERS ?= $(abspath $(LINTERS))
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests image load capacity soak overload bench-gate screenshots protos docs train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests image load capacity soak overload bench-gate screenshots protos docs docs-site train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -179,6 +179,11 @@ screenshots: setup  ## the README's pictures of the page, of servers of its own;
 docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, the chart's schema, and the fields of our own clients
 	$(BIN)/python -m tests.docs
 	$(BIN)/python -m tests.deploy.chart
+
+docs-site: setup  ## the documentation as a site in build/site, with every link checked (it is built, and published nowhere)
+	@$(BIN)/$(INSTALL) -c constraints.txt --group docs
+	$(BIN)/python -m docs.reference
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
 
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO)

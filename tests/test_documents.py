@@ -13,7 +13,7 @@ from typer.main import get_command
 from attend.service.commands.cli import app
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("attend", "model", "service", "protos", "deploy", "loadtest", "tests")
+ROOMS = ("attend", "model", "service", "protos", "deploy", "docs", "loadtest", "tests")
 PAGES = [
     page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *(page for room in ROOMS for page in (ROOT / room).rglob("*.md")))
 ]

@@ -1,13 +1,15 @@
-"""What a call of the client can end with. A call that failed keeps the part of the answer that has come.
+"""What a call of the client can end with::
 
-ClientError
-├── InvalidRequest          this client does not send such a request; names the field
-└── CallFailed
-    ├── Refused             the server refused the request, and would again; or it failed in the middle
-    ├── GaveUp              too many tries in a row brought no new token
-    ├── DeadlinePassed      the call's total time is over, or the next try would come after it
-    ├── OtherFingerprint    only a server with other weights, or another set-up, is left to go on
-    └── Broken              the stream of a chat broke, which cannot go on
+    ClientError
+    ├── InvalidRequest          this client does not send such a request; names the field
+    └── CallFailed
+        ├── Refused             the server refused the request, and would again; or it failed in the middle
+        ├── GaveUp              too many tries in a row brought no new token
+        ├── DeadlinePassed      the call's total time is over, or the next try would come after it
+        ├── OtherFingerprint    only a server with other weights, or another set-up, is left to go on
+        └── Broken              the stream of a chat broke, which cannot go on
+
+A call that failed keeps the part of the answer that has come.
 """
 
 from dataclasses import dataclass
