@@ -25,7 +25,7 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def memory_use(root: Path = ROOT) -> tuple[int, int]:
-    """(bytes in use that cannot be given up, bytes allowed): of the tightest group, or of the machine where none has a limit."""
+    """(bytes in use that cannot be given up, bytes allowed): of the tightest group, or of the machine if none has a limit."""
     lines = dict(line.split(":") for line in _text(root / "proc/meminfo").splitlines() if line.startswith("Mem"))
     total, free = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     found = []

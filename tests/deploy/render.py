@@ -24,6 +24,7 @@ CHARTED = {
     "chart gpu-in-place": (GPU, "gpu-in-place.yaml"),
     "chart gpu-hub": (GPU, "gpu-hub.yaml"),
     "chart standalone-cpu": ("standalone-cpu.yaml",),
+    "chart standalone-load": ("standalone-cpu.yaml", "standalone-load.yaml"),
     "chart standalone-gpu": ("standalone-gpu.yaml",),
     "chart standalone-tp": ("standalone-tp.yaml",),
 }

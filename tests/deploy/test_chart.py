@@ -198,6 +198,7 @@ def test_the_values_that_the_page_prints_are_taken(tmp_path):
         ((), ("monitoring.dashboards=true",), "dashboards"),
         ((), ('networkPolicy.defaultDeny="no"',), "/networkPolicy/defaultDeny"),
         ((), ('networkPolicy.clients=["10.0.0.1"]',), "/networkPolicy/clients"),
+        ((), ("loadTest.users=0",), "/loadTest/users"),
     ],
     ids=lambda each: "; ".join(each) if isinstance(each, tuple) else "",
 )

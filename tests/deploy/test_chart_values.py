@@ -51,6 +51,11 @@ CHOICES = {
     "redis": [{}, {}, {"address": "redis.redis.svc:6379"}],
     "tracing": [{}, {"endpoint": "http://c.observability.svc:4318"}, {"endpoint": "https://c.observability.svc/v1"}],
     "monitoring": [{}, {"enabled": True}],
+    "loadTest": [
+        {},
+        {},
+        {"enabled": True, "target": "http://a.example.com", "grpcTarget": "a.example.com:9000", "keySecret": "hub"},
+    ],
     "networkPolicy": [{}, {"defaultDeny": True, "clients": ["10.0.0.0/8"]}],
 }
 

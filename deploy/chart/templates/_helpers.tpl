@@ -32,7 +32,10 @@ app.kubernetes.io/name: attend
 
 {{/* image, imagePullPolicy, security and the end's message of each container. */}}
 {{- define "attend.container" -}}
-image: {{ include "attend.image" . }}
+{{ include "attend.basics" (dict "root" .root "image" (include "attend.image" .)) }}
+{{- end }}
+{{- define "attend.basics" -}}
+image: {{ .image }}
 {{- with .root.Values.image.pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
@@ -254,6 +257,10 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- end }}
 {{- if and (eq $own.model.source "oci") (semverCompare "<1.33-0" .Capabilities.KubeVersion.Version) }}
 {{- fail (printf "model.source: oci needs Kubernetes 1.33 with the feature gate ImageVolume, or 1.35; this is %s" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- if $own.loadTest.enabled }}
+{{- if and $own.tls.existingSecret (not $own.loadTest.target) }}{{ fail "loadTest.target is needed with tls.existingSecret: the certificate has its host's name" }}{{ end }}
+{{- if and $own.keys.existingSecret (not $own.loadTest.keySecret) }}{{ fail "loadTest.keySecret is needed with keys.existingSecret" }}{{ end }}
 {{- end }}
 {{- if and (not $ray) $own.redis.address }}{{ fail "redis.address needs mode: rayservice: standalone pods keep no state of Ray's" }}{{ end }}
 {{- if and $ray $own.gpu.enabled (eq $own.rolling "surge") (not $own.autoscaling.enabled) }}
