@@ -177,9 +177,10 @@ bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; defaul
 screenshots: setup  ## the README's pictures of the page, of servers of its own; ARGS names a model that chats (needs Chromium)
 	$(BIN)/python -m tests.service.pictures $(ARGS)
 
-docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, the chart's schema, and the fields of our own clients
+docs: setup  ## write the reference: REFERENCE.md, the tables of the pages, the chart's schema, and the fields of our own clients; wrap the pages
 	$(BIN)/python -m tests.docs
 	$(BIN)/python -m tests.deploy.chart
+	$(BIN)/python -m tests.wrap $$(git ls-files "*.md")
 
 docs-site: setup  ## the documentation as a site in build/site, with every link checked (it is built, and published nowhere)
 	@$(BIN)/$(INSTALL) -c constraints.txt --group docs

@@ -35,7 +35,7 @@ class MemoryGroup:
     """Layers that keep the same kind of memory: a request has one block table for all of them."""
 
     layers: tuple[int, ...]
-    """Their numbers, from 0."""
+    """Numbers of the layers of this KV cache group, from 0."""
     window: int | None = None
     """Tokens that a query sees at most, itself included: older ones need not be kept. None: all are kept."""
     has_state: bool = False
@@ -92,7 +92,7 @@ class ModelConfig:
     """None: every layer has an MLP; or else see MixtureSpec."""
     experts_per_token: int = 1
     expert_size: int | None = None
-    """None: mlp_size."""
+    """Width of one expert's MLP; None: mlp_size."""
     expert_layers: tuple[int, ...] | None = None
     """The layers, counted from 0, that have experts in place of an MLP, where there are any; None: all of them."""
     routing: Routing = "all"

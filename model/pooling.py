@@ -22,11 +22,11 @@ class Pooling(StrEnum):
     """Which of a text's hidden states are its embedding."""
 
     LAST = "lasttoken"
-    """That of the last token."""
+    """The hidden state of the last token."""
     MEAN = "mean"
-    """The mean over all tokens."""
+    """The mean of the hidden states of all tokens."""
     CLS = "cls"
-    """That of the first token."""
+    """The hidden state of the first token."""
 
 
 GGUF_WAYS = ("NONE", "MEAN", "CLS", "LAST", "RANK")

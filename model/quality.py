@@ -42,7 +42,7 @@ class Scorer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """Size of the vocabulary, V."""
         ...
 
     def read(self, tokens: Sequence[int], first: int) -> Callable[[int, int], Tensor]:

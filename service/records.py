@@ -320,7 +320,7 @@ class Chunk:
     has_calls: bool = False
     """Whether the answer so far has calls of tools, all of them whole."""
     num_reasoning_tokens: int = 0
-    """So far."""
+    """Tokens of reasoning so far."""
 
     @property
     def ends_in_calls(self) -> bool:

@@ -24,6 +24,7 @@ HEAD = """\
 # Every field on the wire
 
 Written by `make docs` from `service/contract/`; a test compares. What the calls do: [service/API.md](service/API.md).
+
 In a body null means absent. A range is written `0..2`, or `>0..1` without its lower end. The column *gRPC* is the
 field's place in the message; *client*: Attend's own HTTP clients take it; *CLI*: `attend generate` has a flag of its
 name.

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from attend.service.commands.cli import app
+from tests.wrap import WIDTH, shown, wrapped
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("attend", "model", "service", "protos", "deploy", "docs", "loadtest", "tests")
@@ -147,22 +148,33 @@ def test_a_guide_is_short(page):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= LONGEST[page]
 
 
-WIDTH = 120
-
-
 def too_long(text: str) -> list[str]:
     """Lines of prose that are too long. Tables, code, addresses of links, and single words have no limit."""
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in prose.splitlines() if not line.startswith(("|", "    "))]
-    shown = [re.sub(r"\]\([^)]*\)", "]", line) for line in lines]
-    return [line for line in shown if len(line) > WIDTH and len(re.sub("`[^`]*`", "x", line).split()) > 1]
+    return [line for line in lines if shown(line) > WIDTH and len(re.sub("`[^`]*`", "x", line).split()) > 1]
 
 
 @each_page
 def test_no_line_of_prose_is_longer_than_a_screen_is_wide(page):
     if page.parts[0] in ("deploy", "CHANGELOG.md"):
         pytest.skip("being rewritten")
-    assert too_long((ROOT / page).read_text(encoding="utf-8")) == []
+    assert too_long((ROOT / page).read_text(encoding="utf-8")) == [], "python -m tests.wrap PAGE"
+
+
+@each_page
+def test_wrapping_a_page_loses_no_word_and_changes_nothing_the_second_time(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert wrapped(text).split() == text.split()
+    assert wrapped(wrapped(text)) == wrapped(text)
+    assert too_long(wrapped(text)) == []
+
+
+def test_what_is_no_prose_is_not_wrapped():
+    long = "a b " * 50
+    kept = f"# {long}\n\n| {long} |\n\n```sh\n{long}\n```\n\n    {long}\n\n<!-- {long} -->\n"
+    assert wrapped(kept) == kept
+    assert wrapped(f"1. `{long}` {'c ' * 59}- d\n   e\n").splitlines() == [f"1. `{long}`", f"   {'c ' * 57}c", "   c - d e"]
 
 
 def test_a_long_line_is_seen_and_what_has_no_limit_is_not():

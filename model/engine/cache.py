@@ -19,9 +19,9 @@ CPU_SHARE = 0.25
 REQUESTS_PER_CONTEXT = 4
 """Of a CPU's cache, where nothing is set: requests of a batch that share the room of one of the longest kind."""
 USUAL_CONTEXTS = 16
-"""Such rooms, at least."""
+"""Whole contexts that a CPU's cache holds at least."""
 SNAPSHOTS_PER_CONTEXT = 4
-"""Of recurrent states."""
+"""Snapshots of recurrent states for each context of `max_model_len` tokens."""
 
 
 def free_memory() -> int:

@@ -65,7 +65,7 @@ class FairShare:
         return len(self._accounts) > 1
 
     def enter(self, request: Request) -> None:
-        """A request is in flight."""
+        """Count a request that is in flight for its owner."""
         account = self._accounts.get(request.owner)
         if account is None:
             lowest = min((each.served for each in self._accounts.values()), default=0.0)
@@ -74,7 +74,7 @@ class FairShare:
         account.num_requests += 1
 
     def leave(self, request: Request) -> None:
-        """It has ended."""
+        """Take a request that has ended from its owner."""
         account = self._accounts[request.owner]
         account.num_requests -= 1
         if not account.num_requests:

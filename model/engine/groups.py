@@ -40,7 +40,7 @@ class KVCacheGroup(Protocol):
 
     @property
     def free_share(self) -> float:
-        """From 1, all is free, to 0."""
+        """Share of the group's blocks that are free, 0 to 1."""
         ...
 
     def fits(self, request: Request, num_tokens: int) -> bool:
@@ -77,7 +77,7 @@ class KVCacheGroup(Protocol):
 
 
 class _Borrowing:
-    """Lends blocks."""
+    """Lends blocks of a pool, and takes them back."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool

@@ -59,7 +59,7 @@ class Layer(NamedTuple):
     address: int
     block_bytes: int
     num_blocks: int
-    """Block 0 among them."""
+    """Blocks of the layer, block 0 among them."""
     group: int
 
     @property
@@ -104,7 +104,7 @@ class PartsOf:
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.first, self.end = -(-layers[0].address // PART), layers[-1].end // PART
-        """In parts."""
+        """Addresses in parts of PART bytes: the first whole part, and the one after the last."""
         self._size = max(0, self.end - self.first) + 3  # one before the first, one beyond the end, where the marks end
         self._busy, self._old = np.zeros(self._size, np.int64), np.zeros(self._size, np.int64)
 

@@ -40,14 +40,14 @@ class EngineOptions:
     max_queued_tokens: int = 1 << 19
     block_size: int = 32
     kv_cache_memory: int | None = None
-    """Bytes."""
+    """Size of the KV cache in bytes; None: see `cache.py`."""
     kv_dtype: str = "auto"
     """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
     prefix_caching: bool = True
     kv_disk_folder: str = ""
     """Where blocks are kept that the KV cache forgets, and for the next process; empty: nowhere."""
     kv_disk_bytes: int = 10 << 30
-    """Of all files there."""
+    """Bytes of all files in `kv_disk_folder`, at most."""
     kv_idle_seconds: float = 1800.0
     """For how long cached prefixes that nobody uses stay in a CPU's memory, see `idle.py`; 0: for ever."""
     state_cache_share: float = 0.25

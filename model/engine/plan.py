@@ -126,7 +126,7 @@ class StepInput:
     draw_rows: list[int] = field(default_factory=list)
     """[N]: the place in T of the token that it is drawn after."""
     draw_ids: list[str] = field(default_factory=list)
-    """[N]: whose token it is."""
+    """[N]: id of the request whose token is drawn."""
     drafts: dict[str, Sequence[int]] = field(default_factory=dict)
     """The last tokens of some requests, by request id: guesses at what is drawn after the tokens before them."""
     prompt_scores: list[PromptScores] = field(default_factory=list)
@@ -136,7 +136,7 @@ class StepInput:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Tokens of the step, T."""
         return sum(self.counts)
 
 

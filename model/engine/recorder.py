@@ -25,7 +25,7 @@ WARM_UPS = 2
 
 
 def nothing(*place: Any) -> None:
-    """A `Between`."""
+    """Do nothing between the pieces: a `Between`."""
 
 
 class CudaRecorder:

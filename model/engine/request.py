@@ -312,7 +312,7 @@ class EngineStats:
     num_prefix_hits: int = 0
     """Tokens that were found there."""
     num_drafted: int = 0
-    """Tokens that were guessed."""
+    """Draft tokens of speculative decoding."""
     num_accepted: int = 0
     """Those of them that were drawn."""
     num_lost_disabled: int = 0
@@ -334,7 +334,7 @@ class StepReport:
     num_tokens: int
     """Computed, of prompts and answers; without guesses."""
     num_drawn: int = 0
-    """New tokens of answers."""
+    """Tokens that the step sampled for answers."""
     num_ended: int = 0
     """Requests that have ended since the previous step, for any reason."""
 

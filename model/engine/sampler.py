@@ -49,7 +49,7 @@ class _Text:
     line: int
     num_seen: int = 0
     counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Those that were sent."""
+    """The counts that the device has."""
 
     def news(self) -> dict[int, int]:
         """What to write for each token whose count has changed; then they count as sent."""

@@ -31,7 +31,7 @@ class Snapshots:
         self._states, self._texts, self._size = states, texts, config.block_size
         most = max(1, config.num_snapshots)
         self.spacing = max(SPACING, -(-PART * config.max_model_len // (most * self._size))) * self._size
-        """Tokens."""
+        """Tokens between two snapshots of a long prompt."""
         self.least = LEAST * self._size
         self._planned: set[int] = set()
         """Numbers of the texts whose states the step under way keeps."""

@@ -29,7 +29,7 @@ class Guesses:
     asked_N: Tensor
     """float32: that of the token that was asked for."""
     entropy_N: Tensor
-    """float32, nats."""
+    """float32: entropy of each token's distribution, in nats."""
 
 
 def guesses(net: Decoder, hidden_NE: Tensor, asked_N: Tensor, count: int) -> Guesses:

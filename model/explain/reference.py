@@ -59,7 +59,7 @@ class SlicedEmbedding(nn.Module):
         self.kept = (table,)
 
     def forward(self, tokens_T: Tensor) -> Tensor:
-        """[T, E]."""
+        """The vectors of tokens in float32, [T, E]."""
         [table] = self.kept
         rows_T = tokens_T if not isinstance(table, nn.Embedding) else tokens_T.to(table.weight.device)
         vectors_TE = table.weight[rows_T] if isinstance(table, nn.Embedding) else table.select(rows_T)

@@ -38,7 +38,7 @@ class Watched:
     """Query heads that are kept, in each of these layers."""
     scores: bool = False
     seen: dict[int, Seen] = field(default_factory=dict)
-    """By layer."""
+    """What each layer's attention has shown, by the number of the layer."""
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
         """The heads' outputs [T, H, D]: softmax(Q Kᵀ / sqrt(d_k) + mask) V."""

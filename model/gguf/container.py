@@ -23,7 +23,7 @@ from attend.model.gguf.places import parts
 MOST_ITEMS = 1 << 22
 """Metadata, elements of their arrays, and tensors of a file: a vocabulary of 262,144 tokens with its merges has 1.4 million."""
 MOST_BYTES = 1 << 27
-"""Bytes of the metadata."""
+"""Largest size of a file's metadata, in bytes."""
 MOST_DIMENSIONS = 4
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """The types of numbers, as `struct` spells them."""
@@ -39,11 +39,11 @@ class Stored:
     file: Path
     kind: GGMLQuantizationType
     shape: tuple[int, ...]
-    """Rows first."""
+    """Shape of the tensor, rows first."""
     start: int
     """Byte of the file that it begins at."""
     size: int
-    """Bytes."""
+    """Size of the tensor in its file, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,12 +51,12 @@ class Container:
     """What the files of a checkpoint say before their tensors' numbers."""
 
     path: Path
-    """The first file."""
+    """The first file of a split model, or the only one."""
     files: tuple[Path, ...]
     metadata: dict[str, Any]
-    """Of the first file."""
+    """Metadata of the first file."""
     tensors: dict[str, Stored]
-    """Of all files."""
+    """Tensors of all files, by name."""
 
 
 def read_container(path: Path) -> Container:

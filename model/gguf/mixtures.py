@@ -4,7 +4,7 @@ from attend.model.gguf.keys import Keys, Raw
 
 
 def glm4moe(keys: Keys, raw: Raw) -> Raw:
-    """GLM-4.5."""
+    """Read the mixtures of GLM-4.5 from GGUF metadata."""
     keys.refuse("expert_gating_func", 0, 2)  # a sigmoid
     return {
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
@@ -42,7 +42,7 @@ def ernie4_5_moe(keys: Keys, raw: Raw) -> Raw:
 
 
 def minimax_m2(keys: Keys, raw: Raw) -> Raw:
-    """MiniMax-M2."""
+    """Read MiniMax-M2 from GGUF metadata."""
     keys.refuse("expert_gating_func", 2)  # a sigmoid
     keys.refuse("expert_weights_scale", 0.0, 1.0)
     keys.refuse("expert_group_count", 0, 1)

@@ -48,7 +48,7 @@ _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 
 
 class Split(NamedTuple):
-    """What a name stands for."""
+    """How the pre-tokenizer that `tokenizer.ggml.pre` names splits a text."""
 
     patterns: tuple[str, ...]
     """Of the words: each splits what those before it have left."""

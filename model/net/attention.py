@@ -48,7 +48,7 @@ class SharedKeys:
     kv_layers: Sequence[int | None]
     """The layer whose keys and values each reads; None: its own."""
     held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Those that others read."""
+    """Keys and values that later layers read too, by layer."""
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
         """See Attention; a layer without keys of its own gives tensors without heads."""

@@ -19,7 +19,7 @@ class Slot(NamedTuple):
     ours: str
     module: nn.Module
     kind: str
-    """Its name in the module."""
+    """Name of the parameter in its module."""
     shape: tuple[int, ...]
     """That of the whole, whatever part of it is here."""
 
@@ -35,9 +35,9 @@ class Filler:
     def __init__(self, slot: Slot, weights: Weights, dtype: torch.dtype, device: str) -> None:
         self._slot, self._weights, self._dtype, self._device = slot, weights, dtype, device
         self._first = 0
-        """The next row."""
+        """Number of the next row to be filled."""
         self.unread = 0
-        """Bytes that were left."""
+        """Bytes of rows that are left in the file, to be unpacked later."""
         self.dequantised = False
         """Whether codes have become numbers: of floats a note has told."""
         self.rounded: set[torch.dtype] = set()

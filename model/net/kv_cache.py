@@ -29,7 +29,7 @@ LARGEST = 127
 _FRACTION = (1 << 16) - 1
 """The bits of float32 that bfloat16 does not have."""
 _NAN = 0x7FC0
-"""As bfloat16."""
+"""The bits of NaN in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)

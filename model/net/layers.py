@@ -83,7 +83,7 @@ class GatedMLP(nn.Module):
     """down(gated(gate(x), up(x))), see `make_gated`. Gate and up are one matrix."""
 
     def __init__(self, config: ModelConfig, size: int) -> None:
-        """`size`: its width."""
+        """Make an MLP of width `size`."""
         super().__init__()
         self.gate_up = Linear(config.hidden_size, [size, size], bias=config.mlp_bias, cut="rows")
         self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
@@ -98,7 +98,7 @@ class MLP(nn.Module):
     """down(act(up(x))): the position-wise feed-forward network (Vaswani et al. 2017, equation 2)."""
 
     def __init__(self, config: ModelConfig, size: int) -> None:
-        """`size`: its width."""
+        """Make an MLP of width `size`."""
         super().__init__()
         self.up = Linear(config.hidden_size, [size], bias=config.mlp_bias, cut="rows")
         self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, cut="columns")

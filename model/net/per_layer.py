@@ -41,11 +41,11 @@ class PerLayerInput(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_TE: Tensor, input_TP: Tensor) -> Tensor:
-        """[T, E]."""
+        """The layer's share of the residual stream, [T, E]."""
         return self.post_norm(self.product(x_TE, input_TP))
 
     def product(self, x_TE: Tensor, input_TP: Tensor) -> Tensor:
-        """The same before its norm."""
+        """What `forward` gives before its norm, [T, E]."""
         return self.projection(self.activation(self.gate(x_TE)) * input_TP)
 
 

@@ -13,7 +13,7 @@ class Pulse:
 
     @property
     def count(self) -> int:
-        """How often it has beaten."""
+        """How often the step thread has said that it has come further."""
         return self._count.value
 
     def beat(self) -> None:

@@ -34,9 +34,9 @@ class QuantisedLinear(Linear):
     codes: Tensor
     """Signed bytes [O, I], or [O, I / 2] with two codes of 4 bits in a byte, that of the even column in the low half."""
     scales: Tensor
-    """float16 [O, G]."""
+    """float16 [O, G]: one for each group of a row, times the row's unit."""
     minima: Tensor | None
-    """float16 [O, G]."""
+    """float16 [O, G]: one for each group of a row, times the row's unit."""
     units: Tensor
     """float32 [O]: what scales and minima of a row are to be multiplied by."""
 
@@ -149,7 +149,7 @@ class QuantisedEmbedding(QuantisedLinear):
     """The vectors of tokens as the rows of a matrix."""
 
     def forward(self, tokens_T: Tensor) -> Tensor:
-        """[T, I]."""
+        """Dequantised rows of tokens, [T, I]."""
         return self.select(tokens_T).to(self.dtype)
 
 

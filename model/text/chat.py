@@ -19,7 +19,7 @@ from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer_files import named_tokens, read_facts, read_object
 
 MAX_TEMPLATE = 1 << 20
-"""Characters."""
+"""Longest template, in characters."""
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 """The templates that are used, of several: the second one where there are tools."""
 REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningLimit:
-    """Of one model and call."""
+    """The most tokens of reasoning, and the markers around it, of one model and call."""
 
     tokenizer: Tokenizer
     vocab_size: int

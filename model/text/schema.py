@@ -26,7 +26,7 @@ end, and an answer takes the fewest tokens. Minified JSON is in every model's tr
 MAX_WHITESPACE = 16
 """Characters of flexible white space in one place: a line end and fifteen blanks."""
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
-"""Those that are enforced."""
+"""Values of `format` that are enforced; any other is an annotation."""
 MAX_PLACE = 512
 """Characters of a place in a message."""
 OR_SHOWN = "or enforce no calls: tool_choice auto, no strict tool, no structured output"

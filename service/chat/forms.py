@@ -44,7 +44,7 @@ class Tags:
     value_begin: str
     value_end: str
     end: str
-    """Of the call."""
+    """What ends the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Layout:
     argument: str = ""
     """Of a call whose arguments are not JSON."""
     joint: str = ""
-    """Between two arguments."""
+    """What stands between two arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class JsonText:
             self._step = then
 
     def _value(self, text: str, at: int) -> int:
-        """What a value begins with."""
+        """Take the first characters of a value; returns the place after them."""
         if space := _SPACE.match(text, at):
             self._write(space.group())
             return space.end()

@@ -79,7 +79,7 @@ class _PythonNames(ast.NodeTransformer):
     """JSON's words, which models write too, as Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A word."""
+        """JSON's true, false and null as Python's constants."""
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 

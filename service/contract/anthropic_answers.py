@@ -97,17 +97,17 @@ class BlockDelta(TypedDict):
     type: NotRequired[Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]]
     """What of a block it is."""
     text: NotRequired[str]
-    """Of a text."""
+    """The next piece of a text."""
     thinking: NotRequired[str]
-    """Of reasoning."""
+    """The next piece of reasoning."""
     signature: NotRequired[str]
-    """Of reasoning."""
+    """The signature of the reasoning, which is a constant."""
     partial_json: NotRequired[str]
-    """Of the arguments of a call."""
+    """The next piece of a call's arguments."""
     stop_reason: NotRequired[StopReason]
-    """Of the message."""
+    """How the message ended, once it has."""
     stop_sequence: NotRequired[str | None]
-    """Of the message."""
+    """How the message ended, once it has."""
 
 
 @record

@@ -107,7 +107,7 @@ class AnswerMessage(TypedDict):
     reasoning_content: NotRequired[str]
     """What the model wrote for itself, where it did."""
     reasoning: NotRequired[str]
-    """The same."""
+    """The same as `reasoning_content`."""
     tool_calls: NotRequired[list[ToolCall]]
     """The calls, where there are any."""
 
@@ -123,7 +123,7 @@ class Delta(TypedDict):
     reasoning_content: NotRequired[str]
     """What is new of what the model writes for itself."""
     reasoning: NotRequired[str]
-    """The same."""
+    """The same as `reasoning_content`."""
     tool_calls: NotRequired[list[ToolCallDelta]]
     """What is new of the calls of tools."""
 

@@ -99,7 +99,7 @@ class TextMessage(_Said):
     role: Literal["system", "developer", "user"]
     """Who says it; `developer` is `system`."""
     tool_call_id: NotRequired[None]
-    """Nothing."""
+    """Only messages of tools have one."""
 
 
 @closed
@@ -142,7 +142,7 @@ class AssistantMessage(_Message):
     content: NotRequired[StrictStr | AnswerParts | None]
     """The text."""
     tool_call_id: NotRequired[None]
-    """Nothing."""
+    """Only messages of tools have one."""
     tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None]
     """The calls of tools in it, as they came."""
     reasoning_content: NotRequired[StrictStr | None]
@@ -237,7 +237,7 @@ class NamedTool(Shape):
     type: Literal["function"]
     """A function by its name."""
     function: NamedFunction
-    """Which one."""
+    """The function that has to be called."""
 
 
 class Allowed(Shape):
@@ -255,7 +255,7 @@ class AllowedTools(Shape):
     type: Literal["allowed_tools"]
     """Some of the tools."""
     allowed_tools: Allowed
-    """Which ones."""
+    """The tools that may be called."""
 
 
 ToolChoice = Choice | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]

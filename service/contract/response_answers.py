@@ -20,7 +20,7 @@ class ResponseTopLogprob(TypedDict):
     token: str
     """The token alone as text."""
     bytes: list[int]
-    """Its bytes."""
+    """The token's bytes in UTF-8."""
     logprob: Logprob
 
 
@@ -31,7 +31,7 @@ class ResponseLogprob(TypedDict):
     token: str
     """The token alone as text."""
     bytes: list[int]
-    """Its bytes."""
+    """The token's bytes in UTF-8."""
     logprob: Logprob
     top_logprobs: list[ResponseTopLogprob]
     """The most likely tokens in its place."""

@@ -104,7 +104,7 @@ class AllowedTools(Shape):
     mode: Literal["auto", "required"]
     """Whether one has to be called."""
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-    """Which ones."""
+    """The tools that may be called."""
 
 
 ToolChoice = Choice | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]

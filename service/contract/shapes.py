@@ -164,12 +164,12 @@ def nothing(text: str, *values: Any) -> Schema:
 
 
 def listed(items: Schema, **limits: int) -> Schema:
-    """A list."""
+    """The schema of a list of the items."""
     return {"type": "array", "items": items, **limits}
 
 
 def one_of(*shapes: Schema) -> Schema:
-    """Any of the shapes."""
+    """The schema of a value that fits one of the shapes."""
     return {"anyOf": list(shapes)}
 
 

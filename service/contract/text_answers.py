@@ -17,7 +17,7 @@ class Tokens(TypedDict):
     """How many there are."""
     max_model_len: MaxModelLen[int]
     tokens: Annotated[Iterable[int], Field(examples=[[72, 105]])]
-    """Their ids."""
+    """Token ids of the text."""
     token_strs: NotRequired[Annotated[Iterable[str | None], Field(examples=[["H", "i"]])]]
     """As the vocabulary spells them, where the request has `return_token_strs`."""
 
@@ -71,7 +71,7 @@ class NextToken(TypedDict):
     """What is expected behind the last token."""
 
     entropy: Annotated[float, Field(examples=[1.5])]
-    """In nats."""
+    """Entropy of the next token's distribution, in nats."""
     top_logprobs: list[Alternative]
     """The most likely tokens."""
 

@@ -26,7 +26,7 @@ class Reader(Protocol):
     """Reads an adapter from a folder: `attend.model.engine.adapters.Adapters`."""
 
     def read(self, folder: Path) -> Adapter:
-        """Raises CheckpointError."""
+        """Load the adapter of a folder. Raises CheckpointError."""
         ...
 
 

@@ -40,7 +40,7 @@ class Scored:
 
     scores: list[float]
     num_tokens: int
-    """Of all prompts."""
+    """Tokens of all prompts."""
 
 
 def command_of(

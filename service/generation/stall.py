@@ -38,7 +38,7 @@ class Stall:
         self._writers += 1
 
     def written(self) -> None:
-        """It has ended."""
+        """A write of the answer has ended."""
         self._writers -= 1
         self._since = self._loop.time()
 

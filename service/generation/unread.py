@@ -87,7 +87,7 @@ class Coming:
             self._unread.add(self.turn, size)
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Count this call's bytes no longer; a wait for its body fails then."""
         self._unread.leave(self)
         self._is_over = True
         if self._limit is not None:

@@ -13,7 +13,7 @@ from attend.service.grpc_api.register import SERVICE
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 MAX_STREAMS = 32
-"""At once."""
+"""Reflection streams at a time."""
 STREAM_SECONDS = 10.0
 
 
@@ -25,7 +25,7 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-
         self._num_streams = 0
 
     async def ServerReflectionInfo(self, request_iterator: AsyncIterable[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """As the proto says."""
+        """Answer the questions of one stream; RESOURCE_EXHAUSTED where too many are open."""
         if self._num_streams >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} reflection streams are open already")
         self._num_streams += 1

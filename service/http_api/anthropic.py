@@ -36,7 +36,7 @@ PING: MessageEvent = {"type": "ping"}
 
 
 def add_messages(router: APIRouter, site: Site) -> None:
-    """What generates."""
+    """Add the route that generates: POST /v1/messages."""
 
     @bind(router, MESSAGES)
     async def messages(request: Request) -> Response:
@@ -49,7 +49,7 @@ def add_messages(router: APIRouter, site: Site) -> None:
 
 
 def add_count_tokens(router: APIRouter, site: Site) -> None:
-    """What counts."""
+    """Add POST /v1/messages/count_tokens."""
 
     @bind(router, COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:

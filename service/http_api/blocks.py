@@ -17,13 +17,13 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """One block."""
+    """A block of an answer: text, reasoning, or a call of a tool."""
 
     kind: Kind
     index: int
     """Its place in the answer."""
     name: str = ""
-    """Of a call: the tool's."""
+    """Name of the tool that is called."""
     call: int = 0
     """Of a call: how many came before it."""
     pieces: list[str] = field(default_factory=list)
@@ -36,14 +36,14 @@ class Block:
 
 @dataclass(slots=True)
 class Begun:
-    """A block begins."""
+    """An event: a block begins."""
 
     block: Block
 
 
 @dataclass(slots=True)
 class Grown:
-    """A block goes on."""
+    """An event: a block goes on by a delta."""
 
     block: Block
     delta: str

@@ -198,7 +198,7 @@ class _Plain(GenerateJsonSchema):
     """JSON Schema without titles and null defaults; a type or null is a list of both."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Never."""
+        """Whether a field has a title: never."""
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:

@@ -35,7 +35,7 @@ from attend.service.records import Chunk, Command, TokenCounts
 
 
 def add_responses(router: APIRouter, site: Site) -> None:
-    """The one route."""
+    """Add POST /v1/responses."""
 
     @bind(router, RESPONSES)
     async def responses(request: Request) -> HttpResponse:

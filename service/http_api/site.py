@@ -61,7 +61,7 @@ class Site:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of a body."""
+        """Largest body, in bytes."""
         return most_bytes(self.service.engine.info.max_model_len)
 
     @property

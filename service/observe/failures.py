@@ -16,7 +16,7 @@ MOST_LINES = 60
 
 
 class AuthFailures:
-    """Of one replica."""
+    """Counts and logs a replica's calls without a known API key."""
 
     def __init__(self, model: str, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
         about = "Requests without an API key that is known, by transport"

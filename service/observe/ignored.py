@@ -16,7 +16,7 @@ MAX_NAMES = 256
 
 
 class IgnoredFields:
-    """Of one replica."""
+    """Counts and logs the ignored fields of a replica's calls."""
 
     def __init__(self, model: str, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
         about = "Requests' fields that were ignored, as the answer's header x-attend-ignored says"

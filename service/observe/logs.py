@@ -106,7 +106,7 @@ class LineQueue(QueueHandler):
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Never waits."""
+        """Queue a record without waiting; where the queue is full, count it as dropped."""
         try:
             self.queue.put_nowait(record)
         except Full:

@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        """A whole head."""
+        """The head of a request is read."""
         self._head_read()
         self._idle.remove(self)
         super().on_headers_complete()
@@ -125,7 +125,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.send = _undivided(self.cycle)  # type: ignore[assignment, method-assign]  # of this call alone
 
     def on_response_complete(self) -> None:
-        """The end of a call."""
+        """A response is sent, and the connection may rest."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._idle.add(self)

@@ -127,7 +127,7 @@ class Complaint:
             self._tell(f"the certificate that was read before stays in use: {text}")
 
     def end(self) -> None:
-        """All is well."""
+        """Forget the last complaint: the certificate can be used again."""
         self.text = ""
 
 

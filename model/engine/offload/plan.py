@@ -22,7 +22,7 @@ class Wanted(NamedTuple):
     """A block that is to be read."""
 
     place: int
-    """Which block of the text."""
+    """Number of the block in its text, from 0."""
     group: int
     key: Key
     num_bytes: int
@@ -38,7 +38,7 @@ class Load:
     computed: int
     """Blocks of the prefix that can be used without reading."""
     num_blocks: int
-    """And once all is read."""
+    """Blocks of the prefix that can be used once all is read."""
     wanted: list[Wanted]
     """In the order of their places."""
     lent: dict[int, list[int]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Load:
 
     @property
     def num_bytes(self) -> int:
-        """To be read."""
+        """Bytes of the records that are still to be read."""
         return sum(wanted.num_bytes for wanted in self.wanted)
 
     def in_pieces(self, num_bytes: int) -> Iterator[list[Wanted]]:

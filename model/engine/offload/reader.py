@@ -41,7 +41,7 @@ class Turns:
         self.num_bytes = 0
 
     def put(self, load: Load) -> None:
-        """A load waits."""
+        """Queue a load for the reading thread."""
         with self._changed:
             self._loads.setdefault(load.request.owner, deque()).append(load)
             self.num_bytes += load.num_bytes
@@ -61,7 +61,7 @@ class Turns:
             return load
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Wake the readers, and let them end."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -117,7 +117,7 @@ class BlockReader:
             del waiting[late]
 
     def _end(self, request: Request, load: Load | None) -> None:
-        """A request waits no longer."""
+        """Let a request be scheduled, whether its blocks were read or not."""
         if self._scheduler.awaiting_kv.pop(request.request_id, None) is not None and load is not None:
             gained = self._tables.num_usable(request) - load.computed
             self.num_tokens += max(0, gained) * self._tables.config.block_size

@@ -22,7 +22,7 @@ log = logging.getLogger("attend.offload")
 FILE_BYTES = 16 << 20
 """Records of a file, at most, unless one is larger; of a small folder a quarter of what it may hold."""
 PIECE_BYTES = 4 << 20
-"""Copied at a time."""
+"""Bytes that are copied at a time."""
 MOST_QUEUED_TOKENS = 1 << 22
 """Of texts that wait to be written. Beyond them a text is not written."""
 REFRESH_SECONDS = 5.0
@@ -55,7 +55,7 @@ class BlockWriter:
         self._hurry, self._closed = threading.Event(), threading.Event()
         self._paused_until = self._refreshed = 0.0
         self.num_bytes = 0
-        """Written since the start."""
+        """Bytes that were written since the start."""
         self.num_dropped = 0
         """Texts of which nothing, or not all, was written."""
         self._thread = threading.Thread(target=self._run, name="attend-kv-write", daemon=True)

@@ -13,7 +13,7 @@ EXPERTS3 |= {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "norm_
 FLASH = {"n_routed_experts": 64, "num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": 1536}
 FLASH |= {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8, "norm_topk_prob": True, "first_k_dense_replace": 1}
 EXPERTS2 = {"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, "first_k_dense_replace": 0}
-"""What absent keys mean."""
+"""What absent keys of a DeepSeek-V2 config.json mean."""
 
 
 def read2(raw: Raw) -> ModelConfig:
@@ -36,7 +36,7 @@ def read2(raw: Raw) -> ModelConfig:
 
 
 def read3(raw: Raw) -> ModelConfig:
-    """DeepSeek-V3."""
+    """Read DeepSeek-V3."""
     return ModelConfig(**_as_v3(EXPERTS3 | raw, SIZES, 1e-6))
 
 

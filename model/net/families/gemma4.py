@@ -52,7 +52,7 @@ ABSENT: dict[str, Any] = {
     "vocab_size_per_layer_input": 262144,
     "hidden_size_per_layer_input": 256,
 }
-"""What absent keys mean."""
+"""What absent keys of a Gemma 4 config.json mean."""
 UNIFIED = {"sliding_window": 1024}
 WITHOUT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
 """What the unified models do not have, whatever their config.json says."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a config is read without torch
 
 
 def _common(raw: Raw) -> dict[str, Any]:
-    """Stop tokens have defaults."""
+    """What both models read alike; absent stop tokens are GLM-4's."""
     raw = raw | {"head_dim": raw.get("head_dim") or 128, "num_key_value_heads": raw.get("num_key_value_heads") or 2}
     if raw.get("eos_token_id") is None:
         raw = raw | {"eos_token_id": [151329, 151336, 151338]}
@@ -21,12 +21,12 @@ def _common(raw: Raw) -> dict[str, Any]:
 
 
 def read(raw: Raw) -> ModelConfig:
-    """The first models (glm)."""
+    """Read GLM-4-9B (`glm`)."""
     return ModelConfig(**_common(raw))
 
 
 def read4(raw: Raw) -> ModelConfig:
-    """The later ones."""
+    """Read GLM-4 (`glm4`): norms after each sublayer too."""
     return ModelConfig(**_common(raw) | {"norm_place": "sandwich"})
 
 
@@ -41,7 +41,7 @@ def halves(tensor: "Tensor", head: int, rotated: int, first: int = 0) -> "Tensor
 
 
 def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
-    """From neighbours to halves."""
+    """Reorder the rows of queries and keys: rotary pairs from neighbours to halves."""
     turned = name.rpartition(".")[0].endswith(("self_attn.q_proj", "self_attn.k_proj"))
     return halves(tensor, config.head_size, config.rope_size or config.head_size) if turned else tensor
 

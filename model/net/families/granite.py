@@ -45,7 +45,7 @@ def _common(raw: Raw, **absent: Any) -> dict[str, Any]:
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Without experts."""
+    """Read Granite without experts."""
     return ModelConfig(**_common(raw) | {"mlp_bias": flag(raw, "mlp_bias")})
 
 
@@ -59,7 +59,7 @@ def _experts(raw: Raw, shared: int) -> dict[str, Any]:
 
 
 def read_moe(raw: Raw) -> ModelConfig:
-    """With experts."""
+    """Read Granite's mixtures of experts."""
     return ModelConfig(**_common(raw) | _experts(raw, 0))
 
 

@@ -48,7 +48,7 @@ def read_mixture(raw: Raw) -> ModelConfig:
 
 
 def read_next(raw: Raw) -> ModelConfig:
-    """Qwen3-Next, a mixture too."""
+    """Read Qwen3-Next, which is a mixture of experts too."""
     return ModelConfig(
         **_common(raw, kv_heads=2)
         | qwen_moe.experts(raw, 512, 10, 512)

@@ -112,7 +112,7 @@ POSITIONS = {
 
 
 def positions(raw: Raw) -> int:
-    """`max_position_embeddings`."""
+    """Longest context in tokens: `max_position_embeddings`."""
     return size(raw, "max_position_embeddings", POSITIONS[raw["model_type"]])
 
 

@@ -7,7 +7,7 @@ from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, 
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Its biases are three keys."""
+    """Read Seed-OSS, whose biases are three keys of config.json."""
     raw = {"num_key_value_heads": 8, "head_dim": 128, **raw}
     biased = {"qkv_bias": flag(raw, "attention_bias", True), "out_bias": flag(raw, "attention_out_bias")}
     return ModelConfig(

@@ -87,7 +87,7 @@ FAMILIES: dict[str, Family] = {
     **starcoder2.FAMILIES,
     **wrapped.FAMILIES,
 }
-"""By `model_type`."""
+"""The families that are served, by `model_type`."""
 TITLES = {
     "arcee": "Arcee AFM",
     "attend": "our own spelling: every mix of switches",

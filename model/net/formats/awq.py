@@ -57,7 +57,7 @@ class Awq:
         return is_packed(name, stored)
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
-        """The three tensors."""
+        """The tensors of a matrix: qweight, qzeros, scales."""
         module, (rows, columns) = module_of(name), flat(shape)
         groups, words = count_groups(columns, self.group), count_words(rows, BITS)
         return {
@@ -71,12 +71,12 @@ class Awq:
         return CodeLayout(INT4, has_minima(tensor(f"{module_of(name)}.qzeros"), lambda zeros: as_values(_rows(zeros), BITS)))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
-        """The whole at once."""
+        """Read all rows of a matrix as one piece of codes."""
         zeros_OG = as_values(_rows(tensors["qzeros"]), BITS)
         yield grouped(INT4, _rows(tensors["qweight"]), tensors["scales"].T, zeros_OG)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """None is."""
+        """Never: an AWQ file has no tensor without a use."""
         return False
 
 

@@ -71,7 +71,7 @@ class Mapped(NamedTuple):
     read: int
     """Bytes of them that were read."""
     size: int
-    """Bytes of all."""
+    """Bytes of all blocks."""
 
 
 class Unread(NamedTuple):

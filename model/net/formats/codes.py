@@ -23,7 +23,7 @@ SLICE = 1 << 18
 
 
 class Kind(NamedTuple):
-    """What a code means."""
+    """A kind of quantised number: its bits, and the value of each code."""
 
     name: str
     bits: int
@@ -41,11 +41,11 @@ FP8 = Kind("fp8", 8)
 """Floats with four bits of exponent and three of mantissa (e4m3fn): a code is the bits of one, as int8."""
 LARGEST_FP8 = 448.0
 KINDS = {kind.name: kind for kind in (INT8, INT4, IQ4_NL, MXFP4)}
-"""Those of whole numbers."""
+"""Kinds with integer codes of 4 or 8 bits, by name; FP8 is not among them."""
 
 
 class CodeLayout(NamedTuple):
-    """What a matrix is kept in."""
+    """The quantised form that a matrix is kept in."""
 
     kind: Kind
     has_minima: bool = False
@@ -66,13 +66,13 @@ class Codes(NamedTuple):
     codes_OI: Tensor
     """int8, or uint8 for codes of 4 bits: one in a byte."""
     scales_OG: Tensor
-    """float32."""
+    """Scales of the groups, float32 [O, G]."""
     minima_OG: Tensor | None = None
     """float32; None: all are zero."""
 
     @property
     def shape(self) -> torch.Size:
-        """That of the matrix."""
+        """Shape of the matrix, [O, I]."""
         return self.codes_OI.shape
 
     def numel(self) -> int:

@@ -163,7 +163,7 @@ class CompressedTensors:
         )
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
-        """The whole at once."""
+        """Read all rows of a matrix as one piece."""
         scheme, weight, scale = self._held(name), tensors["weight"], tensors["scale"]
         if scheme.layout == FLOATS:
             yield fp8.numbers(weight, scale, scheme.block)
@@ -259,7 +259,7 @@ def _by_rows(part: Tensor, rows: int) -> Tensor:
 
 
 def _zeros(scheme: Scheme, tensors: Tensors, rows: int) -> Tensor | None:
-    """[rows, groups], as values."""
+    """Zero points as values, [rows, groups]; None where there are none."""
     zeros = tensors.get("zero")
     if zeros is None:
         return None

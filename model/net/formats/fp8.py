@@ -49,11 +49,11 @@ class Fp8:
         return form_of(self.block)
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
-        """The whole at once."""
+        """Read all rows of a matrix as one piece."""
         yield numbers(tensors["weight"], tensors["scale"], self.block)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """Scales of activations are."""
+        """Whether a tensor has no use: scales of activations have none."""
         return name.endswith(SPARE)
 
 
@@ -81,7 +81,7 @@ def form_of(block: tuple[int, int] | None) -> CodeLayout | None:
 
 
 def numbers(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor | Codes:
-    """The matrix in that form."""
+    """The matrix as codes where its blocks are whole groups, else dequantised."""
     if form_of(block) is None:
         return dense(weight_OI, scale, block)
     scale, groups = scale.float(), -(-weight_OI.shape[-1] // GROUP)
@@ -94,7 +94,7 @@ def numbers(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> 
 
 
 def dense(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """The numbers, float32."""
+    """The dequantised matrix, float32 [O, I]."""
     dense_OI, scale = weight_OI.float(), scale.float()
     if block is None:
         return dense_OI.mul_(scale[:, None] if scale.dim() == 1 else scale)

@@ -33,7 +33,7 @@ from attend.model.net.formats.weights import Place, Weights
 Names = dict[str, tuple[str, ...]]
 Adapt = Callable[[ModelConfig, str, Tensor], Tensor]
 PLAIN = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
-"""Types that torch has."""
+"""GGUF's types that torch has as a dtype."""
 READ = (*PLAIN, *FORMS)
 NEIGHBOURS = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "cohere2", "glm4", "ernie4_5-moe")
 NEIGHBOURS += ("arcee", "command-r", "ernie4_5", "mistral3", "olmo")

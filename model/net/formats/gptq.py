@@ -40,7 +40,7 @@ from attend.model.net.formats.reading import (
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
 """What is to be added to the zeros of each layout."""
 ONES = {4: 0x11111111, 8: 0x01010101}
-"""A word of ones."""
+"""A 32-bit word whose codes are all 1, by bits of a code."""
 
 
 class Gptq:
@@ -81,7 +81,7 @@ class Gptq:
         return CodeLayout(KINDS[self.bits], has_minima(tensor(f"{module_of(name)}.qzeros"), self._zeros))
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
-        """The whole at once."""
+        """Read all rows of a matrix as one piece of codes."""
         if "g_idx" in tensors:
             check_order(tensors["g_idx"], self.group)
         kind, numbers_OI = KINDS[self.bits], _columns(tensors["qweight"], self.bits)

@@ -23,14 +23,14 @@ class Mxfp4:
     notes = ()
 
     def __init__(self, settings: Settings) -> None:
-        """Nothing may be chosen."""
+        """Take the settings of config.json, which choose nothing."""
 
     def holds(self, name: str, stored: Stored) -> bool:
         """Whether there are blocks in place of a plain matrix."""
         return stored(name) is None and stored(f"{name}_blocks") is not None
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
-        """The two tensors."""
+        """The tensors of a matrix: its blocks and their scales."""
         *rows, columns = shape
         groups = (*rows, count_groups(columns, GROUP))
         return {
@@ -39,7 +39,7 @@ class Mxfp4:
         }
 
     def form(self, name: str, tensor: Find) -> CodeLayout:
-        """Codes of their own kind."""
+        """The form in memory: codes of MXFP4."""
         return CodeLayout(MXFP4)
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
@@ -49,7 +49,7 @@ class Mxfp4:
             yield codes_of(blocks.flatten(-2), scales)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """None is."""
+        """Never: an MXFP4 file has no tensor without a use."""
         return False
 
 

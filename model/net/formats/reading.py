@@ -27,7 +27,7 @@ Find = Callable[[str], Tensor | None]
 SCALES = ("F32", "BF16", "F16", "F64")
 WORDS = ("I32",)
 KINDS = {4: INT4, 8: INT8}
-"""By bits."""
+"""Kinds of integers, by the bits of a code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Part:
 
     name: str
     stored: tuple[str, ...]
-    """What it may be stored in."""
+    """Names of the dtypes that it may be stored in."""
     shapes: tuple[tuple[int, ...], ...]
-    """Those that it may have."""
+    """Shapes that it may have."""
     optional: bool = False
 
 
@@ -116,7 +116,7 @@ def refused(why: str) -> CheckpointError:
 
 
 def in_groups(bits: int, group: int) -> str:
-    """In words."""
+    """Bits and groups as a sentence for log lines and errors."""
     return f"{bits} bits, a scale for " + ("each row" if group == -1 else f"{group} columns of a row")
 
 

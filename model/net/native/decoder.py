@@ -80,11 +80,11 @@ class StepRows(NamedTuple):
     """The requests of a step, those with one token first: their tokens, and where these stand."""
 
     tokens: "array[int]"
-    """[T]"""
+    """[T]: token ids of the step."""
     starts: Sequence[int]
     """[R]: positions of their first tokens."""
     counts: Sequence[int]
-    """[R]"""
+    """[R]: how many tokens each request brings."""
     kept: Sequence[int]
     """[R]: after how many of its tokens a request's state is kept."""
     tables: Sequence[Sequence["array[int]"]]

@@ -74,7 +74,7 @@ class Recorded(Request):
     kept = b""
 
     async def stream(self) -> Any:
-        """As of any request."""
+        """The body's pieces, as of any request; `kept` has them then."""
         pieces = []
         async for piece in super().stream():
             pieces.append(piece)

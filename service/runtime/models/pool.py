@@ -96,7 +96,7 @@ class Slot(Generic[P]):
     task: "asyncio.Task[None] | None" = None
     loads: int = 0
     load_seconds: float = 0.0
-    """Of all loads together."""
+    """Seconds of all loads together."""
     load_failures: int = 0
     deaths: int = 0
     unloads: dict[str, int] = field(default_factory=lambda: {"idle": 0, "memory": 0})

@@ -40,7 +40,7 @@ class ModelProcess:
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, folder: Path, facts: dict[str, Any]) -> None:
         self.name = name
-        """The model's."""
+        """Name of the model."""
         self.facts = facts
         """What it serves: device, numbers, sizes."""
         self.memory = _memory(process.pid, facts)
