@@ -172,7 +172,7 @@ FAR = (limits.BINS.value - 1) / limits.PER_UNIT.value
 
 
 def borders(scores_RV, draws, room=under_test.ROOM):
-    """How far below the best the kernels let a token be, int64 [R]; with room for so many collected scores."""
+    """How far below the best a token may be, int64 [R]; with room for so many scores. -1: whole rows are searched."""
     return searched(scores_RV, draws, room)[0]
 
 
@@ -187,7 +187,7 @@ def searched(scores_RV, draws, room):
     drawer, num_chunks = TokenSampler(vocab, DEVICE), -(-vocab // chunk)
     found_R = torch.full((num_rows,), -1, dtype=torch.int64, device=DEVICE)
     bins = torch.zeros(num_rows, limits.COLUMNS.value, dtype=torch.int64, device=DEVICE)
-    candidates = torch.full((num_rows, room), torch.nan, device=DEVICE)
+    candidates = torch.full((num_rows, max(room, 0)), torch.nan, device=DEVICE)
     given = (scores_RV, drawer._received(draws)[0], scores_RV.float().amax(1, keepdim=True), bins)
     sizes = {"V": vocab, "S": 1, "S_P": 1} | under_test.OPTIONS
     grid, stride = (num_rows, num_chunks), scores_RV.stride(0)
@@ -241,7 +241,7 @@ def test_a_border_found_among_candidates_is_that_of_the_whole_row(vocab, turn, m
     temperatures_R1 = torch.tensor([[draw.plan.params.temperature] for draw in draws], device=DEVICE)
     scaled_RV = sampling.apply_temperature(scores_RV, temperatures_R1)
     bits_RV = scaled_RV.abs().view(torch.int32)
-    whole_R, few_R, found_R = (borders(scores_RV, draws, room) for room in (0, 20, under_test.ROOM))
+    whole_R, few_R, found_R = (borders(scores_RV, draws, room) for room in (-1, 20, under_test.ROOM))
     for each_R in (few_R, found_R):
         assert torch.equal(
             (bits_RV <= each_R[:, None]) & (scaled_RV > -FAR), (bits_RV <= whole_R[:, None]) & (scaled_RV > -FAR)
@@ -257,7 +257,7 @@ def test_the_bins_have_the_border_of_every_top_p(spread, monkeypatch):
     dice = torch.Generator().manual_seed(5)
     scores_RV = (torch.randn(1, 1000, generator=dice) * spread).to(DEVICE).repeat(60, 1)
     draws = [plain(top_p=(row + 0.5) / 60) for row in range(60)]
-    assert torch.equal(borders(scores_RV, draws), borders(scores_RV, draws, room=0))
+    assert torch.equal(borders(scores_RV, draws), borders(scores_RV, draws, room=-1))
 
 
 def test_no_token_is_drawn_that_is_so_far_below_the_best_that_no_border_is_searched_there():
