@@ -154,9 +154,10 @@ manifests: setup  ## render deploy/ and check it strictly
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 DATED   = $(VERSION)-$(shell date -u +%Y%m%d)
 BUILD   = docker build -f deploy/docker/Dockerfile --build-arg VERSION=$(VERSION) --build-arg REVISION=$(shell git rev-parse HEAD)
-image:  ## both images, tagged attend:VERSION and attend:VERSION-DATE
+image:  ## the images, tagged attend:VERSION and attend:VERSION-DATE
 	$(BUILD) -t attend:$(VERSION) -t attend:$(DATED) .
 	$(BUILD) --target gpu -t attend:$(VERSION)-gpu -t attend:$(DATED)-gpu .
+	$(BUILD) --target loadtest -t attend:$(VERSION)-loadtest -t attend:$(DATED)-loadtest .
 
 load: setup  ## a minute of load against a server of its own; exit code 3 if an objective was missed
 	$(BIN)/python -m loadtest.load $(ARGS)

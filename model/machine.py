@@ -24,6 +24,19 @@ def available_memory(root: Path = ROOT) -> int:
     return max(0, min([int(free) * 1024, *left]))
 
 
+def memory_use(root: Path = ROOT) -> tuple[int, int]:
+    """(bytes in use that cannot be given up, bytes allowed): of the tightest group, or of the machine if none has a limit."""
+    lines = dict(line.split(":") for line in _text(root / "proc/meminfo").splitlines() if line.startswith("Mem"))
+    total, free = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    found = []
+    for group in _groups(root, "memory"):
+        limit = _text(group / "memory.max") or _text(group / "memory.limit_in_bytes")
+        if (left := _memory_left(group)) is not None and int(limit) <= total:  # more is how version 1 says that it has none
+            found.append((left, int(limit)))
+    left, limit_bytes = min(found, default=(free, total))
+    return limit_bytes - left, limit_bytes
+
+
 def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> int:
     """Cores that threads may keep busy, at least 1: the physical ones of the affinity mask, at most what the quota pays for.
 

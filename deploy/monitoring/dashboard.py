@@ -121,10 +121,10 @@ def edge() -> Iterator[Panel]:
         "Prefix-aware routing", "reqps", routed, text="own: to the replica with the prefix; other: that one was busier."
     )
     errors = {
-        "to clients": total("attend_edge_errors_total", "", ""),
-        "from replicas": total("attend_edge_replica_errors_total", "", ""),
+        "{{transport}}, to clients": total("attend_edge_errors_total", "transport", ""),
+        "{{transport}}, from replicas": total("attend_edge_replica_errors_total", "transport", ""),
     }
-    yield panel("HTTP 5xx responses", "reqps", errors, text="Those that no replica sent are HAProxy's own.")
+    yield panel("Errors", "reqps", errors, text="Those that no replica sent are HAProxy's own.")
 
 
 def latency() -> Iterator[Panel]:
@@ -157,6 +157,9 @@ def engine() -> Iterator[Panel]:
         heartbeat,
         text="Liveness: from 10 s on Serve replaces the replica; an alert after a minute.",
     )
+    memory = {"{{replica}}": f"attend_memory_used_bytes{{{CHOSEN}}}"}
+    memory |= {"limit, {{replica}}": f"attend_memory_limit_bytes{{{CHOSEN}}}"}
+    yield panel("Memory of the container", "bytes", memory, text="Page cache is not counted: the kernel gives it up.")
     slower = {"{{replica}}: {{reason}}": f"attend_slower_path_info{{{CHOSEN}}}"}
     yield panel(
         "Slower path", "none", slower, kind="stat", text="1 where a backend serves that is slower than the machine's fastest."
@@ -193,6 +196,20 @@ def transports() -> Iterator[Panel]:
         yield panel(f"{transport}: calls by outcome", "reqps", by_outcome, width=12)
         by_route = {"{{route}}": total("attend_requests_total", "route", labels)}
         yield panel(f"{transport}: calls by route", "reqps", by_route, width=12)
+
+
+def gpu() -> Iterator[Panel]:
+    """The GPUs of our containers, as dcgm-exporter tells."""
+    for title, unit, name in (
+        ("Utilization", "percent", "GPU_UTIL"),
+        ("Memory used", "decmbytes", "FB_USED"),
+        ("Power", "watt", "POWER_USAGE"),
+        ("Temperature", "celsius", "GPU_TEMP"),
+        ("Last XID error", "none", "XID_ERRORS"),
+    ):
+        metric = f"DCGM_FI_DEV_{name}"
+        ours = " or ".join(f'{metric}{{{label}=~"attend|ray-worker"}}' for label in ("container", "exported_container"))
+        yield panel(f"GPU: {title}", unit, {"{{Hostname}} {{gpu}}": ours}, text="Only with dcgm-exporter.")
 
 
 def placed(rows: dict[str, Iterator[Panel]]) -> list[Panel]:
@@ -241,6 +258,7 @@ def dashboard() -> dict[str, Any]:
         "Latency": latency(),
         "Engine": engine(),
         "Cache": cache(),
+        "GPU": gpu(),
         "Transports": transports(),
     }
     return {

@@ -95,10 +95,12 @@ class Engine:
         started = self._clock()
         if self.offload is not None:
             self.offload.take_results()
-        if self._next is None or self._next.plan.is_over:
+        if self._next is not None and self._next.plan.is_over:
+            self.scheduler.drop(self._next.plan)
+            self._next = None
+        if self._next is None:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
-                self._next = None
                 self._idle()
                 return []
             self._next = self._submitted(plan)
@@ -108,7 +110,8 @@ class Engine:
         result = self._result(step)
         if (result.errors or result.put_off) and not self.scheduler.tables.has_states:
             self._drop_next()  # who shared blocks with a failed request begins again; where there are states, these are filled
-        outputs = self.scheduler.commit(plan, result)
+        dropped = None if following is None or self._next is not None else following
+        outputs = self.scheduler.commit(plan, result, dropped)
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))

@@ -11,7 +11,7 @@ def step_input(plan: Plan) -> StepInput:
 
     The block tables and the texts of penalties are the requests' own arrays: they hold until the step has been submitted.
     """
-    step, items = StepInput(input_pending=plan.input_pending), plan.scheduled
+    step, items = StepInput(early=plan.early), plan.scheduled
     if not plan.is_plain or plan.num_streams < len(items):
         items = tuple(sorted(items, key=lambda item: item.num_rows != 1))
     step.tables = [list(tables) for tables in zip(*(item.request.tables for item in items), strict=True)]
@@ -24,7 +24,10 @@ def step_input(plan: Plan) -> StepInput:
         step.counts.append(count)
         if request.adapter is not None:
             step.adapters[request.request_id] = request.adapter.digest
-        if not item.input_pending:
+        if item.input_pending:
+            step.pending[request.request_id] = first
+            step.tokens.append(0)
+        else:
             step.tokens.extend(request.tokens(item.start, item.count))
         if item.draft:
             step.tokens.extend(item.draft)

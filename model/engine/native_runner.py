@@ -18,7 +18,7 @@ class NativeRunner(ModelRunner):
     @torch.inference_mode()
     def submit(self, step: StepInput) -> PendingStep:
         """Compute a step."""
-        assert not step.input_pending, "a step on a CPU is submitted when the tokens before it are there"
+        assert not step.pending, "a step on a CPU is submitted when the tokens before it are there"
         others, places, sources = other_groups(step.tables, self.has_states)
         drafts = [len(step.drafts.get(name, ())) for name in step.request_ids] if step.drafts else [0] * len(step.counts)
         kept = [count - draft for count, draft in zip(step.counts, drafts, strict=True)]

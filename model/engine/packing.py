@@ -35,7 +35,8 @@ def packed(step: StepInput) -> bytes:
         numbers.extend(part)
         sizes.append(len(part))
     head = {
-        "pending": step.input_pending,
+        "early": step.early,
+        "pending": step.pending,
         "ids": step.request_ids,
         "draw_ids": step.draw_ids,
         "draws": [_told(draw) for draw in step.draws],
@@ -53,7 +54,8 @@ def unpacked(message: bytes) -> StepInput:
     starts, counts, versions, draw_rows, tokens, *rows = _cut(numbers, head["sizes"])
     num_rows = len(starts)
     return StepInput(
-        input_pending=head["pending"],
+        early=head["early"],
+        pending=head["pending"],
         request_ids=head["ids"],
         tables=[rows[at : at + num_rows] for at in range(0, len(rows), num_rows)] if num_rows else [],
         starts=starts.tolist(),

@@ -52,11 +52,13 @@ class Plan:
     """Items, from the first on, that are the next token of a stream; the others are parts of prompts."""
     num_drafted: int = 0
     """Tokens of the streams' drafts."""
+    early: bool = False
+    """It was planned before the step before it had ended."""
 
     @property
-    def input_pending(self) -> bool:
-        """Whether all its tokens are drawn by the previous step."""
-        return bool(self.scheduled) and self.scheduled[0].input_pending
+    def has_parts(self) -> bool:
+        """Whether it computes tokens that were known when it was planned, and not only those that the step before it draws."""
+        return not all(item.input_pending for item in self.scheduled)
 
     @property
     def is_over(self) -> bool:
@@ -105,8 +107,10 @@ class HiddenSum(NamedTuple):
 class StepInput:
     """A step for the runner: R requests, those with one token first, and T tokens, in the order of their requests."""
 
-    input_pending: bool = False
-    """The tokens are drawn by the previous step: this step was submitted before they reached the host."""
+    early: bool = False
+    """It was submitted before the step before it had ended."""
+    pending: dict[str, int] = field(default_factory=dict)
+    """By request id the place in T of its one token, where that is drawn by the step before: it has not reached the host."""
     request_ids: list[str] = field(default_factory=list)
     """[R], as are starts and counts."""
     tables: list[list["array[int]"]] = field(default_factory=list)
@@ -120,7 +124,7 @@ class StepInput:
     counts: list[int] = field(default_factory=list)
     """How many tokens, drafts among them."""
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    """[T], int64; none where they are pending."""
+    """[T], int64; 0 where they are pending."""
     draws: list[Draw] = field(default_factory=list)
     """[N]: how each new token is drawn. A request with a draft draws once more after each of its tokens."""
     draw_rows: list[int] = field(default_factory=list)

@@ -220,7 +220,7 @@ class ModelRunner:
     def _computed(self, step: StepInput, rows: Sequence[Row], parcel: Parcel) -> tuple[Tensor, Decoded | None]:
         """The hidden states [T, E] of a step, and what else a graph has computed, where one fits. Sends the parcel."""
         others, states, sources = other_groups(step.tables, self.has_states)
-        given = self._pending_tokens(step.request_ids) if step.input_pending else step.tokens
+        given = self._given(step)
         if self.graphs is not None and self.graphs.fits(rows):
             decoded = self.graphs.run(rows, given, others, states, step.versions, parcel, sources)
             return decoded.hidden_TE, decoded if self.graphs.has_scores else None
@@ -241,13 +241,20 @@ class ModelRunner:
         """The tokens [R] drawn from these scores."""
         return self.draw(logits_RV, draws)
 
-    def _pending_tokens(self, request_ids: Sequence[str]) -> Tensor:
-        """The tokens that the requests drew in the previous step; 0 for one without a score: its request is about to end."""
+    def _given(self, step: StepInput) -> "Tensor | array[int]":
+        """The step's tokens [T]; on the device, if some of them are only there: those that their requests drew in the step
+        before, 0 for one without a score, whose request is about to end.
+        """
+        if not step.pending:
+            return step.tokens
         names, tokens_R = self._drawn
-        if names != request_ids:
-            rows = {name: row for row, name in enumerate(names)}
-            tokens_R = tokens_R[integers([rows[name] for name in request_ids], self.device)]
-        return tokens_R.clamp(min=0)
+        wanted, rows = list(step.pending), dict(zip(names, range(len(names)), strict=True))
+        sources = [rows[name] for name in wanted]
+        if len(wanted) == step.num_tokens:
+            return (tokens_R if names == wanted else tokens_R[integers(sources, self.device)]).clamp(min=0)
+        numbers = integers([*step.tokens, *step.pending.values(), *sources], self.device)
+        places, sources_ = numbers[step.num_tokens : -len(wanted)], numbers[-len(wanted) :]
+        return numbers[: step.num_tokens].index_copy(0, places, tokens_R[sources_].clamp(min=0))
 
     def hidden(
         self,

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attend.model.net.triton import limits
 from attend.model.net.triton import sampling as kernels
 from attend.model.params import SamplingParams
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, SamplingPlan, TextCounts, reach
@@ -23,8 +24,10 @@ from attend.model.transfer import Parcel
 
 CHUNK = 4096
 """Scores that one program takes."""
-TILE = 4096
+TILE = 1024
 """Scores that the search for a border takes at once."""
+ROOM = 8192
+"""Scores of a row that may be collected for that search: where more lie about the border, the whole row is searched."""
 MOST_PLANS = 4096
 """Plans whose records are remembered."""
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
@@ -151,20 +154,25 @@ class TokenSampler:
         best_R, borders_R, tokens_R = (records.new_empty(num_rows) for _ in range(3))
         done_R = torch.empty_like(best_R, dtype=torch.int32)
         sizes = {"V": self._vocab_size, "S": num_chunks, "S_P": _power_of_2(num_chunks)}
+        is_limited = any(draw.plan.is_limited for draw in draws)
+        bins = records.new_empty(num_rows, kernels.COLUMNS.value) if is_limited else best_R
         kernels.highest_kernel[(num_rows, num_chunks)](
-            *(logits_RV, records, *lists, self._texts.counts, scores_RV, highest_2RS, best_R, done_R, borders_R),
+            *(logits_RV, records, *lists, self._texts.counts, scores_RV, highest_2RS, best_R, done_R, borders_R, bins),
             logits_RV.stride(0),
             V=self._vocab_size,
             CHUNK=CHUNK,
             CHANGES=changes,
+            LIMITED=is_limited,
             **OPTIONS,
         )
         stride = scores_RV.stride(0)
-        if any(draw.plan.is_limited for draw in draws):
-            highest_RS = highest_2RS[int(changes)]
-            kernels.limit_kernel[(num_rows,)](
-                *(scores_RV, records, highest_RS, borders_R), stride, **sizes, TILE=TILE, **OPTIONS | {"num_warps": 16}
-            )
+        if is_limited:
+            candidates = highest_2RS.new_empty(num_rows, ROOM)
+            given = (scores_RV, records, highest_2RS[int(changes)], bins)
+            grid = (num_rows, num_chunks)
+            limits.count_kernel[grid](*given, stride, **sizes, CHUNK=CHUNK, **OPTIONS)
+            limits.collect_kernel[grid](*given, candidates, stride, **sizes, CHUNK=CHUNK, ROOM=ROOM, **OPTIONS)
+            limits.limit_kernel[(num_rows,)](*given, candidates, borders_R, stride, **sizes, TILE=TILE, ROOM=ROOM, **OPTIONS)
         kernels.draw_kernel[(num_rows, num_chunks)](
             *(scores_RV, records, highest_2RS, borders_R, best_R, done_R, tokens_R, stride),
             **sizes,

@@ -21,16 +21,15 @@ Hence no request starves, whatever else arrives:
 import logging
 from bisect import insort_left, insort_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from operator import attrgetter
 
-from attend.model.engine.budget import StepCost
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.fair_share import MOST_PASSED_SECONDS, FairShare
+from attend.model.engine.fair_share import MOST_PASSED_SECONDS
 from attend.model.engine.lookup import Lookups
 from attend.model.engine.plan import Plan, Scheduled, StepResult
+from attend.model.engine.prompts import PromptParts
 from attend.model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
-from attend.model.engine.tables import BlockTables
 from attend.model.errors import EngineFailed
 
 log = logging.getLogger("attend.engine")
@@ -38,31 +37,20 @@ log = logging.getLogger("attend.engine")
 RANK = attrgetter("rank")
 
 
-class Scheduler:
+class Scheduler(PromptParts):
     """Owns every request in flight and the block tables."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float]) -> None:
-        self.config = config
-        self.tables = BlockTables(config)
+        super().__init__(config, clock)
         self.num_preemptions = 0
         self.num_ended = 0
-        self.num_prefix_queries = 0
-        """Tokens of admitted requests that were looked up in the prefix cache."""
-        self.num_prefix_hits = 0
-        """Those of them that were found."""
         self.num_drafted = 0
         self.num_accepted = 0
         """Tokens of drafts, and those of them that were drawn."""
-        self.budget = config.max_batch_tokens
-        """Tokens that a step computes at most: fewer than was set after a step for which the memory did not suffice."""
-        self._clock = clock
-        self.cost = StepCost(max(config.chunk_size, config.block_size), config.reach)
         self._planned_at = 0.0
-        self._shares = FairShare()
         self._lookups = Lookups()
         self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        """In the order of their ranks, as `_waiting` is; the older of two with the same rank is first."""
+        """In the order of their ranks, as `_running` is."""
         self._by_id: dict[str, Request] = {}
         self.awaiting_kv: dict[str, float] = {}  # since when blocks of a waiting request are read from disk: it is not admitted
         self.on_finish: Callable[[Request], None] = lambda request: None
@@ -101,45 +89,94 @@ class Scheduler:
         self.tables.begin_step()
         self._planned_at = self._clock()
         self._let_in()
-        plan, prompts = self._streams()
+        return self._filled(*self._streams())
+
+    def schedule_async(self, plan: Plan) -> Plan | None:
+        """The step after `plan`, before the tokens drawn in `plan` have reached the host: one more token for every stream, and
+        parts of prompts.
+
+        None where those tokens must be known first, to choose the next requests or to draw, or where somebody must give way. A
+        request that finished in the meantime is computed once more and its token dropped.
+        """
+        under_way = [item for item in plan.scheduled if item.request.finish_reason is None]
+        drawing = {item.request for item in under_way if item.draws}
+        if self.config.draft_tokens or not all(request.draws_from_scores for request in drawing):
+            return None
+        if not self._foresees_prompts and (len(drawing) < len(self._running) or self._admits()):
+            return None
+        if any(r.pooling is not None or r.prompt_logprobs is not None for r in self._running if r not in drawing):
+            return None  # what is asked of the part under way is added to what the next one gives
+        known = self.tables.next_numbers()
+        if self._foresees_prompts:
+            for item in under_way:
+                item.request.num_computed = item.start + item.count  # as if it had ended already
+            if not self._let_in(early=True):
+                return None
+        streams, prompts = self._followers(drawing)
+        if len(streams) > self.budget or not all(self.tables.grow(r, r.num_tokens + (r in drawing)) for r in streams):
+            return None
+        for request in streams if self.tables.has_windows else ():
+            self.tables.reach(request, request.num_tokens + 1)
+        items = [self._planned_early(r) if r in drawing else self._planned(r, 1) for r in streams]
+        following = self._filled(items, prompts, early=True)
+        self.tables.known_next = known if following.has_parts else None
+        return following if following.scheduled else None
+
+    @property
+    def _foresees_prompts(self) -> bool:
+        """Whether the parts of prompts after a step are known before its end. Not where that end frees the blocks that are out
+        of a window's sight or keeps a snapshot, nor where streams are left out in turns.
+        """
+        turns = self.config.stream_turns and self._shares.is_shared
+        return not (self.tables.has_windows or self.tables.has_states or turns)
+
+    def _admits(self) -> bool:
+        """Whether the next step may admit a request."""
+        is_full = len(self._running) >= self.config.max_batch_requests
+        return bool(self._ready()) and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
+
+    def _followers(self, drawing: Set[Request]) -> tuple[list[Request], list[Request]]:
+        """The streams of the step after one in which `drawing` draw, and the running requests that lack more than a token."""
+        streams, prompts = list[Request](), list[Request]()
+        for request in self._running:
+            if request in drawing:
+                streams += [request] if len(request.output) + 1 < request.max_tokens else []
+            elif request.is_stream:
+                streams.append(request)
+            elif request.num_computed < request.num_tokens:
+                prompts.append(request)
+        return streams, prompts
+
+    def _filled(self, plan: Sequence[Scheduled], prompts: list[Request], *, early: bool = False) -> Plan:
+        """The streams of a step, and what else fits in it: parts of prompts, also of requests that are admitted; or guesses."""
         left = self.budget - sum(item.count for item in plan)
-        if left and (admitted := self._admit()):
+        if left and (self._foresees_prompts or not early) and (admitted := self._admit()):
             prompts = sorted(prompts + admitted, key=RANK)
         self._shares.charge(plan)
         if left and prompts:
             cost, goal = self.cost, self.config.step_goal  # the room is counted in tokens at the beginning of a prompt
             parts = self._share_out(prompts, cost.room(len(plan), len(prompts), goal) if plan else cost.room_alone(), left)
-            return Plan((*plan, *parts), len(plan))
-        return Plan(tuple(plan), len(plan), self._lookups.guess(plan, min(self.config.draft_tokens, left), self.tables))
+            return Plan((*plan, *parts), len(plan), early=early)
+        guessed = 0 if early else self._lookups.guess(plan, min(self.config.draft_tokens, left), self.tables)
+        return Plan(tuple(plan), len(plan), guessed, early)
 
-    def schedule_async(self, plan: Plan) -> Plan | None:
-        """The step after `plan`, before the tokens drawn in `plan` have reached the host: one more token for every stream.
-
-        None where those tokens must be known first: to choose the next requests, or to draw. A request that finished in the
-        meantime is computed once more and its token dropped.
+    def drop(self, plan: Plan) -> None:
+        """A step that was planned early is not waited for, since all its requests have ended: whether it filled its blocks is
+        not known.
         """
-        drawing = {item.request.request_id for item in plan.scheduled if item.draws}
-        is_full = len(self._running) >= self.config.max_batch_requests
-        admits = self._ready() and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
-        if admits or self.config.draft_tokens or len(drawing) < len(self._running):
-            return None
-        if not all(request.request_id in drawing and request.draws_from_scores for request in self._running):
-            return None
-        streams = [request for request in self._running if len(request.output) + 1 < request.max_tokens]
-        if not streams or not all(self.tables.grow(request, request.num_tokens + 1) for request in streams):
-            return None
-        for request in streams if self.tables.has_windows else ():
-            self.tables.reach(request, request.num_tokens + 1)
-        items = tuple(map(self._planned_early, streams))
-        self._shares.charge(items)
-        return Plan(items, len(items))
+        if plan.has_parts:
+            self._distrust(self.tables.forget_step(), Plan(()), StepResult())
 
-    def commit(self, plan: Plan, result: StepResult) -> list[Output]:
-        """Apply a step's result: advance the counters, append drawn tokens, end the requests that are complete."""
+    def commit(self, plan: Plan, result: StepResult, dropped: Plan | None = None) -> list[Output]:
+        """Apply a step's result: advance the counters, append drawn tokens, end the requests that are complete.
+
+        `dropped`: the step after it, whose result is lost since something of this one failed.
+        """
         outputs = []
         restarted: set[str] = set()
-        if result.errors or result.put_off:
-            restarted = self._distrust(self.tables.forget_step(), plan, result)
+        lost = [] if dropped is None else [item.request for item in dropped.scheduled if not item.input_pending]
+        if result.errors or result.put_off or lost:
+            restarted = self._distrust(self.tables.forget_step(), plan, result, lost)
         for item in plan.scheduled:
             request = item.request
             if request.finish_reason is not None:
@@ -179,19 +216,19 @@ class Scheduler:
             pairs = sum(self.cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
             self.cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
-        self.tables.begin_step()
+        self.tables.end_step()
         return outputs
 
-    def _distrust(self, blocks: Sequence[set[int]], plan: Plan, result: StepResult) -> set[str]:
+    def _distrust(self, blocks: Sequence[set[int]], plan: Plan, result: StepResult, lost: Sequence[Request] = ()) -> set[str]:
         """Some of the blocks that a step was to fill, by group, were not filled. Requests outside of the step that share any of
-        them compute their tokens again. Returns the requests of the step that must.
+        them, or have `lost` a part, compute their tokens again. Returns the requests of the step that must.
         """
         planned = {item.request.request_id for item in plan.scheduled}
         for request in self._running:
-            shares = not all(map(set.isdisjoint, blocks, request.tables))
+            shares = request in lost or not all(map(set.isdisjoint, blocks, request.tables))
             if request.request_id not in planned and shares:
                 self._restart(request)
-        return self.tables.begun_after(blocks, plan.scheduled, result)
+        return self.tables.begun_after(blocks, plan.scheduled, result) | {r.request_id for r in lost}
 
     def _restart(self, request: Request) -> None:
         """It computes its tokens again, as after a preemption: what it finds in the prefix cache then is not counted."""
@@ -250,80 +287,24 @@ class Scheduler:
         insort_right(self._running, request, key=RANK)
         return request
 
-    def _let_in(self) -> None:
-        """Admit a request of each owner of whom none runs; others may have to give way for it."""
+    def _let_in(self, *, early: bool = False) -> bool:
+        """Admit a request of each owner of whom none runs; others may have to give way for it. False where they would have to
+        and may not, since their next tokens are under way: `early`.
+        """
         for request in self._shares.newcomers(self._ready(), self._running):
             while (is_full := len(self._running) >= self.config.max_batch_requests) or not self.tables.admit(request):
                 victim = self._shares.gives_way(request, self._running, is_full)
                 if victim is None:
                     break
+                if early:
+                    return False
                 self._preempt(victim)
             request.was_let_in = True
             if request.room:
                 self._enter(request)
             elif self._clock() - request.arrived_at > MOST_PASSED_SECONDS:
                 break
-
-    def _share_out(self, prompts: list[Request], room: float, left: int) -> list[Scheduled]:
-        """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
-        prompts, alone = self._shares.in_turns(prompts, self._running), left == self.budget
-        plan, least = list[Scheduled](), max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
-        ends = {each for each in prompts if alone and self.cost.worth(each.num_computed, each.num_tokens) <= min(room, left)}
-        for request in prompts:
-            delays = not alone or (ends and request not in ends)  # others' next tokens, if its part is long
-            some = min(room, self.cost.brief) if alone and delays else room
-            if not (share := self._share(request, some, least, left, delays)):
-                break
-            if self._part(request, share, not plan):
-                self._begin(request)
-                share = self._share(request, some, least, left, delays)
-            count = self._part(request, share, not plan)  # again: it may lack fewer tokens now, and each may cost more
-            if count and not request.awaits:
-                plan.append(self._planned(request, count))
-                room -= count * self.cost.weight(request.num_computed)
-                least, left = max(0, least - count), left - count
-        self._shares.turn(prompts[0], plan)
-        return plan
-
-    def _share(self, request: Request, room: float, least: int, left: int, delays: object) -> int:
-        """At most `left` tokens of a prompt, worth `room` tokens at its beginning, or `least`; see `StepCost.share`."""
-        share = self.cost.share(request.num_computed, room, least, self.config.chunk_size, brief=bool(delays))
-        return int(min(left, share))
-
-    def _part(self, request: Request, share: int, first: bool) -> int:
-        """The rest of a prompt, or what ends at a multiple of the chunk size; only the first of a step may end elsewhere."""
-        missing = self.tables.part_end(request) - request.num_computed
-        if missing <= share:
-            return missing
-        size = self.config.chunk_size
-        whole = (request.num_computed + share) // size * size - request.num_computed
-        if whole > 0:
-            return whole
-        return share if first else 0
-
-    def _begin(self, request: Request) -> None:
-        """Before a part of a prompt: skip the blocks that became known since its admission, or since its last part."""
-        before, counts, first = request.num_computed, request.num_preemptions == 0, request.scheduled_at is None
-        if first:
-            request.scheduled_at = self._clock()
-            before, counts = 0, True
-            self.num_prefix_queries += request.num_tokens if self.tables.looks_up(request) else 0
-        self.tables.skip_known(request)
-        if first:
-            self.tables.count_lost(request)
-        if counts:
-            request.num_cached += request.num_computed - before
-            self.num_prefix_hits += request.num_computed - before
-
-    def _planned(self, request: Request, count: int) -> Scheduled:
-        """The next `count` tokens. The blocks that they fill are known from now on: a step writes before it reads, so
-        even a request of the same step may share them.
-        """
-        start = request.num_computed
-        if self.tables.has_windows:
-            self.tables.reach(request, start + count)
-        self.tables.remember(request, start + count)
-        return Scheduled(request, start, count, snapshot=self.tables.advance(request, start + count))
+        return True
 
     def _planned_early(self, request: Request) -> Scheduled:
         """The token that the step before draws."""

@@ -49,6 +49,8 @@ class BlockTables:
         """
         self.known_before: list[int] = []
         """Of each group's pool: blocks with lower numbers were filled before the step under way."""
+        self.known_next: list[int] | None = None
+        """The same for the step after it, if that was planned early and fills blocks that are known from then on."""
         self._versions = count(1)
         self.begin_step()
 
@@ -146,9 +148,19 @@ class BlockTables:
 
     def begin_step(self) -> None:
         """Blocks that become known from here on are filled by the step under way."""
-        self.known_before = [group.pool.next_number for group in self.groups]
+        self.known_before, self.known_next = self.next_numbers(), None
         if self.snapshots is not None:
             self.snapshots.begin_step()
+
+    def end_step(self) -> None:
+        """The step under way has ended: the next one may be under way already."""
+        known = self.known_next
+        self.begin_step()
+        self.known_before = self.known_before if known is None else known
+
+    def next_numbers(self) -> list[int]:
+        """Of each group's pool: the number of the next block that becomes known."""
+        return [group.pool.next_number for group in self.groups]
 
     def forget_step(self) -> list[set[int]]:
         """Make all blocks that became known since `begin_step` unfindable; returns them by group."""

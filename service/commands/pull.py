@@ -1,18 +1,19 @@
 """`attend pull`: a checkpoint of the hub, downloaded before it is needed."""
 
+import os
 import shlex
 import shutil
 from pathlib import Path
 
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.gguf.places import part_paths
+from attend.model.gguf.places import SUFFIX, part_paths
 from attend.service.runtime import hub
 from attend.service.runtime.lines import tell
 from attend.service.settings import HUB, Settings
 
 
 def pull(settings: Settings, target: Path | None) -> None:
-    """Download what `model` names into the cache of the hub, and with `target` copy it into that folder; print where it is.
+    """Download what `model` names into the cache of the hub, and with `target` put it into that folder; print where it is.
 
     Raises SettingError or CheckpointError.
     """
@@ -33,14 +34,45 @@ def pull(settings: Settings, target: Path | None) -> None:
 
 
 def copied(place: Path, target: Path) -> Path:
-    """A folder of the cache, or a GGUF file with its parts, as files of their own in another folder. Raises CheckpointError."""
+    """A folder of the cache, or a GGUF file with its parts, as files in another folder, which is whole as soon as it is there.
+
+    Weights are hard links where both are on one file system: they take their space once. Raises CheckpointError.
+    """
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        for path in place.iterdir() if place.is_dir() else part_paths(place):
-            if path.is_dir():
-                shutil.copytree(path, target / path.name, dirs_exist_ok=True)
-            else:
-                shutil.copyfile(path, target / path.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = target.with_name(f".{target.name}.lock")
+        with hub.alone(lock, lambda: tell(f"Another process is writing {target}: waiting for it")):
+            _copy(place, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror}; {place} has what was downloaded") from error
     return target if place.is_dir() else target / place.name
+
+
+def _copy(place: Path, target: Path) -> None:
+    """A new folder appears when all its files are there; in one that was there before, each file does."""
+    fresh = not target.exists()
+    folder = target.with_name(f".{target.name}.partial") if fresh else target
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    for path in place.rglob("*") if place.is_dir() else part_paths(place):
+        if path.is_file():
+            new = folder / path.relative_to(place if place.is_dir() else place.parent)
+            new.parent.mkdir(parents=True, exist_ok=True)
+            _put(path, new)
+    if fresh:
+        folder.rename(target)
+
+
+def _put(path: Path, new: Path) -> None:
+    if new.exists() and new.samefile(path):
+        return
+    whole = new.with_name(f".{new.name}.partial")
+    whole.unlink(missing_ok=True)
+    try:
+        if not path.name.endswith((SUFFIX, ".safetensors")):  # somebody may edit it, and means this copy
+            raise OSError
+        os.link(path.resolve(), whole)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(path, whole)
+    whole.replace(new)

@@ -43,7 +43,7 @@ ABOUT = {
     ),
     "attend_edge_errors_total": (
         "counter",
-        "HTTP responses with status 5xx that clients got from HAProxy or through it",
+        "Errors that clients got from HAProxy or through it: 5xx, over gRPC the codes 2, 13, 14 and 15 before a stream",
     ),
     "attend_edge_replica_errors_total": ("counter", "Those of attend_edge_errors_total that a replica sent"),
 }
@@ -72,8 +72,8 @@ def statistics(host: str, port: int, seconds: float) -> list[Row]:
 
 
 def facts(host: str, port: int, seconds: float) -> dict[str, float]:
-    """What HAProxy knows of itself beside: `reload_ok`, with TLS `tls_reload_ok` and `tls_expiry`, with prefix-aware routing
-    `routed_own` and `routed_other`. Raises OSError.
+    """What HAProxy knows of itself beside: `reload_ok`, `grpc_errors`, `grpc_replica_errors`, with TLS `tls_reload_ok` and
+    `tls_expiry`, with prefix-aware routing `routed_own` and `routed_other`. Raises OSError.
     """
     at = f"[{host}]" if ":" in host else host
     try:
@@ -116,6 +116,9 @@ def page(addresses: Mapping[str, str], port: int, running: int) -> str:
             told["attend_edge_ok"] = [({"node": node}, 0.0)]
         routed = [({"node": node, "to": to}, own[f"routed_{to}"]) for to in ("own", "other") if f"routed_{to}" in own]
         told["attend_edge_prefix_routed_total"] = routed
+        for name, fact in (("errors", "grpc_errors"), ("replica_errors", "grpc_replica_errors")):
+            if fact in own:
+                told[f"attend_edge_{name}_total"].append(({"node": node, "transport": "grpc"}, own[fact]))
         if "tls_reload_ok" in own:
             told |= certificate(node, own.get("tls_expiry"), bool(own["tls_reload_ok"]))
         for name, samples in told.items():
@@ -140,10 +143,10 @@ def read(rows: list[Row], node: str, running: int) -> Samples:
         for name, column in (("connections", "scur"), ("connections_limit", "slim"), ("requests_total", "req_tot")):
             found[f"attend_edge_{name}"].append((labels, float(row[column])))
         if transport == "http":
-            found["attend_edge_errors_total"].append(({"node": node}, float(row["hrsp_5xx"])))
+            found["attend_edge_errors_total"].append((labels, float(row["hrsp_5xx"])))
     servers = (row for row in rows if row["pxname"].startswith("http-") and row["svname"] not in ("FRONTEND", "BACKEND"))
     replicas = sum(float(row["hrsp_5xx"] or 0) for row in servers)
-    found["attend_edge_replica_errors_total"].append(({"node": node}, replicas))
+    found["attend_edge_replica_errors_total"].append(({"node": node, "transport": "http"}, replicas))
     found["attend_edge_ok"] = [({"node": node}, float(min(alive.values()) >= running))]
     found["attend_edge_refusals_total"] = [({"node": node, "transport": side}, count) for side, count in refusals.items()]
     return found

@@ -24,6 +24,7 @@ from attend.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from attend.model.machine import memory_use
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.keys import KeyRing
 from attend.service.contract.routes import COUNTED, OTHERS
@@ -82,6 +83,8 @@ class Metrics:
             self.registry.register(KeysCollector(keys, model))
         self._read(GaugeMetricFamily, "requests_preparing", "Requests in preparation: being tokenized and validated", preparing)
         self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that could not be written in time", logs.lines_dropped)
+        self._read(GaugeMetricFamily, "memory_used_bytes", "Memory that its container cannot give up", lambda: memory_use()[0])
+        self._read(GaugeMetricFamily, "memory_limit_bytes", "Memory that its container may use", lambda: memory_use()[1])
         self._twins = VllmNames(self.registry) if vllm_names else None
         self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests that produced a token")
         self.generation_tokens = self._count("generation_tokens", "Generated tokens sent to clients")

@@ -1,13 +1,13 @@
 """Checkpoints named hf://ORG/NAME[/FILE.gguf][@REVISION]: downloaded once into the cache of huggingface_hub, served from there.
 
 The library resumes a download after a cut connection, keeps the files that are whole, and reads its own variables: HF_TOKEN,
-HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here. The layout of its cache is described in
-"Understand caching" of its guide.
+HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here, and a download whose process was killed goes on
+(`partial.py`). The layout of its cache is described in "Understand caching" of its guide.
 """
 
 import errno
 import glob
-import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from attend.model.errors import CheckpointError
 from attend.model.gguf.places import SUFFIX, part_paths
 from attend.model.weights import INDEX, way_out, weight_names
+from attend.service.runtime import partial
 from attend.service.runtime.lines import tell
 from attend.service.runtime.model_path import located
 from attend.service.settings import HUB, REFERENCE, Settings
@@ -31,10 +33,18 @@ SMALL += ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json"]
 SMALL += ["chat_template*", "additional_chat_templates/*", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt", INDEX]
 """Files that are read beside the weights, or that show why a repository cannot be served."""
 STALE_SECONDS = 3600
-"""Age of a partial file that is no longer written to: a killed download leaves one."""
+"""Age of a partial file that is no longer written to: a killed download of another commit leaves one."""
 SHA256, COMMIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
 LOOK_UP_SECONDS = 10.0
 Say = Callable[[str], None]
+
+
+class Entry(NamedTuple):
+    """A file of a repository."""
+
+    size: int
+    sha256: str | None
+    """Of a large file, as the hub names it."""
 
 
 def with_folder(settings: Settings, say: Say = tell) -> Settings:
@@ -79,14 +89,15 @@ def fetch(reference: str, say: Say) -> Path:
     A branch is looked up anew each time; if the hub cannot be reached, the commit that is cached is taken.
     """
     import httpx2
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     match = REFERENCE.fullmatch(reference)
     assert match is not None, "the settings refuse another"
     repository, file, revision = match["repository"], match["file"], match["revision"]
     try:
-        with _alone(repository, say), _ended_by_interrupt(), _bars():
-            _remove_partial(_home(repository))
+        lock = Path(constants.HF_HUB_CACHE) / ".locks" / _home(repository).name / "attend.lock"
+        waiting = f"Another process is downloading {HUB}{repository}: waiting for it"
+        with alone(lock, lambda: say(waiting)), _ended_by_interrupt(), _bars():
             return _fetch(repository, file, revision, say)
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, httpx2.HTTPError, OSError, ValueError) as error:
         raise CheckpointError(f"{reference} {_why(error, repository)}") from error
@@ -96,18 +107,21 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
     from huggingface_hub import snapshot_download
 
     folder = _small(repository, revision)
-    sizes = _listing(repository, folder)
-    wanted = _weights(repository, folder, sizes) if file is None else _parts(repository, file, sizes)
-    missing = [name for name in wanted if not (folder / name).is_file()]
+    entries = _listing(repository, folder)
+    wanted = _weights(repository, folder, entries) if file is None else _parts(repository, file, entries)
+    missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
-        size = sum(sizes.get(name, 0) for name in missing)
+        begun = partial.found(_home(repository), {name: each.sha256 for name, each in missing.items()})
+        size = sum(each.size for each in missing.values()) - sum(each.length for each in begun)
         _check_room(folder, size)
         say(f"Downloading {HUB}{repository} at {folder.name[:12]}: {size / 1e9:.2f} GB to {folder}")
         started = time.perf_counter()
+        partial.complete(repository, folder.name, begun, {name: each.size for name, each in missing.items()}, say)
         snapshot_download(repository, revision=folder.name, allow_patterns=[glob.escape(name) for name in wanted])
         seconds = time.perf_counter() - started
         say(f"Downloaded {size / 1e9:.2f} GB in {seconds:.0f} s ({size / 1e6 / seconds:.0f} MB/s)")
-    _verify(folder, say)
+    _remove_partial(_home(repository))
+    _verify(folder, entries, say)
     return folder if file is None else folder / file
 
 
@@ -126,36 +140,53 @@ def _small(repository: str, revision: str | None) -> Path:
         raise
 
 
-def _listing(repository: str, folder: Path) -> Mapping[str, int]:
-    """The bytes of each file of the commit; of those in the folder alone, where the hub was never asked for the others."""
+def _listing(repository: str, folder: Path) -> Mapping[str, Entry]:
+    """The files of the commit; those in the folder alone, where the hub was never asked for the others."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return {file.path: file.size for file in get_cached_repo_tree(repository, revision=folder.name)}
+        sums = _sums(_home(repository) / "trees" / f"{folder.name}.json")
+        return {
+            file.path: Entry(file.size, sums.get(file.path)) for file in get_cached_repo_tree(repository, revision=folder.name)
+        }
     except CachedRepoTreeNotFoundError:
-        return {path.name: path.stat().st_size for path in folder.iterdir()}
+        return {path.name: Entry(path.stat().st_size, _blob(path)) for path in folder.iterdir()}
 
 
-def _weights(repository: str, folder: Path, sizes: Mapping[str, int]) -> list[str]:
+def _sums(tree: Path) -> dict[str, str]:
+    """The SHA-256 of the large files in a listing that the library keeps; its own function to read one leaves them out."""
+    with suppress(OSError, ValueError, KeyError, AttributeError):
+        files = json.loads(tree.read_text(encoding="utf-8"))["files"]
+        return {name: each["lfs_sha256"] for name, each in files.items() if SHA256.fullmatch(each.get("lfs_sha256") or "")}
+    return {}
+
+
+def _blob(path: Path) -> str | None:
+    """The SHA-256 by which the hub named a large file in the cache: there it is a link to a blob of this name."""
+    name = Path(os.readlink(path)).name if path.is_symlink() else ""
+    return name if SHA256.fullmatch(name) else None
+
+
+def _weights(repository: str, folder: Path, entries: Mapping[str, Entry]) -> list[str]:
     """The names of the weight files."""
-    names = weight_names(folder, sizes)
-    if absent := [name for name in names if name not in sizes]:
-        if ggufs := [name for name in sizes if name.endswith(SUFFIX) and "/" not in name]:
+    names = weight_names(folder, entries)
+    if absent := [name for name in names if name not in entries]:
+        if ggufs := [name for name in entries if name.endswith(SUFFIX) and "/" not in name]:
             raise CheckpointError(
                 f"{HUB}{repository} has no {absent[0]}; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}"
             )
         copy = Path(repository).name
         first = f"{Path(sys.executable).with_name('hf')} download {repository} --local-dir {copy} && "
-        out = way_out(Path(copy), [name for name in sizes if "/" not in name], first)
+        out = way_out(Path(copy), [name for name in entries if "/" not in name], first)
         raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
     return names
 
 
-def _parts(repository: str, file: str, sizes: Mapping[str, int]) -> list[str]:
+def _parts(repository: str, file: str, entries: Mapping[str, Entry]) -> list[str]:
     """The names of the parts of a GGUF file, all of which are there."""
     names = [path.name for path in part_paths(Path(file))]
-    if absent := [name for name in names if name not in sizes]:
+    if absent := [name for name in names if name not in entries]:
         raise CheckpointError(f"{HUB}{repository} has no {absent[0]}")
     return names
 
@@ -167,32 +198,30 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 @contextmanager
-def _alone(repository: str, say: Say) -> Iterator[None]:
-    """One download of a repository at a time on this machine: a second process waits, and then finds the files.
+def alone(lock: Path, busy: Callable[[], None]) -> Iterator[None]:
+    """One process of this machine, or of all that share the file system, holds the lock; a second one calls `busy` and waits.
 
-    A cache that cannot be written to has nothing to wait for.
+    Where nothing can be written there is nothing to wait for, and a file system without locks has none.
     """
     from filelock import FileLock, Timeout
-    from huggingface_hub import constants
 
-    path = Path(constants.HF_HUB_CACHE) / ".locks" / _home(repository).name / "attend.lock"
     with ExitStack() as stack:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path, timeout=0))
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(lock, timeout=0))
         except Timeout:
-            say(f"Another process is downloading {HUB}{repository}: waiting for it")
-            stack.enter_context(FileLock(path))
-        except (OSError, NotImplementedError):  # nothing can be written, or the file system has no locks: the library copes
+            busy()
+            stack.enter_context(FileLock(lock))
+        except (OSError, NotImplementedError):  # the library copes, and so do the names of partial files
             pass
         yield
 
 
 def _remove_partial(home: Path) -> None:
-    """Remove the partial files that killed processes left: the library takes none of them up again."""
-    for partial in home.glob("blobs/*.incomplete"):
-        if time.time() - partial.stat().st_mtime > STALE_SECONDS:
-            partial.unlink()
+    """Remove the partial files that killed processes left and that nothing was to go on with."""
+    for path in home.glob("blobs/*.incomplete"):
+        if time.time() - path.stat().st_mtime > STALE_SECONDS:
+            path.unlink()
 
 
 def _bars() -> AbstractContextManager[object]:
@@ -225,15 +254,14 @@ def _home(repository: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
 
 
-def _verify(folder: Path, say: Say) -> None:
+def _verify(folder: Path, entries: Mapping[str, Entry], say: Say) -> None:
     """Check the SHA-256 of each large file that is new to us; one that differs is removed. Raises CheckpointError.
 
-    In the cache a large file is a link to a blob whose name is the SHA-256 that the hub named. A checked file is noted
-    beside the blobs. A cache that cannot be written to was checked by the process that filled it.
+    A checked file is noted beside the blobs. A cache that cannot be written to was checked by the process that filled it.
     """
     done = folder.parent.parent / ".attend-verified"
-    blobs = {path: Path(os.readlink(path)).name for path in folder.iterdir() if path.is_symlink()}
-    new = {path: name for path, name in blobs.items() if SHA256.fullmatch(name) and not _is_known(done / name, path)}
+    sums = {path: (path.name in entries and entries[path.name].sha256) or _blob(path) for path in folder.iterdir()}
+    new = {path: name for path, name in sums.items() if name and not _is_known(done / name, path)}
     if not new or not os.access(done.parent, os.W_OK):
         return
     size = sum(path.stat().st_size for path in new)
@@ -241,11 +269,9 @@ def _verify(folder: Path, say: Say) -> None:
         say(f"Checking the SHA-256 of {size / 1e9:.2f} GB")
     done.mkdir(exist_ok=True)
     for path, name in new.items():
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != name:
+        if (found := partial.sha256(path)) != name:
             path.resolve().unlink()
-            path.unlink()
+            path.unlink(missing_ok=True)
             raise CheckpointError(f"{path} is damaged: the hub names the SHA-256 {name}, and it had {found}; it was removed")
         (done / name).write_text(_stamp(path), encoding="ascii")
 

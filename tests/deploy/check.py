@@ -20,9 +20,20 @@ import yaml
 
 from attend.model.errors import SettingError
 from attend.service.settings import Settings, read_settings
-from tests.deploy.render import MISSING, RENDERED, Pods, StrictLoader, can_render, of_kind, pods_of, render, services_of
+from tests.deploy.render import (
+    MISSING,
+    RENDERED,
+    Pods,
+    StrictLoader,
+    can_render,
+    jobs_of,
+    of_kind,
+    pods_of,
+    render,
+    services_of,
+)
 from tests.deploy.serve_schema import problems_of_serve_config
-from tests.deploy.traffic import gateways_cut_no_stream, nothing_is_scraped_twice, scalers_scale_down
+from tests.deploy.traffic import gateways_cut_no_stream, jobs_serve_nothing, nothing_is_scraped_twice, scalers_scale_down
 
 OLDEST, NEWEST = "1.29", "1.37"
 """Versions of Kubernetes."""
@@ -113,7 +124,7 @@ def names_are_unique(objects: Objects) -> Iterator[str]:
 
 
 def quantities_are_quantities(objects: Objects) -> Iterator[str]:
-    for pods in pods_of(objects):
+    for pods in [*pods_of(objects), *jobs_of(objects)]:
         for container in pods.containers:
             for kind, amounts in container.get("resources", {}).items():
                 for name, amount in amounts.items() if isinstance(amounts, dict) else ():
@@ -152,7 +163,7 @@ def references(pods: Pods) -> Iterator[tuple[str, str]]:
 
 
 def what_pods_ask_for_exists(objects: Objects) -> Iterator[str]:
-    for pods in pods_of(objects):
+    for pods in [*pods_of(objects), *jobs_of(objects)]:
         for kind, name in references(pods):
             if name not in named(objects, kind):
                 yield f"{pods.owner}: there is no {kind} {name}"
@@ -173,7 +184,7 @@ def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
 
 def selectors_find_something(objects: Objects) -> Iterator[str]:
     for item in objects:
-        spec, labels = item.get("spec", {}), [pods.labels for pods in pods_of(objects)]
+        spec, labels = item.get("spec", {}), [pods.labels for pods in [*pods_of(objects), *jobs_of(objects)]]
         if item["kind"] == "Service":
             selector = spec.get("selector", {})
         elif item["kind"] in ("PodDisruptionBudget", "Deployment", "PodMonitor"):
@@ -237,7 +248,7 @@ def the_served_ports_have_their_names_and_protocols(objects: Objects) -> Iterato
 
 def pods_are_restricted(objects: Objects) -> Iterator[str]:
     """Pod Security "restricted", a read-only root, and no token but the autoscaler's."""
-    for pods in pods_of(objects):
+    for pods in [*pods_of(objects), *jobs_of(objects)]:
         context = pods.spec.get("securityContext", {})
         if context.get("runAsNonRoot") is not True or context.get("seccompProfile") != {"type": "RuntimeDefault"}:
             yield f"{pods.owner}: the pod's securityContext is not restricted"
@@ -250,7 +261,7 @@ def pods_are_restricted(objects: Objects) -> Iterator[str]:
             if container.get("securityContext") != wanted:
                 yield f"{pods.owner}: {container['name']} is not restricted"
     scaled = any(item["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling") for item in of_kind(objects, "RayService"))
-    for pods in pods_of(objects):
+    for pods in [*pods_of(objects), *jobs_of(objects)]:
         if pods.spec.get("automountServiceAccountToken") is not (scaled and pods.owner == "RayService head"):
             yield f"{pods.owner}: automountServiceAccountToken is {pods.spec.get('automountServiceAccountToken')}"
 
@@ -349,6 +360,7 @@ LAWS: list[Callable[[Objects], Iterator[str]]] = [
     quantities_are_quantities,
     what_pods_ask_for_exists,
     selectors_find_something,
+    jobs_serve_nothing,
     ports_find_each_other,
     the_served_ports_have_their_names_and_protocols,
     pods_are_restricted,

@@ -22,7 +22,9 @@ CHARTED = {
     "chart gpu-ha": (GPU, "gpu-ha.yaml"),
     "chart gpu-tp": (GPU, "gpu-tp.yaml"),
     "chart gpu-in-place": (GPU, "gpu-in-place.yaml"),
+    "chart gpu-hub": (GPU, "gpu-hub.yaml"),
     "chart standalone-cpu": ("standalone-cpu.yaml",),
+    "chart standalone-load": ("standalone-cpu.yaml", "standalone-load.yaml"),
     "chart standalone-gpu": ("standalone-gpu.yaml",),
     "chart standalone-tp": ("standalone-tp.yaml",),
 }
@@ -131,6 +133,11 @@ def pods_of(objects: list[dict[str, Any]]) -> list[Pods]:
             labels = {**template["metadata"]["labels"], "ray.io/node-type": node}
             found.append(Pods(f"RayService {node}", {**template, "metadata": {**template["metadata"], "labels": labels}}))
     return found
+
+
+def jobs_of(objects: list[dict[str, Any]]) -> list[Pods]:
+    """The pod templates of Jobs, which serve nothing."""
+    return [Pods(f"Job {item['metadata']['name']}", item["spec"]["template"]) for item in of_kind(objects, "Job")]
 
 
 def services_of(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -153,6 +153,13 @@ def test_the_values_that_the_page_prints_are_taken(tmp_path):
         ((), ('model.source="claim"', 'model.claim="w"', 'model.path="../x"'), "/model/path"),
         ((), ('model.source="hub"',), "/model/reference"),
         ((), ('model.source="hub"', 'model.reference="https://x"'), "/model/reference"),
+        ((), ('model.source="hub"', 'model.reference="hf://a/b"', 'model.path="c"'), "/model/path"),
+        ((), ('model.source="hub"', 'model.reference="hf://a/b"', 'model.volume="hostPath"'), "/model/volume"),
+        ((), ('model.source="hub"', 'model.reference="hf://a/b"', 'model.size="50GB"'), "/model/size"),
+        ((), ('model.source="oci"',), "/model/image"),
+        ((), ('model.source="oci"', 'model.image="https://registry/a"'), "/model/image"),
+        ((), ('model.source="oci"', 'model.image="a/b:1"', 'model.claim="w"'), "/model/claim"),
+        ((), ('model.image="a/b:1"',), "/model/image"),
         ((), ('gpu.enabled="yes"',), "/gpu/enabled"),
         ((), ("gpu.enabled=true",), "gpu.enabled with rolling: surge needs autoscaling.enabled"),
         ((), ('gpu.resource="gpu"',), "/gpu/resource"),
@@ -191,6 +198,7 @@ def test_the_values_that_the_page_prints_are_taken(tmp_path):
         ((), ("monitoring.dashboards=true",), "dashboards"),
         ((), ('networkPolicy.defaultDeny="no"',), "/networkPolicy/defaultDeny"),
         ((), ('networkPolicy.clients=["10.0.0.1"]',), "/networkPolicy/clients"),
+        ((), ("loadTest.users=0",), "/loadTest/users"),
     ],
     ids=lambda each: "; ".join(each) if isinstance(each, tuple) else "",
 )
@@ -245,15 +253,6 @@ def test_a_changed_setting_replaces_the_pods():
         one(helm(*sets), "ConfigMap", "attend-settings")["metadata"]["name"] for sets in ((), ('settings.log_level="debug"',))
     ]
     assert names[0] != names[1]
-
-
-def test_the_hub_is_read_by_an_init_container_with_the_token():
-    pods = render.pods_of(helm('model.source="hub"', 'model.reference="hf://a/b@main"', 'model.tokenSecret="hub"'))
-    head, worker = (pods.spec["initContainers"] for pods in pods)
-    assert [each["name"] for each in head] == ["settings"]
-    assert [each["name"] for each in worker] == ["weights", "settings"]
-    assert worker[0]["command"] == ["attend", "pull", "hf://a/b@main", "/weights/model"]
-    assert [each["name"] for each in worker[0]["env"]] == ["HF_HOME", "HF_TOKEN"]
 
 
 @pytest.mark.parametrize(("size", "wanted"), [("10Gi", "11264Mi"), ("500Mi", "550Mi"), ("1Ti", "1153433Mi")])

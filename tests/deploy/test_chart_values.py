@@ -14,12 +14,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`"),  # Ray Serve's own models
 ]
 CLAIM = {"source": "claim", "claim": "attend-weights"}
+HUB = {"source": "hub", "reference": "hf://a/b@main", "tokenSecret": "hub"}
+OCI = {"source": "oci", "image": f"registry.example.com:5000/models/a@sha256:{'c' * 64}"}
 DIGESTS = {"digest": f"sha256:{'a' * 64}", "gpuDigest": f"sha256:{'b' * 64}"}
 SCALED = {"enabled": True, "maxReplicas": 8}
 CHOICES = {
     "mode": ["rayservice", "standalone"],
     "image": [{}, DIGESTS | {"pullPolicy": "Always", "pullSecrets": ["registry"]}],
-    "model": [{}, CLAIM, CLAIM | {"path": "a/b.gguf"}, {"source": "hub", "reference": "hf://a/b@main", "tokenSecret": "hub"}],
+    "model": [
+        {},
+        CLAIM,
+        CLAIM | {"path": "a/b.gguf"},
+        HUB,
+        HUB | {"volume": "emptyDir"},
+        HUB | {"claim": "attend-weights"},
+        OCI,
+    ],
     "replicas": [1, 2, 3, 7],
     "replicasPerPod": [1, 1, 2],
     "tensorParallel": [1, 1, 2, 4],
@@ -41,6 +51,11 @@ CHOICES = {
     "redis": [{}, {}, {"address": "redis.redis.svc:6379"}],
     "tracing": [{}, {"endpoint": "http://c.observability.svc:4318"}, {"endpoint": "https://c.observability.svc/v1"}],
     "monitoring": [{}, {"enabled": True}],
+    "loadTest": [
+        {},
+        {},
+        {"enabled": True, "target": "http://a.example.com", "grpcTarget": "a.example.com:9000", "keySecret": "hub"},
+    ],
     "networkPolicy": [{}, {"defaultDeny": True, "clients": ["10.0.0.0/8"]}],
 }
 

@@ -177,7 +177,7 @@ def test_the_copied_folders_are_the_packages():
     assert PROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["attend*"]
     links = [path.readlink() for path in (ROOT / "attend").iterdir() if path.is_symlink()]
     packages = {"attend", *(link.parts[1] for link in links)}
-    assert packages == {source for source in copied() if (ROOT / source).is_dir()}
+    assert packages | {"loadtest"} == {source for source in copied() if (ROOT / source).is_dir()}
     assert {"pyproject.toml", "setup.py", "LICENSE"} <= copied()
     assert PROJECT["project"]["readme"].startswith("attend/")
 
@@ -231,6 +231,7 @@ def test_the_default_model_is_package_data():
 
 def test_user_is_a_number_and_the_one_the_pods_ask_for():
     [user] = instructions("USER", "runtime")
+    assert pairs("ENV", "gpu") == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert instructions("USER", "gpu") == ["0:0", user] and not instructions("USER", "cpu")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     for pod in pods:
@@ -294,7 +295,9 @@ def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_p
 
 def test_the_image_serves_by_itself_and_runs_any_other_command():
     assert instructions("ENTRYPOINT") == ["[]"]
-    assert instructions("CMD") == ['["attend", "serve"]']
+    assert instructions("CMD", "runtime") == ['["attend", "serve"]'] and not instructions("CMD", "cpu") + instructions(
+        "CMD", "gpu"
+    )
     assert PROJECT["project"]["scripts"] == {"attend": "attend.service.commands.main:main"}
     commands = [container["command"] for pod in pods for container in pod["initContainers"]]
     assert all(command[0] == "attend" for command in commands)
@@ -312,12 +315,12 @@ def test_the_health_check_asks_for_readiness_on_the_port_that_is_set():
 def test_the_health_check_asks_by_https_where_the_server_has_a_certificate():
     """And trusts it: it has the host's name, not this address."""
     assert asked(ATTEND_TLS_CERT="/tls/tls.crt") == f"https://127.0.0.1:{Settings().port}/readyz"
-    assert "--no-check-certificate" in instructions("HEALTHCHECK")[0]
+    assert "--no-check-certificate" in instructions("HEALTHCHECK", "runtime")[0]
 
 
 def asked(**variables):
     """What the image's health check asks wget for, with these variables."""
-    [check] = instructions("HEALTHCHECK")
+    [check] = instructions("HEALTHCHECK", "runtime")
     shell, flag, script = json.loads(check[check.index("[") :])
     done = subprocess.run([shell, flag, f"wget() {{ echo $*; }}; {script}"], env=variables, capture_output=True, text=True)
     return done.stdout.split()[-1]
@@ -333,11 +336,11 @@ def test_labels_are_the_open_ones_and_the_version_is_the_packages():
     assert "REVISION=unknown" in instructions("ARG", "runtime")
 
 
-def test_make_image_tags_both_with_the_version_and_the_date():
+def test_make_image_tags_all_with_the_version_and_the_date():
     done = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     version = PROJECT["project"]["version"]
     builds = [line for line in done.replace("\\\n", " ").splitlines() if line.startswith("docker build")]
-    assert len(builds) == 2 and all(f"VERSION={version} " in line and "REVISION=" in line for line in builds)
+    assert len(builds) == 3 and all(f"VERSION={version} " in line and "REVISION=" in line for line in builds)
     for line, end in zip(builds, ("", "-gpu"), strict=True):
         assert re.findall(r"-t attend:(\S+)", line)[0] == f"{version}{end}"
         assert re.fullmatch(rf"{re.escape(version)}-\d{{8}}{end}", re.findall(r"-t attend:(\S+)", line)[1])

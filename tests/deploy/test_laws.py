@@ -157,6 +157,14 @@ def test_the_pods_that_need_it_reach_the_api_server_and_the_hub_and_no_others(fo
     assert not reaches(objects, serving(folder, objects), far, 80)
 
 
+def test_the_job_that_downloads_reaches_the_hub_alone_and_nobody_reaches_it():
+    objects = render.render("chart gpu-hub")
+    job = Peer(home(objects), (("app.kubernetes.io/name", "attend-pull"),))
+    assert reaches(objects, job, Peer("elsewhere"), 443)
+    assert not reaches(objects, job, Peer("elsewhere"), 6443)
+    assert not reaches(objects, Peer(home(objects), (("app", "caller"),)), job, 443)
+
+
 def test_the_head_alone_reaches_redis():
     objects = render.render(HA)
     redis = Peer("redis")

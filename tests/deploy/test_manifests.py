@@ -27,6 +27,7 @@ WORKER = "spec.rayClusterConfig.workerGroupSpecs.0"
 RAY = f"{WORKER}.template.spec.containers.0"
 POD = "spec.template.spec"
 LEAVE_OUT = object()
+HUB = "chart gpu-hub"
 TP, CPU, NGINX = "chart standalone-tp", "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
 CPU_METRIC = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 85}}}
 CUSTOM = {
@@ -95,6 +96,10 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     (HA, "PodDisruptionBudget", "spec.selector.matchLabels", {"app": "attend"}, "nothing carries"),
     (HA, "NetworkPolicy", "spec.ingres", [], "ingres"),
     (HA, "NetworkPolicy", "spec.podSelector.matchLabels", {"app": "attend"}, "nothing carries"),
+    (HUB, "Job", "spec.backofLimit", 20, "backofLimit"),
+    (HUB, "Job", "spec.template.spec.containers.0.securityContext", {}, "weights is not restricted"),
+    (HUB, "Job", "spec.template.spec.containers.0.env.1.valueFrom.secretKeyRef.name", "hubs", "no Secret hubs"),
+    (HUB, "Job", "spec.template.metadata.labels.app\\.kubernetes\\.io/name", "attend", "a Service would send it calls"),
     (HA, "HTTPRoute", "spec.rules.0.backendRef", [], "backendRef"),
     (HA, "HTTPRoute", "spec.rules.0.matches.0.path.type", "Prefix", "Prefix"),
     (HA, "HTTPRoute", "spec.rules.0.backendRefs.0.port", 8001, "no Service"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tests.deploy.render import of_kind, pods_of
+from tests.deploy.render import jobs_of, of_kind, pods_of, services_of
 
 Objects = list[dict[str, Any]]
 NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
@@ -51,3 +51,11 @@ def nothing_is_scraped_twice(objects: Objects) -> Iterator[str]:
     for each in pods_of(objects):
         if any(key.startswith("prometheus.io/") for key in each.template["metadata"].get("annotations", {})):
             yield f"{each.owner}: annotations for Prometheus, beside a monitor: it is scraped twice"
+
+
+def jobs_serve_nothing(objects: Objects) -> Iterator[str]:
+    """A Job's pods carry none of the labels by which a Service finds those that serve."""
+    for job in jobs_of(objects):
+        for service in services_of(objects):
+            if service["spec"].get("selector", {"app.kubernetes.io/name": "attend"}).items() <= job.labels.items():
+                yield f"{job.owner}: a Service would send it calls"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attend.model.machine import available_memory, usable_cores
+from attend.model.machine import available_memory, memory_use, usable_cores
 
 MIB = 1 << 20
 UNLIMITED_V1 = 9223372036854771712
@@ -54,6 +54,25 @@ def test_page_cache_of_the_group_counts_as_available(tmp_path):
     machine(tmp_path, "0::/")
     group(tmp_path, "", memory_max=600 * MIB, memory_current=500 * MIB, memory_stat=stat(300 * MIB, 50 * MIB))
     assert 450 * MIB == available_memory(tmp_path)
+
+
+def test_the_use_of_memory_is_that_of_the_tightest_group_without_its_page_cache(tmp_path):
+    machine(tmp_path, "0::/outer/inner", available=100 * MIB)
+    group(tmp_path, "outer", memory_max=800 * MIB, memory_current=750 * MIB, memory_stat=stat(40 * MIB, 10 * MIB))
+    group(tmp_path, "outer/inner", memory_max=500 * MIB, memory_current=300 * MIB, memory_stat=stat(100 * MIB, 0))
+    assert memory_use(tmp_path) == (700 * MIB, 800 * MIB), "100 are left of the outer one, 300 of the inner one"
+
+
+@pytest.mark.parametrize("limit", ["max", UNLIMITED_V1])
+def test_where_no_group_has_a_limit_the_machine_has(tmp_path, limit):
+    machine(tmp_path, "0::/")
+    group(tmp_path, "", memory_max=limit, memory_current=300 * MIB, memory_stat=stat(0, 0))
+    assert memory_use(tmp_path) == (1000 * MIB, 2000 * MIB)
+
+
+def test_the_use_of_this_machine_is_less_than_it_has():
+    used, limit = memory_use()
+    assert MIB < used < limit
 
 
 @pytest.mark.parametrize(("inner", "outer", "least"), [(600, 400, 300), (300, 400, 200), ("max", 400, 300)], ids=str)

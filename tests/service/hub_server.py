@@ -33,8 +33,12 @@ class HubServer(ThreadingHTTPServer):
         """A file that it lists and cannot give."""
         self.cut_after: int | None = None
         """Bytes of the weights after which the next connection is cut."""
+        self.held_after: int | None = None
+        """Bytes of the weights after which nothing more comes on this connection."""
         self.spoiled = False
         """Whether the weights have one byte wrong."""
+        self.hold = threading.Event()
+        """What a held connection waits for; then it is closed."""
         self.gate: threading.Event | None = None
         """What the weights wait for."""
         self.asked: list[str] = []
@@ -50,6 +54,7 @@ class HubServer(ThreadingHTTPServer):
 
     def close(self) -> None:
         """Listen no more."""
+        self.hold.set()
         self.shutdown()
         self.server_close()
 
@@ -128,6 +133,13 @@ class _Handler(BaseHTTPRequestHandler):
                 server.gate.wait(240)
             if server.spoiled:
                 content = content[:-1] + bytes([content[-1] ^ 1])
+            if server.held_after is not None:
+                self.wfile.write(content[: server.held_after])
+                self.wfile.flush()
+                self.close_connection, server.held_after = True, None
+                server.asked.append(f"HELD {name}")
+                server.hold.wait(240)
+                return
             if server.cut_after is not None:
                 content, server.cut_after = content[: server.cut_after], None
                 self.close_connection = True

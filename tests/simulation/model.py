@@ -125,7 +125,9 @@ class SlotRunner(FakeRunner):
             self.failed |= set(step.request_ids)
             raise RuntimeError("the step failed")
         rows = list(zip(step.request_ids, zip(*step.tables, strict=True), step.starts, step.counts, strict=True))
-        tokens = [self.drawn.get(name, 0) for name in step.request_ids] if step.input_pending else list(step.tokens)
+        tokens = list(step.tokens)
+        for name, at in step.pending.items():
+            tokens[at] = self.drawn.get(name, 0)
         places = {}
         at = 0
         parts = []
@@ -147,7 +149,7 @@ class Pending:
         first: dict[str, int] = {}
         for name, draw in zip(step.draw_ids, step.draws, strict=True):
             first.setdefault(name, draw.position)
-            self.contexts.append(runner.read(tables[name], draw.position, step.input_pending))
+            self.contexts.append(runner.read(tables[name], draw.position, step.early))
         self.drawn = [self._draw(row, draw) for row, draw in enumerate(step.draws)]
         runner.drawn = {name: self.drawn[row] for row, name in reversed(list(enumerate(step.draw_ids)))}
 

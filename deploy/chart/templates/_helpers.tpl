@@ -32,7 +32,10 @@ app.kubernetes.io/name: attend
 
 {{/* image, imagePullPolicy, security and the end's message of each container. */}}
 {{- define "attend.container" -}}
-image: {{ include "attend.image" . }}
+{{ include "attend.basics" (dict "root" .root "image" (include "attend.image" .)) }}
+{{- end }}
+{{- define "attend.basics" -}}
+image: {{ .image }}
 {{- with .root.Values.image.pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
@@ -45,7 +48,6 @@ securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true,
 {{- define "attend.pod" -}}
 # Kubernetes would add variables named after each Service in the namespace, such as ATTEND_PORT=tcp://...
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ include "attend.grace" . }}
 securityContext:
   {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, fsGroup: 1000, seccompProfile: {type: RuntimeDefault}}
 {{- with .Values.image.pullSecrets }}
@@ -115,9 +117,17 @@ runtimeClassName: {{ . }}
 {{- end }}
 {{- if eq .Values.model.source "claim" }}
 - {name: weights, persistentVolumeClaim: {claimName: {{ .Values.model.claim }}, readOnly: true}}
+{{- else if eq .Values.model.source "oci" }}
+- {name: weights, image: {reference: {{ .Values.model.image | quote }}}}
 {{- else if eq .Values.model.source "hub" }}
+{{- if .Values.model.claim }}
+- {name: weights, persistentVolumeClaim: {claimName: {{ .Values.model.claim }}, readOnly: true}}
+{{- else if eq .Values.model.volume "emptyDir" }}
+- {name: weights, emptyDir: {sizeLimit: {{ .Values.model.size }}}}
+{{- else }}
 - name: weights
   {{- include "attend.ephemeral" (dict "root" . "size" .Values.model.size) | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- if .Values.keys.existingSecret }}
 - {name: api-keys, secret: {secretName: {{ .Values.keys.existingSecret }}, defaultMode: 288}} # 0440
@@ -173,20 +183,64 @@ ephemeral:
 {{- end }}
 {{- end }}
 
-{{/* Init container that brings the checkpoint from the hub. */}}
-{{- define "attend.pull" -}}
-{{- if eq .Values.model.source "hub" }}
-- name: weights
-  {{- include "attend.container" (dict "root" . "gpu" .Values.gpu.enabled) | nindent 2 }}
-  command: [attend, pull, {{ .Values.model.reference | quote }}, /weights/model]
-  env:
-  - {name: HF_HOME, value: /weights/hub}
-  {{- with .Values.model.tokenSecret }}
-  - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
-  {{- end }}
-  resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {memory: 1Gi}}
-  volumeMounts: [{name: tmp, mountPath: /tmp}, {name: weights, mountPath: /weights}]
+{{/* Folder of a checkpoint of the hub below /weights. In a claim, which outlives the release, it has the reference's name. */}}
+{{- define "attend.folder" -}}
+{{- if .Values.model.claim }}{{ regexReplaceAll "[/@]" (trimPrefix "hf://" .Values.model.reference) "--" }}{{ else }}model{{ end }}
 {{- end }}
+
+{{/* Init container that brings the checkpoint from the hub, or waits for the Job that does. */}}
+{{- define "attend.weights" -}}
+{{- if and (eq .Values.model.source "hub") .Values.model.claim }}
+{{- $folder := printf "/weights/%s" (include "attend.folder" .) }}
+- name: wait
+  {{- include "attend.container" (dict "root" . "gpu" .Values.gpu.enabled) | nindent 2 }}
+  # The Job puts the folder there when it is whole.
+  command: [sh, -c, "until test -e {{ $folder }}; do echo 'waiting for {{ $folder }}, which a Job downloads'; sleep 5; done"]
+  resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 64Mi}}
+  volumeMounts: [{name: weights, mountPath: /weights, readOnly: true}]
+{{- else if eq .Values.model.source "hub" }}
+- {{ include "attend.pull" . | nindent 2 | trim }}
+{{- end }}
+{{- end }}
+
+{{/* The container that downloads. */}}
+{{- define "attend.pull" -}}
+name: weights
+{{ include "attend.container" (dict "root" . "gpu" (and .Values.gpu.enabled (not .Values.model.claim))) }}
+{{- if .Values.model.claim }}
+# A folder that is there is whole, and may be served: a branch that has moved since does not change it.
+command: [sh, -c, "test -e /weights/{{ include "attend.folder" . }} || exec attend pull {{ .Values.model.reference }} /weights/{{ include "attend.folder" . }}"]
+{{- else }}
+command: [attend, pull, {{ .Values.model.reference | quote }}, /weights/{{ include "attend.folder" . }}]
+{{- end }}
+env:
+- {name: HF_HOME, value: /weights/hub}
+{{- with .Values.model.tokenSecret }}
+- {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
+{{- end }}
+resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {memory: 1Gi}}
+volumeMounts: [{name: tmp, mountPath: /tmp}, {name: weights, mountPath: /weights}]
+{{- end }}
+
+{{/* The Job that fills a claim. A Job cannot be changed: another reference or image is another Job. */}}
+{{- define "attend.jobSpec" -}}
+backoffLimit: 20 # what is downloaded is kept
+template:
+  metadata:
+    labels: {app.kubernetes.io/name: attend-pull}
+  spec:
+    {{- include "attend.pod" . | nindent 4 }}
+    restartPolicy: OnFailure
+    automountServiceAccountToken: false
+    serviceAccountName: attend
+    containers:
+    - {{ include "attend.pull" . | nindent 6 | trim }}
+    volumes:
+    - {name: tmp, emptyDir: {}}
+    - {name: weights, persistentVolumeClaim: {claimName: {{ .Values.model.claim }}}}
+{{- end }}
+{{- define "attend.jobName" -}}
+attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- end }}
 
 {{/* What does not go together, in a sentence: a schema would name the value alone. */}}
@@ -200,6 +254,13 @@ ephemeral:
 {{- end }}
 {{- if and $ray (gt (int $own.replicasPerPod) 1) }}
 {{- fail "replicasPerPod needs mode: standalone: in a RayService Ray places the replicas by resources.cpu and GPUs" }}
+{{- end }}
+{{- if and (eq $own.model.source "oci") (semverCompare "<1.33-0" .Capabilities.KubeVersion.Version) }}
+{{- fail (printf "model.source: oci needs Kubernetes 1.33 with the feature gate ImageVolume, or 1.35; this is %s" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- if $own.loadTest.enabled }}
+{{- if and $own.tls.existingSecret (not $own.loadTest.target) }}{{ fail "loadTest.target is needed with tls.existingSecret: the certificate has its host's name" }}{{ end }}
+{{- if and $own.keys.existingSecret (not $own.loadTest.keySecret) }}{{ fail "loadTest.keySecret is needed with keys.existingSecret" }}{{ end }}
 {{- end }}
 {{- if and (not $ray) $own.redis.address }}{{ fail "redis.address needs mode: rayservice: standalone pods keep no state of Ray's" }}{{ end }}
 {{- if and $ray $own.gpu.enabled (eq $own.rolling "surge") (not $own.autoscaling.enabled) }}
@@ -231,10 +292,10 @@ ephemeral:
 {{- $_ := set $data "ATTEND_KV_CACHE_MEMORY" $own.kvCacheMemory }}
 {{- $_ := set $data "ATTEND_LOG_FORMAT" "json" }}
 {{- $_ := set $data "ATTEND_EXPOSE_DOCS" "false" }}
-{{- if eq $own.model.source "claim" }}
+{{- if has $own.model.source (list "claim" "oci") }}
 {{- $_ := set $data "ATTEND_MODEL" (printf "/weights/%s" $own.model.path | trimSuffix "/") }}
 {{- else if eq $own.model.source "hub" }}
-{{- $_ := set $data "ATTEND_MODEL" "/weights/model" }}
+{{- $_ := set $data "ATTEND_MODEL" (printf "/weights/%s" (include "attend.folder" .)) }}
 {{/* Callers know the repository, not the folder. */}}
 {{- if not (hasKey $own.settings "served_model_name") }}
 {{- $_ := set $data "ATTEND_SERVED_MODEL_NAME" (regexReplaceAll "^hf://([^/@]+/[^/@]+).*$" $own.model.reference "${1}") }}

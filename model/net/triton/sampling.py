@@ -1,7 +1,7 @@
-"""From scores to tokens in two launches, or three where a row draws among some tokens only: `attend.model.sampling.sample`.
+"""From scores to tokens in two launches: `attend.model.sampling.sample`. Between them `limits.py` may choose candidates.
 
 The same float32 operations in the same order, each rounded to nearest, so a greedy token is the reference's to the bit. Noise
-has the same random bits; its two logarithms, and the sums of top-p, are rounded as the device rounds them. A row is cut into
+has the same random bits; its two logarithms are rounded as the device rounds them. A row is cut into
 chunks of a fixed size, and only maxima and whole numbers go from chunk to chunk: its token depends on that row alone.
 
 In Triton's interpreter these run on the CPU, and they compile for an H200; no GPU has run them yet.
@@ -41,13 +41,15 @@ LARGEST = tl.constexpr(1e9)
 """`attend.model.sampling.LARGEST`."""
 UNSCORED = tl.constexpr(-1)
 EXCLUDED = tl.constexpr(-2)
-WHOLE = tl.constexpr(17592186044416.0)
-"""2^44: probabilities are summed as whole numbers of this part of the likeliest token's, so in any order. V may be 2^19."""
 NO_BORDER = tl.constexpr(0xFFFFFFFF)
+BINS = tl.constexpr(256)
+"""Bins of a row's histogram; see `limits.py`."""
+COLUMNS = tl.constexpr(259)
+"""Those, and three sums."""
 NOTHING = tl.constexpr(-(2**63))
 """Below the score of any token."""
 LISTS = ["records_ptr", "entries_ptr", "words_ptr", "logits_ptr", "scores_ptr", "counts_ptr"]
-LISTS += ["highest_ptr", "best_ptr", "done_ptr", "borders_ptr", "tokens_ptr"]
+LISTS += ["highest_ptr", "best_ptr", "done_ptr", "borders_ptr", "tokens_ptr", "bins_ptr", "candidates_ptr"]
 """What stands anywhere in a larger tensor: see `kernels.PLACES`."""
 
 
@@ -110,14 +112,16 @@ def highest_kernel(
     best_ptr: tl.tensor,  # int64 [R]
     done_ptr: tl.tensor,  # int32 [R]
     borders_ptr: tl.tensor,  # int64 [R]
+    bins_ptr: tl.tensor,  # int64 [R, COLUMNS]: see `limits.py`
     stride: tl.tensor,
     V: tl.constexpr,
     CHUNK: tl.constexpr,
     CHANGES: tl.constexpr,
+    LIMITED: tl.constexpr,
 ) -> None:
     """The best score of each chunk, as the model gave it and as its row's parameters make it: `scores` then, if CHANGES.
 
-    Sets the other outputs to what the next kernels begin with. Grid (R, S).
+    Sets the other outputs to what the next kernels begin with, `bins` if LIMITED. Grid (R, S).
     """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -133,6 +137,9 @@ def highest_kernel(
         tl.store(best_ptr + row, NOTHING)
         tl.store(done_ptr + row, 0)
         tl.store(borders_ptr + row, NO_BORDER)
+        if LIMITED:
+            column = tl.arange(0, 2 * BINS)
+            tl.store(bins_ptr + row * COLUMNS + column, tl.zeros([2 * BINS], tl.int64), mask=column < COLUMNS)
 
 
 @triton.jit
@@ -152,91 +159,6 @@ def _scaled(x: tl.tensor, highest: tl.tensor, temperature: tl.tensor) -> tl.tens
 def _bits(scaled: tl.tensor) -> tl.tensor:
     """Bits of how far a score is below the best: as whole numbers they have the same order, uint32."""
     return tl.abs(scaled).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _weights(scaled: tl.tensor, border: tl.tensor, MASS: tl.constexpr) -> tl.tensor:
-    """What each token up to the border counts: 1, or if MASS its probability in parts of the likeliest one's. int64."""
-    weight = (tl.exp(scaled) * WHOLE).to(tl.int64) if MASS else (scaled <= 0).to(tl.int64)
-    return tl.where(_bits(scaled) <= border, weight, 0)
-
-
-@triton.jit
-def _total(
-    scores_ptr: tl.tensor, highest: tl.tensor, temperature: tl.tensor, border: tl.tensor, V: tl.constexpr, TILE: tl.constexpr
-) -> tl.tensor:
-    """The mass of a row's tokens up to the border."""
-    total = tl.zeros([TILE], tl.int64)
-    for tile in range(0, V, TILE):
-        at = tile + tl.arange(0, TILE)
-        x = tl.load(scores_ptr + at, mask=at < V, other=float("-inf"))
-        total += _weights(_scaled(x, highest, temperature), border, True)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _border(
-    scores_ptr: tl.tensor,
-    highest: tl.tensor,
-    temperature: tl.tensor,
-    within: tl.tensor,
-    target: tl.tensor,
-    V: tl.constexpr,
-    TILE: tl.constexpr,
-    MASS: tl.constexpr,
-) -> tl.tensor:
-    """The most bits for which the tokens with fewer weigh less than `target`, of those `within` a border: two bits a turn."""
-    border, step = tl.full((), 0, tl.uint32), tl.full((), 1 << 30, tl.uint32)
-    for _ in range(16):
-        one, two, three = tl.zeros([TILE], tl.int64), tl.zeros([TILE], tl.int64), tl.zeros([TILE], tl.int64)
-        for tile in range(0, V, TILE):
-            at = tile + tl.arange(0, TILE)
-            x = tl.load(scores_ptr + at, mask=at < V, other=float("-inf"))
-            scaled = _scaled(x, highest, temperature)
-            bits, weight = _bits(scaled), _weights(scaled, within, MASS)
-            weight = tl.where(at < V, weight, 0)
-            one += tl.where(bits < border + step, weight, 0)
-            two += tl.where(bits < border + step * 2, weight, 0)
-            three += tl.where(bits < border + step * 3, weight, 0)
-        fits = (tl.sum(one, 0).to(tl.float64) < target).to(tl.uint32)
-        fits += (tl.sum(two, 0).to(tl.float64) < target).to(tl.uint32)
-        fits += (tl.sum(three, 0).to(tl.float64) < target).to(tl.uint32)
-        border += step * fits
-        step = step >> 2
-    return border
-
-
-@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=LISTS)
-def limit_kernel(
-    scores_ptr: tl.tensor,  # [R, V]
-    records_ptr: tl.tensor,  # int64 [R, N]
-    highest_ptr: tl.tensor,  # float32 [R, S]
-    borders_ptr: tl.tensor,  # int64 [R]
-    stride: tl.tensor,
-    V: tl.constexpr,
-    S: tl.constexpr,
-    S_P: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
-    """How far below the best a token may be: top-k, then top-p, then min-p. Tokens of the same score stay or go together.
-
-    Top-k keeps a token if fewer than k have a higher score; top-p keeps it if those with a higher score have less than p of
-    what top-k left. Nothing is sorted. Grid (R,).
-    """
-    row = tl.program_id(0).to(tl.int64)
-    record_ptr = records_ptr + row * NUMBERS
-    top_k, top_p, highest = tl.load(record_ptr + TOP_K), _real(record_ptr, TOP_P), _of_row(highest_ptr, row, S, S_P)
-    temperature = _real(record_ptr, TEMPERATURE)
-    border = tl.full((), NO_BORDER, tl.uint32)
-    scores_ptr += row * stride
-    if top_k > 0:
-        border = _border(scores_ptr, highest, temperature, border, top_k.to(tl.float64), V, TILE, False)
-    if top_p < 1.0:
-        mass = _total(scores_ptr, highest, temperature, border, V, TILE)
-        target = tl.maximum(mass.to(tl.float64) * top_p.to(tl.float64), 1.0)
-        border = tl.minimum(border, _border(scores_ptr, highest, temperature, border, target, V, TILE, True))
-    border = tl.minimum(border, tl.load(record_ptr + MIN_P).to(tl.uint32))
-    tl.store(borders_ptr + row, border.to(tl.int64))
 
 
 @triton.jit

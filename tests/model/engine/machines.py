@@ -113,7 +113,9 @@ class FakeRunner:
         self.plans.append([(name, start, count - len(step.drafts.get(name, ()))) for name, _, start, count in rows])
         if self.error is not None:
             raise self.error
-        tokens = [self.drawn.get(name, 0) for name in step.request_ids] if step.input_pending else list(step.tokens)
+        tokens = list(step.tokens)
+        for name, at in step.pending.items():
+            tokens[at] = self.drawn.get(name, 0)
         parts = []
         for name, tables, start, count in rows:
             parts.append((start, tables, tokens[:count], count - len(step.drafts.get(name, ()))))
@@ -138,7 +140,7 @@ class FakeRunner:
         """The next token, and the one after each token of the draft up to the first wrong one."""
         tokens: list[int] = []
         for guess in (*step.drafts.get(name, ()), None):
-            context = self.read(tables, draw.position + len(tokens), step.input_pending)
+            context = self.read(tables, draw.position + len(tokens), step.early)
             tokens.append(fake_token(draw.plan, context, draw.banned))
             if tokens[-1] != guess:
                 break

@@ -67,6 +67,7 @@ class Simulation:
             step_goal=self.dice.choice([0.0, 0.0, 0.01]),
             prefix_caching=self.dice.random() < 0.7,
             draft_tokens=self.dice.choice([0, 3, 15]),
+            stream_turns=not self.is_shared or seed % 2 == 0,
         )
         if groups != "full":
             self.config = with_groups(self.config, random.Random(seed), states=groups == "states")
@@ -86,7 +87,7 @@ class Simulation:
         self.budget = self.config.max_batch_tokens
         self.least = min(self.budget, max(self.config.chunk_size, self.config.max_batch_requests))
         """Tokens that a step may have, and those that it may have whatever the memory."""
-        self.num_early = 0
+        self.num_early = self.num_early_parts = 0
         self.machine = Machine(self.dice)
         self.live: dict[str, Request] = {}  # in order of arrival
         self.tokens: dict[str, list[int]] = {}
@@ -194,17 +195,34 @@ class Simulation:
         self.clock.now += self.machine.seconds(plan)
         if faults and self.dice.random() < 0.04:
             self.abort()  # between schedule and commit
-        following = self.scheduler.schedule_async(plan) if self.async_scheduling and plan.scheduled else None
-        if following is not None:
-            self.check_early(plan, following)
-            self.num_early += 1
-        if isinstance(result, Exception):  # the step after it is dropped
+        following = self.followed(plan) if self.async_scheduling and plan.scheduled else None
+        if isinstance(result, Exception):
             result = self.repeated(plan, result)
         elif following is not None and (not result.errors or self.scheduler.tables.has_states):
             self.next = self.computed(following, faults)
-        for output in self.scheduler.commit(plan, result):
+        dropped = following if self.next is None else None  # something of the step before it failed
+        for output in self.scheduler.commit(plan, result, dropped):
             self.take(output)
         self.check_state()
+
+    def followed(self, plan: Plan) -> Plan | None:
+        """The step after one that has not ended, looked at."""
+        drawing = {item.request for item in plan.scheduled if item.draws}
+        ends = {item.request: item.start + item.count for item in plan.scheduled}
+        lacked = {r.request_id: r.num_tokens + (r in drawing) - ends.get(r, r.num_computed) for r in self.live.values()}
+        begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
+        waited, preempted = set(self.scheduler._waiting), self.scheduler.num_preemptions
+        following = self.scheduler.schedule_async(plan)
+        assert self.scheduler.num_preemptions == preempted, "somebody gives way for a step that is begun early"
+        left = waited.intersection(self.scheduler._waiting)
+        assert not [r for r in waited - left for other in left if self.older(other, r)], "somebody is passed over in the queue"
+        if following is not None:
+            self.check_early(
+                following, drawing, left, {name: lacked[name] for name, r in self.live.items() if name in lacked}, begun
+            )
+            self.num_early += 1
+            self.num_early_parts += following.has_parts
+        return following
 
     def planned(self) -> Plan:
         """The next step's work, looked at."""
@@ -298,18 +316,34 @@ class Simulation:
             assert not item.draft or (item.completes and plan.num_streams == len(requests)), "a guess beside a prompt"
         assert plan.num_drafted <= self.config.draft_tokens, "more guesses than a step may have"
 
-    def check_early(self, plan: Plan, following: Plan) -> None:
+    def check_early(
+        self, following: Plan, drawing: set[Request], left: set[Request], lacked: dict[str, int], begun: set[str]
+    ) -> None:
         """S3 and S4 for a step that is begun early: nobody is passed over, and nobody gives way."""
         requests = [item.request for item in following.scheduled]
-        before = [item.request for item in plan.scheduled if item.draws]
-        running = self.ranked(running=True)
-        assert requests == [r for r in running if len(r.output) + 1 < r.max_tokens], "a stream waits, ends late, or not by age"
-        assert 0 < len(requests) == following.num_streams == following.num_tokens <= self.budget
-        assert all(request in before for request in running), "a token that is not under way"
-        assert len(running) in (len(self.live), self.config.max_batch_requests), "somebody waits who could run"
+        running = [r for r in self.ranked(running=True) if lacked[r.request_id]]  # the others draw none after this step
+        running = [r for r in running if r not in drawing or len(r.output) + 1 < r.max_tokens]
+        pending = [item.request for item in following.scheduled if item.input_pending]
+        assert pending == [r for r in running if r in drawing], "a stream waits, ends late, or not by age"
+        assert 0 < following.num_tokens <= self.budget, "over budget, or for nothing"
+        assert len(requests) == len(set(requests)), "a request twice in one step"
         for item in following.scheduled:
-            assert item.start == item.request.num_tokens and item.count == 1 and not item.draft
-            self.check_reach(item.request, item.start, item.start + 1)
+            end = item.start + item.count
+            if item.input_pending:
+                assert item.start == item.request.num_tokens and item.count == 1
+            else:
+                assert item.count >= 1 and item.start == item.request.num_computed and end <= item.request.num_tokens
+            assert not item.draft, "a guess beside a token that is not known"
+            self.check_reach(item.request, item.start, end)
+        if self.scheduler._foresees_prompts:
+            self.check_shares(following, lacked, begun, running)
+        else:
+            assert requests == pending == running, "a token that is not under way"
+        is_full = self.scheduler.num_running >= self.config.max_batch_requests
+        free, size = self.scheduler.tables.num_free, self.config.block_size
+        fits = [r for r in sorted(left, key=self.ranks.__getitem__)[:1] if -(-r.num_tokens // size) <= free]
+        full = is_full or sum(item.count for item in following.scheduled[: following.num_streams]) == self.budget
+        assert full or not fits or self.is_shared, "somebody waits who could run"
 
     def check_reach(self, request: Request, start: int, end: int) -> None:
         """In each group it has room for all tokens before `end`, and blocks for those that a query from `start` on sees."""
@@ -331,13 +365,13 @@ class Simulation:
         assert len({request.owner for request in self.left_out}) <= 1, "two owners give way"
         return [request for request in streams if request not in self.left_out]
 
-    def check_shares(self, plan: Plan, before: dict[str, int], begun: set[str]) -> None:
+    def check_shares(self, plan: Plan, before: dict[str, int], begun: set[str], running: list[Request] | None = None) -> None:
         """S4: streams before prompts, which take turns, in parts that end where they may, in no more time than they may.
 
         `before` has what the requests that go on running lacked before the step, `begun` who was ever scheduled before.
         """
         planned = [item.request for item in plan.scheduled]
-        running = self.ranked(running=True)
+        running = self.ranked(running=True) if running is None else running
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
         spent = sum(item.count for item in plan.scheduled[: plan.num_streams])
         ran = [r for r in planned[: plan.num_streams] if not self.is_shared or r.request_id in before]  # others were let in

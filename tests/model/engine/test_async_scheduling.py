@@ -18,6 +18,7 @@ from attend.model.engine.scheduler import Scheduler
 from attend.model.net.backends import KVCache
 from attend.model.net.transformer import Decoder
 from attend.model.params import DecodingParams, SamplingParams
+from attend.model.pooling import Pooling
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, run, sizes, tiny_engine, told
 
@@ -108,6 +109,104 @@ def test_a_step_waits_where_a_draw_looks_back_at_the_tokens(fields):
     assert ["submit 0", "result 0", "submit 1", "result 1"] == engine.runner.events
 
 
+def early(engine) -> list[bool]:
+    """Of each step, whether it was handed over before the result of the one before it was asked for."""
+    events = engine.runner.events
+    return [f"result {at - 1}" not in events[: events.index(f"submit {at}")] for at in range(1, len(engine.runner.plans))]
+
+
+def test_the_parts_of_a_prompt_follow_each_other_without_a_wait():
+    engine = logging_engine(max_batch_tokens=4)
+    request = ask("a", range(18), 3)
+    assert {"a": fake_answer(request)} == answers(engine, [request])
+    assert [[("a", at, min(4, 18 - at))] for at in range(0, 18, 4)] == engine.runner.plans[:5]
+    assert all(early(engine)) and len(engine.runner.plans) == 7
+
+
+def test_a_part_of_a_prompt_beside_streams_follows_them_without_a_wait():
+    """The streams' tokens are still under way when the part is handed over with them."""
+    engine = logging_engine(max_batch_tokens=6)
+    requests = [ask("a", [1, 2], 9), ask("b", range(30), 4)]
+    assert {each.request_id: fake_answer(each) for each in requests} == answers(engine, requests)
+    assert any(len(plan) == 2 and plan[1][2] > 1 for plan in engine.runner.plans)
+    assert all(early(engine))
+
+
+def test_under_steady_arrivals_no_step_waits_for_the_one_before_it():
+    """But where nobody was in flight. Before parts of prompts were foreseen, each arrival stopped the pipeline for a step at
+    least, and each part of its prompt too.
+    """
+    engine, asked, step = logging_engine(max_batch_tokens=8, prefix_caching=True), [], 0
+    while step < 60 or engine.has_work:
+        if step < 60 and step % 3 == 0:
+            asked.append(ask(f"r{step}", [step % 7, *range(9 + step % 5)], 6, seed=step))
+            engine.add(asked[-1])
+        engine.step()
+        step += 1
+    assert all(early(engine))
+    assert all(request.output == fake_answer(request)[0] for request in asked)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"decoding": DecodingParams(presence_penalty=0.5)}, {"bad_words": [[4, 5]]}, {"min_tokens": 2}]
+)
+def test_a_prompt_whose_draws_look_back_is_computed_ahead_up_to_its_first_token(fields):
+    engine = logging_engine(max_batch_tokens=4)
+    run(engine, [ask("a", range(10), 3, **fields)])
+    assert [True, True, False, False] == early(engine)
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"pooling": Pooling.MEAN, "max_tokens": 0}], ids=str)
+def test_what_is_added_up_over_a_prompt_is_not_computed_ahead(fields):
+    engine = logging_engine(max_batch_tokens=4)
+    engine.add(ask("a", range(10), **{"max_tokens": 3} | fields))
+    engine.step()
+    engine.step()
+    assert [False] == early(engine)
+
+
+@pytest.mark.parametrize("failing", range(3, 8))
+def test_a_part_behind_a_step_that_failed_counts_for_nothing(failing):
+    """The step is repeated in halves, and what followed it is lost: neither its request nor another finds its blocks."""
+    engine, calls = fake_engine(async_scheduling=True, prefix_caching=True, max_batch_tokens=9), []
+    submit = engine.runner.submit
+
+    def submit_but_once(step):
+        calls.append(step.early)
+        if len(calls) == failing or (len(calls) == failing + 1 and step.early):
+            raise RuntimeError("a step failed, and what followed it")
+        return submit(step)
+
+    engine.runner.submit = submit_but_once
+    stream, prompt, later = ask("s", [9], 20, seed=1), ask("a", range(30), 3), ask("b", range(31), 3)
+    outputs = []
+    engine.add(stream)
+    while len(calls) < failing:
+        outputs += engine.step()
+        if len(calls) == 2:
+            engine.add(prompt)
+    outputs += engine.step()
+    if prompt.finish_reason is None:  # else its part is computed again before another reads it
+        engine.abort("a", FinishReason.ABORT)
+    engine.add(later)
+    for more in run(engine, []).values():
+        outputs += more
+    for request in (stream, later):
+        assert fake_answer(request) == told(each for each in outputs if each.request_id == request.request_id)
+
+
+def test_blocks_of_a_step_that_nobody_waits_for_are_not_known():
+    engine = fake_engine(async_scheduling=True, prefix_caching=True, max_batch_tokens=4)
+    submit = engine.runner.submit
+    engine.runner.submit = lambda step: submit(step) if not step.early else (_ for _ in ()).throw(RuntimeError("it fails"))
+    engine.add(ask("a", range(20), 3))
+    engine.step()
+    engine.abort("a", FinishReason.ABORT)
+    engine.runner.submit = submit
+    again = ask("b", range(20), 3)
+    assert {"b": fake_answer(again)} == answers(engine, [again])
+
+
 def test_a_prompt_is_let_in_before_the_streams_go_on():
     """It waits for the two steps that are under way when it comes, and for no other."""
     engine = logging_engine()
@@ -196,7 +295,17 @@ def test_blocks_that_early_steps_filled_are_known_afterwards():
     assert 12 == again.num_cached
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_blocks": 6}, {"max_batch_requests": 2}, {"max_batch_tokens": 4}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_blocks": 6},
+        {"max_batch_requests": 2},
+        {"max_batch_tokens": 4},
+        {"max_batch_tokens": 7, "prefix_caching": True},
+    ],
+    ids=str,
+)
 def test_answers_are_those_of_an_engine_that_waits(net, changes):
     waiting, early = tiny_engine(net, **changes), tiny_engine(net, async_scheduling=True, **changes)
     wanted = answers(waiting, crowd())
@@ -222,8 +331,8 @@ def watch(runner):
     submit, early = runner.submit, []
 
     def watched(step):
-        early.append(step.input_pending)
-        torch.cuda.set_sync_debug_mode("error" if step.input_pending else "default")
+        early.append(step.early)
+        torch.cuda.set_sync_debug_mode("error" if step.early else "default")
         try:
             return submit(step)
         finally:

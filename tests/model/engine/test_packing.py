@@ -38,7 +38,7 @@ def test_a_step_comes_back_as_it_was():
 
 
 def test_a_step_whose_tokens_are_pending_and_one_without_requests_come_back():
-    for there in (step([], tokens=array("q"), input_pending=True), StepInput()):
+    for there in (step([], early=True, pending={"a": 0}), StepInput()):
         assert unpacked(packed(there)) == there
 
 

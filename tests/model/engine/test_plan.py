@@ -19,7 +19,7 @@ def test_an_empty_plan_computes_nothing_and_nobody_waits_for_it():
     plan = Plan(())
     assert (0, 0) == (plan.num_tokens, plan.num_prompt_tokens)
     assert plan.is_over
-    assert not plan.input_pending
+    assert not plan.has_parts
 
 
 def test_the_tokens_of_a_step_are_those_of_its_streams_its_prompts_and_its_drafts():
@@ -54,8 +54,9 @@ def test_a_token_under_way_lies_beyond_what_is_known_and_a_step_over_it_draws():
     item = Scheduled(request(output=1), 601, 1, input_pending=True)
     assert item.completes
     assert item.draws
-    assert Plan((item,), 1).input_pending
-    assert not Plan((Scheduled(request(output=1), 600, 1),), 1).input_pending
+    assert not Plan((item,), 1).has_parts
+    assert Plan((item, Scheduled(request(), 0, 300)), 1).has_parts
+    assert Plan((Scheduled(request(output=1), 600, 1),), 1).has_parts
 
 
 def test_a_plan_is_over_when_the_last_of_its_requests_has_ended():
@@ -75,7 +76,7 @@ def test_a_fresh_input_holds_nothing_of_another():
     one.drafts["a"] = (1,)
     assert (3, 0) == (one.num_tokens, other.num_tokens)
     assert (array("q"), {}) == (other.tokens, other.drafts)
-    assert not other.input_pending
+    assert not other.early
 
 
 def test_an_input_counts_every_row_once_and_crosses_to_another_process_whole():

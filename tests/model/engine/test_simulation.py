@@ -20,7 +20,7 @@ HUNT = [104, *range(200)]
 @pytest.mark.parametrize("groups", ["full", "windows", "states"])
 def test_every_law_holds_after_every_step_of_every_life(groups):
     """And the lives are hard: over all seeds, requests are preempted, fail, stop, run out, expire and are aborted."""
-    preemptions, hits, guessed, right, early, reasons = 0, 0, 0, 0, 0, set()
+    preemptions, hits, guessed, right, early, parts, reasons = 0, 0, 0, 0, 0, 0, set()
     seeds = SEEDS if groups == "full" else SEEDS // 4
     for seed in range(seeds):
         try:
@@ -32,12 +32,14 @@ def test_every_law_holds_after_every_step_of_every_life(groups):
         guessed += life.scheduler.num_drafted
         right += life.scheduler.num_accepted
         early += life.num_early
+        parts += life.num_early_parts
         reasons |= set(life.ended.values())
         assert life.tokens.keys() == life.ended.keys(), f"seed {seed}: requests without an end"
     assert preemptions > 4 * seeds
     assert hits > seeds
     assert guessed - right > seeds < right
     assert early > 4 * seeds
+    assert parts > 4 * seeds or groups != "full"
     assert set(FinishReason) == reasons
 
 
@@ -144,10 +146,10 @@ class GoesOnAfterAStop(Scheduler):
 class SpeaksAfterTheEnd(Scheduler):
     """The token of a request that was aborted during the step is handed out all the same."""
 
-    def commit(self, plan, result):
+    def commit(self, plan, result, *dropped):
         gone = [item.request.request_id for item in plan.scheduled if item.request.finish_reason is not None]
         late = [Output(name, (result.tokens[name],)) for name in gone if name in result.tokens]
-        return super().commit(plan, result) + late
+        return super().commit(plan, result, *dropped) + late
 
 
 class SpendsOneTokenTooMany(Scheduler):
@@ -167,7 +169,7 @@ class NeverShrinks(Scheduler):
 class GoesOnThoughPutOff(Scheduler):
     """A request that was put off counts as computed."""
 
-    def commit(self, plan, result):
+    def commit(self, plan, result, *dropped):
         return super().commit(plan, replace(result, put_off={}))
 
 
@@ -195,8 +197,8 @@ class PreemptsTheOldest(Scheduler):
 class EndsTwice(Scheduler):
     """The last output is handed out twice."""
 
-    def commit(self, plan, result):
-        outputs = super().commit(plan, result)
+    def commit(self, plan, result, *dropped):
+        outputs = super().commit(plan, result, *dropped)
         return outputs + [output for output in outputs if output.finish_reason is not None]
 
 
@@ -229,8 +231,9 @@ class PromptsFirst(Scheduler):
 class IgnoresTheStreams(Scheduler):
     """The rest of the budget goes to prompts, however long the step becomes for the streams."""
 
-    def _room(self, streams, prompts):
-        return self.budget
+    def __init__(self, config, clock):
+        super().__init__(config, clock)
+        self.cost.room = lambda streams, prompts, goal: self.budget
 
 
 class LetsPromptsStand(Scheduler):
@@ -309,8 +312,8 @@ class GivesBlocksTwice(Scheduler):
 class LosesTheErrors(Scheduler):
     """A failed request is dropped without a last output."""
 
-    def commit(self, plan, result):
-        return [output for output in super().commit(plan, result) if output.finish_reason is not FinishReason.ERROR]
+    def commit(self, plan, result, *dropped):
+        return [output for output in super().commit(plan, result, *dropped) if output.finish_reason is not FinishReason.ERROR]
 
 
 class DropsTokensOnPreemption(Scheduler):
@@ -341,11 +344,11 @@ class ComputesNothing(Scheduler):
 class TrustsAFailedStep(Scheduler):
     """Blocks that a failed step should have filled stay known."""
 
-    def commit(self, plan, result):
+    def commit(self, plan, result, *dropped):
         pool = pool_of(self)
         forget, pool.forget = pool.forget, lambda blocks: None
         try:
-            return super().commit(plan, result)
+            return super().commit(plan, result, *dropped)
         finally:
             pool.forget = forget
 
@@ -477,6 +480,33 @@ class FollowsPastPrompts(Scheduler):
             return super().schedule_async(plan)
         finally:
             self._running = running
+
+
+class TrustsAFailedStepThatWasEarly(Scheduler):
+    """The blocks that a step begun early did not fill stay known."""
+
+    def schedule_async(self, plan):
+        following = super().schedule_async(plan)
+        self.tables.known_next = None
+        return following
+
+
+class ComputesAPartTwice(Scheduler):
+    """A part of a prompt that is under way is begun once more."""
+
+    def schedule_async(self, plan):
+        before = {item.request: item.request.num_computed for item in plan.scheduled}
+        filled = self._followers
+        self._followers = lambda drawing: (self._put_back(before), filled(drawing))[1]
+        try:
+            return super().schedule_async(plan)
+        finally:
+            del self._followers
+
+    def _put_back(self, before):
+        for request, count in before.items():
+            if request.num_computed < request.num_tokens:
+                request.num_computed = count
 
 
 class FollowsTheDead(Scheduler):
@@ -639,14 +669,14 @@ class SharesItsState(BreaksStates):
 class MovesItsState(Scheduler):
     """A state has another place after a step, where its past is not."""
 
-    def commit(self, plan, result):
+    def commit(self, plan, result, *dropped):
         for request in self._running:
             pool = self.tables.groups[-1].pool
             if pool.num_free and [request.slot] == list(request.tables[-1]):
                 [place] = pool.allocate(1)
                 pool.free([request.slot])
                 request.slot = request.tables[-1][0] = place
-        return super().commit(plan, result)
+        return super().commit(plan, result, *dropped)
 
 
 class GoesOnInItsSnapshot(BreaksStates):
@@ -719,14 +749,14 @@ class KeepsWithinABlock(BreaksStates):
 class TrustsTheStateOfAFailedStep(BreaksStates):
     """A snapshot is known whether its step has failed or not."""
 
-    def commit(self, plan, result):
+    def commit(self, plan, result, *dropped):
         for item in plan.scheduled:
             if item.snapshot and item.request.request_id in result.errors:
                 self.tables.keep(item.request, item.snapshot)
         forget, self.tables.forget = self.tables.forget, lambda request: None
         forgotten, self.tables.forget_step = self.tables.forget_step, lambda: [set() for _ in self.tables.groups]
         try:
-            return super().commit(plan, result)
+            return super().commit(plan, result, *dropped)
         finally:
             self.tables.forget, self.tables.forget_step = forget, forgotten
 
@@ -791,6 +821,8 @@ PLANTED = [
     PreemptsToFollow,
     FollowsPastTheWaiting,
     FollowsPastPrompts,
+    TrustsAFailedStepThatWasEarly,
+    ComputesAPartTwice,
     FollowsTheDead,
     KnowsWhatWasAwaited,
     BelievesEveryGuess,

@@ -145,7 +145,7 @@ def test_tokens_that_did_not_reach_the_host_are_known_on_every_rank(engine, want
     """As on a GPU, where a step is submitted before the previous one has ended."""
     monkeypatch.setattr(engine, "async_scheduling", True)
     submitted, submit = [], engine.runner.submit
-    monkeypatch.setattr(engine.runner, "submit", lambda step: submitted.append(step.input_pending) or submit(step))
+    monkeypatch.setattr(engine.runner, "submit", lambda step: submitted.append(step.early) or submit(step))
     found = {name: told(outputs) for name, outputs in run(engine, crowd()[:12]).items()}
     same(found, {name: wanted[name] for name in found})
     assert any(submitted)

@@ -1,5 +1,8 @@
 """`attend pull`: what is downloaded, where it lies, and what is wrong with a name."""
 
+import shutil
+import threading
+
 import pytest
 
 from attend.model.errors import CheckpointError, SettingError
@@ -32,6 +35,66 @@ def test_a_copy_is_a_folder_of_files(hub, tmp_path, capsys):
     folder = tmp_path / "a b" / "copy"
     assert done.out == f"{folder}\n" and done.err.endswith(f"attend serve '{folder}'\n")
     assert {"config.json", WEIGHTS, "tokenizer.json"} <= {path.name for path in folder.iterdir() if not path.is_symlink()}
+
+
+def test_weights_take_their_space_once_and_a_small_file_may_be_edited(hub, tmp_path):
+    place = hub.fetch()
+    folder = tmp_path / "model"
+    pull(MODEL, folder)
+    assert (folder / WEIGHTS).samefile(place / WEIGHTS)
+    assert not (folder / "config.json").samefile(place / "config.json")
+
+
+def test_a_second_pull_into_the_folder_writes_no_weights(hub, tmp_path):
+    pull(MODEL, tmp_path / "model")
+    before = (tmp_path / "model" / WEIGHTS).stat()
+    (tmp_path / "model/config.json").write_text("{}")
+    pull(MODEL, tmp_path / "model")
+    after = (tmp_path / "model" / WEIGHTS).stat()
+    assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
+    assert (tmp_path / "model/config.json").read_bytes() == (hub.fetch() / "config.json").read_bytes()
+
+
+def test_without_hard_links_it_is_a_copy(hub, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", refuse)
+    pull(MODEL, tmp_path / "model")
+    assert not (tmp_path / "model" / WEIGHTS).samefile(hub.fetch() / WEIGHTS)
+    assert (tmp_path / "model" / WEIGHTS).read_bytes() == (hub.fetch() / WEIGHTS).read_bytes()
+
+
+def test_the_folder_appears_when_it_is_whole(hub, tmp_path, monkeypatch):
+    """Pods that wait for it look for its name alone; what a killed process left is not taken for it."""
+    target, seen = tmp_path / "model", []
+    (tmp_path / ".model.partial").mkdir()
+    (tmp_path / ".model.partial/rest.safetensors").touch()
+    copy = shutil.copyfile
+    monkeypatch.setattr("shutil.copyfile", lambda *words: seen.append(target.exists()) or copy(*words))
+    pull(MODEL, target)
+    assert seen and not any(seen)
+    assert {path.name for path in target.iterdir()} == {path.name for path in hub.fetch().iterdir()}
+    assert not (tmp_path / ".model.partial").exists()
+
+
+def test_two_at_once_write_one_folder(hub, server, tmp_path):  # noqa: F811
+    """The second waits for the first, over the same file system, whatever each one's cache is."""
+    failed: list[BaseException] = []
+
+    def one() -> None:
+        try:
+            pull(MODEL, tmp_path / "model")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert failed == [] and server.downloads[WEIGHTS] == 1
+    assert (tmp_path / "model" / WEIGHTS).is_file()
 
 
 def test_what_cannot_be_pulled_is_a_sentence(hub, tmp_path):

@@ -52,6 +52,7 @@ ROWS = [
     {"pxname": "attend_sources", "svname": "BACKEND", "scur": "0", "slim": "1", "hrsp_5xx": "0", "req_tot": "0"},
 ]
 """What one HAProxy tells: 9 errors over HTTP, of which a replica gave 4."""
+FACTS = {"reload_ok": 1.0, "grpc_errors": 7.0, "grpc_replica_errors": 5.0, "routed_own": 30.0, "routed_other": 2.0}
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -73,7 +74,7 @@ def told(monkeypatch):
 
         monkeypatch.setattr(edge, "statistics", statistics)
 
-    monkeypatch.setattr(edge, "facts", lambda *_: {"reload_ok": 1.0, "routed_own": 30.0, "routed_other": 2.0})
+    monkeypatch.setattr(edge, "facts", lambda *_: FACTS)
     return tell
 
 
@@ -91,8 +92,10 @@ def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
         ("attend_edge_refusals_total", "n1", "grpc"): 3,
         ("attend_edge_prefix_routed_total", "n1", "own"): 30,
         ("attend_edge_prefix_routed_total", "n1", "other"): 2,
-        ("attend_edge_errors_total", "n1"): 9,
-        ("attend_edge_replica_errors_total", "n1"): 4,
+        ("attend_edge_errors_total", "n1", "http"): 9,
+        ("attend_edge_errors_total", "n1", "grpc"): 7,
+        ("attend_edge_replica_errors_total", "n1", "http"): 4,
+        ("attend_edge_replica_errors_total", "n1", "grpc"): 5,
     }
 
 
@@ -149,7 +152,9 @@ def test_before_haproxy_has_a_way_for_calls_nothing_is_made_up(told):
     told(a=[])
     assert samples(edge.page({"n1": "a"}, 8404, 0)) == {
         ("attend_edge_ok", "n1"): 1,
-        ("attend_edge_replica_errors_total", "n1"): 0,
+        ("attend_edge_errors_total", "n1", "grpc"): 7,
+        ("attend_edge_replica_errors_total", "n1", "http"): 0,
+        ("attend_edge_replica_errors_total", "n1", "grpc"): 5,
         ("attend_edge_prefix_routed_total", "n1", "own"): 30,
         ("attend_edge_prefix_routed_total", "n1", "other"): 2,
     }

@@ -25,8 +25,9 @@ OF_THE_ENGINE = {
 ALWAYS = {"cache_config_info", "cache_config", "slower_path_info"}
 """What a server is does not move."""
 ELSEWHERE = {"requests_preparing", "log_lines_dropped", "ignored_fields", "other_requests", "auth_failures"}
+ELSEWHERE |= {"memory_used_bytes", "memory_limit_bytes"}
 """What only moves while a call is prepared, or while nobody takes lines: test_metrics.py, by unknown fields, and by calls that
-generate nothing or have no key: test_recorded.py."""
+generate nothing or have no key: test_recorded.py. Memory is the machine's: tests/model/test_machine.py."""
 PROMPTS, N, TOKENS = ["abc", "de"], 2, 3
 ANSWERS = N * len(PROMPTS)
 COUNTS = {

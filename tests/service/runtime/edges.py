@@ -108,6 +108,8 @@ class Replica:
     """What each HTTP call sent, with names in small letters."""
     forwarded: list[list[str]] = field(default_factory=list)
     """X-Forwarded-For of each gRPC call."""
+    statuses: dict[str, grpc.StatusCode] = field(default_factory=dict)
+    """What calls of gRPC end with, by method; all others with OK."""
     spent: str = ""
     """The Authorization of a key that has used up its requests."""
 
@@ -151,7 +153,15 @@ class Replica:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "replica")
             return pb.GenerateResponse().SerializeToString()
 
-        methods = {name: grpc.unary_unary_rpc_method_handler(answer) for name in (*METHODS, "Tokenize")}
+        def judged(method: str) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+            def handler(request: bytes, context: grpc.ServicerContext) -> bytes:
+                if method in replica.statuses:
+                    context.abort(replica.statuses[method], "replica")
+                return answer(request, context)
+
+            return handler
+
+        methods = {name: grpc.unary_unary_rpc_method_handler(judged(name)) for name in (*METHODS, "Tokenize")}
         health = {"Check": methods["Tokenize"]}
         self.http = ThreadingHTTPServer(("127.0.0.1", self.http_port), Handler)
         self.http.handle_error = lambda *_: None  # a health check closes what it opens

@@ -14,6 +14,7 @@ import pytest
 
 from attend.service.contract.answers import Error
 from attend.service.http_api.problems import in_anthropics
+from attend.service.observe.edge import facts
 from attend.service.runtime.edge import MOST_FIELDS, READABLE_FIELDS
 from tests.service.runtime.edges import SECONDS, Edge, in_front
 from tests.service.server import wait_for
@@ -282,6 +283,31 @@ def status(answer: tuple[grpc.StatusCode, str, dict[str, str]]) -> tuple[grpc.St
 def test_no_replica_over_grpc(gone: Edge, service: str, method: str) -> None:
     expected = (grpc.StatusCode.UNAVAILABLE, "no replica can take the request now", "mine", "1")
     assert status(gone.call(method, service)) == expected
+
+
+def counted(edge: Edge) -> tuple[float, float]:
+    """Errors over gRPC that callers got, and those of them that a replica sent."""
+    known = facts("127.0.0.1", edge.stats_port, 5)
+    return known["grpc_errors"], known["grpc_replica_errors"]
+
+
+def test_errors_over_grpc_are_counted_by_who_sent_them_and_refusals_and_probes_are_not(tmp_path) -> None:
+    judged = {"Generate": grpc.StatusCode.INTERNAL, "Embed": grpc.StatusCode.INVALID_ARGUMENT}
+    with in_front(tmp_path) as edge:
+        for replica in edge.replicas:
+            replica.statuses = judged
+        for method, code in (*judged.items(), ("Chat", grpc.StatusCode.OK)):
+            assert status(edge.call(method))[0] is code
+        assert counted(edge) == (1, 1)
+        for replica in edge.replicas:
+            replica.stop()
+        assert wait_for(lambda: status(edge.call())[1] == "no replica can take the request now", 10)
+        before = counted(edge)
+        assert before[0] > 1 and before[1] == 1
+        assert status(edge.call("Check", "grpc.health.v1.Health"))[0] is grpc.StatusCode.UNAVAILABLE
+        assert counted(edge) == before
+        edge.call()
+        assert counted(edge) == (before[0] + 1, 1)
 
 
 def test_a_status_has_the_content_type_of_grpc(gone: Edge) -> None:

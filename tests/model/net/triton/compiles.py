@@ -25,7 +25,7 @@ from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import codes, delta, fused, grouped, kernels, sampling
+from attend.model.net.triton import codes, delta, fused, grouped, kernels, limits, sampling
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
@@ -184,7 +184,7 @@ def launch_layer(changes, dtype):
 @torch.inference_mode()
 def main():
     stands = []
-    for module in (kernels, fused, grouped, delta, sampling, codes):
+    for module in (kernels, fused, grouped, delta, limits, sampling, codes):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             stands.append(Compiled(getattr(module, name)))
             setattr(module, name, stands[-1])

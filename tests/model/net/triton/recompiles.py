@@ -31,7 +31,7 @@ from attend.model.engine.sampler import TokenSampler
 from attend.model.engine.scheduler import Scheduler
 from attend.model.net.backends import KVCache
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import delta, fused, grouped, kernels, sampling
+from attend.model.net.triton import delta, fused, grouped, kernels, limits, sampling
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.decoder import TritonDecoder
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
@@ -179,7 +179,9 @@ def main() -> int:
     knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["fn"].name)
     late = 0
     for name, (changes, recorded) in MODELS.items():
-        for kernel in (kernel for module in (kernels, fused, grouped, delta, sampling) for kernel in vars(module).values()):
+        for kernel in (
+            kernel for module in (kernels, fused, grouped, delta, limits, sampling) for kernel in vars(module).values()
+        ):
             if isinstance(kernel, JITFunction):
                 kernel.device_caches.clear()  # as in a new process
         machine = engine(recorded, **changes)

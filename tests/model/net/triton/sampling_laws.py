@@ -11,6 +11,7 @@ import torch
 from attend.model import sampling, transfer
 from attend.model.engine import sampler as under_test
 from attend.model.engine.sampler import TokenSampler, mixed
+from attend.model.net.triton import limits
 from attend.model.net.triton import sampling as kernels
 from attend.model.net.triton.backend import INTERPRETED
 from attend.model.params import DecodingParams, SamplingParams
@@ -81,10 +82,11 @@ def changed(scores_RV, draws):
     rest = [torch.empty(2 * rows * chunks, dtype=kind, device=DEVICE) for kind in (torch.float32, torch.int64, torch.int32)]
     numbers = drawer._received(draws)
     kernels.highest_kernel[(rows, chunks)](
-        *(scores_RV, *numbers, drawer._texts.counts, out_RV, *rest, torch.empty_like(rest[1]), scores_RV.stride(0)),
+        *(scores_RV, *numbers, drawer._texts.counts, out_RV, *rest, *[torch.empty_like(rest[1])] * 2, scores_RV.stride(0)),
         V=VOCAB,
         CHUNK=CHUNK,
         CHANGES=True,
+        LIMITED=False,
         **under_test.OPTIONS,
     )
     return out_RV
@@ -165,33 +167,115 @@ LIMITS = [
 ]
 
 
+FAR = (limits.BINS.value - 1) / limits.PER_UNIT.value
+"""What is so far below the best is never drawn; a border may or may not leave it."""
+
+
+def borders(scores_RV, draws, room=under_test.ROOM):
+    """How far below the best a token may be, int64 [R]; with room for so many scores. -1: whole rows are searched."""
+    return searched(scores_RV, draws, room)[0]
+
+
+def found_by(scores_RV, draws):
+    """How many scores of each row were searched, int64 [R]."""
+    return searched(scores_RV, draws, under_test.ROOM)[1][:, limits.FOUND.value]
+
+
+def searched(scores_RV, draws, room):
+    """Borders, and what the bins hold afterwards."""
+    (num_rows, vocab), chunk = scores_RV.shape, under_test.CHUNK
+    drawer, num_chunks = TokenSampler(vocab, DEVICE), -(-vocab // chunk)
+    found_R = torch.full((num_rows,), -1, dtype=torch.int64, device=DEVICE)
+    bins = torch.zeros(num_rows, limits.COLUMNS.value, dtype=torch.int64, device=DEVICE)
+    candidates = torch.full((num_rows, max(room, 0)), torch.nan, device=DEVICE)
+    given = (scores_RV, drawer._received(draws)[0], scores_RV.float().amax(1, keepdim=True), bins)
+    sizes = {"V": vocab, "S": 1, "S_P": 1} | under_test.OPTIONS
+    grid, stride = (num_rows, num_chunks), scores_RV.stride(0)
+    limits.count_kernel[grid](*given, stride, CHUNK=chunk, **sizes)
+    limits.collect_kernel[grid](*given, candidates, stride, CHUNK=chunk, ROOM=room, **sizes)
+    limits.limit_kernel[(num_rows,)](*given, candidates, found_R, stride, TILE=under_test.TILE, ROOM=room, **sizes)
+    return found_R, bins
+
+
 def kept(scores_RV, draws):
     """Which tokens the borders of the kernel leave, bool [R, V]."""
-    drawer, rows = TokenSampler(VOCAB, DEVICE), len(draws)
-    borders_R = torch.full((rows,), -1, dtype=torch.int64, device=DEVICE)
-    highest_R1 = scores_RV.float().amax(1, keepdim=True)
-    kernels.limit_kernel[(rows,)](
-        *(scores_RV, drawer._received(draws)[0], highest_R1, borders_R, scores_RV.stride(0)),
-        V=VOCAB,
-        S=1,
-        S_P=1,
-        TILE=CHUNK,
-        **under_test.OPTIONS,
-    )
     scaled_RV = sampling.apply_temperature(scores_RV.float().cpu(), torch.tensor([[d.plan.params.temperature] for d in draws]))
-    return scaled_RV.abs().view(torch.int32).long() <= borders_R.cpu()[:, None]
+    return scaled_RV.abs().view(torch.int32).long() <= borders(scores_RV, draws).cpu()[:, None]
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
-def test_the_candidates_are_the_references_ties_included(limits):
+@pytest.mark.parametrize("way", LIMITS, ids=str)
+def test_the_candidates_are_the_references_ties_included(way):
     """Top-p to the rounding of the sum: here no sum is so close to p that it decides."""
     scores_RV = scores_of(12)
     scores_RV[3] = 1.0
     scores_RV[4, ::2] = -torch.inf
-    draws = [plain(**limits)] * 12
+    draws = [plain(**way)] * 12
     wanted_RV = sampling.limit_scores(scores_RV.cpu(), [each.plan.params for each in draws])
     given = scores_RV.cpu().isfinite()
     assert torch.equal(kept(scores_RV, draws) & given, wanted_RV.isfinite())
+
+
+def shapes(vocab, dice):
+    """Scores of many shapes [12, V]: peaked, flat, equal, rounded, with -inf, all but one equal, far apart."""
+    normal = torch.randn(12, vocab, generator=dice)
+    rows = [normal[0] * 3, normal[1] * 0.01, torch.zeros(vocab), (normal[3] * 2).round(), normal[4] * 40, normal[5] ** 3]
+    rows += [torch.where(normal[6] > 1, normal[6], -torch.inf), -normal[7].abs() - 20, normal[8] * 3, normal[9] * 6]
+    rows += [torch.full((vocab,), -3.0), (normal[11] * 3).bfloat16().float()]
+    rows[7][vocab // 2], rows[8][::2], rows[10][vocab // 3] = 0.0, -torch.inf, 5.0
+    return torch.stack(rows).to(DEVICE)
+
+
+WAYS = [{"top_p": p} for p in (1e-9, 0.1, 0.5, 0.9, 0.99, 0.9999, 0.9999999)]
+WAYS += [{"top_k": k} for k in (1, 40, 500)] + [{"top_k": 40, "top_p": 0.9}, {"top_k": 500, "top_p": 0.99, "min_p": 0.01}, {}]
+
+
+@pytest.mark.parametrize("turn", range(len(WAYS)))
+@pytest.mark.parametrize("vocab", [1, CHUNK, 700])
+def test_a_border_found_among_candidates_is_that_of_the_whole_row(vocab, turn, monkeypatch):
+    """To the bit, wherever the bins say that it lies, and where a row's candidates are too many for their room."""
+    monkeypatch.setattr(under_test, "TILE", 1024)
+    monkeypatch.setattr(under_test, "CHUNK", CHUNK if vocab < 700 else 256)
+    scores_RV = shapes(vocab, torch.Generator().manual_seed(vocab))
+    ways = [WAYS[(turn + row) % len(WAYS)] for row in range(12)]
+    draws = [plain(temperature=(1.0, 0.2, 1.7)[(turn + row) % 3], **way) for row, way in enumerate(ways)]
+    temperatures_R1 = torch.tensor([[draw.plan.params.temperature] for draw in draws], device=DEVICE)
+    scaled_RV = sampling.apply_temperature(scores_RV, temperatures_R1)
+    bits_RV = scaled_RV.abs().view(torch.int32)
+    whole_R, few_R, found_R = (borders(scores_RV, draws, room) for room in (-1, 20, under_test.ROOM))
+    for each_R in (few_R, found_R):
+        assert torch.equal(
+            (bits_RV <= each_R[:, None]) & (scaled_RV > -FAR), (bits_RV <= whole_R[:, None]) & (scaled_RV > -FAR)
+        )
+        for row, way in enumerate(ways):
+            assert "top_k" in way or each_R[row] == whole_R[row], way
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.5, 4.0])
+def test_the_bins_have_the_border_of_every_top_p(spread, monkeypatch):
+    monkeypatch.setattr(under_test, "TILE", 1024)
+    monkeypatch.setattr(under_test, "CHUNK", 1024)
+    dice = torch.Generator().manual_seed(5)
+    scores_RV = (torch.randn(1, 1000, generator=dice) * spread).to(DEVICE).repeat(60, 1)
+    draws = [plain(top_p=(row + 0.5) / 60) for row in range(60)]
+    assert torch.equal(borders(scores_RV, draws), borders(scores_RV, draws, room=-1))
+
+
+def test_no_token_is_drawn_that_is_so_far_below_the_best_that_no_border_is_searched_there():
+    """The noise of one that is FAR below the best cannot make up for it: it is hashed to one of 2^23 numbers."""
+    uniform = torch.tensor([0.5, 2**23 - 0.5], dtype=torch.float64) * 2.0**-23
+    least, most = (-(-uniform.log()).log()).tolist()
+    assert most - least < FAR - 10
+
+
+def test_a_search_reads_few_scores(monkeypatch):
+    """Those about the border: whatever the limit, a few bins' worth."""
+    monkeypatch.setattr(under_test, "TILE", 1024)
+    monkeypatch.setattr(under_test, "CHUNK", 1024)
+    dice = torch.Generator().manual_seed(0)
+    vocab = 50_000 if not INTERPRETED else 5_000
+    scores_RV = (torch.randn(4, vocab, generator=dice) * 3).to(DEVICE)
+    for way, most in (({"top_k": 50}, 100), ({"top_p": 0.9}, vocab // 20), ({"top_p": 0.99}, vocab // 8)):
+        assert found_by(scores_RV, [plain(**way)] * 4).max() <= most
 
 
 def test_top_p_keeps_a_token_if_those_above_it_have_less_than_p():
@@ -272,7 +356,7 @@ def test_a_step_of_a_known_text_copies_as_much_after_ten_tokens_as_after_a_thous
     assert sizes[10] == sizes[-1] == 8 * (kernels.NUMBERS.value + 2)
 
 
-def test_a_step_is_two_launches_and_three_where_candidates_are_chosen(monkeypatch):
+def test_a_step_is_two_launches_and_five_where_candidates_are_chosen(monkeypatch):
     launched = []
 
     class Counted:
@@ -282,10 +366,11 @@ def test_a_step_is_two_launches_and_three_where_candidates_are_chosen(monkeypatc
         def __getitem__(self, grid):
             return lambda *args, **more: (launched.append(grid), self.kernel[grid](*args, **more))
 
-    for name in ("highest_kernel", "limit_kernel", "draw_kernel"):
-        monkeypatch.setattr(kernels, name, Counted(getattr(kernels, name)))
+    for module in (kernels, limits):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Counted(getattr(module, name)))
     scores_RV, drawer = scores_of(32), TokenSampler(VOCAB, DEVICE)
-    for draws, count in ((changing(32), 2), ([plain()] * 32, 2), ([plain(top_p=0.9)] * 32, 3)):
+    for draws, count in ((changing(32), 2), ([plain()] * 32, 2), ([plain(top_p=0.9)] * 32, 5)):
         launched.clear()
         drawer(scores_RV, draws)
         assert len(launched) == count

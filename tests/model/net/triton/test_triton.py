@@ -38,6 +38,10 @@ def test_the_kernels_compile_for_an_h200(tmp_path):
     run("tests.model.net.triton.compiles", TRITON_CACHE_DIR=str(tmp_path))
 
 
+def test_the_choice_of_candidates_takes_little_work(tmp_path):
+    run("tests.model.net.triton.work", TRITON_CACHE_DIR=str(tmp_path))
+
+
 def test_after_the_warm_up_no_step_compiles_a_kernel_or_waits_for_the_device(tmp_path):
     run("tests.model.net.triton.recompiles", TRITON_CACHE_DIR=str(tmp_path))
 
