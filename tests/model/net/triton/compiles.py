@@ -30,7 +30,7 @@ from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import backend, codes, delta, fused, grouped, kernels, sampling
+from attend.model.net.triton import backend, codes, delta, fused, grouped, kernels, ranks, sampling
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
@@ -262,7 +262,7 @@ def compiled(capability: int) -> list[dict]:
     """All kernels as they would be launched on such a GPU."""
     stands = []
     with mock.patch.object(backend, "shared_memory", return_value=ARCHITECTURES[capability].program), ExitStack() as stack:
-        for module in (kernels, fused, grouped, delta, sampling, codes):
+        for module in (kernels, fused, grouped, delta, sampling, codes, ranks):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stands.append(Compiled(getattr(module, name), capability))
                 stack.enter_context(mock.patch.object(module, name, stands[-1]))
@@ -273,6 +273,7 @@ def compiled(capability: int) -> list[dict]:
         launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
         for kind in (INT8, INT4, MXFP4, FP8):
             launch_codes(kind, 4096, 14336)
+        ranks.added(torch.empty(4, 1, 8192, dtype=torch.bfloat16))
         TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
     assert all(stand.seen for stand in stands), "a kernel was not launched"
     return [each for stand in stands for each in stand.found]
