@@ -61,7 +61,6 @@ from attend.model.net.kv_cache import KVCache
 from attend.model.net.native import decoder as native
 from attend.model.net.native.library import variant as native_variant
 from attend.model.net.packed import multiplies_bfloat16
-from attend.model.net.pulse import Pulse
 from attend.model.net.quantised import names_of_kinds
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
@@ -133,10 +132,10 @@ def build_engine(
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built.runner.pulse, held, ready=leader.hurry)
+        return _with_thread(engine, info, options, built.runner, held, ready=leader.hurry)
     idle, offload = idle_memory(scheduler, built.runner, options), open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle, offload=offload)
-    return _with_thread(engine, info, options, built.runner.pulse, held, built.runner.adapters, Explainer(built.net))
+    return _with_thread(engine, info, options, built.runner, held, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
@@ -177,12 +176,11 @@ def build_runner(
     if options.draft_tokens and not isinstance(form, native.NativeDecoder):
         check_guesses(config, options, dtype, backend.name)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
-    graphs, pieces = None, None
-    if not options.deterministic:
-        graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
+    record = None if options.deterministic else partial(record_steps, form, backend, cache, engine_config, shared=ranks > 1)
     draw = choose_draw(form, dtype, device, exact=options.deterministic)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
-    runner = runner_kind(form)(form, backend, cache, device, graphs, draw, adapters, pieces, choose_logprobs(form))
+    logprobs, kind = choose_logprobs(form), runner_kind(form)
+    runner = kind(form, backend, cache, device, draw=draw, adapters=adapters, logprobs=logprobs, record=record)
     if group is not None:
         runner = ShardRunner(runner, group, net, exact=options.deterministic)
     if options.deterministic:
@@ -248,7 +246,7 @@ def _with_thread(
     engine: Engine,
     info: EngineInfo,
     options: EngineOptions,
-    pulse: Pulse,
+    runner: ModelRunner,
     held: Callable[[], int],
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
@@ -259,6 +257,7 @@ def _with_thread(
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         use_threads(options)
+        runner.prepare()
         warm_up(engine)  # libraries keep handles and memory for each thread
         ready()
 
@@ -270,7 +269,7 @@ def _with_thread(
         prepare=prepare,
         adapters=adapters,
         explainer=explainer,
-        pulse=pulse,
+        pulse=runner.pulse,
         held=held,
     )
 

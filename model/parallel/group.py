@@ -144,7 +144,8 @@ def added(parts_N: Tensor) -> Tensor:
     if parts_N.is_cuda and find_spec("triton") is not None:
         from attend.model.net.triton.ranks import added as in_one_pass
 
-        return in_one_pass(parts_N)
+        whole: Tensor = in_one_pass(parts_N)
+        return whole
     first, *others = parts_N
     total = first.float()
     for part in others:
