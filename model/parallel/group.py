@@ -144,11 +144,9 @@ def added(parts_N: Tensor) -> Tensor:
     if parts_N.is_cuda and find_spec("triton") is not None:
         from attend.model.net.triton.ranks import added as in_one_pass
 
-        whole: Tensor = in_one_pass(parts_N)
-        return whole
-    first, *others = parts_N
-    total = first.float()
-    for part in others:
+        return in_one_pass(parts_N)
+    total: Tensor = parts_N[0].float()
+    for part in parts_N[1:]:
         total += part
     return total.to(parts_N.dtype)
 
