@@ -1,7 +1,7 @@
 """What a GPU shows in ten minutes: right answers, laws of its kernels, tokens/s: attend bench gpu --minutes 9 --json gpu.jsonl
 
 --smoke does what fits into 90 seconds: what is here, the answers of the shipped model, the laws of the kernels at the sizes of
-8B, and one decode and one prompt of 8B. Begin with it.
+8B, and one decode and one prompt of 8B. Begin with it: model/net/triton/GPU.md says what to expect, and how to send it.
 
 In this order: what is here; answers, compared with float32 on the CPU; laws of the kernels at the sizes of 8B; speed of Attend,
 8B first, each with its share of what the device was measured to do; speed of `transformers` (compiled, static cache); all other

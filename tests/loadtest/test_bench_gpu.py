@@ -434,7 +434,7 @@ def test_outcomes_are_known_though_the_tests_are_cut(tmp_path, monkeypatch):
     laws.hold(session, law, tmp_path, lambda: 0.0 if told.is_file() and told.read_text().count("\n") == 2 else session.left)
     [line] = session.of("law")
     assert (line["passed"], line["failed"], line["cut"]) == (1, 1, True)
-    assert "test_no" in session.of("failed")[0]["why"]
+    assert "test_no: assert 0" in session.of("failed")[0]["why"]
 
 
 # processes
