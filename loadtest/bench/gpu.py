@@ -1,5 +1,8 @@
 """What a GPU shows in ten minutes: right answers, laws of its kernels, tokens/s: attend bench gpu --minutes 9 --json gpu.jsonl
 
+--smoke does what fits into 90 seconds: what is here, the answers of the shipped model, the laws of the kernels at the sizes of
+8B, and one decode and one prompt of 8B. Begin with it: model/net/triton/GPU.md says what to expect, and how to send it.
+
 In this order: what is here; answers, compared with float32 on the CPU; laws of the kernels at the sizes of 8B; speed of Attend,
 8B first, each with its share of what the device was measured to do; speed of `transformers` (compiled, static cache); all other
 laws. Weights are random, drawn on the device. Each row is printed and filed as soon as it is known. A part that fails, or is
@@ -30,8 +33,19 @@ from loadtest.bench.shapes import FOLDER, SHAPES, write_config
 
 RESERVE = 45
 """Seconds before the end of --minutes at which everything is over, or a tenth of them: whoever set the limit kills at it."""
-LOOK = 60
+LOOK, SMOKE_LOOK = 60, 20
 """Seconds that looking at what is here may take."""
+MINUTES, SMOKE_MINUTES = 9, 1.5
+SMOKE_MEASURING = 12
+"""Seconds of a contestant's time that are not for its start."""
+SMOKE_SECONDS = {
+    "answers of the shipped model": (10, 25),
+    laws.SMOKE.what: (10, 25),
+    "speed of the device": (4, 10),
+    f"8B, {OURS}": (30, 60),
+    f"S, {OURS}": (30, 60),
+}
+"""The parts of --smoke: the seconds that each needs, and when it is cut. No GPU has shown yet what they take."""
 PEER = "transformers"
 ROWS = TREE / "loadtest" / "out" / "gpu.jsonl"
 ON_GPU = ["8B", "1B", "Q"]
@@ -73,7 +87,7 @@ def perform(session: Session, parts: Sequence[Part], lacking: Mapping[str, str])
             traceback.print_exc()
 
 
-def look(session: Session, device: str, folder: Path) -> dict[str, str]:
+def look(session: Session, device: str, folder: Path, seconds: float) -> dict[str, str]:
     """Note what is here; returns the packages that cannot be used, and why."""
     session.facts = here.plain()
     session.note("here", f"Here: {session.facts}")
@@ -81,12 +95,12 @@ def look(session: Session, device: str, folder: Path) -> dict[str, str]:
     for name in lacking:
         session.note("missing", f"{name} is missing: it is needed for {here.NEEDED[name]}", what=name)
     log = folder / "here.log"
-    code = run(module("here", device), log, session.within(LOOK))
+    code = run(module("here", device), log, session.within(seconds))
     for found in printed(log):
         session.facts |= found
         session.note("here", f"Here: {found}")
     if code != 0:
-        session.lose("what is here", f"it took over {LOOK} s" if code is None else tail(log))
+        session.lose("what is here", f"it took over {seconds:g} s" if code is None else tail(log))
     lacking |= {name.split()[0]: str(why) for name, why in session.facts.items() if name.endswith(" error")}
     if "kernel" in lacking:
         lacking["triton"] = f"compiles no kernel: {lacking.pop('kernel')}"
@@ -129,7 +143,8 @@ def weigh(session: Session, size: int, device: str, folder: Path, left: Left) ->
         session.lose("speed of the device", "it took too long" if code is None else tail(log))
         return
     [found] = printed(log)
-    shown = f"{found['bytes'] / 1e9:.0f} GB/s, {found['flops'] / 1e12:.1f} TFLOP/s in bfloat16, clocks {found.get('clocks')}"
+    clocks = found.get("clocks shown", "no clocks")
+    shown = f"{found['bytes'] / 1e9:.0f} GB/s, {found['flops'] / 1e12:.1f} TFLOP/s in bfloat16, {clocks}"
     session.note("speed", f"speed of the device: {shown}", **found)
 
 
@@ -138,7 +153,10 @@ def plan(session: Session, options: argparse.Namespace) -> list[Part]:
     device, folder, cuda = options.device, options.folder, options.device == "cuda"
     triton = ("triton",) if cuda else ()
     engine = (*here.ENGINE, *triton)
-    works = rates.GPU_WORKS if cuda else rates.CPU_WORKS
+    works = (
+        (rates.GPU_WORKS if cuda else rates.CPU_WORKS) if not options.smoke else rates.GPU_SMOKE if cuda else rates.CPU_SMOKE
+    )
+    measuring = SMOKE_MEASURING if options.smoke else rates.MEASURING
 
     def answers(name: str, target: Path, load_format: str, least: float, most: float) -> Part:
         action = partial(compare, session, name, target, load_format, device, folder)
@@ -151,7 +169,7 @@ def plan(session: Session, options: argparse.Namespace) -> list[Part]:
     def speed(
         shape: str, who: str, needs: tuple[str, ...], seconds: float = 100, place: Literal["first", "middle"] = "middle"
     ) -> Part:
-        action = partial(rates.measure, session, shape, who, works, folder, device=device)
+        action = partial(rates.measure, session, shape, who, works, folder, device=device, measuring=measuring)
         return Part(f"{shape}, {who}", action, 50, seconds, needs, place)
 
     drawn = "Q" if cuda else "S"
@@ -172,7 +190,16 @@ def plan(session: Session, options: argparse.Namespace) -> list[Part]:
     parts += [speed(shape, PEER, here.PEER) for shape in options.shape]
     if cuda and not options.no_laws:
         parts += [law(each) for each in (laws.RANKS, *laws.WIDE) if session.facts.get("devices", 1) >= each.devices]
-    return parts
+    return in_short(parts) if options.smoke else parts
+
+
+def in_short(parts: Sequence[Part]) -> list[Part]:
+    """The parts of --smoke. Each leaves all later ones what they need."""
+    return [
+        replace(part, least=SMOKE_SECONDS[part.what][0], most=SMOKE_SECONDS[part.what][1], place="last")
+        for part in parts
+        if part.what in SMOKE_SECONDS
+    ]
 
 
 def finish(session: Session, sentence: str = "") -> int:
@@ -204,7 +231,8 @@ def listed(text: str) -> list[str]:
 def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9, help="for everything (default 9)")
+    parser.add_argument("--smoke", action="store_true", help="what fits into 90 s; of a GPU the first thing to run")
+    parser.add_argument("--minutes", type=float, help=f"for everything (default {MINUTES}, with --smoke {SMOKE_MINUTES})")
     parser.add_argument("--shape", type=listed, help=f"of {', '.join(SHAPES)}; default {','.join(ON_GPU)}, on a CPU S")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu tries the command itself")
     parser.add_argument("--no-laws", action="store_true", help="answers and speed alone")
@@ -212,6 +240,9 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=ROWS, help="rows are appended here (default loadtest/out/gpu.jsonl)")
     options = parser.parse_args(words)
     options.shape = options.shape or (ON_GPU if options.device == "cuda" else ["S"])
+    if options.smoke:
+        options.shape = ["8B" if options.device == "cuda" else "S"]
+    options.minutes = options.minutes or (SMOKE_MINUTES if options.smoke else MINUTES)
     for folder in (options.folder, options.json.parent):
         folder.mkdir(parents=True, exist_ok=True)
     return options
@@ -223,7 +254,7 @@ def main(words: list[str] | None = None) -> None:
     seconds = 60 * options.minutes
     session = Session(began + seconds - min(RESERVE, seconds / 10), options.json)
     session.listen()
-    lacking = look(session, options.device, options.folder)
+    lacking = look(session, options.device, options.folder, SMOKE_LOOK if options.smoke else LOOK)
     if sentence := hopeless(session.facts, lacking, options.device):
         sys.exit(finish(session, sentence))
     perform(session, plan(session, options), lacking)

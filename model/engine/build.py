@@ -48,7 +48,6 @@ from attend.model.explain.explainer import Explainer
 from attend.model.net.checkpoint import lacks_head, load, read_config
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.packed import multiplies_bfloat16
-from attend.model.net.pulse import Pulse
 from attend.model.net.quantised import names_of_kinds
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
@@ -120,10 +119,10 @@ def build_engine(
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built.runner.pulse, held, ready=leader.hurry)
+        return _with_thread(engine, info, options, built.runner, held, ready=leader.hurry)
     idle, offload = idle_memory(scheduler, built.runner, options), open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle, offload=offload)
-    return _with_thread(engine, info, options, built.runner.pulse, held, built.runner.adapters, Explainer(built.net))
+    return _with_thread(engine, info, options, built.runner, held, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
@@ -165,13 +164,11 @@ def build_runner(
     if options.draft_tokens:
         backend.check_drafts(options, dtype)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
-    graphs, pieces = None, None
-    if not options.deterministic:
-        graphs, pieces = backend.record(form, cache, engine_config, shared=ranks > 1)
+    record = None if options.deterministic else partial(backend.record, form, cache, engine_config, shared=ranks > 1)
     draw = backend.draw(dtype, device, exact=options.deterministic)
     adapters = backend.adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     attention, logprobs = backend.attention, backend.logprobs()
-    runner = backend.runner()(form, attention, cache, device, graphs, draw, adapters, pieces, logprobs)
+    runner = backend.runner()(form, attention, cache, device, draw=draw, adapters=adapters, logprobs=logprobs, record=record)
     if group is not None:
         runner = ShardRunner(runner, group, net, exact=options.deterministic)
     if options.deterministic:
@@ -234,7 +231,7 @@ def _with_thread(
     engine: Engine,
     info: EngineInfo,
     options: EngineOptions,
-    pulse: Pulse,
+    runner: ModelRunner,
     held: Callable[[], int],
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
@@ -245,6 +242,7 @@ def _with_thread(
     def prepare() -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         use_threads(options)
+        runner.prepare()
         warm_up(engine)  # libraries keep handles and memory for each thread
         ready()
 
@@ -256,7 +254,7 @@ def _with_thread(
         prepare=prepare,
         adapters=adapters,
         explainer=explainer,
-        pulse=pulse,
+        pulse=runner.pulse,
         held=held,
     )
 

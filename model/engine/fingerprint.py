@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +18,14 @@ WHOLE = 64 << 20
 """A file of at most so many bytes is read whole."""
 HEAD, SAMPLE, EVERY = 1 << 20, 1 << 12, 1 << 20
 """Bytes of a larger file that are read: its first, and so many in each so many."""
+
+
+def own_version() -> str:
+    """That of the installed package; a source tree computes without being installed."""
+    try:
+        return version("attend-server")
+    except PackageNotFoundError:
+        return "a tree that is not installed"
 
 
 def processor(device: str) -> str:
@@ -51,7 +59,7 @@ def ropes(config: ModelConfig, context: int) -> str:
 
 def fingerprint(folder: Path, setup: str) -> str:
     """Changes whenever answers might: weights and JSON (size and samples of each), set-up and versions."""
-    digest = hashlib.sha256(f"{setup} {torch.__version__} {version('attend-server')}".encode())
+    digest = hashlib.sha256(f"{setup} {torch.__version__} {own_version()}".encode())
     for path in parts(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())

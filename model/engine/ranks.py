@@ -46,6 +46,7 @@ class ShardRunner(ModelRunner):
             graphs=runner.graphs,
             draw=runner.draw,
             pieces=runner.pieces,
+            record=runner.record,
         )
         assert isinstance(part.head, SplitHead)
         self.group, self._exact = group, exact
@@ -138,6 +139,7 @@ class Leader:
 
 def follow(runner: ShardRunner) -> None:
     """What the other ranks do: compute the steps that rank 0 sends, until it ends or a rank fails: DeviceFailed."""
+    runner.prepare()
     while True:
         message = runner.group.receive()
         if message == HURRY:

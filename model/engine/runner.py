@@ -56,6 +56,10 @@ DrawTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
 """(scores [R, V], how each row draws) -> tokens [R]: `sample`, the same row by row, or a `Told`."""
 
 
+Recording = Callable[[], tuple[DecodeGraphs | None, StepPieces | None]]
+"""What records the steps of a runner."""
+
+
 LogProbs = Callable[
     [Tensor, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[tuple[float, list[tuple[int, float]]]]
 ]
@@ -162,8 +166,11 @@ class ModelRunner:
         adapters: Adapters | None = None,
         pieces: StepPieces | None = None,
         logprobs: LogProbs = logprobs,
+        record: Recording | None = None,
     ) -> None:
-        """`graphs`, else `pieces`, compute the steps that fit them; `adapters` are those that requests may have."""
+        """`graphs`, else `pieces`, compute the steps that fit them; `adapters` are those that requests may have. `record` makes
+        both, when the runner is prepared.
+        """
         self.net = net
         self.backend = backend
         self.cache = cache
@@ -173,10 +180,19 @@ class ModelRunner:
         self.draw = draw
         self.logprobs = logprobs
         self.adapters = adapters
+        self.record = record
         self.pulse = Pulse()
         self.has_states = any(group.has_state for group in net.config.memory_groups)
         self._drawn: tuple[list[str], Tensor] = ([], torch.empty(0))
         """Request ids and tokens of the previous step's draws; the tokens stay on the device."""
+
+    def prepare(self) -> None:
+        """Of the thread that will submit steps, before the first one: it records what it will replay. Libraries may keep memory
+        that a recording refers to for each thread, and give it back when that thread ends.
+        """
+        if self.record is not None:
+            record, self.record = self.record, None
+            self.graphs, self.pieces = record()
 
     @device_errors()
     @torch.inference_mode()

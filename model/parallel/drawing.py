@@ -30,7 +30,7 @@ def _best(scores_RM: Tensor, first: int, group: ProcessGroup) -> tuple[Tensor, T
     """The largest score of each row over all ranks, float32 [R], and its token: of equal ones the first, of NaN any."""
     best_R, places_R = scores_RM.max(dim=-1)
     pair_2R = torch.stack((best_R.double(), (places_R + first).double()))  # doubles hold both
-    pairs_N2R = torch.stack(group.gather(pair_2R))
+    pairs_N2R = group.gather(pair_2R)
     best_R, ranks_R = pairs_N2R[:, 0].max(dim=0)
     tokens_R = pairs_N2R[:, 1].gather(0, ranks_R[None])[0]
     return best_R.float(), tokens_R.long()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -96,23 +97,21 @@ class ProcessGroup:
             self._patience = self._silence
             self._numbers._set_default_timeout(self._silence)
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        """What each rank gives, in their order: tensors of one shape and dtype. Raises DeviceFailed where a rank is late."""
+    def gather(self, x: Tensor) -> Tensor:
+        """What each rank gives, in their order: [N, ...] of tensors of one shape and dtype. Raises DeviceFailed where a rank
+        is late.
+        """
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self.ranks)]
+        parts_N = x.new_empty(self.ranks, *x.shape)
         how = c10d.distributed_c10d.AllgatherOptions()
         how.timeout = self._patience
         with _among_others():
-            self._numbers.allgather([parts], [x], how).wait()
-        return parts
+            self._numbers._allgather_base(parts_N.view(-1), x.view(-1), how).wait()
+        return parts_N
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of what the ranks give, added in their order in float32, rounded once: the same bits on all of them."""
-        first, *others = self.gather(x)
-        total = first.float()
-        for part in others:
-            total += part
-        return total.to(x.dtype)
+        return added(self.gather(x))
 
     def least(self, number: int) -> int:
         """The smallest of the whole numbers that the ranks give."""
@@ -138,6 +137,18 @@ class ProcessGroup:
         with _among_others():
             self._bytes.broadcast([x], _from_rank_0(patience)).wait()
         return x
+
+
+def added(parts_N: Tensor) -> Tensor:
+    """The sum of N parts, in their order, in float32, rounded once."""
+    if parts_N.is_cuda and find_spec("triton") is not None:
+        from attend.model.net.triton.ranks import added as in_one_pass
+
+        return in_one_pass(parts_N)
+    total: Tensor = parts_N[0].float()
+    for part in parts_N[1:]:
+        total += part
+    return total.to(parts_N.dtype)
 
 
 def _from_rank_0(patience: timedelta) -> Any:

@@ -80,7 +80,7 @@ class GatheredNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, Q] of this rank, normed over the columns of all ranks."""
-        whole = self.norm(torch.cat(self.group.gather(x)[:: self.copies], dim=-1))
+        whole = self.norm(torch.cat(list(self.group.gather(x)[:: self.copies]), dim=-1))
         own: Tensor = whole.split(x.shape[-1], dim=-1)[self.group.rank // self.copies]
         return own
 

@@ -91,10 +91,12 @@ class Device(TorchFunctionMode):
         self.launches: Counter[str] = Counter()
         self.waits: Counter[tuple[str, str]] = Counter()
         """(what, the function of `model` that asked for it): where the host waits for the device."""
+        self.moved: int
+        """Bytes that kernels and collectives read and write, each of their tensors once; those of torch are not counted."""
         self.faults: list[str] = []
         self.fresh = False
         """Whether the last operation has taken memory."""
-        self.allocated = self.peak = self.num_queued = self.num_drained = 0
+        self.allocated = self.peak = self.num_queued = self.num_drained = self.moved = 0
         self.recording: WeakSet[Memory] | None = None
         """The memory taken since a recording began, where it was not given back."""
         self.recorded: set[Memory] = set()
@@ -115,7 +117,7 @@ class Device(TorchFunctionMode):
         """Forget what was counted."""
         self.launches.clear()
         self.waits.clear()
-        self.peak = self.allocated
+        self.peak, self.moved = self.allocated, 0
 
     def drain(self, until: int | None = None) -> None:
         """Do the copies that were queued before number `until`."""
@@ -314,6 +316,7 @@ class Kernel:
             self.owner._blame(f"{self.name} got a tensor of the host")
         if self.owner.recording is not None:
             self.owner.recorded |= {each.memory for each in tensors} - set(self.owner.recording)
+        self.owner.moved += sum(each.nbytes for each in tensors)
         self.owner._launch(self.name)
 
 

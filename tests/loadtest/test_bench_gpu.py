@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ import torch
 from attend.model.net.checkpoint import read_config
 from loadtest.bench import gpu
 from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError
-from loadtest.bench.on_gpu import answers, here, laws, rates
+from loadtest.bench.on_gpu import answers, clocks, here, laws, rates
 from loadtest.bench.on_gpu.answers import OUTPUT, Answer
+from loadtest.bench.on_gpu.clocks import Clocks
 from loadtest.bench.on_gpu.rates import GPU_WORKS, Work
 from loadtest.bench.on_gpu.session import Session, run
 from loadtest.bench.shapes import SHAPES, parameters, write_config
@@ -141,6 +143,29 @@ def test_whatever_is_slow_ours_is_measured_before_any_peer_and_all_ends_in_time(
     assert "| 8B | decode of 1 at 1024 |" in lines[-1]["table"]
     assert all("when" in line and "facts" in line for line in lines)
     assert lines[-1]["facts"]["gpu"] == "H100"
+
+
+SMOKE_TROUBLES = {
+    "none": {},
+    "no law ends": {"smoke_laws": math.inf},
+    "answers do not end": {"answers": math.inf},
+    "all of that": {"smoke_laws": math.inf, "answers": math.inf, "speed": math.inf, "here": 19.0},
+}
+
+
+@pytest.mark.parametrize("trouble", SMOKE_TROUBLES)
+def test_a_smoke_run_has_a_decode_and_a_prompt_of_8b_within_90_seconds(world, trouble):
+    """Of a start that takes 17 seconds, whatever else goes wrong."""
+    world.words = world.words[:2]
+    world.seconds = {f"{OURS} 8B": 17.0} | SMOKE_TROUBLES[trouble]
+    code, lines = world.main("--smoke")
+    assert world.now <= 60 * gpu.SMOKE_MINUTES * 0.9
+    assert measured(lines, OURS) == ["decode of 1 at 1024", "prompt of 8192"]
+    assert {name.split()[0] for name in world.order} <= {"here", "answers", "smoke_laws", "speed", OURS, "a"}
+    assert code == (0 if trouble == "none" else 3)
+    if trouble == "none":
+        kinds = [line["kind"] for line in lines]
+        assert kinds == ["here", "here", "answers", "law", "speed", "start", "figure", "figure", "end"]
 
 
 def test_a_law_that_is_cut_says_so_and_all_others_are_run(world):
@@ -304,6 +329,72 @@ def test_a_row_says_what_was_not_measured():
     ]
 
 
+SEEN = [(1980.0, 2619.0, 650.5, 61.0), (1755.0, 2619.0, 699.5, 66.0)]
+
+
+def nvml(readings):
+    """A pynvml that tells these, one after the other, and then the last again and again."""
+    told, last = iter(readings), []
+
+    def clock(one, which):
+        assert one == "the first"
+        if which == "sm":
+            last[:] = [next(told, (last or [None])[0])]
+        return last[0][0 if which == "sm" else 1]
+
+    return SimpleNamespace(
+        NVML_CLOCK_SM="sm",
+        NVML_CLOCK_MEM="mem",
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex={0: "the first"}.__getitem__,
+        nvmlDeviceGetHandleByUUID={"GPU-7": "the first"}.__getitem__,
+        nvmlDeviceGetClockInfo=clock,
+        nvmlDeviceGetPowerUsage=lambda one: 1000 * last[0][2],
+        nvmlDeviceGetTemperature=lambda one, which: last[0][3],
+    )
+
+
+@pytest.mark.parametrize("visible", ["", "GPU-7", "0,1"])
+def test_clocks_are_watched_while_something_is_measured(monkeypatch, visible):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml([SEEN[0], *SEEN]))
+    monkeypatch.setattr(clocks, "EVERY", 0.01)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with Clocks() as found:
+        assert wait_for(lambda: len(found._seen) > 2)
+    assert found.told["by"] == "nvidia-ml-py"
+    assert found.told["sm"] == [1755.0, 1755.0, 1980.0]
+    assert "sm 1755 MHz (1755 to 1980), memory 2619 MHz, power " in found.shown
+
+
+def test_without_nvml_the_program_of_the_driver_is_asked_and_without_either_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with Clocks() as found:
+        pass
+    assert (found.told, found.shown) == ({"by": clocks.NOBODY}, f"clocks: {clocks.NOBODY}")
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!{sys.executable}\nprint('1980, 2619, 650.50, 61')\n")
+    program.chmod(0o755)
+    with Clocks() as found:
+        assert wait_for(lambda: found._seen)
+    assert (found.told["by"], found.told["power"]) == ("nvidia-smi", [650.5] * 3)
+    program.write_text(f"#!{sys.executable}\nprint('[N/A], 2619, 650.50, 61')\n")
+    with Clocks() as found:
+        pass
+    assert found.told == {"by": clocks.NOBODY}
+    with Clocks(watching=False) as found:
+        pass
+    assert (found.told, found.shown) == ({}, "")
+
+
+def test_each_speed_on_a_gpu_stands_beside_the_clocks_or_says_that_nobody_told_them(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(clocks, "ask_driver", lambda *_, **__: [])
+    _, lines = world.main("--smoke")
+    assert [line["clocks"] for line in lines if line["kind"] == "figure"] == [{"by": clocks.NOBODY}] * 2
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_config_of_a_shape_alone_is_that_shape_and_has_room_for_every_prompt(shape, tmp_path):
     config = read_config(write_config(shape, tmp_path))
@@ -343,7 +434,7 @@ def test_outcomes_are_known_though_the_tests_are_cut(tmp_path, monkeypatch):
     laws.hold(session, law, tmp_path, lambda: 0.0 if told.is_file() and told.read_text().count("\n") == 2 else session.left)
     [line] = session.of("law")
     assert (line["passed"], line["failed"], line["cut"]) == (1, 1, True)
-    assert "test_no" in session.of("failed")[0]["why"]
+    assert "test_no: assert 0" in session.of("failed")[0]["why"]
 
 
 # processes
@@ -518,31 +609,50 @@ import child
 del sys.path[0]  # a peer's adapter may have the name of a package
 import attend.model
 assert Path(attend.model.__file__).is_relative_to(Path.cwd()), attend.model.__file__
-facts, generate = child.adapter("attend").start("dummy", 1)
+facts, generate = child.adapter("attend").start(sys.argv[1], 1)
 assert facts["version"] == "a tree that is not installed", facts
 assert generate([[5, 6, 7]], 4) == 4
 import pytest
-sys.exit(pytest.main(["--collect-only", "-q", "-W", "default", "-p", "no:cacheprovider", *sys.argv[1:]]))
+sys.exit(pytest.main(["--collect-only", "-q", "-W", "default", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
 
 
-def test_a_tree_that_is_not_installed_computes_and_has_its_laws_without_the_packages_of_the_service(tmp_path):
-    """A copy without git and without what is built, beside the packages that a GPU machine has."""
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A copy of the tree without git and without what is built, and its environment: the packages that a GPU machine has."""
+    tree = tmp_path_factory.mktemp("bare")
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.png", "*.svg")
     for name in ("attend", "loadtest", "model", "tests/model", "tests/gpu"):
-        shutil.copytree(TREE / name, tmp_path / name, symlinks=True, ignore=ignored)
+        shutil.copytree(TREE / name, tree / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py"):
-        shutil.copy(TREE / name, tmp_path / name)
-    (tmp_path / "sitecustomize.py").write_text(BARE)
+        shutil.copy(TREE / name, tree / name)
+    (tree / "sitecustomize.py").write_text(BARE)
+    return tree, os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_tree_that_is_not_installed_computes_and_has_its_laws_without_the_packages_of_the_service(bare, tmp_path):
+    tree, environment = bare
     (tmp_path / "dummy").mkdir()
     config = {"model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
     (tmp_path / "dummy/config.json").write_text(json.dumps(config))
     paths = [word for law in (laws.SMOKE, laws.STEPS) for word in law.words if word.startswith("tests/")]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "BENCH_LOAD": "dummy", "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", ENGINE, *paths]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", ENGINE, str(tmp_path / "dummy"), *paths]
+    more = {"BENCH_LOAD": "dummy", "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=tree, env=environment | more, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_smoke_run_goes_through_on_a_machine_with_nothing_but_torch(bare, tmp_path):
+    tree, environment = bare
+    words = ["--device", "cpu", "--smoke", "--no-laws", "--minutes", "4", "--folder", tmp_path, "--json", tmp_path / "rows"]
+    command = [sys.executable, "-m", "loadtest.bench.gpu", *map(str, words)]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert [line["right"] for line in lines if line["kind"] == "answers"] == [True]
+    assert measured(lines, OURS, "S") == [work.name for work in rates.CPU_SMOKE]
+    assert lines[-1]["facts"]["commit"].startswith("no git")
 
 
 def test_the_command_imports_no_package_before_it_has_said_what_is_here(tmp_path):

@@ -49,7 +49,6 @@ def answered(folder: Path, device: str, load_format: str) -> tuple[list[Answer],
     """What the engine answers, and what it is."""
     engine = build_engine(folder, EngineOptions(device=device, load_format=load_format, **OPTIONS))
     facts = {"backend": engine.info.backend, "dtype": engine.info.dtype}
-    facts["recorded"] = engine.engine.runner.graphs is not None
     requests = [
         Request(f"{at}", prompt, OUTPUT, SamplingParams(temperature=0.0))
         for at, prompt in enumerate(prompts(engine.info.vocab_size))
@@ -62,6 +61,7 @@ def answered(folder: Path, device: str, load_format: str) -> tuple[list[Answer],
                 found[output.request_id] += output.token_ids
 
     engine.start()
+    facts["recorded"] = engine.engine.runner.graphs is not None
     try:
         asyncio.run(read())
     finally:

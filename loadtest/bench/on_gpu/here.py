@@ -60,9 +60,15 @@ def gpu() -> dict[str, str]:
     return dict(zip(asked, ask_driver(asked), strict=False))
 
 
-def ask_driver(names: tuple[str, ...]) -> list[str]:
-    """The values that nvidia-smi has under these names for the first GPU; none without it."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "-i", "0"]
+def first_gpu() -> str:
+    """The number or UUID by which the driver knows the GPU that CUDA calls 0."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
+def ask_driver(names: tuple[str, ...], *, units: bool = True) -> list[str]:
+    """The values that nvidia-smi has under these names for the first GPU, with their units; none without it."""
+    form = "csv,noheader" if units else "csv,noheader,nounits"
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", f"--format={form}", "-i", first_gpu()]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

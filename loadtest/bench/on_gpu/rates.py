@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.bench.contestant import OURS, Contestant, PeerError
+from loadtest.bench.on_gpu.clocks import Clocks
 from loadtest.bench.on_gpu.session import Left, Session
 from loadtest.bench.shapes import SHAPES, parameters, write_config
 
@@ -63,15 +64,26 @@ class Work:
 GPU_WORKS = (Work(1, 1024, 128), Work(32, 1024, 128), Work(1, 8192), Work(256, 1024, 128))
 CPU_WORKS = (Work(1, 64, 8), Work(4, 64, 8), Work(1, 256))
 """The most telling first."""
+GPU_SMOKE, CPU_SMOKE = (GPU_WORKS[0], GPU_WORKS[2]), (CPU_WORKS[0], CPU_WORKS[2])
+"""A decode of one request, and a prompt."""
 
 
-def measure(session: Session, shape: str, peer: str, works: tuple[Work, ...], folder: Path, left: Left, device: str) -> None:
+def measure(
+    session: Session,
+    shape: str,
+    peer: str,
+    works: tuple[Work, ...],
+    folder: Path,
+    left: Left,
+    device: str,
+    measuring: float = MEASURING,
+) -> None:
     """Start a contestant, which draws its weights on the device, and note what it does; what it cannot do is lost.
 
-    What is measured has MEASURING seconds, however long the start was.
+    What is measured has `measuring` seconds, or half of what there is, however long the start was.
     """
     what, given, made = f"{shape}, {peer}", left(), 0
-    measuring = min(MEASURING, given / 2)
+    measuring = min(measuring, given / 2)
     log = folder / f"{peer}-{shape}.log"
     try:
         contestant = Contestant(peer, write_config(shape, folder), log, load="dummy", left=session.within(given - measuring))
@@ -84,7 +96,9 @@ def measure(session: Session, shape: str, peer: str, works: tuple[Work, ...], fo
         contestant.left = session.within(measuring)
         contestant(1, 64, 2)
         for work in works:
-            note(session, shape, peer, work, work.rate(contestant))
+            with Clocks(device == "cuda") as clocks:
+                rate = work.rate(contestant)
+            note(session, shape, peer, work, rate, clocks)
             made += 1
     except (PeerError, OSError, ValueError) as error:
         session.lose(what, f"{', '.join(work.name for work in works[made:])}: {error}")
@@ -98,13 +112,14 @@ def check(session: Session, what: str, peer: str, facts: Mapping[str, object], d
         session.lose(what, f"backend is {facts.get('backend')}, steps are recorded: {facts.get('recorded')}")
 
 
-def note(session: Session, shape: str, peer: str, work: Work, rate: float) -> None:
-    """A figure."""
+def note(session: Session, shape: str, peer: str, work: Work, rate: float, clocks: Clocks) -> None:
+    """A figure, beside the clocks at which it was measured: one that other clocks made cannot be compared with it."""
     speeds = session.of("speed")
     limit = work.limit(shape, speeds[-1]) if speeds else None
     share = "" if limit is None else f", {rate / limit:.0%} of {limit:.0f}"
-    shown = f"{shape}, {work.name}, {peer}: {rate:.1f} tokens/s{share}"
-    session.note("figure", shown, shape=shape, work=work.name, who=peer, unit="tokens/s", value=rate, limit=limit)
+    shown = f"{shape}, {work.name}, {peer}: {rate:.1f} tokens/s{share}" + (f"; {clocks.shown}" if clocks.shown else "")
+    values = {"unit": "tokens/s", "value": rate, "limit": limit, "clocks": clocks.told}
+    session.note("figure", shown, shape=shape, work=work.name, who=peer, **values)
 
 
 HEADER = ("shape", "work", "Attend, tokens/s", "share of the roofline", "beside it")

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from loadtest.bench.on_gpu.here import ask_driver
+from loadtest.bench.on_gpu.clocks import Clocks
 
-CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 TURNS = 10
+WATCHED = 2
+"""Seconds of products after those that count, while the driver is asked."""
 
 
 def main() -> None:
@@ -37,10 +38,11 @@ def main() -> None:
     each = seconds(lambda: a @ b)
     facts = {"bytes": 2 * many.nbytes / seconds(lambda: copy.copy_(many)), "flops": 2 * size**3 / each}
     if device == "cuda":
-        for _ in range(round(2 / each)):  # two seconds of work, while the driver is asked
-            a @ b
-        facts["clocks"] = dict(zip(CLOCKS, ask_driver(CLOCKS), strict=False))
-        wait()
+        with Clocks() as clocks:
+            for _ in range(round(WATCHED / each)):
+                a @ b
+            wait()
+        facts["clocks"], facts["clocks shown"] = clocks.told, clocks.shown
     print(json.dumps(facts))
 
 

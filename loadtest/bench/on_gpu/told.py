@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+LONGEST = 200
+"""Characters of a reason."""
+
 
 def write(outcome: str, test: str, why: str = "") -> None:
     """A line; workers of xdist leave it to their controller."""
@@ -15,8 +18,10 @@ def write(outcome: str, test: str, why: str = "") -> None:
 
 
 def reason(report: Any) -> str:
-    """The last line of what pytest says of a failure."""
-    return (str(report.longrepr).strip().splitlines() or [""])[-1]
+    """What was raised, in a line; where pytest knows none, the last line of what it says."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = crash.message.strip().splitlines()[:1] if crash else str(report.longrepr).strip().splitlines()[-1:]
+    return (lines or [""])[0][:LONGEST]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -2,16 +2,7 @@
 
 import asyncio
 import os
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-
-def own_version():
-    """That of the installed package; a tree need not be installed."""
-    try:
-        return version("attend-server")
-    except PackageNotFoundError:
-        return "a tree that is not installed"
 
 
 def start(folder, threads):
@@ -19,6 +10,7 @@ def start(folder, threads):
     import torch
 
     from attend.model.engine.build import build_engine
+    from attend.model.engine.fingerprint import own_version
     from attend.model.engine.options import EngineOptions
     from attend.model.engine.request import Request
     from attend.model.net.native import library

@@ -27,6 +27,8 @@ STAGES = 3
 """A tile is multiplied while the next one is on its way, of decode and of prefill, where shared memory has room for it."""
 SHARED = 227 << 10
 """Bytes of shared memory that a program may have on an H200, for which kernels are compiled where there is no GPU."""
+WIDE = 200 << 10
+"""Bytes of shared memory that only GPUs with wide matrix units have."""
 PREFILL_SPLIT = 1024
 """Keys of a split of a prefill row at least."""
 PROCESSORS = 132
@@ -58,8 +60,17 @@ def shared_memory() -> int:
     return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
 
 
+def has_wide_units() -> bool:
+    """Whether matrix units take whole operands out of shared memory, as those of H100 and B200 do. Those of other GPUs (A100,
+    L4, RTX) take them from registers, of which a large tile needs too many; and most of these have 99 KiB of shared memory.
+    """
+    return shared_memory() >= WIDE
+
+
 class Tiles(NamedTuple):
-    """How much a program takes at once. Larger ones spill registers when compiled for an H200; none was timed."""
+    """How much a program takes at once. Larger ones spill registers, or take more shared memory than there is, when they are
+    compiled for the GPUs of tests/model/net/triton/compiles.py; none was timed.
+    """
 
     keys: int
     """Of prefill."""
@@ -78,14 +89,20 @@ class Tiles(NamedTuple):
         """
         if itemsize == 4:
             lanes = max(16, next_power_of_2(group))
-            return cls(16, 32 if size_p <= 128 else 16, lanes, lanes // 4)
-        if size_p > 256:
-            return cls(32, 16, 64, 8)
-        return cls(64, 32, 128 if size_p <= 128 else 64, 8)
+            few = size_p > 128 or (group > 16 and not has_wide_units())
+            return cls(16, 16 if few else 32, lanes, lanes // 4)
+        decode_keys = 16 if size_p > 256 else 32
+        if has_wide_units():
+            return cls(16 if size_p > 256 else 64, decode_keys, 128 if size_p <= 128 else 64, 8)
+        keys = min(64, max(16, 4096 // size_p))
+        return cls(keys, decode_keys, min(128, max(MAX_GROUP, 16384 // size_p)), 8)
 
     def stages(self, size_p: int, itemsize: int) -> int:
-        """Of prefill: STAGES, or one less where the queries and so many tiles of keys and of values do not fit."""
-        needed = (self.lanes + 2 * STAGES * self.keys) * size_p * itemsize
+        """Of prefill: STAGES, or one less where the queries and so many tiles of keys and of values do not fit. Wide units
+        read a tile while the next one is written: that is one more.
+        """
+        tiles = STAGES if has_wide_units() else STAGES - 1
+        needed = (self.lanes + 2 * tiles * self.keys) * size_p * itemsize
         return STAGES if needed <= shared_memory() else STAGES - 1
 
 

@@ -19,12 +19,16 @@ from triton import cdiv, next_power_of_2
 from attend.model.net.formats.codes import FP8, GROUP
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedLinear
-from attend.model.net.triton.backend import INTERPRETED
+from attend.model.net.triton.backend import INTERPRETED, has_wide_units
 
 INNER = 128
-"""Columns of W that a program makes plain at once. The same for any number of tokens."""
+"""Columns of W that a program makes plain at once; half as many of codes that a table stands for, where matrix units are not
+wide. The same for any number of tokens.
+"""
 TOKENS = (16, 32, 64, 128)
-"""Tokens of a program: the fewest that hold the step's, or the last. None of these sizes was timed."""
+"""Tokens of a program: the fewest that hold the step's, or the last. None of these sizes was timed. Units that are not wide
+have no 128: so many sums beside the operands are more than a thread's registers.
+"""
 ROWS = 64
 """Rows of W of a program; twice as many from 64 tokens on."""
 GROUP_SIZE = tl.constexpr(GROUP)
@@ -136,10 +140,12 @@ class CodesLinear(QuantisedLinear):
     def forward(self, x_TI: Tensor) -> Tensor:
         """x Wᵀ + b, [T, O] in the dtype of x. Waits for nothing."""
         num_tokens = len(x_TI)
-        tokens = next((size for size in TOKENS if size >= num_tokens), TOKENS[-1])
+        sizes, values = (TOKENS if has_wide_units() else TOKENS[:-1]), self.kind.values
+        tokens = next((size for size in sizes if size >= num_tokens), sizes[-1])
         rows = ROWS if tokens < 64 else 2 * ROWS
         out_TO = x_TI.new_empty(num_tokens, self.out_features)
-        values = self.kind.values
+        table = bool(values) and values != tuple(range(-8, 8))
+        inner = INNER // 2 if table and not has_wide_units() else INNER
         codes_kernel[(cdiv(self.out_features, rows), cdiv(num_tokens, tokens))](
             *(x_TI, self.codes, self.scales, self.scales if self.minima is None else self.minima, self.units, self.table),
             *(out_TO if self.bias is None else self.bias, out_TO, num_tokens, x_TI.stride(0)),
@@ -147,13 +153,13 @@ class CodesLinear(QuantisedLinear):
             OUT=self.out_features,
             G=self.scales.shape[-1],
             BITS=self.kind.bits,
-            TABLE=bool(values) and values != tuple(range(-8, 8)),
+            TABLE=table,
             FLOATS=self.kind == FP8,
             MINIMA=self.minima is not None,
             BIASED=self.bias is not None,
             ROWS=rows,
             TOKENS=tokens,
-            INNER=max(GROUP, min(INNER, next_power_of_2(self.in_features))),
+            INNER=max(GROUP, min(inner, next_power_of_2(self.in_features))),
             UPCAST=INTERPRETED and x_TI.dtype == torch.bfloat16,
             num_warps=rows // 16,
             num_stages=3,

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attend.model.parallel.group import ProcessGroup
@@ -29,12 +30,12 @@ class Neighbour(ProcessGroup):
     def __init__(self, rank: int, device: str, table: Table) -> None:
         self.rank, self.ranks, self.device, self.table = rank, table.ranks, device, table
 
-    def gather(self, x: Tensor) -> list[Tensor]:
+    def gather(self, x: Tensor) -> Tensor:
         table = self.table
         table.parts[self.rank] = x
         table.running.release()
         table.all_there.wait()
-        parts = [table.parts[rank].clone() for rank in range(self.ranks)]
+        parts = torch.stack([table.parts[rank] for rank in range(self.ranks)])
         table.all_there.wait()  # before the next parts are laid there
         table.running.acquire()
         return parts

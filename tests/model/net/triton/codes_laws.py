@@ -8,6 +8,7 @@ from attend.model.net.formats.codes import FP8, INT4, INT8, IQ4_NL, MXFP4, Codes
 from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.quantised import QuantisedEmbedding, QuantisedLinear, quantise_matrices
 from attend.model.net.transformer import Decoder
+from attend.model.net.triton import codes as under_test
 from attend.model.net.triton.backend import INTERPRETED
 from attend.model.net.triton.codes import CodesLinear, multiply_codes
 from tests.model.checkpoints import tiny_config
@@ -59,6 +60,15 @@ def test_a_product_is_that_of_the_plain_matrix(kind, minima, dtype):
     for size_in, size_out, count in ((32, 16, 1), (200, 70, 3), (288, 130, 17), (96, 33, 70)):
         form = matrix(kind, size_in, size_out, minima=minima, bias=count == 17)
         x_TI = tokens(count, size_in, dtype)
+        assert_close(CodesLinear.take(form)(x_TI), wanted(form, x_TI))
+
+
+@pytest.mark.parametrize("kind", [MXFP4, INT8], ids=lambda kind: kind.name)
+def test_a_gpu_without_wide_matrix_units_multiplies_smaller_tiles_of_the_same_matrix(monkeypatch, kind):
+    monkeypatch.setattr(under_test, "has_wide_units", lambda: False)
+    form = matrix(kind, 200, 130)
+    for count in (1, 100):
+        x_TI = tokens(count, 200, torch.bfloat16)
         assert_close(CodesLinear.take(form)(x_TI), wanted(form, x_TI))
 
 

@@ -1,18 +1,23 @@
-"""Compiles every kernel for an H200, and without one, as it would be launched. Exit code 1 if one spills registers,
-takes more shared memory than a program may have, or is not compiled into what makes it fast: keys and values on their way
-while others are multiplied, in a decode by so many programs at once; a prompt's, and matrices in codes, multiplied by the wide
-matrix units.
+"""Compiles every kernel for GPUs of one architecture, and without one, as it would be launched. Exit code 1 if one spills
+registers, takes more shared memory than a program may have, or is not compiled into what makes it fast: keys and values on
+their way while others are multiplied, in a decode by so many programs at once; a prompt's, and matrices in codes, multiplied
+by the wide matrix units where there are any. A line of JSON for each kernel.
 
-    python -m tests.model.net.triton.compiles
+    python -m tests.model.net.triton.compiles 90
 
 A kernel that compiles may still be wrong or slow; one that does not was never going to run.
 """
 
+import json
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import torch
 import triton
@@ -25,22 +30,47 @@ from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import codes, delta, fused, grouped, kernels, limits, sampling
+from attend.model.net.triton import backend, codes, delta, fused, grouped, kernels, limits, ranks, sampling
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
 from attend.model.sublayers import AttentionVariant, DeltaSpec
 from tests.model.checkpoints import tiny_config
 
-H200 = GPUTarget("cuda", 90, 32)
-SHARED = 227 * 1024
-"""Bytes of shared memory that one program may have there."""
+
+class Architecture(NamedTuple):
+    """A kind of GPU. Shared memory in bytes: `program` is what one may have, `processor` what its programs share."""
+
+    cards: str
+    program: int
+    processor: int
+    wide: str = ""
+    """How its wide matrix units are called where Triton uses them; those of the others take operands from registers."""
+    spilt: int = 0
+    """Bytes of registers that a thread may put aside, of the worst kernel; loops that do hold thousands."""
+
+
+KIB = 1024
+ARCHITECTURES = {
+    80: Architecture("A100, A30", 163 * KIB, 164 * KIB, spilt=16),
+    86: Architecture("A10, A40, RTX 3090", 99 * KIB, 100 * KIB, spilt=16),
+    89: Architecture("L4, L40S, RTX 4090", 99 * KIB, 100 * KIB, spilt=16),
+    90: Architecture("H100, H200, GH200", 227 * KIB, 228 * KIB, "warp_group_dot", spilt=64),
+    100: Architecture("B200, GB200", 227 * KIB, 228 * KIB, "tc_gen5_mma", spilt=64),
+    120: Architecture("RTX 5090, RTX PRO 6000", 99 * KIB, 100 * KIB, spilt=16),
+}
+"""By compute capability, times ten."""
+FLOAT32_SPILT = 256
+"""The same in float32, which no matrix unit keeps."""
 RESERVED = 1024
-"""Those of each program that the system takes."""
+"""Bytes of shared memory of each program that the system takes."""
 REGISTERS = 65536
 """Of a processor of the GPU, which programs share, as they share its shared memory."""
-SPILT = 64
-"""Bytes of registers that a thread may put aside: loops that do hold thousands."""
+ISSUES, BYTES, OPERATIONS = 4, 3.35e12 / 132 / 1.755e9, 8192
+"""Of a processor of an H100 in a cycle: instructions that begin, bytes from memory, operations in bfloat16."""
+SHARES = {"decode_kernel": 3.4, "prefill_kernel": 0.34, "8 bits": 1.1, "8 bits, floats": 0.58, "4 bits": 0.43}
+SHARES["4 bits, a table"] = 0.29
+"""At least: see `share`."""
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {
     torch.int64: "*i64",
@@ -53,14 +83,23 @@ TYPES = {
     float: "fp32",
 }
 SHAPES = [  # query heads, key/value heads, head size, dtype, variant
-    (16, 8, 128, torch.bfloat16, AttentionVariant()),
+    (32, 8, 128, torch.bfloat16, AttentionVariant()),  # Llama 8B
+    (64, 8, 128, torch.bfloat16, AttentionVariant()),  # Llama 70B
+    (96, 8, 128, torch.bfloat16, AttentionVariant()),  # Command R+
+    (128, 8, 128, torch.bfloat16, AttentionVariant()),  # Llama 405B
+    (64, 8, 64, torch.bfloat16, AttentionVariant(window=128, softcap=30.0)),  # gpt-oss, with sinks
+    (24, 4, 256, torch.bfloat16, AttentionVariant()),  # Qwen3.5
+    (32, 4, 512, torch.bfloat16, AttentionVariant(scale=1.0)),  # Gemma 4
     (7, 1, 80, torch.float16, AttentionVariant(window=1024)),
     (32, 1, 256, torch.bfloat16, AttentionVariant(window=4096, softcap=50.0)),
     (32, 1, 128, torch.float32, AttentionVariant()),
-    (32, 4, 512, torch.bfloat16, AttentionVariant(scale=1.0)),
 ]
 BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 LAYERS = {
+    "Llama-8B": {"num_heads": 32, "num_kv_heads": 8, "hidden_size": 4096, "mlp_size": 14336},
+    "Llama-405B": {"num_heads": 128, "num_kv_heads": 8, "hidden_size": 16384, "mlp_size": 53248},
+    "Command-R+": {"num_heads": 96, "num_kv_heads": 8, "hidden_size": 12288, "mlp_size": 33792, "norm": "layernorm"}
+    | {"norm_place": "parallel", "qk_norm": "head"},
     "GPT-NeoX-20B": {"num_heads": 64, "num_kv_heads": 64, "head_size": 96, "hidden_size": 6144, "rope_size": 24, **BIASED}
     | {"norm": "layernorm", "norm_place": "parallel", "gated_mlp": False, "activation": "gelu"},
     "gpt-oss-120b": {"num_heads": 64, "num_kv_heads": 8, "head_size": 64, "hidden_size": 2880, "sinks": True, **BIASED}
@@ -87,14 +126,13 @@ LAYERS = {
 
 
 class Compiled:
-    """Stands in a kernel's place: what would launch it compiles it instead."""
+    """Stands in a kernel's place: what would launch it compiles it instead, for a GPU of one architecture."""
 
-    def __init__(self, kernel):
-        self.kernel = kernel
-        self.seen = set()
-        self.too_large = False
-        self.wrong = False
-        """Not compiled into what makes it fast: see `report`."""
+    def __init__(self, kernel, capability: int):
+        self.kernel, self.capability, self.target = kernel, capability, ARCHITECTURES[capability]
+        self.name = kernel.fn.__name__
+        self.seen: set[str] = set()
+        self.found: list[dict] = []
 
     def __getitem__(self, grid):
         return self.launch
@@ -112,30 +150,104 @@ class Compiled:
                 self.kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned
             )
             options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": enable_fp_fusion}
-            self.report(triton.compile(source, target=H200, options=options), constants, num_warps)
+            built = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
+            about = self.measure(built, num_warps) | {"constants": constants, "float32": signature[names[0]] == "*fp32"}
+            about["share"] = share(about) if self.capability == 90 else None
+            about["faults"] = [*self.faults(about, built.asm["ttgir"]), *(work(about) if self.capability == 90 else ())]
+            self.found.append(about)
 
-    def report(self, built, constants, num_warps):
+    def measure(self, built, num_warps: int) -> dict:
+        """What the compiler made of it."""
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(built.asm["cubin"])
             file.flush()
-            usage = subprocess.run([OBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
-        self.too_large |= int(stack) > SPILT or built.metadata.shared > SHARED
-        name, shared = self.kernel.fn.__name__, built.metadata.shared
-        programs = min(SHARED // (shared + RESERVED), REGISTERS // (int(registers) * 32 * num_warps))
-        graph = built.asm["ttgir"]
-        waits = [int(wait) for wait in re.findall(r"async_wait [^{]*\{num = (\d+)", graph)]
-        buffers = [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x", graph)]
-        shown = f"{registers} registers, {stack} spilt, {shared} shared, {programs} programs a processor"
-        print(f"{name} {constants}: {shown}, buffers {buffers}, waits {waits}")
-        if name == "decode_kernel":
-            least = 5 if (constants["D_P"], constants["GROUP_P"]) == (128, 16) else 2
-            self.wrong |= max(waits) == 0 or min(buffers) < 2 or programs < least
-        if name == "prefill_kernel" and constants["TILE"] >= 64:  # no matrix units keep float32
-            self.wrong |= "warp_group_dot" not in graph or min(buffers) < 2 or max(waits) == 0
-        if name == "codes_kernel":
-            under_way = constants["TABLE"] or (max(waits) > 0 and min(buffers) >= 2)
-            self.wrong |= "warp_group_dot" not in graph or not under_way or programs < (1 if constants["TOKENS"] >= 64 else 2)
+            usage, sass = (
+                subprocess.run([OBJDUMP, words, file.name], capture_output=True, text=True, check=True).stdout
+                for words in ("-res-usage", "-sass")
+            )
+        registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+        shared, graph = built.metadata.shared, built.asm["ttgir"]
+        by_memory = self.target.processor // (shared + RESERVED)
+        return {
+            "kernel": self.name,
+            "warps": num_warps,
+            "registers": registers,
+            "spilt": stack,
+            "shared": shared,
+            "programs": min(by_memory, REGISTERS // (registers * 32 * num_warps), 64 // num_warps),
+            "waits": [int(wait) for wait in re.findall(r"async_wait [^{]*\{num = (\d+)", graph)],
+            "buffers": [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x", graph)],
+            "loop": max(loops(sass), default=0),
+        }
+
+    def faults(self, about: dict, graph: str) -> Iterator[str]:
+        """Why it could not be launched, or would be slow."""
+        constants, target = about["constants"], self.target
+        if about["shared"] > target.program:
+            yield f"{about['shared']} bytes of shared memory, and a program may have {target.program}"
+        if about["spilt"] > (FLOAT32_SPILT if about["float32"] else target.spilt):
+            yield f"{about['spilt']} bytes of registers are put aside"
+        under_way = max(about["waits"], default=0) > 0 and min(about["buffers"], default=0) >= 2
+        units = (target.wide or "nvidia_mma<") in graph
+        if self.name == "decode_kernel":
+            small = (constants["D_P"], constants["GROUP_P"]) == (128, 16)
+            if about["programs"] < ((4 if target.wide else 2) if small else 1):
+                yield f"{about['programs']} programs on a processor"
+        elif self.name == "prefill_kernel":
+            units = units or constants["LANES"] < 64  # float32, which no matrix units keep
+        elif self.name == "codes_kernel":
+            under_way = under_way or constants["TABLE"]
+            if about["programs"] < (1 if constants["TOKENS"] >= 64 else 2):
+                yield f"{about['programs']} programs on a processor"
+        else:
+            return
+        if not under_way:
+            yield f"nothing is on its way while others are multiplied: buffers {about['buffers']}, waits {about['waits']}"
+        if not units and self.name != "decode_kernel":
+            yield "the matrix units do not multiply"
+
+
+def share(about: dict) -> float | None:
+    """What of an H100's bandwidth (of a decode, and of codes), or of its matrix units (of a prompt), the innermost loop can
+    use at most, as a processor begins 4 instructions of 32 threads a cycle: above 1 it waits for memory, not for itself.
+
+    Of a loop that Triton has unrolled it is too low. Nothing of this was measured.
+    """
+    constants, issued = about["constants"], about["loop"] * about["warps"] / ISSUES
+    if about["kernel"] == "decode_kernel":
+        return 2 * 2 * constants["TILE"] * constants["D"] / issued / BYTES
+    if about["kernel"] == "codes_kernel":
+        return constants["ROWS"] * constants["INNER"] * constants["BITS"] / 8 / issued / BYTES
+    if about["kernel"] == "prefill_kernel":
+        return 2 * 2 * constants["LANES"] * constants["TILE"] * constants["D"] / issued / OPERATIONS
+    return None
+
+
+def work(about: dict) -> Iterator[str]:
+    """Why the innermost loop has more instructions than it had, on an H100."""
+    found = share(about)
+    constants = about["constants"]
+    if found is None or about["float32"] or constants.get("D", 128) != 128:
+        return
+    name = about["kernel"]
+    if name == "codes_kernel":
+        name = f"{constants['BITS']} bits" + (", a table" if constants["TABLE"] else ", floats" if constants["FLOATS"] else "")
+    if found < SHARES[name]:
+        yield f"its loop of {about['loop']} instructions can use {found:.2f} of the device, and it was {SHARES[name]}"
+
+
+def loops(sass: str) -> list[int]:
+    """Instructions of each innermost loop."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
+    places = [int(at, 16) for at, text in lines if not text.strip().startswith("NOP")]
+    jumps = [(int(to, 16), int(at, 16)) for at, text in lines for to in re.findall(r"BRA\S* .*?\b0x([0-9a-f]+)", text)]
+    bodies = [(first, last) for first, last in jumps if first < last]
+    inner = [
+        (first, last)
+        for first, last in bodies
+        if not any((a, b) != (first, last) and first <= a and b <= last for a, b in bodies)
+    ]
+    return [sum(first <= at <= last for at in places) for first, last in inner]
 
 
 def _type(value):
@@ -181,23 +293,37 @@ def launch_layer(changes, dtype):
     TritonDecoder(net)(numbers_T, numbers_T, Paged(NoAttention(), cache, layout))
 
 
-@torch.inference_mode()
-def main():
+def compiled(capability: int) -> list[dict]:
+    """All kernels as they would be launched on such a GPU."""
     stands = []
-    for module in (kernels, fused, grouped, delta, limits, sampling, codes):
-        for name in [name for name in vars(module) if name.endswith("_kernel")]:
-            stands.append(Compiled(getattr(module, name)))
-            setattr(module, name, stands[-1])
-    for shape in SHAPES:
-        launch_attention(*shape)
-    for changes in LAYERS.values():
-        launch_layer(changes, torch.bfloat16)
-    launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
-    for kind in (INT8, INT4, MXFP4, FP8):
-        launch_codes(kind, 4096, 14336)
-    TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
+    with mock.patch.object(backend, "shared_memory", return_value=ARCHITECTURES[capability].program), ExitStack() as stack:
+        for module in (kernels, fused, grouped, delta, limits, sampling, codes, ranks):
+            for name in [name for name in vars(module) if name.endswith("_kernel")]:
+                stands.append(Compiled(getattr(module, name), capability))
+                stack.enter_context(mock.patch.object(module, name, stands[-1]))
+        for shape in SHAPES:
+            launch_attention(*shape)
+        for changes in LAYERS.values():
+            launch_layer(changes, torch.bfloat16)
+        launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
+        for kind in (INT8, INT4, MXFP4, FP8):
+            launch_codes(kind, 4096, 14336)
+        ranks.added(torch.empty(4, 1, 8192, dtype=torch.bfloat16))
+        TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
     assert all(stand.seen for stand in stands), "a kernel was not launched"
-    return 1 if any(stand.too_large or stand.wrong for stand in stands) else 0
+    return [each for stand in stands for each in stand.found]
+
+
+@torch.inference_mode()
+def main() -> int:
+    capability = int(sys.argv[1])
+    found = compiled(capability)
+    for each in found:
+        print(json.dumps(each))
+    for each in found:
+        for fault in each["faults"]:
+            print(f"sm_{capability}, {each['kernel']} {each['constants']}: {fault}", file=sys.stderr)
+    return 1 if any(each["faults"] for each in found) else 0
 
 
 if __name__ == "__main__":

@@ -344,8 +344,21 @@ def test_scores_are_scaled_by_the_head_size_and_not_by_its_padding():
     assert_close(at.attend(TritonBackend()), at.attend(TritonBackend([same])))
 
 
-@pytest.mark.parametrize(("kib", "size", "stages"), [(227, 128, 3), (227, 256, 3), (163, 128, 3), (163, 256, 2), (99, 128, 2)])
-def test_a_prompts_tiles_fit_the_shared_memory_of_the_gpu(monkeypatch, kib, size, stages):
-    """Of H100 and H200, of A100, and of L4 and A10."""
+@pytest.mark.parametrize("kib", [227, 163, 99])
+@pytest.mark.parametrize("size", [64, 128, 256, 512])
+def test_a_prompts_tiles_fit_the_shared_memory_of_the_gpu(monkeypatch, kib, size):
+    """Of H100 and B200, of A100, and of L4, A10 and RTX 5090; each tile of keys is on its way while one is multiplied."""
     monkeypatch.setattr(under_test, "shared_memory", lambda: kib << 10)
-    assert stages == Tiles.of(size, 2, 2).stages(size, 2)
+    for group in (1, 2, 16, 32):
+        tiles = Tiles.of(size, group, 2)
+        assert tiles.lanes >= group
+        assert (tiles.lanes + 4 * tiles.keys) * size * 2 <= kib << 10
+        assert tiles.stages(size, 2) == under_test.STAGES
+
+
+@pytest.mark.parametrize("kib", [163, 99])
+def test_a_prompt_is_the_equation_in_the_tiles_of_every_gpu(monkeypatch, kib):
+    monkeypatch.setattr(under_test, "shared_memory", lambda: kib << 10)
+    for shape in ((4, 2, 32, 8, torch.bfloat16), (6, 1, 256, 16, torch.bfloat16)):
+        at = Scene([(0, 40), (70, 9)], shape)
+        assert_close(at.attend(TritonBackend()), at.attend(ReferenceBackend()))

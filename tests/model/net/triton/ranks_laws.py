@@ -10,6 +10,8 @@ from attend.model.net.backends import TorchBackend
 from attend.model.net.checkpoint import read_config, save
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.net.triton.ranks import added
+from attend.model.parallel import group
 from attend.model.parallel.shards import config_of, load_shard
 from tests.model.checkpoints import tiny_config
 from tests.model.net.triton.decoder_laws import DEVICE, decoder_of, two_steps
@@ -25,13 +27,20 @@ def test_ranks_compute_what_one_decoder_does(name, tmp_path):
     save(whole, tmp_path, torch.float32)
     wanted = two_steps(whole, whole, TorchBackend(whole.config.attention_variants))
 
-    def shared(group):
-        net = load_shard(tmp_path, read_config(tmp_path), torch.float32, group)
+    def shared(mine):
+        net = load_shard(tmp_path, read_config(tmp_path), torch.float32, mine)
         net.reach(64)
         return two_steps(TritonDecoder(net), net, TritonBackend(net.config.attention_variants))
 
     for found in in_turns(ranks, DEVICE, shared):
         torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 40), (4, 2, 1100), (8, 1, 2048)], ids=str)
+def test_parts_are_added_in_the_order_of_the_ranks_to_the_bit(dtype, shape):
+    parts_N = (100 * torch.randn(shape, generator=torch.Generator().manual_seed(1))).to(dtype)
+    assert torch.equal(added(parts_N.to(DEVICE)).cpu(), group.added(parts_N))
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,6 @@ def test_the_laws_hold_in_the_interpreter():
     run("pytest", "-q", *plugins, *LAWS, TRITON_INTERPRET="1", **one_thread)
 
 
-def test_the_kernels_compile_for_an_h200(tmp_path):
-    run("tests.model.net.triton.compiles", TRITON_CACHE_DIR=str(tmp_path))
-
-
 def test_the_choice_of_candidates_takes_little_work(tmp_path):
     run("tests.model.net.triton.work", TRITON_CACHE_DIR=str(tmp_path))
 

@@ -1,0 +1,87 @@
+"""The thread that records steps is the thread that replays them: what a recording refers to may be kept for each thread."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+import attend.model.engine.build
+from attend.model.engine.build import build_engine
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.recorder import nothing
+from attend.model.net.checkpoint import save
+from tests.model.checkpoints import tiny_config, tiny_decoder
+from tests.model.engine.machines import ask
+
+OPTIONS = EngineOptions(device="cpu", dtype="float32", backend="torch", block_size=8, kv_cache_memory=1 << 20)
+
+
+class Watched:
+    """Records as on a CPU, and notes which thread records, and which replays."""
+
+    def __init__(self):
+        self.recorded, self.replayed = [], []
+
+    def __call__(self, step):
+        self.recorded.append(threading.current_thread().name)
+        step(nothing)
+
+        def replay(between=nothing):
+            self.replayed.append(threading.current_thread().name)
+            step(between)
+
+        return replay
+
+    def one_piece(self, step):
+        return self(lambda between: step())
+
+    @torch.inference_mode()
+    def steps(self, net, backend, cache, config, *, shared):
+        """In place of `record_steps`, which records nothing on a CPU."""
+        graphs = DecodeGraphs(net, backend, cache, config.max_model_len, 2, self.one_piece, scores=not shared)
+        return graphs, StepPieces(net, backend, cache, 16, self)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    made = Watched()
+    monkeypatch.setattr(attend.model.engine.build, "record_steps", made.steps)
+    return made
+
+
+@pytest.fixture
+def engine(watched, tmp_path):
+    save(tiny_decoder(tiny_config()), tmp_path, torch.float32)
+    made = build_engine(tmp_path, OPTIONS)
+    made.start()
+    yield made
+    made.close()
+
+
+async def serve(engine):
+    async for _ in engine.generate([ask("a", [5, 6, 7], 4)]):
+        pass
+
+
+def test_the_thread_that_replays_has_recorded(engine, watched):
+    asyncio.run(serve(engine))
+    assert engine.engine.runner.graphs is not None
+    assert len(watched.recorded) == 3  # steps of one row and of two, and of 16 tokens in pieces
+    assert set(watched.recorded) == set(watched.replayed)
+    assert threading.current_thread().name not in watched.recorded
+    assert len(watched.replayed) > 3
+
+
+def test_a_recording_that_fails_is_told_by_the_start(monkeypatch, tmp_path):
+    def fails(*_, **__):
+        raise RuntimeError("no graphs here")
+
+    monkeypatch.setattr(attend.model.engine.build, "record_steps", fails)
+    save(tiny_decoder(tiny_config()), tmp_path, torch.float32)
+    made = build_engine(tmp_path, OPTIONS)
+    with pytest.raises(RuntimeError, match="no graphs here"):
+        made.start()
+    made.close()
