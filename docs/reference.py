@@ -34,7 +34,7 @@ CONTENTS = {
         ),
     ],
     "The model": [
-        *("model/FAMILIES", "model/FORMATS", "model/TEXT", "model/ENGINE", "model/BACKENDS", "model/DECISIONS"),
+        *("model/FAMILIES", "model/FORMATS", "model/TEXT", "model/ENGINE", "model/BACKENDS", "model/net/triton/GPU", "model/DECISIONS"),
         "model/default/README",
     ],
     "Deployment": ["deploy/chart/README", "deploy/monitoring/README", "deploy/UPGRADING", "deploy/DECISIONS", "SECURITY"],
