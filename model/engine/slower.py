@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from attend.model.config import ModelConfig
+from attend.model.devices import BFLOAT16, capability, shown
 from attend.model.engine.choice import ABSENT, COMPUTED, OTHER_NEEDS, computes_parts, kind_of
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.memory import step_of
@@ -78,6 +79,8 @@ def _refusal(best: str, config: ModelConfig, dtype: torch.dtype, block_size: int
         return "tensor_parallel", "it does not support tensor parallelism for this model"
     if lacking := sorted(features(config) - COMPUTED[best]):
         return "model", f"it does not support {', '.join(lacking)}"
+    if best == "triton" and (found := capability()) < BFLOAT16:
+        return "capability", f"this GPU has compute capability {shown(found)}, and it needs {shown(BFLOAT16)}"
     layers, most = [layer for layer in config.layers if layer.recurrence is None], _most_group(best)
     if (group := max(layer.num_heads // layer.num_kv_heads for layer in layers)) > most:
         return "heads", f"the model has {group} query heads per KV head, and it takes at most {most}"

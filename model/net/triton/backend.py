@@ -16,6 +16,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from attend.model.config import ModelConfig
+from attend.model.devices import BFLOAT16, capability
 from attend.model.net.backends import BatchLayout, variant_of
 from attend.model.net.features import TRITON, features
 from attend.model.net.kv_cache import KVCache
@@ -333,11 +334,11 @@ class TritonBackend:
 
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype, device: str, block_size: int) -> bool:
-        """Heads that fit a program, on a GPU; or anywhere in the interpreter. Blocks must be a power of two."""
+        """Heads that fit a program, on a GPU from Ampere on; or anywhere in the interpreter. Blocks must be a power of two."""
         layers = [layer for layer in config.layers if layer.recurrence is None]
         heads = all(layer.head_size <= MAX_HEAD and layer.num_heads // layer.num_kv_heads <= MAX_GROUP for layer in layers)
         fits = heads and block_size == next_power_of_2(block_size)
-        return fits and (device.startswith("cuda") or INTERPRETED) and features(config) <= TRITON
+        return fits and (INTERPRETED or (device.startswith("cuda") and capability() >= BFLOAT16)) and features(config) <= TRITON
 
     def forward(
         self,

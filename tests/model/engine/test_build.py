@@ -14,10 +14,9 @@ from torch import nn
 import attend.model.engine.build
 import attend.model.engine.choice
 import attend.model.net.transformer
+from attend.model.devices import choose_device
 from attend.model.engine.build import (
     build_engine,
-    check_shared,
-    choose_device,
     choose_dtype,
     decodes_natively,
     quantised_kind,
@@ -27,6 +26,7 @@ from attend.model.engine.cache import free_memory
 from attend.model.engine.choice import choose_backend, choose_kv_dtype
 from attend.model.engine.fingerprint import WHOLE, fingerprint, processor
 from attend.model.engine.options import EngineOptions
+from attend.model.engine.ranks import check_shared
 from attend.model.engine.request import FinishReason
 from attend.model.errors import CheckpointError, EngineFailed, SettingError
 from attend.model.net.checkpoint import load, save
