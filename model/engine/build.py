@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from attend.model.config import ModelConfig
+from attend.model.devices import DTYPES, choose_device, gpu_dtype, name_of_device
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
     SNAPSHOTS_PER_CONTEXT,
@@ -38,8 +39,9 @@ from attend.model.engine.choice import (
     runner_kind,
 )
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.engine import Engine
+from attend.model.engine.engine import Engine, warm_up
 from attend.model.engine.exact import check_exact
+from attend.model.engine.fallback import Fallback
 from attend.model.engine.fingerprint import fingerprint, processor, ropes
 from attend.model.engine.idle import idle_memory, resident_bytes
 from attend.model.engine.laps import Laps
@@ -47,12 +49,12 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
 from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.ranks import Leader, ShardRunner
-from attend.model.engine.request import EngineInfo, Request, SlowerPath
+from attend.model.engine.ranks import Leader, ShardRunner, check_shared
+from attend.model.engine.request import EngineInfo, SlowerPath
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
 from attend.model.engine.slower import slower_path, with_factor
-from attend.model.errors import EngineFailed, SettingError
+from attend.model.errors import SettingError
 from attend.model.explain.explainer import Explainer
 from attend.model.net.backends import AttentionBackend
 from attend.model.net.checkpoint import lacks_head, load, read_config
@@ -65,11 +67,9 @@ from attend.model.net.pulse import Pulse
 from attend.model.net.quantised import names_of_kinds
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
-from attend.model.parallel.shards import check, config_of, load_shard
-from attend.model.params import SamplingParams
+from attend.model.parallel.shards import config_of, load_shard
 
 log = logging.getLogger("attend.engine")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SWITCH_SECONDS = 0.0005
 """How long another thread may keep the interpreter from the step thread; Python's own 5 ms are more than a step."""
 
@@ -125,6 +125,8 @@ def build_engine(
         fingerprint=fingerprint(folder, built.setup),
         makes_text=not lacks_head(folder),
         slower_path=built.slower_path,
+        device_name=name_of_device(built.runner.device),
+        recorded=built.runner.recorded,
     )
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
@@ -149,16 +151,12 @@ def build_runner(
     model, device = read_config(folder), choose_device(options.device)
     ranks = 1 if group is None else group.ranks
     check_shared(model, options, ranks)
-    dtype = choose_dtype(options.dtype, device, natively=ranks == 1 and decodes_natively(model, options, device))
-    config = model if group is None else config_of(model, ranks)
-    backend = choose_backend(options.backend, config, dtype, device, options.block_size, shared=ranks > 1)
-    chosen = options.backend != "auto"
-    slower = None if chosen else slower_path(backend.name, config, dtype, device, options.block_size, shared=ranks > 1)
-    held, laps = choose_kv_dtype(options, dtype, device, backend.name), Laps(report)
+    config, laps = model if group is None else config_of(model, ranks), Laps(report)
+    backend, dtype, held, fallback = choose_way(folder, config, options, device, ranks)
     net = read_net(folder, model, options, dtype, device, backend, laps.report, group)
     laps.end("weights")
     weights = names_of_kinds(net) or name_of(dtype)
-    memory = measured_memory(net, backend, options, held, device, shared=ranks > 1)
+    memory = measured_memory(net, backend, options, held, device, fallback, shared=ranks > 1)
     context = agreed_sizes(config, held, device, options, memory, group).max_model_len
     net.reach(context)
     laps.end("cache")
@@ -179,8 +177,9 @@ def build_runner(
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
     graphs, pieces = None, None
     if not options.deterministic:
-        graphs, pieces = record_steps(form, backend, cache, engine_config, shared=ranks > 1)
-    draw = choose_draw(form, dtype, device, exact=options.deterministic)
+        record = partial(record_steps, form, backend, cache, engine_config, shared=ranks > 1)
+        graphs, pieces = fallback.recorded(record, form, backend, cache)
+    draw = fallback.draw(partial(choose_draw, form, dtype, device, exact=options.deterministic), net, dtype, device)
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     runner = runner_kind(form)(form, backend, cache, device, graphs, draw, adapters, pieces, choose_logprobs(form))
     if group is not None:
@@ -191,10 +190,31 @@ def build_runner(
     setup = f"{dtype} {weights} {held} {processor(device)} {backend.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
-    if slower is not None and group is None:
+    if (slower := fallback.path()) is not None and group is None:
         use_threads(options)
         slower = with_factor(slower, runner, engine_config)
     return Built(runner, net, model, engine_config, backend.name, dtype, weights, setup, slower)
+
+
+def choose_way(
+    folder: Path, config: ModelConfig, options: EngineOptions, device: str, ranks: int
+) -> tuple[AttentionBackend, torch.dtype, torch.dtype, Fallback]:
+    """What computes a model, in which dtype, and that of the KV cache: torch where the kernels of the fastest backend differ
+    from it on this device, or fail. `config`: what this rank has of the model.
+    """
+    shared, fallback = ranks > 1, Fallback(options, device, ranks)
+    natively = not shared and decodes_natively(config, options, device)
+    dtype = choose_dtype(options.dtype, device, natively=natively, family=config.family)
+    backend = choose_backend(options.backend, config, dtype, device, options.block_size, shared=shared)
+    if options.backend == "auto":
+        fallback.note(slower_path(backend.name, config, dtype, device, options.block_size, shared=shared))
+    held = choose_kv_dtype(options, dtype, device, backend.name)
+    kind = quantised_kind(options.quantize, config, device, backend.name)
+    if fallback.keeps(backend, folder, config, dtype, held, kind):
+        return backend, dtype, held, fallback
+    dtype = choose_dtype(options.dtype, device, natively=False, family=config.family)
+    backend = choose_backend("torch", config, dtype, device, options.block_size, shared=shared)
+    return backend, dtype, choose_kv_dtype(options, dtype, device, backend.name), fallback
 
 
 def read_net(
@@ -217,20 +237,6 @@ def read_net(
     floats = backend.name == "triton" and not config.num_experts  # Triton multiplies all codes but those of experts
     kept = {"keep_codes": natively or floats, "keep_floats": floats, "mapped": natively}
     return load(folder, dtype, device, 0, quantize=kind, **kept, dummy=options.load_format == "dummy", report=report)
-
-
-def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
-    """Refuse by name what is not supported with so many ranks: SettingError."""
-    changes = {
-        "quantize": options.quantize != "none",
-        "adapters": options.adapters,
-        "load_format": options.load_format != "auto",
-        "kv_disk_folder": bool(options.kv_disk_folder),
-    }
-    for name, is_set in changes.items():
-        if ranks > 1 and is_set:
-            raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which tensor parallelism does not support yet")
-    check(config, ranks)
 
 
 def agreed_sizes(
@@ -286,33 +292,13 @@ def _threads(options: EngineOptions) -> str:
     return "deterministic" if options.deterministic else str(options.num_threads or torch.get_num_threads())
 
 
-def warm_up(engine: Engine) -> None:
-    """Two steps of a short request: lazy set-up is done before the first caller, and a model that cannot run never serves.
-
-    Its observer is not called. Raises EngineFailed.
-    """
-    observer, engine.observer = engine.observer, lambda report: None
-    length = min(8, engine.scheduler.config.max_model_len - 2)
-    engine.add(Request("warm-up", [0] * max(1, length), 2, SamplingParams()))
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise EngineFailed(f"the model's first step failed: {output.error}")
-    engine.observer = observer
-
-
-def choose_device(wanted: str) -> str:
-    """`auto` is CUDA where there is one; `cuda` never falls back to the CPU."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device is cuda, but this process sees no CUDA device")
-    return "cuda" if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()) else "cpu"
-
-
-def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA, where the native decoder serves, and on CPUs that multiply it natively; else float32."""
+def choose_dtype(wanted: str, device: str, *, natively: bool, family: str = "") -> torch.dtype:
+    """`auto` on a CPU is bfloat16 where the native decoder serves, or the CPU multiplies it; else float32. See `gpu_dtype`."""
+    if device == "cuda":
+        return gpu_dtype(wanted, family)
     if wanted != "auto":
         return DTYPES[wanted]
-    return torch.bfloat16 if device == "cuda" or natively or multiplies_bfloat16() else torch.float32
+    return torch.bfloat16 if natively or multiplies_bfloat16() else torch.float32
 
 
 def quantised_kind(wanted: str, config: ModelConfig, device: str, backend: str) -> Kind | None:
@@ -357,7 +343,14 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
 
 
 def measured_memory(
-    net: Decoder, backend: AttentionBackend, options: EngineOptions, held: torch.dtype, device: str, *, shared: bool
+    net: Decoder,
+    backend: AttentionBackend,
+    options: EngineOptions,
+    held: torch.dtype,
+    device: str,
+    fallback: Fallback,
+    *,
+    shared: bool,
 ) -> int | None:
     """Bytes of the GPU for the cache, beside what steps take; None on a CPU, or where it is set. The engine's own cache is
     not there yet.
@@ -369,7 +362,8 @@ def measured_memory(
     form = prepare_decoder(net, backend)
 
     def runner(cache: KVCache) -> ModelRunner:
-        graphs, pieces = record_steps(form, backend, cache, config, shared=shared)
+        record = partial(record_steps, form, backend, cache, config, shared=shared)
+        graphs, pieces = fallback.recorded(record, form, backend, cache)
         return ModelRunner(form, backend, cache, "cuda", graphs, pieces=pieces)
 
     memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)

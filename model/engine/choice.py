@@ -39,7 +39,8 @@ COMPUTED = {"native": NATIVE, "triton": TRITON}
 NEEDS = {
     "native": "it needs bfloat16 on a CPU, a head size of at most 512, at most 16 query heads per KV head, "
     "KV blocks of 32 tokens, and convolutions over at most 16 tokens",
-    "triton": "it needs a CUDA device, a head size of at most 512, and at most 32 query heads per KV head",
+    "triton": "it needs a CUDA device of compute capability 8.0 or more, a head size of at most 512, and at most 32 query "
+    "heads per KV head",
 }
 OTHER_NEEDS = "this model has a feature that it does not support"
 ABSENT = {"native": "it was not built: run python -P -m attend.model.net.native", "triton": "triton is not installed"}
