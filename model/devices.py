@@ -4,7 +4,9 @@ Not yet run on a GPU.
 """
 
 import os
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,43 @@ def gpu() -> dict[str, Any]:
         "shared_memory": about.shared_memory_per_block_optin,
         "devices": torch.cuda.device_count(),
     }
+
+
+def read_rate() -> float:
+    """Bytes that this CPU reads from memory in a second, which is more than it copies."""
+    numbers = torch.ones(1 << 25, dtype=torch.int64)
+    found = []
+    for _ in range(4):
+        begun = time.perf_counter()
+        numbers.amax()
+        found.append(time.perf_counter() - begun)
+    return numbers.nbytes / min(found)
+
+
+TURNS, ROUNDS = 5, 3
+"""Of what is timed, after three turns more: the fastest round counts, as others may have the cores meanwhile."""
+
+
+def rates(device: str, size: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
+    """What a device does in a second: `bytes` that a copy reads and writes, and `flops` of a product of square matrices, of
+    `size` rows. Of random numbers: ones take less power, and so are faster.
+    """
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def seconds(work: Callable[[], object]) -> float:
+        for _ in range(3):
+            work()
+        wait()
+        found = []
+        for _ in range(ROUNDS):
+            begun = time.perf_counter()
+            for _ in range(TURNS):
+                work()
+            wait()
+            found.append(time.perf_counter() - begun)
+        return min(found) / TURNS
+
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    many = torch.randn(16 * size * size, device=device, dtype=dtype)
+    copy = torch.empty_like(many)
+    return {"bytes": 2 * many.nbytes / seconds(lambda: copy.copy_(many)), "flops": 2 * size**3 / seconds(lambda: a @ b)}

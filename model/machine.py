@@ -56,8 +56,13 @@ INSTRUCTION_SETS = {
 
 def instruction_sets(root: Path = ROOT) -> list[str]:
     """Those of the processor that multiply matrices, the best one first."""
-    flags = set(_of_processor(root, "flags").split())
+    flags = flags_of_processor(root)
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+
+
+def flags_of_processor(root: Path = ROOT) -> list[str]:
+    """What the kernel says that the processor can do."""
+    return _of_processor(root, "flags").split()
 
 
 def processor_name(root: Path = ROOT) -> str:

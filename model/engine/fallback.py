@@ -23,7 +23,6 @@ from attend.model.net.backends import AttentionBackend
 from attend.model.net.checkpoint import kinds_of
 from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.transformer import Decoder
 from attend.model.sampling import sample
 
 Recorded = tuple[DecodeGraphs | None, StepPieces | None]
@@ -36,6 +35,8 @@ class Fallback:
     def __init__(self, options: EngineOptions, device: str, ranks: int) -> None:
         self._options, self._device, self._ranks = options, device, ranks
         self._paths: list[SlowerPath] = []
+        self.findings: list[Finding] = []
+        """What was looked at."""
         self._records = True
         if options.device == "auto" and (why := unused_gpu()):
             self._paths.append(SlowerPath("gpu", f"the CPU serves: {why}; device = cpu is without this line"))
@@ -69,6 +70,7 @@ class Fallback:
         if kind is not None and config.num_experts and name == "triton":
             kind = None  # whose experts are not multiplied in codes
         findings = check_decoder(backend, prepare_decoder, config, dtype, held, self._device, options.block_size, kind)
+        self.findings += findings
         bad = next((finding for finding in findings if not finding.ok), None)
         if bad is None:
             return True
@@ -80,12 +82,13 @@ class Fallback:
         self._replaced(bad, f"the torch backend serves, {LOSS[name.partition('-')[0]]}: {what}", what)
         return False
 
-    def draw(self, made: Callable[[], DrawTokens], net: Decoder, dtype: torch.dtype, device: str) -> DrawTokens:
+    def draw(self, made: Callable[[], DrawTokens], vocab_size: int, dtype: torch.dtype, device: str) -> DrawTokens:
         """What draws tokens; torch, where Triton's way differs or fails."""
         with device_errors():
             if self._options.kernel_check == "off" or device == "cpu":
                 return made()
-        finding = check_draws(made, dtype, net.config.vocab_size, device)
+        finding = check_draws(made, dtype, vocab_size, device)
+        self.findings.append(finding)
         if finding.ok:
             return made()
         what = told("triton", finding)
@@ -103,6 +106,8 @@ class Fallback:
         finding = look("recorded steps", lambda: made.append(record()) or "", self._device)  # type: ignore[func-returns-value]
         if finding.ok and made[0] != NOT_RECORDED:
             finding = check_recorded(form, backend, cache, *made[0])
+        if made != [NOT_RECORDED]:
+            self.findings.append(finding)
         if finding.ok:
             return made[0]
         self._records, what = False, told(backend.name, finding)

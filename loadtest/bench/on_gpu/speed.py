@@ -5,42 +5,26 @@ Of random numbers: ones take less power, and so are faster.
 
 import json
 import sys
-import time
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from attend.model.devices import rates
 from loadtest.bench.on_gpu.here import ask_driver
 
 CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-TURNS = 10
 
 
 def main() -> None:
     """speed.py DEVICE SIZE: of square matrices of so many rows."""
     device, size = sys.argv[1], int(sys.argv[2])
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-
-    def seconds(work: Callable[[], object]) -> float:
-        for _ in range(3):
-            work()
-        wait()
-        begun = time.perf_counter()
-        for _ in range(TURNS):
-            work()
-        wait()
-        return (time.perf_counter() - begun) / TURNS
-
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    many = torch.randn(16 * size * size, device=device, dtype=torch.bfloat16)
-    copy = torch.empty_like(many)
-    each = seconds(lambda: a @ b)
-    facts = {"bytes": 2 * many.nbytes / seconds(lambda: copy.copy_(many)), "flops": 2 * size**3 / each}
+    facts: dict[str, Any] = dict(rates(device, size))
     if device == "cuda":
-        for _ in range(round(2 / each)):  # two seconds of work, while the driver is asked
-            a @ b
+        a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+        for _ in range(round(facts["flops"] / size**3)):  # two seconds of work, while the driver is asked
+            a @ a
         facts["clocks"] = dict(zip(CLOCKS, ask_driver(CLOCKS), strict=False))
-        wait()
+        torch.cuda.synchronize()
     print(json.dumps(facts))
 
 

@@ -19,7 +19,8 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.runner import device_errors
-from attend.model.engine.startup import check_decoder, check_draws, check_recorded, differs, look, reduced
+from attend.model.engine.small import NARROW, VOCAB, WINDOW, reduced
+from attend.model.engine.startup import check_decoder, check_draws, check_recorded, differs, look
 from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
 from attend.model.net.backends import KVCache, TorchBackend
 from attend.model.net.checkpoint import read_config
@@ -104,8 +105,8 @@ def test_a_small_model_has_a_layer_of_each_kind():
     full, windowed = {"window_layers": (0, 1, 3, 4)}, {"sliding_window": 4096, "num_layers": 6}
     config = tiny_config(**full, **windowed, hidden_size=4096, mlp_size=14336, vocab_size=128256)
     small = reduced(config, narrow=True)
-    assert (small.num_layers, small.window_layers, small.sliding_window) == (2, (0,), startup.WINDOW)
-    assert (small.hidden_size, small.mlp_size, small.vocab_size) == (startup.NARROW, startup.NARROW, startup.VOCAB)
+    assert (small.num_layers, small.window_layers, small.sliding_window) == (2, (0,), WINDOW)
+    assert (small.hidden_size, small.mlp_size, small.vocab_size) == (NARROW, NARROW, VOCAB)
     on_gpu = reduced(config, narrow=False)
     assert (on_gpu.hidden_size, on_gpu.mlp_size, on_gpu.sliding_window) == (4096, 14336, 4096)
 
@@ -260,17 +261,17 @@ def test_a_device_that_computes_no_more_ends_the_start_in_a_sentence(monkeypatch
 
 
 def test_a_sampler_that_differs_is_replaced_by_torchs(monkeypatch, folder):
-    net, options = tiny_decoder(tiny_config()), EngineOptions()
+    options = EngineOptions()
     kept = Fallback(options, "cpu", 1)
     monkeypatch.setattr(startup, "_is_alive", lambda device: True)
     monkeypatch.setattr(fallback, "check_draws", lambda made, dtype, size, device: check_draws(made, dtype, size, "cpu"))
-    assert kept.draw(lambda: sample, net, torch.float32, "cuda") is sample and kept.path() is None
-    assert kept.draw(lambda: lambda scores_RV, draws: sample(scores_RV, draws) + 1, net, torch.float32, "cuda") is sample
+    assert kept.draw(lambda: sample, 96, torch.float32, "cuda") is sample and kept.path() is None
+    assert kept.draw(lambda: lambda scores_RV, draws: sample(scores_RV, draws) + 1, 96, torch.float32, "cuda") is sample
     assert kept.path().cause.startswith(
         "torch draws tokens, slower than Triton's kernels: the sampler of the triton backend differs"
     )
     failing = Fallback(options, "cpu", 1)
-    assert failing.draw(raising(OutOfResources("shared memory")), net, torch.float32, "cuda") is sample
+    assert failing.draw(raising(OutOfResources("shared memory")), 96, torch.float32, "cuda") is sample
     assert failing.path().reason == "kernel_fails"
 
 
