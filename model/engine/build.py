@@ -179,7 +179,9 @@ def build_runner(
     if not options.deterministic:
         record = partial(record_steps, form, backend, cache, engine_config, shared=ranks > 1)
         graphs, pieces = fallback.recorded(record, form, backend, cache)
-    draw = fallback.draw(partial(choose_draw, form, dtype, device, exact=options.deterministic), net, dtype, device)
+    draw = fallback.draw(
+        partial(choose_draw, form, dtype, device, exact=options.deterministic), config.vocab_size, dtype, device
+    )
     adapters = open_adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     runner = runner_kind(form)(form, backend, cache, device, graphs, draw, adapters, pieces, choose_logprobs(form))
     if group is not None:
