@@ -19,6 +19,8 @@ BFLOAT16 = (8, 0)
 """The least compute capability whose matrix units multiply bfloat16: Ampere. Triton's kernels are compiled for it and later."""
 OVERFLOWS = frozenset({"gemma2", "gemma3_text", "gemma3", "glm4"})
 """Families whose hidden states leave the range of float16, so that their scores are not finite."""
+HIDING = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that name no GPU."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -71,8 +73,8 @@ def why_no_cuda(root: Path = ROOT) -> str:
         return f"torch {torch.__version__} was built without CUDA; install a build with it (pip install torch, without +cpu)"
     if not nvidia_here(root):
         return "no NVIDIA driver is here; install it, or start the container with its GPU (--gpus all)"
-    if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return f"CUDA_VISIBLE_DEVICES is {hidden!r}; unset it, or name a GPU there"
+    if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()) in HIDING:
+        return f"CUDA_VISIBLE_DEVICES is {hidden!r} and hides it, as Ray has it where it counts no GPU (ray start --num-gpus)"
     words = _words_of_torch()
     if "driver" in words and "old" in words:
         return f"{words}; update the driver, or install a torch that was built for CUDA {_driver_cuda(words)}"

@@ -10,6 +10,7 @@ import torch
 
 from attend.model.config import ModelConfig
 from attend.model.devices import unused_gpu
+from attend.model.engine.cache import give_back
 from attend.model.engine.choice import prepare_decoder
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
@@ -23,7 +24,7 @@ from attend.model.net.backends import AttentionBackend
 from attend.model.net.checkpoint import kinds_of
 from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
-from attend.model.sampling import sample
+from attend.model.sampling import sample, sample_by_row
 
 Recorded = tuple[DecodeGraphs | None, StepPieces | None]
 NOT_RECORDED: Recorded = (None, None)
@@ -70,6 +71,8 @@ class Fallback:
         if kind is not None and config.num_experts and name == "triton":
             kind = None  # whose experts are not multiplied in codes
         findings = check_decoder(backend, prepare_decoder, config, dtype, held, self._device, options.block_size, kind)
+        if self._device == "cuda":
+            give_back()  # what is free is for the model
         self.findings += findings
         bad = next((finding for finding in findings if not finding.ok), None)
         if bad is None:
@@ -87,13 +90,14 @@ class Fallback:
         with device_errors():
             if self._options.kernel_check == "off" or device == "cpu":
                 return made()
-        finding = check_draws(made, dtype, vocab_size, device)
+        kept: list[DrawTokens] = []
+        finding = check_draws(lambda: kept.append(made()) or kept[0], dtype, vocab_size, device)  # type: ignore[func-returns-value]
         self.findings.append(finding)
         if finding.ok:
-            return made()
+            return kept[0]
         what = told("triton", finding)
         self._replaced(finding, f"torch draws tokens, slower than Triton's kernels: {what}", what)
-        return sample
+        return sample_by_row if self._options.deterministic else sample
 
     def recorded(self, record: Callable[[], Recorded], form: Form, backend: AttentionBackend, cache: KVCache) -> Recorded:
         """The steps that `record` has recorded; none where that fails, or where they differ. Raises EngineFailed."""

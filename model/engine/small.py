@@ -13,7 +13,7 @@ from attend.model.net.quantised import QuantisedLinear, quantise_matrices
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import LayerSpec
 
-NARROW, VOCAB, EXPERTS, WINDOW = 256, 512, 16, 24
+NARROW, VOCAB, EXPERTS, WINDOW = 128, 256, 16, 24
 """The most that a small model has on a CPU of a width, and anywhere of tokens and of experts; the widest window on a CPU."""
 
 

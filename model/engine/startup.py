@@ -35,6 +35,8 @@ from attend.model.params import SamplingParams
 from attend.model.sampling import sample
 from attend.model.sampling_plan import Draw, SamplingPlan
 
+LEAST_POSITIONS = 64
+"""Of the steps that are compared; no model is known that has fewer."""
 FAR, PAST_WINDOW = 600, 37
 """The least position of the token that looks back far on a GPU, and how far it lies behind the widest window."""
 TIMES = 3.0
@@ -119,7 +121,7 @@ def check_decoder(
     """The laws of a backend and of the decoder beside it, for a model. `held`: the dtype of the KV cache; `kind`: of quantised
     weights. The torch and the reference backend are the law themselves: nothing is found of them.
     """
-    if isinstance(backend, TorchBackend) or backend.name == "reference":
+    if isinstance(backend, TorchBackend) or backend.name == "reference" or config.max_positions < LEAST_POSITIONS:
         return []
     small = reduced(config, narrow=device == "cpu")
     made: BackendKind = type(backend)  # type: ignore[assignment]  # each is made with the variants of a model's layers
@@ -136,9 +138,10 @@ def check_draws(draw: Callable[[], DrawTokens], dtype: torch.dtype, vocab_size: 
     def law() -> str:
         dice = torch.Generator().manual_seed(0)
         scores_RV = (4 * torch.randn(8, vocab_size, generator=dice)).to(device, dtype)
+        drawing = draw()
         for params in (PLAIN, DRAWN, LIMITED):
             draws = [Draw(SamplingPlan(params, seed=row), position=row) for row in range(len(scores_RV))]
-            ours, theirs = draw()(scores_RV.clone(), draws).tolist(), sample(scores_RV.clone(), draws).tolist()
+            ours, theirs = drawing(scores_RV.clone(), draws).tolist(), sample(scores_RV.clone(), draws).tolist()
             if ours != theirs:
                 row = next(at for at, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
                 return f"with temperature {params.temperature:g} it draws token {ours[row]}, and torch {theirs[row]}"
@@ -195,7 +198,7 @@ def _decoder_law(
     kind: Kind | None,
 ) -> str:
     far = 0 if made is NativeBackend else _far(config)  # which lays out keys and values in another way
-    steps, context = _steps(far, block_size), max(far + 1, 64)
+    steps, context = _steps(far, block_size), max(far + 1, LEAST_POSITIONS)
     exactly = torch.float32 if held == dtype else held
     with _one_thread():  # of small matrices a second one only waits
         net = random_net(config, dtype, device, kind, context)

@@ -71,8 +71,11 @@ def test_a_torch_without_cuda_is_the_reason(driver, monkeypatch):
 
 
 def test_a_variable_that_hides_the_gpu_is_the_reason(driver, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "init", raises("No CUDA GPUs are available"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert why_no_cuda(driver) == "CUDA_VISIBLE_DEVICES is ''; unset it, or name a GPU there"
+    assert why_no_cuda(driver).startswith("CUDA_VISIBLE_DEVICES is '' and hides it, as Ray has it where")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert why_no_cuda(driver).startswith("No CUDA GPUs are available; nvidia-smi must work here")
 
 
 def test_a_machine_without_a_gpu_has_nothing_to_tell(tmp_path, monkeypatch):

@@ -90,6 +90,14 @@ def test_a_native_library_whose_answers_differ_is_not_fine(look, folder, monkeyp
     assert len(found["speed"]["steps"]) == 3, "what serves in its place is timed"
 
 
+@needs_native
+@pytest.mark.parametrize("mode", ["off", "fail"])
+def test_it_looks_whatever_a_server_would_do(look, folder, monkeypatch, mode):
+    right = NativeDecoder.__call__
+    monkeypatch.setattr(NativeDecoder, "__call__", lambda self, *given: right(self, *given).roll(1, 0))
+    assert look(model=str(folder), kernel_check=mode)[1]["verdict"].startswith("Not fine: decoder: hidden states differ")
+
+
 def test_a_gpu_that_torch_cannot_use_is_not_fine(look, folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
