@@ -9,7 +9,9 @@ and cputopology.rst.
 """
 
 import os
-from collections.abc import Collection, Iterator
+import platform
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path("/")
@@ -46,6 +48,66 @@ def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> 
     mask = os.sched_getaffinity(0) if affinity is None else affinity
     cores = len({_siblings(root, cpu) for cpu in mask})
     return max(1, min([cores, *(int(quota) for group in _groups(root, "cpu") if (quota := _quota(group)) is not None)]))
+
+
+def process_age(root: Path = ROOT) -> float:
+    """Seconds since this process began (proc_pid_stat(5)); 0 where the kernel does not say."""
+    stat, uptime = _text(root / "proc/self/stat").rpartition(")")[2].split(), _text(root / "proc/uptime").split()
+    return float(uptime[0]) - int(stat[19]) / os.sysconf("SC_CLK_TCK") if stat and uptime else 0.0
+
+
+INSTRUCTION_SETS = {
+    "amx_bf16": "AMX",
+    "avx512_bf16": "AVX-512-BF16",
+    "avx512_vnni": "AVX-512-VNNI",
+    "avx512f": "AVX-512",
+    "avx_vnni": "AVX-VNNI",
+    "avx2": "AVX2",
+}
+"""Of x86, by the kernel's flags: what multiplies most numbers at once comes first."""
+
+
+def instruction_sets(root: Path = ROOT) -> list[str]:
+    """Those of the processor that multiply matrices, the best one first."""
+    flags = flags_of_processor(root)
+    return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+
+
+def flags_of_processor(root: Path = ROOT) -> list[str]:
+    """What the kernel says that the processor can do."""
+    return _of_processor(root, "flags").split()
+
+
+def processor_name(root: Path = ROOT) -> str:
+    """As the kernel has it, or the machine's architecture."""
+    return _of_processor(root, "model name") or platform.machine()
+
+
+def large_pages(root: Path = ROOT) -> str:
+    """Whether the system gives memory in large pages: always, madvise (as Attend asks for them), or never; empty: not known."""
+    return _text(root / "sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
+
+
+def first_gpu() -> str:
+    """The number or UUID by which the driver knows the GPU that CUDA calls 0."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
+def ask_driver(names: Sequence[str], *, units: bool = True) -> list[str]:
+    """The values that nvidia-smi has under these names for the first GPU, with their units; none without it."""
+    form = "csv,noheader" if units else "csv,noheader,nounits"
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", f"--format={form}", "-i", first_gpu()]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [value.strip() for value in found.split(",")]
+
+
+def _of_processor(root: Path, name: str) -> str:
+    """What the kernel says of the first processor under a name."""
+    lines = (line.partition(":") for line in _text(root / "proc/cpuinfo").splitlines())
+    return next((value.strip() for key, _, value in lines if key.strip() == name), "")
 
 
 def _siblings(root: Path, cpu: int) -> str:

@@ -171,6 +171,11 @@ class Settings(BaseModel):
         False,
         description="batch invariance: a request gets the same bits in any batch; the start fails where the backend cannot",
     )
+    kernel_check: Literal["replace", "fail", "off"] = Field(
+        "replace",
+        description="at the start kernels are compared with torch on the device; replace: torch serves in place of those that "
+        "differ or fail, and the log and attend_slower_path_info say so; fail: the start fails; off: no comparison",
+    )
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         0,
         description="CPU threads of the engine; 0: one a physical core that affinity and cgroup allow, divided among ranks",

@@ -25,6 +25,7 @@ OTHERS = [path for path in files("attend", "deploy", "tests", name="*.py") if pa
 HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
 MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
 READS_ENVIRONMENT = {
+    Path("model/devices.py"),
     Path("model/net/native/library.py"),
     Path("service/settings.py"),
     Path("service/commands/bench.py"),
@@ -33,8 +34,8 @@ READS_ENVIRONMENT = {
     Path("service/runtime/haproxy.py"),
     Path("service/runtime/single.py"),
 }
-"""The folder of caches; the settings; the parents of benchmarks and of Ray, which hand theirs on; what Ray starts as HAProxy,
-which imports nothing of ours; one process, which sets what torch reads."""
+"""What hides a GPU; the folder of caches; the settings; the parents of benchmarks and of Ray, which hand theirs on; what Ray
+starts as HAProxy, which imports nothing of ours; one process, which sets what torch reads."""
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 

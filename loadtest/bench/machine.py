@@ -5,9 +5,10 @@ import platform
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+from attend.model.machine import flags_of_processor, processor_name
 
 
 def threads() -> int:
@@ -17,15 +18,11 @@ def threads() -> int:
 
 def machine() -> dict[str, Any]:
     """What absolute values depend on."""
-    processor = dict(
-        line.replace("\t", "").split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    )
     flags = sorted(
-        {"amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2"}
-        & set(processor.get("flags", "").split())
+        {"amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2"} & set(flags_of_processor())
     )
     return {
-        "processor": processor.get("model name", platform.machine()).strip(),
+        "processor": processor_name(),
         "cores": threads(),
         "flags": flags,
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

@@ -73,6 +73,9 @@ class Backend:
     keeps_codes: ClassVar[bool] = False
     """Whether it multiplies quantized weights as they are; without, each product dequantizes its weights first."""
 
+    checked: ClassVar[bool] = False
+    """Whether it is compared with torch's way at the start: `engine/startup.py`."""
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 

@@ -34,6 +34,7 @@ class Native(Backend):
     computes = NATIVE
     loss = "slower than the native decoder"
     keeps_codes = True
+    checked = True
 
     @cached_property
     def attention(self) -> NativeBackend:

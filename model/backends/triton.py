@@ -18,6 +18,7 @@ from attend.model.backends.backend import (
     wide_heads,
 )
 from attend.model.config import ModelConfig
+from attend.model.devices import BFLOAT16, capability, shown
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
@@ -43,6 +44,7 @@ class Triton(Backend):
     computes = TRITON
     loss = "slower than Triton's kernels"
     keeps_codes = True
+    checked = True
 
     @cached_property
     def attention(self) -> "TritonBackend":
@@ -65,6 +67,9 @@ class Triton(Backend):
             return Refusal("tensor_parallel", "it does not support this model with tensor_parallel")
         if not (at.device.startswith("cuda") or INTERPRETED):
             return Refusal("device", "it needs a CUDA device")
+        if not INTERPRETED and (found := capability()) < BFLOAT16:
+            why = f"this GPU has compute capability {shown(found)}, and it needs {shown(BFLOAT16)}"
+            return Refusal("capability", why)
         refused = lacking(config, cls.computes) or wide_heads(config, MAX_GROUP, MAX_HEAD)
         if refused is None and at.block_size & (at.block_size - 1):
             return Refusal("block_size", f"block_size is {at.block_size}, and it takes powers of two")

@@ -13,7 +13,9 @@ import torch
 from attend.model.backends.backend import Backend, Placement, name_of
 from attend.model.backends.choice import choose_backend
 from attend.model.backends.native import Native
+from attend.model.backends.torch import Torch
 from attend.model.config import ModelConfig
+from attend.model.devices import DTYPES, choose_device, gpu_dtype, name_of_device
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
     SNAPSHOTS_PER_CONTEXT,
@@ -29,8 +31,9 @@ from attend.model.engine.cache import (
     with_states,
 )
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.engine import Engine
+from attend.model.engine.engine import Engine, warm_up
 from attend.model.engine.exact import check_exact
+from attend.model.engine.fallback import Fallback
 from attend.model.engine.fingerprint import fingerprint, processor, ropes
 from attend.model.engine.idle import idle_memory, resident_bytes
 from attend.model.engine.laps import Laps
@@ -38,12 +41,12 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
 from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.ranks import Leader, ShardRunner
-from attend.model.engine.request import EngineInfo, Request, SlowerPath
+from attend.model.engine.ranks import Leader, ShardRunner, check_shared
+from attend.model.engine.request import EngineInfo, SlowerPath
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
 from attend.model.engine.slower import slower_path, with_factor
-from attend.model.errors import EngineFailed, SettingError
+from attend.model.errors import SettingError
 from attend.model.explain.explainer import Explainer
 from attend.model.net.checkpoint import lacks_head, load, read_config
 from attend.model.net.kv_cache import KVCache
@@ -51,11 +54,9 @@ from attend.model.net.packed import multiplies_bfloat16
 from attend.model.net.quantised import names_of_kinds
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
-from attend.model.parallel.shards import check, config_of, load_shard
-from attend.model.params import SamplingParams
+from attend.model.parallel.shards import config_of, load_shard
 
 log = logging.getLogger("attend.engine")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SWITCH_SECONDS = 0.0005
 """How long another thread may keep the interpreter from the step thread; Python's own 5 ms are more than a step."""
 
@@ -76,6 +77,7 @@ class Built:
     setup: str
     """What answers depend on beside the weights."""
     slower_path: SlowerPath | None
+    fallback: Fallback
 
 
 def build_engine(
@@ -111,6 +113,7 @@ def build_engine(
         fingerprint=fingerprint(folder, built.setup),
         makes_text=not lacks_head(folder),
         slower_path=built.slower_path,
+        device_name=name_of_device(built.runner.device),
     )
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
@@ -119,10 +122,10 @@ def build_engine(
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built.runner, held, ready=leader.hurry)
+        return _with_thread(engine, info, options, built, held, ready=leader.hurry)
     idle, offload = idle_memory(scheduler, built.runner, options), open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle, offload=offload)
-    return _with_thread(engine, info, options, built.runner, held, built.runner.adapters, Explainer(built.net))
+    return _with_thread(engine, info, options, built, held, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
@@ -135,17 +138,12 @@ def build_runner(
     model, device = read_config(folder), choose_device(options.device)
     ranks = 1 if group is None else group.ranks
     check_shared(model, options, ranks)
-    natively = ranks == 1 and options.backend in ("auto", Native.name) and Native.serves(model, device, options.block_size)
-    dtype = choose_dtype(options.dtype, device, natively=natively)
-    config = model if group is None else config_of(model, ranks)
-    at = Placement(dtype, device, options.block_size, shared=ranks > 1)
-    backend = choose_backend(options.backend, config, at)
-    slower = slower_path(backend, config, at) if options.backend == "auto" else None
-    held, laps = backend.kv_dtype(options.kv_dtype, dtype, device), Laps(report)
+    config, laps = model if group is None else config_of(model, ranks), Laps(report)
+    backend, dtype, held, fallback = choose_way(folder, config, options, device, ranks)
     net = read_net(folder, model, options, dtype, device, backend, laps.report, group)
     laps.end("weights")
     weights = names_of_kinds(net) or name_of(dtype)
-    memory = measured_memory(net, backend, options, held, device, shared=ranks > 1)
+    memory = measured_memory(net, backend, options, held, device, fallback, shared=ranks > 1)
     context = agreed_sizes(config, held, device, options, memory, group).max_model_len
     net.reach(context)
     laps.end("cache")
@@ -164,8 +162,11 @@ def build_runner(
     if options.draft_tokens:
         backend.check_drafts(options, dtype)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
-    record = None if options.deterministic else partial(backend.record, form, cache, engine_config, shared=ranks > 1)
-    draw = backend.draw(dtype, device, exact=options.deterministic)
+    record = None
+    if not options.deterministic:
+        recording = partial(backend.record, form, cache, engine_config, shared=ranks > 1)
+        record = partial(fallback.recorded, recording, form, backend.attention, cache)
+    draw = fallback.draw(backend, dtype, device)
     adapters = backend.adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     attention, logprobs = backend.attention, backend.logprobs()
     runner = backend.runner()(form, attention, cache, device, draw=draw, adapters=adapters, logprobs=logprobs, record=record)
@@ -177,10 +178,30 @@ def build_runner(
     setup = f"{dtype} {weights} {held} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
-    if slower is not None and group is None:
+    if (slower := fallback.path()) is not None and group is None:
         use_threads(options)
         slower = with_factor(slower, runner, engine_config)
-    return Built(runner, net, model, engine_config, attention.name, dtype, weights, setup, slower)
+    return Built(runner, net, model, engine_config, attention.name, dtype, weights, setup, slower, fallback)
+
+
+def choose_way(
+    folder: Path, config: ModelConfig, options: EngineOptions, device: str, ranks: int
+) -> tuple[Backend, torch.dtype, torch.dtype, Fallback]:
+    """What computes a model, in which dtype, and that of the KV cache: torch where the kernels of the fastest backend differ
+    from it on this device, or fail. `config`: what this rank has of the model.
+    """
+    shared, fallback = ranks > 1, Fallback(options, device, ranks)
+    natively = not shared and options.backend in ("auto", Native.name) and Native.serves(config, device, options.block_size)
+    dtype = choose_dtype(options.dtype, device, natively=natively, family=config.family)
+    at = Placement(dtype, device, options.block_size, shared)
+    backend = choose_backend(options.backend, config, at)
+    if options.backend == "auto":
+        fallback.note(slower_path(backend, config, at))
+    held = backend.kv_dtype(options.kv_dtype, dtype, device)
+    if fallback.keeps(backend, folder, dtype, held):
+        return backend, dtype, held, fallback
+    dtype, backend = choose_dtype(options.dtype, device, natively=False, family=config.family), Torch(config)
+    return backend, dtype, backend.kv_dtype(options.kv_dtype, dtype, device), fallback
 
 
 def read_net(
@@ -202,20 +223,6 @@ def read_net(
     return load(folder, dtype, device, 0, **kept, dummy=options.load_format == "dummy", report=report)
 
 
-def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
-    """Refuse by name what is not supported with so many ranks: SettingError."""
-    changes = {
-        "quantize": options.quantize != "none",
-        "adapters": options.adapters,
-        "load_format": options.load_format != "auto",
-        "kv_disk_folder": bool(options.kv_disk_folder),
-    }
-    for name, is_set in changes.items():
-        if ranks > 1 and is_set:
-            raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which tensor parallelism does not support yet")
-    check(config, ranks)
-
-
 def agreed_sizes(
     config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None, group: ProcessGroup | None
 ) -> EngineConfig:
@@ -231,7 +238,7 @@ def _with_thread(
     engine: Engine,
     info: EngineInfo,
     options: EngineOptions,
-    runner: ModelRunner,
+    built: Built,
     held: Callable[[], int],
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
@@ -239,12 +246,17 @@ def _with_thread(
 ) -> AsyncEngine:
     """The engine with its step thread, which prepares itself first, and calls `ready` then."""
 
-    def prepare() -> None:
+    def prepare() -> EngineInfo:
         sys.setswitchinterval(SWITCH_SECONDS)
         use_threads(options)
-        runner.prepare()
+        slower, known = info.slower_path, built.fallback.path()
+        built.runner.prepare()
+        if (found := built.fallback.path()) is not None and found != known:
+            slower = found
+            log.warning("%s", found.cause)
         warm_up(engine)  # libraries keep handles and memory for each thread
         ready()
+        return replace(info, recorded=built.runner.recorded, slower_path=slower)
 
     return AsyncEngine(
         engine,
@@ -254,7 +266,7 @@ def _with_thread(
         prepare=prepare,
         adapters=adapters,
         explainer=explainer,
-        pulse=runner.pulse,
+        pulse=built.runner.pulse,
         held=held,
     )
 
@@ -270,33 +282,13 @@ def _threads(options: EngineOptions) -> str:
     return "deterministic" if options.deterministic else str(options.num_threads or torch.get_num_threads())
 
 
-def warm_up(engine: Engine) -> None:
-    """Two steps of a short request: lazy set-up is done before the first caller, and a model that cannot run never serves.
-
-    Its observer is not called. Raises EngineFailed.
-    """
-    observer, engine.observer = engine.observer, lambda report: None
-    length = min(8, engine.scheduler.config.max_model_len - 2)
-    engine.add(Request("warm-up", [0] * max(1, length), 2, SamplingParams()))
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise EngineFailed(f"the model's first step failed: {output.error}")
-    engine.observer = observer
-
-
-def choose_device(wanted: str) -> str:
-    """`auto` is CUDA where there is one; `cuda` never falls back to the CPU."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device is cuda, but this process sees no CUDA device")
-    return "cuda" if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()) else "cpu"
-
-
-def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA, where the native decoder serves, and on CPUs that multiply it natively; else float32."""
+def choose_dtype(wanted: str, device: str, *, natively: bool, family: str = "") -> torch.dtype:
+    """`auto` on a CPU is bfloat16 where the native decoder serves, or the CPU multiplies it; else float32. See `gpu_dtype`."""
+    if device == "cuda":
+        return gpu_dtype(wanted, family)
     if wanted != "auto":
         return DTYPES[wanted]
-    return torch.bfloat16 if device == "cuda" or natively or multiplies_bfloat16() else torch.float32
+    return torch.bfloat16 if natively or multiplies_bfloat16() else torch.float32
 
 
 def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> EngineConfig:
@@ -318,7 +310,14 @@ def wanted_engine(config: ModelConfig, options: EngineOptions, device: str) -> E
 
 
 def measured_memory(
-    net: Decoder, backend: Backend, options: EngineOptions, held: torch.dtype, device: str, *, shared: bool
+    net: Decoder,
+    backend: Backend,
+    options: EngineOptions,
+    held: torch.dtype,
+    device: str,
+    fallback: Fallback,
+    *,
+    shared: bool,
 ) -> int | None:
     """Bytes of the GPU for the cache, beside what steps take; None on a CPU, or where it is set. The engine's own cache is
     not there yet.
@@ -330,7 +329,8 @@ def measured_memory(
     form = backend.decoder(net)
 
     def runner(cache: KVCache) -> ModelRunner:
-        graphs, pieces = backend.record(form, cache, config, shared=shared)
+        record = partial(backend.record, form, cache, config, shared=shared)
+        graphs, pieces = fallback.recorded(record, form, backend.attention, cache)
         return ModelRunner(form, backend.attention, cache, "cuda", graphs, pieces=pieces)
 
     memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)

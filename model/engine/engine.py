@@ -19,7 +19,8 @@ from attend.model.engine.plan import Plan, StepInput, StepResult
 from attend.model.engine.repeat import by_halves, failed, released
 from attend.model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from attend.model.engine.scheduler import Scheduler
-from attend.model.errors import DeviceFailed, OutOfMemory
+from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
+from attend.model.params import SamplingParams
 from attend.model.sampling_plan import Draw
 
 log = logging.getLogger("attend.engine")
@@ -219,3 +220,18 @@ class _Failed:
     def result(self) -> StepResult:
         """Raise what went wrong."""
         raise self.error
+
+
+def warm_up(engine: Engine) -> None:
+    """Two steps of a short request: lazy set-up is done before the first caller, and a model that cannot run never serves.
+
+    Its observer is not called. Raises EngineFailed.
+    """
+    observer, engine.observer = engine.observer, lambda report: None
+    length = min(8, engine.scheduler.config.max_model_len - 2)
+    engine.add(Request("warm-up", [0] * max(1, length), 2, SamplingParams()))
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise EngineFailed(f"the model's first step failed: {output.error}")
+    engine.observer = observer

@@ -119,6 +119,10 @@ class DecodeGraphs:
         )
         return replace(layout, others=tuple(others), states_R=states_T, sources_R=sources_T)
 
+    def __len__(self) -> int:
+        """How many sizes are recorded."""
+        return len(self._sizes)
+
     def fits(self, rows: Sequence[Row]) -> bool:
         """Whether a graph can compute this step: every row has one token, and there are not too many rows."""
         return len(rows) <= self._sizes[-1] and all(row.count == 1 and row.start < self._max_model_len for row in rows)

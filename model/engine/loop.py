@@ -104,7 +104,7 @@ class AsyncEngine:
         *,
         max_queued_requests: int = 256,
         max_queued_tokens: int = 1 << 19,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[], EngineInfo] | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
         explainer: Explainer | None = None,
@@ -128,7 +128,7 @@ class AsyncEngine:
         self._owned = Counter[str | None]()  # requests in flight, by owner
         self._owned_tokens = Counter[str | None]()  # the same of _queued_tokens
         self._ends: deque[float] = deque(maxlen=max_queued_requests)  # when the last requests ended, as many as may wait
-        self._prepare = prepare  # called first by the step thread
+        self._prepare = prepare or (lambda: info)  # called first by the step thread; what it says holds from then on
         self._clock = clock
         self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, read by any thread
         self._wake = threading.Condition()
@@ -323,7 +323,7 @@ class AsyncEngine:
     def _run(self) -> None:
         """The step thread."""
         try:
-            self._prepare()
+            self._info = self._prepare()
             self._beat = self._clock()
             self._stats = self._engine.stats()
             self._prepared.set_result(None)

@@ -58,6 +58,8 @@ class EngineOptions:
     """Compute requests that have LoRA adapters."""
     deterministic: bool = False
     """Refuse to start where a request's tokens would depend on the other requests of a step."""
+    kernel_check: str = "replace"
+    """What becomes of kernels that differ from torch at the start, or fail: `replace`, `fail`, or `off`, see `fallback.py`."""
     num_threads: int = 0
     """CPU threads of the step thread; 0 leaves torch's own choice."""
 

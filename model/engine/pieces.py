@@ -108,6 +108,10 @@ class StepPieces:
 
         return step
 
+    def __len__(self) -> int:
+        """How many sizes are recorded."""
+        return len(self._sizes)
+
     def fits(self, rows: Sequence[Row]) -> bool:
         """Whether there are not too many tokens."""
         return sum(row.count for row in rows) <= self._sizes[-1]

@@ -12,16 +12,18 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from attend.model.config import ModelConfig
 from attend.model.engine.graphs import Decoded
+from attend.model.engine.options import EngineOptions
 from attend.model.engine.packing import needs_best_alone, packed, unpacked
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner, PendingStep
-from attend.model.errors import DeviceFailed
+from attend.model.errors import DeviceFailed, SettingError
 from attend.model.net.backends import Row
 from attend.model.net.transformer import Decoder, final_scores
 from attend.model.parallel.drawing import draw_over_ranks
 from attend.model.parallel.group import ProcessGroup
-from attend.model.parallel.shards import SplitHead
+from attend.model.parallel.shards import SplitHead, check
 from attend.model.sampling_plan import Draw
 from attend.model.transfer import Parcel
 
@@ -31,6 +33,20 @@ FACTOR = 0x5851F42D4C957F2D
 """Of a digest (Knuth's MMIX): it depends on the order of the steps."""
 BEAT, HURRY = b"beat", b"hurry"
 """What rank 0 sends in the place of a step."""
+
+
+def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
+    """Refuse by name what is not supported with so many ranks: SettingError."""
+    changes = {
+        "quantize": options.quantize != "none",
+        "adapters": options.adapters,
+        "load_format": options.load_format != "auto",
+        "kv_disk_folder": bool(options.kv_disk_folder),
+    }
+    for name, is_set in changes.items():
+        if ranks > 1 and is_set:
+            raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which tensor parallelism does not support yet")
+    check(config, ranks)
 
 
 class ShardRunner(ModelRunner):

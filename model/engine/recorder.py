@@ -5,7 +5,7 @@ Not yet run on a GPU. What records is an argument, so that tests on the CPU call
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -69,11 +69,14 @@ class CudaRecorder:
                 step(nothing)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+            begin()
             try:
-                begin()
                 step(cut)
-            finally:
-                graphs[-1].capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of a recording that is broken: what has broken it is told
+                    graphs[-1].capture_end()
+                raise
+            graphs[-1].capture_end()
             repeat(nothing)  # what the driver takes for a first replay is taken now, and a bad recording is known
         torch.cuda.current_stream().wait_stream(self._stream)
         return repeat

@@ -295,6 +295,10 @@ class EngineInfo:
     """False where the checkpoint has no head: then there are embeddings alone."""
     slower_path: SlowerPath | None = None
     """None where the fastest way of the machine serves, or another was asked for by its name."""
+    device_name: str = ""
+    """Of the GPU, or of the processor and its best instruction set."""
+    recorded: tuple[int, int] = (0, 0)
+    """Steps that are CUDA graphs, and steps whose pieces are: how many sizes of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from attend.model.engine.lookup import num_right
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
 from attend.model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
-from attend.model.errors import DeviceFailed, OutOfMemory
+from attend.model.errors import AttendError, DeviceFailed, EngineFailed, OutOfMemory
 from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeDecoder
@@ -40,16 +40,29 @@ SCORED_AT_ONCE = 256
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise OutOfMemory for a lack of memory, and DeviceFailed for an error that would fail every later step too."""
+    """Raise OutOfMemory for a lack of memory, and DeviceFailed for an error that would fail every later step too.
+
+    EngineFailed for what Triton raises where a kernel cannot be compiled, or needs more than the GPU has.
+    """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        text = str(error)
-        if isinstance(error, MemoryError) or any(name in text for name in MEMORY_ERRORS):
+    except Exception as error:
+        text, plain = str(error), isinstance(error, RuntimeError)
+        if isinstance(error, MemoryError) or (plain and any(name in text for name in MEMORY_ERRORS)):
             raise OutOfMemory(f"out of memory in a step: {text}") from error
-        if any(name in text for name in DEVICE_ERRORS):
+        if plain and any(name in text for name in DEVICE_ERRORS):
             raise DeviceFailed(f"the device failed: {text}") from error
+        if type(error).__module__.partition(".")[0] == "triton":  # which may not be there, and whose errors are of its own
+            raise EngineFailed(f"a kernel cannot run on this device: {in_words(error)}; backend = torch serves") from error
         raise
+
+
+def in_words(error: BaseException) -> str:
+    """The type of an error and its first line; of one of ours those of what it was raised from."""
+    if isinstance(error, AttendError) and error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 DrawTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
@@ -193,6 +206,11 @@ class ModelRunner:
         if self.record is not None:
             record, self.record = self.record, None
             self.graphs, self.pieces = record()
+
+    @property
+    def recorded(self) -> tuple[int, int]:
+        """How many sizes of steps are recorded: as a whole, and in pieces."""
+        return 0 if self.graphs is None else len(self.graphs), 0 if self.pieces is None else len(self.pieces)
 
     @device_errors()
     @torch.inference_mode()

@@ -126,7 +126,7 @@ def load(
         adopt_forms(net, forms)
     check_room(net, folder, dtype, device)
     if dummy:
-        draw_weights(net, folder, dtype, device)
+        draw_weights(net, dtype, device)
     else:
         fill(net, folder, dtype, device, mapped=mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
@@ -174,12 +174,12 @@ def fill(
     net.mapped = Mapped(folder, weights.read - unread, weights.size) if mapped else None
 
 
-def draw_weights(net: Decoder, folder: Path, dtype: torch.dtype, device: str) -> None:
+def draw_weights(net: Decoder, dtype: torch.dtype, device: str) -> None:
     """Draw the weights of a decoder on the meta device, on `device` itself: a CPU would take minutes for 8B.
 
     They are the same each time. Matrices are normal with variance 1 / width, so that scores differ; gains are 1, biases 0.
     """
-    family, dice = family_of(read_json(folder, "config.json")), torch.Generator(device).manual_seed(0)
+    family, dice = FAMILIES[net.config.family], torch.Generator(device).manual_seed(0)
     for slot in _slots(net):
         kept = _kept(family, slot, dtype)
         numbers = torch.full(slot.shape, 1.0 if slot.kind == "weight" else 0.0, dtype=kept, device=device)
@@ -194,7 +194,7 @@ def draw_weights(net: Decoder, folder: Path, dtype: torch.dtype, device: str) ->
         net.head.share(net.embedding.tokens)
 
 
-def forms_of(net: Decoder, folder: Path) -> dict[str, CodeLayout]:
+def forms_of(net: Decoder, folder: Path, say: Callable[..., None] = log.info) -> dict[str, CodeLayout]:
     """What keeps each matrix that the files have in codes, by our names. Says in the log what of them is not carried out."""
     family, forms = family_of(read_json(folder, "config.json")), {}
     with open_weights(folder) as weights:
@@ -207,7 +207,7 @@ def forms_of(net: Decoder, folder: Path) -> dict[str, CodeLayout]:
             if alike and len(coded) == len(parts) and not path.endswith(PLAIN):
                 forms[path] = reduce(CodeLayout.joined, coded)
         for note in weights.notes:
-            log.info("%s: %s", folder, note)
+            say("%s: %s", folder, note)
     return forms
 
 
@@ -242,11 +242,17 @@ def formed(folder: Path) -> Decoder:
     return net
 
 
-def has_codes(folder: Path) -> bool:
-    """Whether matrices of a folder are quantised already, so that `load` makes no other codes of them."""
+def kinds_of(folder: Path) -> list[Kind]:
+    """The kinds of codes that matrices of a folder are in, those of the fewest bits first."""
     with torch.device("meta"):
         net = Decoder(read_config(folder), context=0)
-    return bool(whole_numbers(forms_of(net, folder)))
+    kinds = {form.kind for form in forms_of(net, folder, log.debug).values()}
+    return sorted(kinds, key=lambda kind: (kind.bits, kind.name))
+
+
+def has_codes(folder: Path) -> bool:
+    """Whether matrices of a folder are quantised already, so that `load` makes no other codes of them."""
+    return any(kind != FP8 for kind in kinds_of(folder))
 
 
 def inspect(folder: Path) -> ModelConfig:

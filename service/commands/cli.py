@@ -286,6 +286,39 @@ def check(
 
 
 @app.command()
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Checkpoint folder, .gguf file, or hf://ORG/NAME in the cache; without it, ATTEND_MODEL or the shipped model.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="In place of a model the sizes of one, with random weights: S, M, L, Q, 1B or 8B.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Tell what this machine is, whether a model is computed right on it, how fast, and what is missing, within a minute.
+
+    Compares kernels with torch on the GPU or CPU, records and replays steps on a GPU, and times decode steps and a prompt of
+    random weights beside the measured memory and matrix product. Downloads nothing and reads no weights. The last line is the
+    verdict; status 1 where something would not serve as it should.
+    """
+    settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
+    from attend.service.runtime.single import prepare
+
+    prepare()  # as a server does, before torch is imported
+    from attend.service.commands.doctor import show
+
+    raise typer.Exit(show(settings, shape, printer(), as_json=json))
+
+
+@app.command()
 def replay(
     answer: Annotated[
         Path,

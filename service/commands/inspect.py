@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from attend.model.config import MemoryGroup, ModelConfig
-from attend.model.engine.build import DTYPES, size_engine
+from attend.model.devices import DTYPES
+from attend.model.engine.build import size_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import formed, inspect, lacks_head, open_weights

@@ -83,6 +83,20 @@ def commit_of(folder: Path) -> str | None:
     return names[0] if names else None
 
 
+def cached(reference: str) -> Path | None:
+    """The folder of hf://ORG/NAME in the cache, or its GGUF file, without asking the hub; None without its weights."""
+    from huggingface_hub import errors, snapshot_download
+
+    match = REFERENCE.fullmatch(reference)
+    assert match is not None, "the settings refuse another"
+    repository, file, revision = match["repository"], match["file"], match["revision"]
+    with suppress(errors.LocalEntryNotFoundError):
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL, local_files_only=True))
+        place = folder if file is None else folder / file
+        return place if place.is_file() or any(folder.glob("*.safetensors")) else None
+    return None
+
+
 def fetch(reference: str, say: Say) -> Path:
     """The folder of hf://ORG/NAME in the cache, with the files that are read, or its GGUF file. Raises CheckpointError.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from attend.model.errors import SettingError
+from attend.model.machine import process_age
 from attend.service.access.hosts import is_loopback
 from attend.service.runtime.lines import tell
 from attend.service.runtime.renew import BadPair, doubt, pair
@@ -66,6 +67,7 @@ def check_certificate(settings: Settings) -> None:
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     """Where the server listens, what it serves, who may call, how to try it, and which page to open."""
     host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
+    device = f"{facts['device']} ({facts['device_name']})"
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
     processes = "  one process, without Ray" if settings.single else ""
     commit = f" at {facts['commit'][:12]}" if facts.get("commit") else ""
@@ -73,12 +75,17 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
         processes = f"  {settings.tensor_parallel} ranks"
     return (
         f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name}{commit} "
-        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} {numbers} "
-        f"{facts['backend']}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
-        f"{_drawn(facts['sampling'])}{processes}{openness(settings)}\n"
+        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {device} {numbers} "
+        f"{facts['backend']}{_recorded(*facts['recorded'])}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
+        f"{_drawn(facts['sampling'])}  started in {process_age():.1f} s{processes}{openness(settings)}\n"
         f"Try:   {example(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
         + (f"\nOpen:  {scheme}://{host}:{settings.port}/ in a browser" if settings.expose_docs else "")
     )
+
+
+def _recorded(graphs: int, pieces: int) -> str:
+    """How many sizes of steps are CUDA graphs, and in how many the pieces between attentions are; nothing without any."""
+    return f", graphs {graphs} + {pieces}" if graphs or pieces else ""
 
 
 def _drawn(defaults: dict[str, float]) -> str:

@@ -175,6 +175,8 @@ class Replica(GrpcMethods):
             "commit": hub.commit_of(self.settings.folder),
             "parameters": info.num_parameters,
             "device": info.device,
+            "device_name": info.device_name,
+            "recorded": list(info.recorded),
             "dtype": info.dtype,
             "weights": info.weights,
             "backend": info.backend,

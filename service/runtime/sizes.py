@@ -33,6 +33,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         kv_disk_bytes=settings.kv_disk_bytes,
         draft_tokens=settings.draft_tokens,
         deterministic=settings.deterministic,
+        kernel_check=settings.kernel_check,
         num_threads=settings.num_threads or max(1, usable_cores() // settings.tensor_parallel),
         adapters=bool(settings.adapter or settings.adapters_folder),
     )

@@ -72,7 +72,7 @@ def names_compared(source: str) -> list[str]:
     return [
         ast.unparse(node)
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Compare)
+        if isinstance(node, ast.Compare) and "__module__" not in ast.unparse(node)
         for side in (node.left, *node.comparators)
         for each in (side.elts if isinstance(side, ast.Tuple | ast.Set | ast.List) else [side])
         if isinstance(each, ast.Constant) and each.value in names

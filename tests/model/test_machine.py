@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from attend.model.machine import available_memory, memory_use, usable_cores
+from attend.model.machine import (
+    available_memory,
+    instruction_sets,
+    large_pages,
+    memory_use,
+    process_age,
+    processor_name,
+    usable_cores,
+)
 
 MIB = 1 << 20
 UNLIMITED_V1 = 9223372036854771712
@@ -173,3 +181,26 @@ def test_a_machine_without_control_groups_is_all_there_is(tmp_path):
     root = machine(tmp_path, "")
     (root / "proc/self/cgroup").unlink()
     assert (1000 * MIB, 8) == (available_memory(root), usable_cores(root, affinity=range(8)))
+
+
+def test_a_process_is_as_old_as_the_kernel_says(tmp_path):
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat = f"4242 (a process) of (mine) S {'0 ' * 18}{50 * ticks} 0 0"
+    assert process_age(write(tmp_path, proc__self__stat=stat, proc__uptime="62.50 100.00")) == 12.5
+    assert process_age(tmp_path / "nothing") == 0.0
+    assert 0 < process_age() < 86400
+
+
+def test_a_processor_is_named_with_what_multiplies_most_first(tmp_path):
+    first = "processor\t: 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu avx2 avx512f avx512_bf16"
+    cpuinfo = f"{first}\n\nprocessor\t: 1\nflags\t\t: amx_bf16"
+    root = write(tmp_path, proc__cpuinfo=cpuinfo)
+    assert processor_name(root) == "AMD EPYC 9B14"
+    assert instruction_sets(root) == ["AVX-512-BF16", "AVX-512", "AVX2"]
+    assert instruction_sets(tmp_path / "nothing") == [] and processor_name(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("text", "found"), [("always [madvise] never", "madvise"), ("always madvise [never]", "never")])
+def test_large_pages_are_as_the_system_gives_them(tmp_path, text, found):
+    assert large_pages(write(tmp_path, sys__kernel__mm__transparent_hugepage__enabled=text)) == found
+    assert large_pages(tmp_path / "nothing") == ""

@@ -224,7 +224,8 @@ OF_THE_ENGINE = {
         "kv_disk_bytes": 1000,
         "kv_idle_seconds": 7.0,
     },
-    **{"kv_cache_memory": 12345, "prefix_caching": False, "draft_tokens": 4, "deterministic": True, "num_threads": 3},
+    **{"kv_cache_memory": 12345, "prefix_caching": False, "draft_tokens": 4, "deterministic": True, "kernel_check": "fail"},
+    "num_threads": 3,
 }
 
 

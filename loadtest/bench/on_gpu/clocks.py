@@ -8,7 +8,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from loadtest.bench.on_gpu.here import ask_driver, first_gpu
+from attend.model.machine import ask_driver, first_gpu
 
 Look = Callable[[], tuple[float, ...]]
 """What is seen at one moment: see UNITS."""

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from attend.model.machine import ask_driver
 from loadtest.bench.contestant import TREE
 
 ENGINE = ("torch", "numpy", "safetensors")
@@ -60,22 +61,6 @@ def gpu() -> dict[str, str]:
     return dict(zip(asked, ask_driver(asked), strict=False))
 
 
-def first_gpu() -> str:
-    """The number or UUID by which the driver knows the GPU that CUDA calls 0."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
-
-
-def ask_driver(names: tuple[str, ...], *, units: bool = True) -> list[str]:
-    """The values that nvidia-smi has under these names for the first GPU, with their units; none without it."""
-    form = "csv,noheader" if units else "csv,noheader,nounits"
-    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", f"--format={form}", "-i", first_gpu()]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [value.strip() for value in found.split(",")]
-
-
 def plain() -> dict[str, Any]:
     """What is known without any package, at once."""
     return {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0)), "commit": commit()} | gpu()
@@ -97,22 +82,9 @@ def versions() -> dict[str, str]:
 
 def device() -> dict[str, Any]:
     """What torch says of the first GPU, or why it sees none."""
-    import torch
+    from attend.model.devices import gpu
 
-    try:
-        torch.cuda.init()
-        about = torch.cuda.get_device_properties(0)
-    except Exception as error:  # RuntimeError, AssertionError, or DeferredCudaCallError
-        return {"cuda": torch.version.cuda, "no device": str(error).splitlines()[0]}
-    return {
-        "cuda": torch.version.cuda,
-        "device": about.name,
-        "capability": f"{about.major}.{about.minor}",
-        "memory": about.total_memory,
-        "processors": about.multi_processor_count,
-        "shared_memory": about.shared_memory_per_block_optin,
-        "devices": torch.cuda.device_count(),
-    }
+    return gpu()
 
 
 def kernel() -> dict[str, str]:

@@ -48,7 +48,7 @@ WIDE = (
         "laws of the kernels, all of them",
         tuple(
             f"{TRITON}/{name}.py"
-            for name in ("laws", "decoder_laws", "delta_laws", "sampling_laws", "codes_laws", "ranks_laws")
+            for name in ("laws", "decoder_laws", "delta_laws", "sampling_laws", "codes_laws", "ranks_laws", "startup_laws")
         ),
         50,
         240,

@@ -19,16 +19,16 @@ from attend.model.backends.native import Native
 from attend.model.backends.reference import Reference
 from attend.model.backends.torch import Torch
 from attend.model.backends.triton import Triton
+from attend.model.devices import choose_device
 from attend.model.engine.build import (
     build_engine,
-    check_shared,
-    choose_device,
     choose_dtype,
     size_engine,
 )
 from attend.model.engine.cache import free_memory
 from attend.model.engine.fingerprint import WHOLE, fingerprint, processor
 from attend.model.engine.options import EngineOptions
+from attend.model.engine.ranks import check_shared
 from attend.model.engine.request import FinishReason
 from attend.model.errors import CheckpointError, EngineFailed, SettingError
 from attend.model.net.checkpoint import load, save

@@ -357,7 +357,7 @@ def test_an_engine_that_is_closed_leaves_no_reader_waiting(drained):
 def break_down(engine: AsyncEngine) -> None:
     """The next step kills the thread: an error outside of the model, which no request can be blamed for."""
 
-    def fail(plan, result):
+    def fail(plan, result, dropped):
         raise MemoryError("no room for the books")
 
     engine._engine.scheduler.commit = fail
@@ -414,7 +414,11 @@ def test_a_step_without_memory_ends_its_requests_and_the_replica_goes_on():
 
 
 def prepared(prepare) -> AsyncEngine:
-    return AsyncEngine(Engine(Scheduler(sizes(), Clock()), FakeRunner(4), Clock()), info(sizes()), prepare=prepare)
+    def whole():
+        prepare()
+        return replace(info(sizes()), recorded=(3, 1))
+
+    return AsyncEngine(Engine(Scheduler(sizes(), Clock()), FakeRunner(4), Clock()), info(sizes()), prepare=whole)
 
 
 def test_an_engine_is_prepared_on_its_step_thread_before_it_has_started():
@@ -423,6 +427,7 @@ def test_an_engine_is_prepared_on_its_step_thread_before_it_has_started():
     engine = prepared(lambda: threads.append(threading.current_thread()))
     engine.start()
     assert [engine._thread] == threads
+    assert engine.info.recorded == (3, 1), "what it learns meanwhile is told"
     engine.close()
 
 

@@ -5,11 +5,13 @@ import shlex
 
 import pytest
 
+from attend.service.runtime import lifecycle
 from attend.service.runtime.lifecycle import ready_line
 from attend.service.settings import Settings
 
 FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
 FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True, "sampling": {}}
+FACTS |= {"device_name": "AMD EPYC, AVX-512-BF16", "recorded": [0, 0]}
 
 
 def lines(**settings):
@@ -81,3 +83,12 @@ def test_the_ready_line_says_the_commit_of_a_model_of_the_hub():
     ready = ready_line(Settings(served_model_name="org/tiny"), FACTS | {"commit": "0123456789abcdef" * 2})
     assert "  org/tiny at 0123456789ab (llama, " in ready
     assert " at " not in ready_line(Settings(), FACTS | {"commit": None}).split("\n")[0]
+
+
+def test_the_ready_line_says_what_computes_and_how_long_the_start_was(monkeypatch):
+    monkeypatch.setattr(lifecycle, "process_age", lambda: 3.14159)
+    ready = ready_line(Settings(single=True), FACTS).split("\n")[0]
+    assert "  cpu (AMD EPYC, AVX-512-BF16) float32 torch  32 KV tokens in 0.1 GB  started in 3.1 s" in ready
+    gpu = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "weights": "bfloat16"}
+    gpu |= {"backend": "triton", "recorded": [35, 10]}
+    assert "  cuda (NVIDIA H100 80GB HBM3) bfloat16 triton, graphs 35 + 10  32 KV tokens" in ready_line(Settings(), FACTS | gpu)

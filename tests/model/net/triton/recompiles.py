@@ -19,9 +19,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from attend.model.engine.build import warm_up
 from attend.model.engine.config import EngineConfig, GroupSize
-from attend.model.engine.engine import Engine
+from attend.model.engine.engine import Engine, warm_up
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import nothing

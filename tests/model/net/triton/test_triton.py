@@ -12,7 +12,16 @@ import torch
 ROOT = Path(__file__).parents[4]
 LAWS = [
     f"tests/model/net/triton/{name}.py"
-    for name in ("smoke_laws", "laws", "decoder_laws", "delta_laws", "sampling_laws", "codes_laws", "ranks_laws")
+    for name in (
+        "smoke_laws",
+        "laws",
+        "decoder_laws",
+        "delta_laws",
+        "sampling_laws",
+        "codes_laws",
+        "ranks_laws",
+        "startup_laws",
+    )
 ]
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),

@@ -1,0 +1,132 @@
+"""What torch computes in place of kernels that differ from it, or fail, on this device: as `slower_path` is told.
+
+A decoder's kernels are not exchanged one by one: torch computes the whole model then. Recorded steps, and draws, are.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from attend.model.backends.backend import Backend, Form
+from attend.model.devices import unused_gpu
+from attend.model.engine.cache import give_back
+from attend.model.engine.graphs import DecodeGraphs
+from attend.model.engine.options import EngineOptions
+from attend.model.engine.pieces import StepPieces
+from attend.model.engine.request import SlowerPath
+from attend.model.engine.runner import DrawTokens, device_errors
+from attend.model.engine.startup import Finding, check_decoder, check_draws, check_recorded, look
+from attend.model.errors import EngineFailed
+from attend.model.net.backends import AttentionBackend
+from attend.model.net.checkpoint import kinds_of
+from attend.model.net.formats.codes import KINDS
+from attend.model.net.kv_cache import KVCache
+from attend.model.sampling import sample, sample_by_row
+
+Recorded = tuple[DecodeGraphs | None, StepPieces | None]
+NOT_RECORDED: Recorded = (None, None)
+
+
+class Fallback:
+    """Carries out `kernel_check`, and keeps what makes an engine slower than this machine could be."""
+
+    def __init__(self, options: EngineOptions, device: str, ranks: int) -> None:
+        self._options, self._device, self._ranks = options, device, ranks
+        self._paths: list[SlowerPath] = []
+        self.findings: list[Finding] = []
+        """What was looked at."""
+        self._records = True
+        if options.device == "auto" and (why := unused_gpu()):
+            self._paths.append(SlowerPath("gpu", f"the CPU serves: {why}; device = cpu is without this line"))
+
+    def note(self, path: SlowerPath | None) -> None:
+        """One more reason; None: there is none."""
+        self._paths += () if path is None else (path,)
+
+    def path(self) -> SlowerPath | None:
+        """All reasons in one: the word of the first, and the sentences of all."""
+        return SlowerPath(self._paths[0].reason, "; ".join(path.cause for path in self._paths)) if self._paths else None
+
+    def keeps(
+        self,
+        backend: Backend,
+        folder: Path,
+        dtype: torch.dtype,
+        held: torch.dtype,
+    ) -> bool:
+        """Whether a backend agrees with torch; else torch is to compute the model in `folder`.
+
+        Raises EngineFailed where torch may not: another backend was asked for by its name, or several ranks share the model.
+        """
+        options, kind = self._options, KINDS.get(self._options.quantize)
+        if options.kernel_check == "off" or not backend.checked:
+            return True
+        if kind is None and options.load_format == "auto":
+            kind = next(iter(kinds_of(folder)), None)
+        if not backend.load_options()["keep_codes"]:
+            kind = None
+        findings = check_decoder(backend, dtype, held, self._device, options.block_size, kind)
+        if self._device == "cuda":
+            give_back()  # what is free is for the model
+        self.findings += findings
+        bad = next((finding for finding in findings if not finding.ok), None)
+        if bad is None:
+            return True
+        what = told(backend.attention.name, bad)
+        asked = f"backend is {options.backend}" if options.backend != "auto" else ""
+        asked = f"tensor_parallel is {self._ranks}" if self._ranks > 1 else asked
+        if asked:
+            raise EngineFailed(f"{asked}, and {what}; backend = torch serves, and kernel_check = off leaves the check out")
+        self._replaced(bad, f"the torch backend serves, {backend.loss}: {what}", what)
+        return False
+
+    def draw(self, backend: Backend, dtype: torch.dtype, device: str) -> DrawTokens:
+        """What draws tokens; torch, where the backend's way differs or fails."""
+        exact = self._options.deterministic
+        with device_errors():
+            if self._options.kernel_check == "off" or device == "cpu":
+                return backend.draw(dtype, device, exact=exact)
+        kept: list[DrawTokens] = []
+
+        def made() -> DrawTokens:
+            kept.append(backend.draw(dtype, device, exact=exact))
+            return kept[0]
+
+        finding = check_draws(made, dtype, backend.config.vocab_size, device)
+        self.findings.append(finding)
+        if finding.ok:
+            return kept[0]
+        what = told(backend.name, finding)
+        self._replaced(finding, f"torch draws tokens, {backend.loss}: {what}", what)
+        return sample_by_row if exact else sample
+
+    def recorded(self, record: Callable[[], Recorded], form: Form, backend: AttentionBackend, cache: KVCache) -> Recorded:
+        """The steps that `record` has recorded; none where that fails, or where they differ. Raises EngineFailed."""
+        if not self._records:
+            return NOT_RECORDED
+        if self._options.kernel_check == "off":
+            with device_errors():
+                return record()
+        made: list[Recorded] = []
+        finding = look("recorded steps", lambda: made.append(record()) or "", self._device)  # type: ignore[func-returns-value]
+        if finding.ok and made[0] != NOT_RECORDED:
+            finding = check_recorded(form, backend, cache, *made[0])
+        if made != [NOT_RECORDED]:
+            self.findings.append(finding)
+        if finding.ok:
+            return made[0]
+        self._records, what = False, told(backend.name, finding)
+        self._replaced(finding, f"steps are not recorded, and each launches all its kernels: {what}", what)
+        return NOT_RECORDED
+
+    def _replaced(self, finding: Finding, cause: str, what: str) -> None:
+        if self._options.kernel_check == "fail":
+            raise EngineFailed(f"kernel_check is fail, and {what}; with kernel_check = replace torch serves in its place")
+        self._paths.append(SlowerPath(finding.reason, cause))
+
+
+def told(name: str, finding: Finding) -> str:
+    """A finding about a backend that is not ok, in words."""
+    does = "differs from torch on this device" if finding.reason == "kernel_differs" else "fails on this device"
+    return f"the {finding.part} of the {name} backend {does}: {finding.cause}"
