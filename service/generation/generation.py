@@ -4,8 +4,8 @@ import asyncio
 import difflib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -68,6 +68,8 @@ class GenerationService:
         self.scoring = scoring
         self.shelf = shelf
         self.started_at = int(time.time())
+        self.num_attended = 0
+        """Calls that are being answered and are no lines of batches."""
         self._request_timeout = request_timeout
         self._deadline_default_ms = deadline_default_ms
         self._clock = clock
@@ -90,7 +92,7 @@ class GenerationService:
 
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
-        with record.outcome(), ExitStack() as stack:
+        with record.outcome(), self._attended(command.caller), ExitStack() as stack:
             deadline = self.deadline_of(command.arrival, command.deadline_ms)
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
@@ -127,6 +129,15 @@ class GenerationService:
                             break
             finally:
                 alarm.cancel()
+
+    @contextmanager
+    def _attended(self, caller: Caller) -> Iterator[None]:
+        """Count a call that somebody waits for, while it lasts."""
+        self.num_attended += not caller.is_batch
+        try:
+            yield
+        finally:
+            self.num_attended -= not caller.is_batch
 
     def deadline_of(self, arrival: Arrival, deadline_ms: int | None) -> float:
         """When a call must end that asks for so many milliseconds, or for none, by the event loop's clock."""
