@@ -110,7 +110,8 @@ class Runner:
                 self._lost_key(job)
         await self._count()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.desk.woken.wait(), BEAT_SECONDS)
+            async with asyncio.timeout(BEAT_SECONDS):
+                await self.desk.woken.wait()
         self.desk.woken.clear()
 
     def _judge(self, job: Job, status: str | None) -> None:
@@ -162,7 +163,8 @@ class Runner:
                 self._began[job.batch.owner] = self._lines
                 job.start(line, caller, partial(self._pause, job.batch.owner))
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.desk.free.wait(), LOOK_SECONDS)
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self.desk.free.wait()
         self.desk.free.clear()
 
     def _next_job(self) -> Job | None:
