@@ -51,6 +51,10 @@ class Desk:
         """The result of work with files. Raises OSError."""
         return await asyncio.wrap_future(self._disk.submit(partial(work, *given)))
 
+    def later(self, work: Callable[[], None]) -> None:
+        """Have work with files done that nobody waits for."""
+        self._disk.submit(work)
+
     async def _answer(self, future: "Future[T]") -> T:
         try:
             return await asyncio.wrap_future(future)

@@ -118,6 +118,13 @@ class Job:
     async def run(self) -> None:
         """From the check of its input to its end. Raises nothing."""
         try:
+            await self._run()
+        finally:
+            for part in filter(None, (self._reader, self._part)):
+                self.desk.later(part.close)
+
+    async def _run(self) -> None:
+        try:
             await self._prepare()
             ending = await self._over
         except (OSError, StorageFailed) as error:
@@ -131,9 +138,6 @@ class Job:
             task.cancel()
         await asyncio.gather(*self.running, *self._keeping, return_exceptions=True)
         await self._end(ending)
-        for part in (self._reader, self._part):
-            if part is not None:
-                await self.desk.disk(part.close)
 
     # The beginning
 
