@@ -176,14 +176,18 @@ class Runner:
         for job, _ in self.jobs.values():
             if job.has_more and self._paused.get(job.batch.owner, 0.0) <= now:
                 able.setdefault(job.batch.owner, job)
-        free = {owner: job for owner, job in able.items() if not self._is_busy(owner)}
+        free = {owner: job for owner, job in able.items() if not self._is_busy(owner, running[owner])}
         if not free:
             return None
         return free[min(free, key=lambda owner: (running[owner], self._began[owner]))]
 
-    def _is_busy(self, owner: str) -> bool:
+    def _is_busy(self, owner: str, lines: int) -> bool:
+        """Whether the key of an owner who has so many lines running has no room for another one."""
         caller = caller_of(owner, self._keys)
-        return caller is not None and caller.key is not None and caller.key.is_busy(SPARED)
+        if caller is None or caller.key is None:
+            return False
+        most = caller.key.limits.concurrent  # a line that has only begun does not count there yet
+        return caller.key.is_busy(SPARED) or (most is not None and lines >= max(1, int(most * SPARED)))
 
     def _pause(self, owner: str, answer: Answer) -> None:
         """A line of this owner found no room."""

@@ -31,7 +31,10 @@ def test_the_answer_of_a_line_is_that_of_its_route(tmp_path, endpoint, chat_temp
     async def law():
         async with serving(tmp_path, template=chat_template) as world:
             direct = await world.call("POST", endpoint, json=BODIES[endpoint])
-            lines = [line(1, url=endpoint, body=BODIES[endpoint]), line(2, url=endpoint, body={"nonsense": 1, "max_tokens": -1})]
+            lines = [
+                line(1, url=endpoint, body=BODIES[endpoint]),
+                line(2, url=endpoint, body={"nonsense": 1, "max_tokens": -1}),
+            ]
             wrong = await world.call("POST", endpoint, json=lines[1]["body"])
             batch, output, errors = await world.run(lines, endpoint=endpoint)
             assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 2, "completed": 1, "failed": 1})
@@ -74,7 +77,13 @@ BAD = {
     "a foreign url": ([line(1, url="http://elsewhere/v1/completions")], "invalid_url", 1, "url", "elsewhere"),
     "no body": ([line(1, body="a")], "invalid_value", 1, "body", "an object"),
     "a stream": ([line(1, body={"prompt": "a", "stream": True})], "unsupported_value", 1, "body.stream", "stream"),
-    "two models": ([line(1, body={"model": "fake"}), line(2, body={"prompt": "b"})], "mismatched_model", 2, "body.model", "fake"),
+    "two models": (
+        [line(1, body={"model": "fake"}), line(2, body={"prompt": "b"})],
+        "mismatched_model",
+        2,
+        "body.model",
+        "fake",
+    ),
     "no such model": ([line(1, body={"model": "gpt-9"})], "model_not_found", 1, "body.model", "gpt-9"),
     "model of a number": ([line(1, body={"model": 3})], "invalid_value", 1, "body.model", "3"),
     "a mistyped field": ([line(1, custom_id_="x", metod="POST")], "invalid_value", 1, "custom_id_", "did you mean custom_id"),
@@ -224,7 +233,10 @@ def test_a_batch_whose_window_is_over_expires_with_what_it_has(tmp_path):
             ended = await world.ended(batch)
             assert (ended["status"], ended["request_counts"]["completed"]) == ("expired", 1)
             errors = await world.rows(ended["error_file_id"])
-            assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [("r1", "batch_expired"), ("r2", "batch_expired")]
+            assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [
+                ("r1", "batch_expired"),
+                ("r2", "batch_expired"),
+            ]
 
     asyncio.run(law())
 
@@ -233,7 +245,12 @@ def test_without_a_folder_the_routes_name_the_setting():
     async def law():
         async with build_server(FakeEngine(info=info())).http() as client:
             calls = [("GET", "/v1/files"), ("GET", "/v1/batches"), ("POST", "/v1/files"), ("DELETE", "/v1/files/x")]
-            for method, path in (*calls, ("POST", "/v1/batches"), ("GET", "/v1/files/x/content"), ("POST", "/v1/batches/x/cancel")):
+            for method, path in (
+                *calls,
+                ("POST", "/v1/batches"),
+                ("GET", "/v1/files/x/content"),
+                ("POST", "/v1/batches/x/cancel"),
+            ):
                 answer = await client.request(method, path)
                 assert answer.status_code == 404, (method, path)
                 assert "batch_folder" in answer.json()["error"]["message"]
