@@ -33,7 +33,7 @@ class Folder:
             raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}, and what it holds is believed")
         if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
             raise SettingError(
-                f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}), and must be on a disk of this machine"
+                f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}): it must be on a local disk"
             )
 
     @property

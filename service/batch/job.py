@@ -120,8 +120,10 @@ class Job:
         try:
             await self._run()
         finally:
-            for part in filter(None, (self._reader, self._part)):
-                self.desk.later(part.close)
+            if self._reader is not None:
+                self.desk.later(self._reader.close)
+            if self._part is not None:
+                self.desk.later(self._part.close)
 
     async def _run(self) -> None:
         try:
