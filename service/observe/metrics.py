@@ -140,7 +140,9 @@ class Metrics:
         return RequestRecord(self._of_batches if transport == LINES else self, transport, route, request_id, context, caller)
 
     def count(self, transport: str, route: str, outcome: str) -> None:
-        """Count one call, once."""
+        """Count one call, once. A line of a batch that found no room is none: it is computed again."""
+        if transport == LINES and outcome == "rejected":
+            return
         counter = self._requests if is_counted(transport, route) else self._others
         counter.labels(self._labels["model"], transport, route, outcome).inc()
 
