@@ -96,11 +96,11 @@ class Batches:
         """
         now = self.files.clock()
         with transaction(self._connection):
-            sql = f"SELECT id, owner FROM batches WHERE status IN ({_OPEN}) AND leased_until < ? ORDER BY number"
+            sql = f"SELECT id, owner, MIN(number) FROM batches WHERE status IN ({_OPEN}) AND leased_until < ? GROUP BY owner"
             rows = [row for row in self._connection.execute(sql, (now,)) if held.get(row["owner"], 0) < each]
             if not rows:
                 return None
-            first = min(rows, key=lambda row: held.get(row["owner"], 0))["id"]
+            first = min(rows, key=lambda row: (held.get(row["owner"], 0), row["MIN(number)"]))["id"]
             self._connection.execute(
                 "UPDATE batches SET runner = ?, leased_until = ?, generation = generation + 1 WHERE id = ?",
                 (runner, now + LEASE_SECONDS, first),

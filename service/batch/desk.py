@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from io import FileIO
 from typing import Any, TypeVar
 
 from attend.service.batch.batches import Batches
 from attend.service.batch.files import Clock, Files
 from attend.service.batch.limits import Limits
-from attend.service.errors import StorageFailed
+from attend.service.errors import NotThere, StorageFailed
 from attend.service.generation.aside import Places
 from attend.service.observe.batches import BatchNumbers
 
@@ -89,18 +90,18 @@ class Desk:
     async def content(self, file_id: str) -> tuple[int, AsyncIterator[bytes]]:
         """The bytes of a file that the caller has, and how many. It is whole, even if the file is deleted meanwhile."""
         try:
-            handle = await self.disk(os.open, self.files.folder.file(file_id), os.O_RDONLY)
+            file = await self.disk(FileIO, self.files.folder.file(file_id))
+        except FileNotFoundError as error:
+            raise NotThere(f"there is no file {file_id!r}", "file_id") from error
         except OSError as error:
             raise self.failed(error) from error
-        size = os.fstat(handle).st_size
-        return size, self._pieces(handle, size)
+        size = os.fstat(file.fileno()).st_size
+        return size, self._pieces(file, size)
 
-    async def _pieces(self, handle: int, size: int) -> AsyncIterator[bytes]:
-        try:
+    async def _pieces(self, file: FileIO, size: int) -> AsyncIterator[bytes]:
+        with file:  # where nothing is asked for it is closed with the last reference to it
             for place in range(0, size, READ_BYTES):
-                yield await self.disk(os.pread, handle, READ_BYTES, place)
-        finally:
-            os.close(handle)
+                yield await self.disk(os.pread, file.fileno(), READ_BYTES, place)
 
     def close(self) -> None:
         """Let go of the folder, once what is under way is done."""

@@ -29,6 +29,7 @@ class Files:
         self.folder = Folder(limits.folder)
         self.clock = clock
         self.connection = opened(self.folder.database)
+        self._strays_at = 0.0
 
     def close(self) -> None:
         """Let go of the database."""
@@ -140,6 +141,12 @@ class Files:
             self.drop(file_id)
         ended = now - self.limits.retention
         self.connection.execute(f"DELETE FROM batches WHERE status NOT IN ({_OPEN}) AND ended < ?", (ended,))
+        if now >= self._strays_at:
+            self._strays_at = now + UPLOAD_SECONDS
+            self._sweep_strays(now)
+
+    def _sweep_strays(self, now: float) -> None:
+        """Delete what a process left that died between two steps."""
         for path in self.folder.files.iterdir():
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - UPLOAD_SECONDS and not self._knows("files", path.name):

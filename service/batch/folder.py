@@ -24,12 +24,12 @@ class Folder:
         try:
             for path in (self.root, self.files, self.parts):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = self.root.stat().st_mode
+            found = self.root.stat()
         except OSError as error:
             raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: {error.strerror}") from error
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: Permission denied")
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
             raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}, and what it holds is believed")
         if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
             raise SettingError(

@@ -192,12 +192,10 @@ class Job:
 
     async def _resume(self) -> None:
         """Open a part, and find out which lines earlier runners have answered."""
-        self._done = bytearray(self.desk.limits.lines + 1)
         folder = self.desk.files.folder
         earlier = [path for generation, path in folder.parts_of(self.batch.id) if generation < self.batch.generation]
         for number, span in (await self.desk.disk(spans, earlier)).items():
-            if number < len(self._done):
-                self._done[number] = 1
+            self._mark(number)
             self.completed += span.outcome == DONE
             self.failed += span.outcome == FAILED
         self._part = await self.desk.disk(Part, folder.part(self.batch.id, self.batch.generation))
@@ -210,12 +208,19 @@ class Job:
             return self._again.popleft()
         while not self._is_read and self._reader is not None:
             raw = await self.desk.disk(self._reader.next)
-            if raw is None or raw.number >= len(self._done):
+            if raw is None:
                 self._is_read = True
-            elif not self._done[raw.number]:
+            elif not self._is_marked(raw.number):
                 return Try(raw)
         self._look()
         return None
+
+    def _mark(self, number: int) -> None:
+        self._done += bytes(max(0, number + 1 - len(self._done)))
+        self._done[number] = 1
+
+    def _is_marked(self, number: int) -> bool:
+        return number < len(self._done) and self._done[number] == 1
 
     @property
     def has_more(self) -> bool:
@@ -230,11 +235,15 @@ class Job:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         line = self.running.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("line %d of batch %s failed", line.raw.number, self.batch.id, exc_info=error)
-            self.stop(Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}", line.raw.number),)))
+        if not task.cancelled() and task.exception() is not None:
+            self._fault(line.raw.number, task.exception())
         self.desk.free.set()
         self._look()
+
+    def _fault(self, number: int, error: BaseException | None) -> None:
+        """A bug of ours."""
+        log.error("line %d of batch %s failed", number, self.batch.id, exc_info=error)
+        self.stop(Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}", number),)))
 
     def _look(self) -> None:
         """Whether all is answered."""
@@ -269,6 +278,8 @@ class Job:
 
         def kept(task: asyncio.Task[None]) -> None:
             self._keeping.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                self._fault(number, task.exception())
             self._look()
 
         task.add_done_callback(kept)
@@ -280,11 +291,10 @@ class Job:
             await self.desk.disk(self._part.append, number, outcome, text)
         except (OSError, QuotaReached, StorageFailed) as error:
             return self.stop(self._broken(error))
-        self._done[number] = 1
-        if outcome != LEFT:
-            self.completed += outcome == DONE
-            self.failed += outcome == FAILED
-            self.desk.numbers.lines["completed" if outcome == DONE else "failed"] += 1
+        self._mark(number)
+        self.completed += outcome == DONE
+        self.failed += outcome == FAILED
+        self.desk.numbers.lines["completed" if outcome == DONE else "failed"] += 1
         return None
 
     async def _charge(self, size: int) -> None:
@@ -349,12 +359,14 @@ class Job:
         try:
             while lines := await self.desk.disk(reader.some):
                 for raw in lines:
-                    if raw.number < len(self._done) and not self._done[raw.number]:
+                    if not self._is_marked(raw.number):
                         with suppress(BadLine):
                             line = await self._read(raw)
                             text = failure(self.batch.id, raw.number, line.custom_id, code, message)
                             await self._charge(len(record(raw.number, LEFT, text)))
                             await self.desk.disk(self._part.append, raw.number, LEFT, text)
+        except (QuotaReached, StorageFailed) as error:
+            log.warning("batch %s: not all lines that were left are named: %s", self.batch.id, error)
         finally:
             await self.desk.disk(reader.close)
 

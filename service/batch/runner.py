@@ -28,6 +28,8 @@ LOOK_SECONDS = 0.1
 """How often it is looked whether another line may begin, where nothing tells."""
 CALM_SECONDS = 2.0
 """So long after the last other call lines take all of the room that they may have: a conversation has pauses."""
+CLOSE_SECONDS = 2.0
+"""How long the end of a server waits for what is being written."""
 MOST_JOBS, MOST_OF_ONE = 32, 2
 """Batches that a runner works on at a time, and of one owner."""
 SPARED = 0.5
@@ -71,7 +73,12 @@ class Runner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for job, _ in self.jobs.values():
             job.stop(Ending("left"))
-        await asyncio.gather(*(task for _, task in self.jobs.values()), return_exceptions=True)
+        ending = {task for _, task in self.jobs.values()}
+        if ending:
+            _, late = await asyncio.wait(ending, timeout=CLOSE_SECONDS)
+            for task in late:  # it makes files of answers, or waits for a disk: the next one begins that anew
+                task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         self.jobs.clear()
         with suppress(AttendError):
             await self.desk.db(self.desk.batches.leave, self.name)
@@ -90,8 +97,11 @@ class Runner:
 
     async def _beat(self) -> None:
         """Tell the database what is being worked on, hear what was cancelled, and take what nobody works on."""
-        for batch_id in [batch_id for batch_id, (_, task) in self.jobs.items() if task.done()]:
-            del self.jobs[batch_id]
+        for batch_id, (_, task) in [*self.jobs.items()]:
+            if task.done():
+                del self.jobs[batch_id]
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("batch %s could not be ended", batch_id, exc_info=error)
         owners = {job.batch.owner for job, _ in self.jobs.values()}
         self._paused = {owner: until for owner, until in self._paused.items() if owner in owners}
         self._began = Counter({owner: number for owner, number in self._began.items() if owner in owners})

@@ -26,7 +26,7 @@ from attend.service.generation.answer import Answer, Remade, check_begun
 from attend.service.generation.aside import Places, aside
 from attend.service.generation.prepare import Preparation
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Arrival, Chunk, Command, Prompt
+from attend.service.records import MAX_DEADLINE_MS, Arrival, Chunk, Command, Prompt
 
 log = logging.getLogger("attend.service")
 
@@ -93,7 +93,7 @@ class GenerationService:
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
         with record.outcome(), self._attended(command.caller), ExitStack() as stack:
-            deadline = self.deadline_of(command.arrival, command.deadline_ms)
+            deadline = self.deadline_of(command.arrival, command.deadline_ms, patient=command.caller.is_batch)
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
             lease = stack.enter_context(admitted(command.caller, places, self._least(command)))
@@ -139,9 +139,13 @@ class GenerationService:
         finally:
             self.num_attended -= not caller.is_batch
 
-    def deadline_of(self, arrival: Arrival, deadline_ms: int | None) -> float:
-        """When a call must end that asks for so many milliseconds, or for none, by the event loop's clock."""
+    def deadline_of(self, arrival: Arrival, deadline_ms: int | None, *, patient: bool = False) -> float:
+        """When a call must end that asks for so many milliseconds, or for none, by the event loop's clock. A `patient` one,
+        which others go before, has no other limit than it asks for.
+        """
         began = asyncio.get_running_loop().time() if arrival.at is None else arrival.at
+        if patient:
+            return began + (MAX_DEADLINE_MS if deadline_ms is None else deadline_ms) / 1000
         return began + min(self._request_timeout, (deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
 
     @property

@@ -12,6 +12,8 @@ from attend.service.batch.job import Answer
 CALLER = "attend.caller"
 """Where the scope of such a call has who makes it. No head of HTTP leads there."""
 RETRY_SECONDS = 1.0
+MOST_BYTES = 32 << 20
+"""Of an answer: it is held as a whole until it is written."""
 
 
 async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: str) -> Answer:
@@ -20,7 +22,7 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
     headers.append((b"x-request-id", request_id.encode()))
     scope: Scope = {
         "type": "http",
-        "asgi": {"version": "3.0"},
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
@@ -33,7 +35,7 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
         "server": None,
         CALLER: caller,
     }
-    status, sent, parts, left = 500, list[tuple[bytes, bytes]](), list[bytes](), [body]
+    status, sent, parts, left, size = 500, list[tuple[bytes, bytes]](), list[bytes](), [body], 0
 
     async def receive() -> Message:
         if left:
@@ -41,22 +43,33 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
         return await asyncio.Future[Message]()  # it never leaves
 
     async def send(message: Message) -> None:
-        nonlocal status, sent
+        nonlocal status, sent, size
         if message["type"] == "http.response.start":
             status, sent = message["status"], list(message.get("headers", ()))
         else:
-            parts.append(message.get("body", b""))
+            parts.append(piece := message.get("body", b""))
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise _TooLong
 
     try:
         await app(scope, receive, send)
+    except _TooLong:
+        message = f"the answer has more than {MOST_BYTES} bytes, the most that a line of a batch is answered with"
+        return Answer(400, orjson.dumps({"error": _problem(message, "invalid_request_error", "answer_too_large")}))
     except Exception:  # the application has answered it and logged it
         status = 500
     if not parts:
-        parts.append(orjson.dumps({"error": _NOTHING}))
+        parts.append(orjson.dumps({"error": _problem("internal error", "internal_error", "internal_error")}))
     return Answer(status, b"".join(parts), _retry_after(sent))
 
 
-_NOTHING: dict[str, Any] = {"message": "internal error", "type": "internal_error", "param": None, "code": "internal_error"}
+class _TooLong(BaseException):
+    """Ends a call whose answer nobody could keep; no handler of errors answers it."""
+
+
+def _problem(message: str, kind: str, code: str) -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": None, "code": code}
 
 
 def _retry_after(headers: list[tuple[bytes, bytes]]) -> float:

@@ -4,6 +4,7 @@ Its process runs one event loop, which talks, and one step thread, which compute
 process alone does (`single.py`).
 """
 
+import asyncio
 import logging
 import os
 import stat
@@ -179,9 +180,11 @@ class Replica(GrpcMethods):
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let running ones end for so long, then end the rest with their reason."""
+        draining = asyncio.ensure_future(self.engine.drain(seconds))
+        await asyncio.sleep(0)  # from now on new calls are refused
         if self.runner is not None:
             await self.runner.close()
-        await self.engine.drain(seconds)
+        await draining
 
     async def describe(self) -> dict[str, Any]:
         """What the start-up line tells."""

@@ -6,6 +6,7 @@ import pytest
 
 from attend.model.errors import Overloaded, Unavailable
 from attend.service.access.caller import BATCH_WEIGHT, BATCHES
+from attend.service.http_api import inside
 from tests.fakes import FakeEngine, build_server, info
 from tests.service.batch.world import COMPLETIONS, jsonl, line, serving
 
@@ -315,5 +316,39 @@ def test_the_input_of_a_batch_is_what_was_uploaded(tmp_path):
         async with serving(tmp_path, starts=False) as world:
             file_id = await world.upload([line(1)])
             assert (await world.call("GET", f"/v1/files/{file_id}/content")).content == jsonl([line(1)])
+
+    asyncio.run(law())
+
+
+def test_a_large_answer_is_written_whole_and_one_that_is_too_large_is_an_error_of_its_line(tmp_path, monkeypatch):
+    async def law():
+        body = {"prompt": "a" * 60, "max_tokens": 60, "logprobs": 20, "echo": True, "n": 8}
+        async with serving(tmp_path, FakeEngine(info=info(max_model_len=128))) as world:
+            _, [row], _ = await world.run([line(1, body=body)])
+            direct = (await world.call("POST", COMPLETIONS, json=body)).content
+            assert len(direct) > 200_000
+            assert len(row["response"]["body"]["choices"]) == 8
+            monkeypatch.setattr(inside, "MOST_BYTES", 100_000)
+            batch, output, [bad] = await world.run([line(1, body=body), line(2)])
+            assert (bad["response"]["status_code"], bad["response"]["body"]["error"]["code"]) == (400, "answer_too_large")
+            assert (batch["status"], [row["custom_id"] for row in output]) == ("completed", ["r2"])
+
+    asyncio.run(law())
+
+
+def test_a_line_has_no_time_limit_but_its_own(tmp_path):
+    """Others go before it: it may wait for hours."""
+
+    async def law():
+        engine = FakeEngine(held=True)
+        async with serving(tmp_path, engine, request_timeout=0.2) as world:
+            batch = await world.create([line(1), line(2, body={"prompt": "a", "max_tokens": 3, "deadline_ms": 300})])
+            await until(lambda: len(engine.requests) == 2)
+            await asyncio.sleep(0.6)
+            assert "r1" not in engine.aborted and len(engine.open) >= 1
+            engine.held = False
+            engine.release(100)
+            ended = await world.ended(batch)
+            assert ended["request_counts"]["completed"] >= 1
 
     asyncio.run(law())
