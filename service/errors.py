@@ -55,11 +55,8 @@ class QuotaReached(InvalidRequest):
     """The caller has as many files, batches, or bytes in them, as it may."""
 
 
-class StorageFailed(Unavailable):
+class StorageFailed(AttendError):
     """Files cannot be kept now: the disk is full or broken, or all callers together have as much as they may."""
-
-    reason = "storage"
-    retry_after = 60
 
 
 class ModelUnavailable(Unavailable):

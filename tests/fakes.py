@@ -281,6 +281,7 @@ class Server:
     methods: GrpcMethods
     app: ASGIApp
     explaining: Explaining
+    desk: Desk | None = None
     runner: Runner | None = None
     """Of a server with a desk: it works once it is started."""
 

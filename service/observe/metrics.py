@@ -51,7 +51,7 @@ LATENCIES = ("first_token", "inter_token", "per_token", "duration", "queue", "pr
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
 
-REASONS = ("queue", "preparation", "busy", "key_requests", "key_tokens", "key_concurrent", "draining", "storage")
+REASONS = ("queue", "preparation", "busy", "key_requests", "key_tokens", "key_concurrent", "draining")
 """What refuses a call whose outcome is `rejected`: the errors' `reason`."""
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
