@@ -47,6 +47,18 @@ class WrongHost(InvalidRequest):
     """A request to a name that this server does not answer to."""
 
 
+class NotThere(InvalidRequest):
+    """A file or a batch that the caller does not have, or a route that is switched off."""
+
+
+class QuotaReached(InvalidRequest):
+    """The caller has as many files, batches, or bytes in them, as it may."""
+
+
+class StorageFailed(AttendError):
+    """Files cannot be kept now: the disk is full or broken, or all callers together have as much as they may."""
+
+
 class ModelUnavailable(Unavailable):
     """One of several models is not loaded: it is loading, failed to load, or has no room."""
 
@@ -88,6 +100,8 @@ TABLE: dict[type[AttendError], Wire] = {
     SlowBody: Wire(408, StatusCode.DEADLINE_EXCEEDED, "invalid_request_error", "request_timeout"),
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
     WrongHost: Wire(421, StatusCode.PERMISSION_DENIED, "invalid_request_error", "host_not_allowed"),
+    NotThere: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "not_found"),
+    QuotaReached: Wire(403, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "storage_limit_reached"),
     ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
     AnswerChanged: Wire(409, StatusCode.ABORTED, "conflict_error", "answer_changed"),
     ClientGone: Wire(499, StatusCode.CANCELLED, "client_error", "client_gone"),
@@ -96,6 +110,7 @@ TABLE: dict[type[AttendError], Wire] = {
     Overloaded: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "overloaded_error", "queue_full"),
     Unavailable: Wire(503, StatusCode.UNAVAILABLE, "unavailable_error", "shutting_down"),
     ModelUnavailable: Wire(503, StatusCode.UNAVAILABLE, "unavailable_error", "model_unavailable"),
+    StorageFailed: Wire(507, StatusCode.UNAVAILABLE, "unavailable_error", "storage_unavailable"),
     DeadlineExceeded: Wire(504, StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded"),
 }
 

@@ -19,25 +19,20 @@ from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.options import FLUSH_SECONDS
 from attend.model.errors import SettingError
 from attend.model.gguf.places import SUFFIX, only_gguf
+from attend.service import batch_settings as batch
 from attend.service.chat.forms import ReasoningParser, ToolParser
 from attend.service.remarks import Beyond
-from attend.service.values import Header, Hosts, Networks, pairs, size_in_bytes, whole
+from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, pairs, size_in_bytes, whole
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
-HUB = "hf://"
-REFERENCE = re.compile(
-    r"hf://(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/(?P<file>\w[\w.-]*\.gguf))?(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?",
-    re.ASCII,
-)
-"""A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
 NO_SETTING = re.compile("API_KEY|(TEST|BENCH|FAULTS)_.+")
 """Variables with our prefix that are no settings: a caller's key, and the marks of our own tests and benchmarks."""
 ALIKE = 0.75
 """How much of a name must be that of a setting to be taken for a mistyped one, as `difflib` counts it: SINGEL has 0.83 of
 SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
 Port = Annotated[int, Field(ge=1, le=65535)]
-PATHS = ("models", "chat_template", "kv_disk_folder", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
+PATHS = (*batch.FOLDERS, "models", "chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
 NEED_RAY = (
     *("replicas", "max_replicas", "tensor_parallel", "prefix_routing", "proxy"),
@@ -162,6 +157,14 @@ class Settings(BaseModel):
     kv_disk_bytes: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] = Field(
         10 << 30, description="bound of kv_disk_folder in bytes, also as 20GiB: what was used the longest ago goes first"
     )
+    batch_folder: str = batch.FOLDER
+    batch_bytes: batch.Bytes = batch.TOTAL_BYTES
+    batch_key_bytes: batch.Bytes = batch.KEY_BYTES
+    batch_file_bytes: batch.Bytes = batch.FILE_BYTES
+    batch_key_files: batch.Count = batch.KEY_FILES
+    batch_lines: batch.Count = batch.LINES
+    batch_concurrency: Annotated[int, Field(ge=1, le=4096)] | None = batch.CONCURRENCY
+    batch_retention_hours: Annotated[float, Field(gt=0, le=87600)] = batch.RETENTION
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
         0,
         description="speculative decoding by prompt lookup in texts of the same API key: draft tokens of a step; "

@@ -11,6 +11,12 @@ from pydantic_core import PydanticCustomError
 from attend.service.access.caller import HEADER, SECRET, networks
 from attend.service.access.hosts import hosts
 
+HUB = "hf://"
+REFERENCE = re.compile(
+    r"hf://(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/(?P<file>\w[\w.-]*\.gguf))?(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?",
+    re.ASCII,
+)
+"""A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
 SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
 
 

@@ -24,6 +24,7 @@ from attend.service.commands.flags import GROUPS, allowed
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
+from attend.service.observe.batches import BatchNumbers
 from attend.service.runtime.models.door import Door
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, Served
 from attend.service.runtime.models.numbers import PoolCollector, own_page
@@ -79,7 +80,9 @@ def metrics() -> Iterator[list[str]]:
         file.flush()
         engine = FakeEngine()
         engine.offload = OffloadStats(0, 0, 0, 0, 0, 0, 0)
-        own = build_server(engine, keys=KeyRing(file.name)).metrics.text()
+        server = build_server(engine, keys=KeyRing(file.name))
+        server.metrics.has_batches(BatchNumbers)
+        own = server.metrics.text()
     pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.counted(1, 1)]
     edges = edge.read([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
     pages.append(edge.written(edges | edge.certificate("a", 1.0, True)))

@@ -39,6 +39,8 @@ from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import FORWARDED, Callers, Network
 from attend.service.access.keys import KeyRing
+from attend.service.batch.desk import Desk
+from attend.service.batch.runner import Runner
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
@@ -46,6 +48,7 @@ from attend.service.generation.unread import Unread
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
+from attend.service.http_api.batches import routes_of
 from attend.service.http_api.site import Site
 from attend.service.observe.metrics import Metrics
 from tests.explainer import FakeExplainer
@@ -278,6 +281,9 @@ class Server:
     methods: GrpcMethods
     app: ASGIApp
     explaining: Explaining
+    desk: Desk | None = None
+    runner: Runner | None = None
+    """Of a server with a desk: it works once it is started."""
 
     def http(self) -> httpx.AsyncClient:
         """A client of the ASGI application; a bug is its 500, as for a real caller."""
@@ -319,6 +325,7 @@ def build_server(
     tenant_header: str = FORWARDED,
     hosts: Set[str] = frozenset(),
     unread: Unread | None = None,
+    desk: Desk | None = None,
     **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
@@ -345,8 +352,13 @@ def build_server(
     if keys is not None:
         site = replace(site, keys=keys)
     site = replace(site, callers=methods.callers)
+    site = replace(site, desk=desk)
     app = build_app(site, expose_docs=expose_docs, cors_origins=cors_origins, hosts=hosts)
-    return Server(engine, service, metrics, methods, app, explaining)
+    server = Server(engine, service, metrics, methods, app, explaining)
+    if desk is not None:
+        metrics.has_batches(lambda: desk.numbers)
+        server.runner = Runner(desk, routes_of(site, app), keys, lambda: service.num_attended)
+    return server
 
 
 class CallContext:

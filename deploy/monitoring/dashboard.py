@@ -245,6 +245,19 @@ def choice(name: str, query: str) -> dict[str, Any]:
     }
 
 
+def batches() -> Iterator[Panel]:
+    """Files and batches."""
+    shared = f"max by (status) (attend_batch_batches{{{CHOSEN}}})"
+    yield panel("Batches by status", "none", {"{{status}}": shared}, text="Only with batch_folder.")
+    yield panel("Lines of batches a second", "none", {"{{outcome}}": total("attend_batch_lines_total", "outcome")})
+    yield panel("Lines of batches under way", "none", {"{{replica}}": f"attend_batch_lines_running{{{CHOSEN}}}"})
+    yield panel("Bytes of files and batches", "bytes", {"bytes": f"max(attend_batch_bytes{{{CHOSEN}}})"})
+    oldest = {"seconds": f"max(attend_batch_oldest_waiting_seconds{{{CHOSEN}}})"}
+    yield panel("Age of the oldest batch that waits", "s", oldest)
+    errors = {"{{replica}}": total("attend_batch_storage_errors_total", "replica")}
+    yield panel("Failures of the folder of batches a second", "none", errors)
+
+
 def dashboard() -> dict[str, Any]:
     """The whole document."""
     variables: Sequence[dict[str, Any]] = (
@@ -259,6 +272,7 @@ def dashboard() -> dict[str, Any]:
         "Engine": engine(),
         "Cache": cache(),
         "GPU": gpu(),
+        "Batches": batches(),
         "Transports": transports(),
     }
     return {

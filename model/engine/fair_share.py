@@ -9,7 +9,7 @@ Ranks order the requests of one owner, never those of two. Where there is one ow
 Streams of one owner slow those of the others, where a step takes longer the more streams it has. So an owner who has more
 streams than any other is left out in part: a step takes at most MOST_SLOWED times as long as one in which he has no more than
 the owner after him, over their weights. His streams advance in turns then. A GPU computes many streams in the time of few: none
-is left out there (`EngineConfig.stream_turns`).
+is left out there (`EngineConfig.stream_turns`). Background requests, prompts and streams, are left out whenever others run.
 
 A prompt has the room for all of its tokens from its admission on, so only a stream ever needs more. It takes that from the
 youngest request of the owner who holds most; where no owner has two, from the youngest of all. Under a window a request has
@@ -95,12 +95,17 @@ class FairShare:
         self._num_steps += 1
         if not self.is_shared or not cost.stream_seconds or not self._num_steps % WHOLE_EVERY:
             return frozenset()
+        behind = frozenset(request for request in running if request.is_background)
+        if len(behind) == len(running):
+            behind = frozenset()
+        for request in behind:
+            request.num_left_out += 1
         streams = dict[Owner, list[Request]]()
         for request in running:
-            if request.is_stream:
+            if request.is_stream and request not in behind:
                 streams.setdefault(request.owner, []).append(request)
         if len(streams) < 2:
-            return frozenset()
+            return behind
         share = {owner: len(own) / self._accounts[owner].weight for owner, own in streams.items()}
         most, after = sorted(streams, key=share.__getitem__, reverse=True)[:2]
         own = streams[most]
@@ -110,7 +115,7 @@ class FairShare:
         resting = sorted(own, key=LEFT_OUT)[: max(0, len(own) - fair - more)]
         for request in resting:
             request.num_left_out += 1
-        return frozenset(resting)
+        return behind.union(resting)
 
     def next(self, waiting: Sequence[Request], running: Iterable[Request]) -> Request:
         """Who of those that wait, in the order of their ranks, goes into the batch first."""

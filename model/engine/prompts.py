@@ -34,7 +34,7 @@ class PromptParts:
         plan, least = list[Scheduled](), max(self.config.chunk_size, self.config.block_size, self.config.max_batch_tokens // 32)
         ends = {each for each in prompts if alone and self.cost.worth(each.num_computed, each.num_tokens) <= min(room, left)}
         for request in prompts:
-            delays = not alone or (ends and request not in ends)  # others' next tokens, if its part is long
+            delays = not alone or request.is_background or (ends and request not in ends)  # others' tokens, if its part is long
             some = min(room, self.cost.brief) if alone and delays else room
             if not (share := self._share(request, some, least, left, delays)):
                 break

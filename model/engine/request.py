@@ -114,6 +114,8 @@ class Request:
     """
     weight: float = 1.0
     """The owner's share of the engine beside others'."""
+    is_background: bool = False
+    """Whether nobody waits for it: beside requests of others it advances in one of fair_share.WHOLE_EVERY steps."""
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""

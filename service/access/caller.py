@@ -31,6 +31,10 @@ MAX_FORWARDED = 256
 """Characters of X-Forwarded-For that a log line shows, of its end: what is before it may be made up."""
 COMPLAIN_SECONDS = 60.0
 """How often the log says that calls have no tenant."""
+BATCHES = "lines of batches"
+"""The owner of all lines of batches; no key and no tenant has a space in its name."""
+BATCH_WEIGHT = 0.01
+"""Its share of the engine beside others'."""
 PORT = re.compile(r"\[([^\]]*)\](?::\d+)?|(\d+\.\d+\.\d+\.\d+):\d+")
 
 
@@ -50,10 +54,16 @@ class Caller:
     """The address that connected to the server: a gateway's, where one is in front."""
     forwarded_for: str | None = None
     """The end of X-Forwarded-For as it came to the server: the caller may have written it."""
+    is_batch: bool = False
+    """Whether the call is a line of a batch, which others go before."""
 
     @property
     def owner(self) -> str | None:
-        """In whose turn its requests run in the engine: its key's name, else its tenant; None: all such callers are one."""
+        """In whose turn its requests run in the engine: its key's name, else its tenant; None: all such callers are one. The
+        lines of all batches are one owner's: so many batches weigh no more than one.
+        """
+        if self.is_batch:
+            return BATCHES
         return self.tenant if self.key is None else self.key.name
 
     @property
@@ -64,13 +74,16 @@ class Caller:
     @property
     def weight(self) -> float:
         """The owner's share of the engine."""
+        if self.is_batch:
+            return BATCH_WEIGHT
         return 1.0 if self.key is None else self.key.share.weight
 
     def priority(self, asked: int | None) -> int:
         """The priority of a call that asks for this one, or for none. Raises InvalidRequest where its key may not have it."""
+        allowed = DEFAULT_PRIORITY if asked is None else asked
         if self.key is not None:
-            return self.key.priority(asked)
-        return DEFAULT_PRIORITY if asked is None else asked
+            allowed = self.key.priority(asked)
+        return 0 if self.is_batch else allowed
 
     def salt(self, own: str) -> str:
         """What cached prefixes are shared within: the key or its group, or the tenant, and in there the caller's own salt.

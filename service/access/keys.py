@@ -285,6 +285,11 @@ class KeyRing:
         authorization, x_api_key = ([value for name, value in sent if name == wanted] for wanted in KEY_HEADERS)
         return self.authenticate(*authorization, x_api_key=x_api_key)
 
+    def named(self, name: str) -> Key | None:
+        """The key of this name; None where it is not in force any more."""
+        self._look()
+        return next((key for key in self._keys.values() if key.name == name), None)
+
     @property
     def file_ok(self) -> bool:
         """Whether the keys in force are those of the file: a replica can start with it."""

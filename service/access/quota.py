@@ -163,6 +163,17 @@ class Key:
             )
         return min(DEFAULT_PRIORITY, most) if asked is None else asked
 
+    def is_busy(self, share: float) -> bool:
+        """Whether its calls have taken so much of one of its limits: then it has none of that to spare for batches."""
+        usage, limits = self.usage, self.limits
+        with usage.lock:
+            now = self._clock()
+            pairs = [(usage.running, limits.concurrent)]
+            for window, limit in ((usage.requests, limits.requests_per_minute), (usage.tokens, limits.tokens_per_minute)):
+                window.wait(0, limit, now)  # forget what left
+                pairs.append((window.spent, limit))
+        return any(limit is not None and taken >= limit * share for taken, limit in pairs)
+
     def arrive(self, answers: int = 1) -> None:
         """Charge one request, before its body is read. Raises RateLimited, and takes nothing, where there is no room for it in
         this minute, or not for so many answers.

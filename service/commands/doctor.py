@@ -38,8 +38,9 @@ from attend.model.net.quantised import count_bytes
 from attend.model.shapes import SHAPES, write_config
 from attend.service.runtime import hub
 from attend.service.runtime.sizes import engine_options
-from attend.service.settings import HUB, Settings
+from attend.service.settings import Settings
 from attend.service.untested import untested
+from attend.service.values import HUB
 
 LIMIT = 55.0
 """Seconds after which it ends with what it knows."""

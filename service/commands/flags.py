@@ -20,6 +20,8 @@ GROUPS = {
     "kv_idle_seconds state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic kernel_check num_threads",
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
     "max_connections_per_source max_errors_per_second",
+    "Files and batches": "batch_folder batch_bytes batch_key_bytes batch_file_bytes batch_key_files batch_lines "
+    "batch_concurrency batch_retention_hours",
     "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
     "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
     "allowed_hosts cors_origins expose_docs",

@@ -17,7 +17,8 @@ from attend.model.parallel.shards import check
 from attend.model.text.chat import ChatTemplate
 from attend.service.runtime import hub
 from attend.service.runtime.checkpoint import read_tokenizer
-from attend.service.settings import HUB, Settings
+from attend.service.settings import Settings
+from attend.service.values import HUB
 
 GIB = 1 << 30
 

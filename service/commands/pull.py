@@ -9,7 +9,8 @@ from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.places import SUFFIX, part_paths
 from attend.service.runtime import hub
 from attend.service.runtime.lines import tell
-from attend.service.settings import HUB, Settings
+from attend.service.settings import Settings
+from attend.service.values import HUB
 
 
 def pull(settings: Settings, target: Path | None) -> None:

@@ -94,6 +94,31 @@ TOKENIZER_INFO = Route(
     *("GET", "/tokenizer_info", "tokens", "The tokenizer", "What the checkpoint says of it."),
     "the special tokens and the chat template, as tokenizer_config.json has them",
 )
+UPLOAD = Route(
+    *("POST", "/v1/files", "batches", "Upload a file for a batch", "The file."),
+    "a form with `purpose=batch` and `file`: JSONL of requests, for a batch. On where `batch_folder` is set",
+)
+FILES = Route(
+    *("GET", "/v1/files", "batches", "Files", "The files."), "the caller's files; `?purpose=`, `limit`, `order`, `after`"
+)
+FILE = Route(*("GET", "/v1/files/{file_id}", "batches", "One file", "The file."), "one of these")
+FILE_CONTENT = Route(
+    *("GET", "/v1/files/{file_id}/content", "batches", "The content of a file", "Its bytes."), "the bytes of a file"
+)
+FILE_DELETE = Route(
+    *("DELETE", "/v1/files/{file_id}", "batches", "Delete a file", "That it is gone."),
+    "delete a file that no unfinished batch reads",
+)
+BATCH_CREATE = Route(
+    *("POST", "/v1/batches", "batches", "Have many requests computed later", "The batch."),
+    "OpenAI's batches: the lines of a file are computed when nobody else needs the engine",
+)
+BATCHES = Route(*("GET", "/v1/batches", "batches", "Batches", "The batches."), "the caller's batches; `?limit=`, `after`")
+BATCH = Route(*("GET", "/v1/batches/{batch_id}", "batches", "One batch", "The batch."), "how far a batch is, and its files")
+BATCH_CANCEL = Route(
+    *("POST", "/v1/batches/{batch_id}/cancel", "batches", "Cancel a batch", "The batch."),
+    "compute no more lines of a batch; what is answered is kept",
+)
 MODELS = Route(
     *("GET", "/v1/models", "models", "The served models", "The models."),
     "the served models and their LoRA adapters, each with its `parent`; with `max_model_len`, its default sampling parameters "
@@ -130,6 +155,7 @@ VERSION = Route(
 ROUTES = (
     *(COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, ATTENTION, EMBEDDINGS, RERANK, SCORE),
     *(TOKENIZE, DETOKENIZE, TOKENIZER_INFO),
+    *(UPLOAD, FILES, FILE, FILE_CONTENT, FILE_DELETE, BATCH_CREATE, BATCHES, BATCH, BATCH_CANCEL),
     *(MODELS, MODEL, CAPACITY, HEALTHZ, READYZ, METRICS, VERSION),
 )
 OPEN = (HEALTHZ, READYZ, METRICS, VERSION)
@@ -140,7 +166,7 @@ COUNTED = {
 }
 """By transport: the routes and methods whose calls count in attend_requests_total."""
 OTHERS = {
-    "http": tuple(route.path for route in ROUTES if not route.is_counted and route not in OPEN),
+    "http": tuple(dict.fromkeys(route.path for route in ROUTES if not route.is_counted and route not in OPEN)),
     "grpc": (*(rpc for route in ROUTES if not route.is_counted for rpc in route.rpcs), "GetServerInfo"),
 }
 """The same of those that generate nothing, which count in attend_other_requests_total."""
@@ -151,5 +177,6 @@ TAGS = {
     "embeddings": "Texts as vectors.",
     "scores": "How well documents answer queries.",
     "tokens": "Text and token ids.",
+    "batches": "Many requests in a file, computed when nobody else needs the engine.",
     "operations": "For those who run the server.",
 }

@@ -4,8 +4,8 @@ import asyncio
 import difflib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from attend.service.generation.answer import Answer, Remade, check_begun
 from attend.service.generation.aside import Places, aside
 from attend.service.generation.prepare import Preparation
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Arrival, Chunk, Command, Prompt
+from attend.service.records import MAX_DEADLINE_MS, Arrival, Chunk, Command, Prompt
 
 log = logging.getLogger("attend.service")
 
@@ -68,6 +68,8 @@ class GenerationService:
         self.scoring = scoring
         self.shelf = shelf
         self.started_at = int(time.time())
+        self.num_attended = 0
+        """Calls that are being answered and are no lines of batches."""
         self._request_timeout = request_timeout
         self._deadline_default_ms = deadline_default_ms
         self._clock = clock
@@ -90,8 +92,8 @@ class GenerationService:
 
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
-        with record.outcome(), ExitStack() as stack:
-            deadline = self.deadline_of(command.arrival, command.deadline_ms)
+        with record.outcome(), self._attended(command.caller), ExitStack() as stack:
+            deadline = self.deadline_of(command.arrival, command.deadline_ms, patient=command.caller.is_batch)
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
             lease = stack.enter_context(admitted(command.caller, places, self._least(command)))
@@ -128,9 +130,22 @@ class GenerationService:
             finally:
                 alarm.cancel()
 
-    def deadline_of(self, arrival: Arrival, deadline_ms: int | None) -> float:
-        """When a call must end that asks for so many milliseconds, or for none, by the event loop's clock."""
+    @contextmanager
+    def _attended(self, caller: Caller) -> Iterator[None]:
+        """Count a call that somebody waits for, while it lasts."""
+        self.num_attended += not caller.is_batch
+        try:
+            yield
+        finally:
+            self.num_attended -= not caller.is_batch
+
+    def deadline_of(self, arrival: Arrival, deadline_ms: int | None, *, patient: bool = False) -> float:
+        """When a call must end that asks for so many milliseconds, or for none, by the event loop's clock. A `patient` one,
+        which others go before, has no other limit than it asks for.
+        """
         began = asyncio.get_running_loop().time() if arrival.at is None else arrival.at
+        if patient:
+            return began + (MAX_DEADLINE_MS if deadline_ms is None else deadline_ms) / 1000
         return began + min(self._request_timeout, (deadline_ms or self._deadline_default_ms or float("inf")) / 1000)
 
     @property

@@ -315,6 +315,7 @@ class Preparation:
             cache_salt=command.caller.salt(command.cache_salt),
             owner=command.caller.owner,
             weight=command.caller.weight,
+            is_background=command.caller.is_batch,
             output=list(command.resume_token_ids),
         )
 

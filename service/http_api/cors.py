@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-METHODS = ("GET", "POST")
+METHODS = ("GET", "POST", "DELETE")
 EXPOSED = "*"
 """Headers that a page may read: Retry-After, x-should-retry and x-request-id among them."""
 

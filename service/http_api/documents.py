@@ -19,7 +19,8 @@ from attend.service.contract.answers import Error
 from attend.service.contract.routes import MESSAGES, TAGS
 from attend.service.contract.shapes import Schema
 from attend.service.http_api.body import MAX_BYTES
-from attend.service.http_api.operations import OPERATIONS, Operation, Stream
+from attend.service.http_api.operation import Operation, Stream
+from attend.service.http_api.operations import OPERATIONS
 from attend.service.http_api.problems import error_response
 from attend.service.records import BYTES_A_TOKEN, MOST_INPUT_TOKENS
 
@@ -44,7 +45,8 @@ _HEADERS: dict[str, Schema] = {
 _STATUS = {
     400: "The request can never work as it stands; `param` names the field.",
     401: "No API key, or one that is not known.",
-    404: "Not the served model.",
+    403: "As many files or batches, or bytes in them, as the caller may have.",
+    404: "Not the served model, or not the caller's.",
     409: "The answer to go on with is another one now.",
     413: "The body is too large.",
     415: "The body is not JSON, or is compressed.",
@@ -52,6 +54,7 @@ _STATUS = {
     500: "A bug of the server; the message has the id to ask about.",
     503: "The server is shutting down.",
     504: "The deadline passed before the first token.",
+    507: "The disk is full, or as much is kept as may be.",
 }
 DONE = "[DONE]"
 _SSE = (
@@ -125,7 +128,7 @@ _API_KEY: Schema = {"type": "http", "scheme": "bearer", "description": "An API k
 
 def _operation(found: dict[str, Any], known: Operation, defined: dict[str, Schema]) -> dict[str, Any]:
     """What FastAPI could not know of an operation."""
-    described = {} if known.body is None else {"requestBody": _request(known.body, known.requests)}
+    described = {} if known.body is None else {"requestBody": _request(known)}
     responses = _responses(known, found["responses"]["200"]["description"], defined)
     return {
         "parameters": [*found.get("parameters", ()), *known.parameters, {"$ref": "#/components/parameters/X-Request-Id"}],
@@ -134,13 +137,15 @@ def _operation(found: dict[str, Any], known: Operation, defined: dict[str, Schem
     }
 
 
-def _request(body: type, examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    shown = {name: {"value": value} for name, value in examples.items()}
-    return {"required": True, "content": {"application/json": {"schema": _ref(body), "examples": shown}}}
+def _request(known: Operation) -> dict[str, Any]:
+    assert known.body is not None
+    shown = {name: {"value": value} for name, value in known.requests.items()}
+    examples = {"examples": shown} if shown else {}
+    return {"required": True, "content": {known.takes: {"schema": _ref(known.body), **examples}}}
 
 
 def _responses(known: Operation, success: str, defined: dict[str, Schema]) -> dict[int, dict[str, Any]]:
-    answers = {200: _answer(success, _content(known.answer, defined))}
+    answers = {200: _answer(success, _content(known.answer, defined, known.gives))}
     if known.unwell is not None:
         answers[503] = _answer(known.unwell[0], _content(known.unwell[1], defined))
     if known.stream is not None:
@@ -148,9 +153,9 @@ def _responses(known: Operation, success: str, defined: dict[str, Schema]) -> di
     return _failures(known) | answers
 
 
-def _content(answer: type | str, defined: dict[str, Schema]) -> dict[str, Any]:
+def _content(answer: type | str, defined: dict[str, Schema], media: str = "text/plain") -> dict[str, Any]:
     if isinstance(answer, str):
-        return {"text/plain": {"schema": {"type": "string"}, "example": answer}}
+        return {media: {"schema": {"type": "string"}, "example": answer}}
     return {"application/json": {"schema": _ref(answer), "example": example(_ref(answer), defined)}}
 
 

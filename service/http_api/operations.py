@@ -1,6 +1,5 @@
 """What /openapi.json says of each route beside what FastAPI knows of it: body, answer, failures, and examples."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from attend.model.errors import (
@@ -11,8 +10,6 @@ from attend.model.errors import (
     NoChatTemplate,
     NotSupported,
     Overloaded,
-    RateLimited,
-    Unauthenticated,
     Unavailable,
 )
 from attend.model.scoring import NO_SCORES
@@ -30,25 +27,20 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from attend.service.errors import SHUTTING_DOWN, AnswerChanged, TooLarge, WrongMediaType
+from attend.service.errors import SHUTTING_DOWN, AnswerChanged
 from attend.service.http_api import event_ids
+from attend.service.http_api.batch_operations import BATCH_OPERATIONS
+from attend.service.http_api.operation import BUG, KEY, KEYED, NOT_JSON, SPENT, TOO_LARGE, Operation, Stream
 from attend.service.observe.capacity import MAX_TOKENS, Question
 
-BUG = RuntimeError("not one of ours")
 _RANGE = InvalidRequest("temperature must be a number from 0 to 2; got 3 (integer)", "temperature")
-_KEY = Unauthenticated("this server needs an API key: send Authorization: Bearer KEY")
 _MODEL = ModelNotFound("the model 'other' (string) does not exist; this server has 'attend'")
-_TOO_LARGE = TooLarge("the body must be at most 1048576 bytes; got 2000000")
-_NOT_JSON = WrongMediaType("Content-Type must be application/json, in UTF-8; got 'text/plain'")
 _TYPE = InvalidRequest("model must be a string; got 3 (integer)", "model")
-_SPENT = RateLimited("the API key's limit of requests is reached", retry_after=12, reason="key_requests")
-KEYED: tuple[Exception, ...] = (_KEY, _SPENT, BUG)
-"""How a call without a body can fail that needs a key."""
-BODY: tuple[Exception, ...] = (_KEY, _MODEL, _TOO_LARGE, _NOT_JSON, BUG)
+BODY: tuple[Exception, ...] = (KEY, _MODEL, TOO_LARGE, NOT_JSON, BUG)
 """How a call with a body can fail, whatever the body is for."""
 _REFUSALS: tuple[Exception, ...] = (
     Overloaded("the queue is full", retry_after=1),
-    _SPENT,
+    SPENT,
     Unavailable(SHUTTING_DOWN),
     DeadlineExceeded("the deadline passed before the first token"),
 )
@@ -73,42 +65,6 @@ GENERATION: tuple[Exception, ...] = (
     *_REFUSALS,
 )
 """How a call that generates can fail before its first token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """The answer where `stream` is true."""
-
-    event: type
-    examples: dict[str, dict[str, Any]]
-    """Events, by what they are: where they differ from the example of a whole one."""
-    is_named: bool = False
-    """Whether an event has its type as its name, and no `[DONE]` comes last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path."""
-
-    answer: type | str
-    """The shape of the answer with status 200, or an example of it where it is plain text."""
-    stream: Stream | None = None
-    body: type | None = None
-    requests: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Examples of bodies, by what they show."""
-    parameters: tuple[dict[str, Any], ...] = ()
-    """Of the header and of the query, where the handler reads them itself, as OpenAPI writes them."""
-    errors: tuple[Exception, ...] = (BUG,)
-    """One example of each way to fail."""
-    failure: type = answers.Error
-    """The shape of failures."""
-    unwell: tuple[str, str] | None = None
-    """What status 503 means where it is plain text, and that text."""
-
-    @property
-    def guarded(self) -> bool:
-        """Whether the route wants an API key where keys are set."""
-        return any(isinstance(error, Unauthenticated) for error in self.errors)
 
 
 _CHAT_CHOICE = {"index": 0, "logprobs": None, "finish_reason": None, "stop_reason": None}
@@ -236,7 +192,7 @@ _COUNT_TOKENS = Operation(
     anthropic_answers.TokenCount,
     body=CountTokensRequest,
     requests={"A question": {"messages": _TURN}},
-    errors=(_TYPE, _NO_TEMPLATE, _SPENT, *BODY),
+    errors=(_TYPE, _NO_TEMPLATE, SPENT, *BODY),
     failure=anthropic_answers.AnthropicError,
 )
 
@@ -319,13 +275,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         text_answers.Tokens,
         body=TokenizeRequest,
         requests={"A text": {"prompt": "Hi"}, "With the tokens' spelling": {"prompt": "Hi", "return_token_strs": True}},
-        errors=(_TYPE, _SPENT, *BODY),
+        errors=(_TYPE, SPENT, *BODY),
     ),
     ("post", "/detokenize"): Operation(
         text_answers.Text,
         body=DetokenizeRequest,
         requests={"Two tokens": {"tokens": [72, 105]}},
-        errors=(_TYPE, _SPENT, *BODY),
+        errors=(_TYPE, SPENT, *BODY),
     ),
     ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, errors=KEYED),
     ("get", "/healthz"): Operation("ok\n", unwell=("To be restarted.", "the engine is stuck\n")),
@@ -342,5 +298,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/metrics"): Operation(
         '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n'
     ),
+    **BATCH_OPERATIONS,
 }
 """A new route needs its row here, and its answer's shape in `answers.py`."""

@@ -32,10 +32,12 @@ from attend.service.generation.generation import GenerationService
 from attend.service.http_api import attention, embeddings, event_ids
 from attend.service.http_api.answering import answer, converse
 from attend.service.http_api.anthropic import add_count_tokens, add_messages
+from attend.service.http_api.batches import add_batches
 from attend.service.http_api.body import read_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
+from attend.service.http_api.files import add_files
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.responses import add_responses
 from attend.service.http_api.routing import bind
@@ -74,6 +76,8 @@ def build_router(site: Site) -> APIRouter:
     _add_capacity(guarded, site)
     add_tokens(guarded, site)
     add_count_tokens(guarded, site)
+    add_files(guarded, site)
+    add_batches(guarded, site)
     router = APIRouter()
     _add_operations(router, site)
     router.include_router(generating)

@@ -12,14 +12,16 @@ from attend.model.errors import Unavailable
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
+from attend.service.batch.desk import Desk
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.errors import SHUTTING_DOWN
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.unread import Unread
 from attend.service.http_api.body import Reading, most_bytes, most_bytes_of_texts
+from attend.service.http_api.inside import CALLER
 from attend.service.observe.capacity import Load
-from attend.service.observe.metrics import Metrics, RequestRecord
+from attend.service.observe.metrics import LINES, Metrics, RequestRecord
 from attend.service.records import Arrival, Command, ExplainCommand
 from attend.service.remarks import Beyond, Remarks, clamps
 
@@ -58,6 +60,8 @@ class Site:
     """Where gRPC listens."""
     beyond_context: Beyond = ""
     """What a max_tokens beyond the context leads to."""
+    desk: Desk | None = None
+    """What keeps files and batches; None where they are switched off."""
 
     @property
     def most_bytes(self) -> int:
@@ -122,7 +126,8 @@ def guard_others(site: Site) -> params.Depends:
 def _known(site: Site, request: Request) -> RequestRecord:
     """A call's record, with its caller but for the key."""
     peer = None if request.client is None else request.client.host
-    request.state.caller = site.callers.of(request.headers.items(), peer)
+    inside = request.scope.get(CALLER)
+    request.state.caller = site.callers.of(request.headers.items(), peer) if inside is None else inside
     return opened(site.metrics, request)
 
 
@@ -130,7 +135,7 @@ def _identify(
     site: Site, request: Request, record: RequestRecord, deadline_of: Callable[[Arrival, int | None], float] | None = None
 ) -> None:
     """Find the caller's key, before the body is read. Raises Unauthenticated."""
-    if site.keys is not None:
+    if site.keys is not None and CALLER not in request.scope:
         record.caller = request.state.caller = replace(record.caller, key=site.keys.among(request.headers.items()))
     arrival = request.state.arrival = Arrival(record.caller.turn, asyncio.get_running_loop().time())
     request.state.reading = Reading(arrival, site.unread, deadline_of)
@@ -139,7 +144,8 @@ def _identify(
 def opened(metrics: Metrics, request: Request) -> RequestRecord:
     """The record of a call, from its arrival at its route."""
     route, caller = request.scope["route"].path, request.state.caller
-    return metrics.open("http", route, request.state.request_id, request.headers.items, caller)
+    transport = "http" if CALLER not in request.scope else LINES
+    return metrics.open(transport, route, request.state.request_id, request.headers.items, caller)
 
 
 def adopt(command: C, request: Request, record: RequestRecord) -> C:

@@ -3,6 +3,7 @@
 All label children exist from the start, so that a replica without traffic still shows every series.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.contract.routes import COUNTED, OTHERS
 from attend.service.errors import AnswerChanged, ClientGone, wire
 from attend.service.observe import logs
+from attend.service.observe.batches import BatchCollector, BatchNumbers
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
 from attend.service.observe.collectors import EngineCollector, KeysCollector, OffloadCollector
 from attend.service.observe.compat import VllmNames
@@ -41,6 +43,11 @@ from attend.service.records import Chunk
 
 Headers = Callable[[], Iterable[tuple[str, str]]]
 """Gives a caller's headers or metadata: (name in lower case, value)."""
+
+LINES = "batch"
+"""The transport of lines of batches: a route of HTTP that is called from inside. Their times are in no histogram of latency:
+lines wait for others, and objectives are about callers who wait."""
+LATENCIES = ("first_token", "inter_token", "per_token", "duration", "queue", "prefill", "decode")
 
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
@@ -111,6 +118,18 @@ class Metrics:
         self.step_seconds = self._shared("step_seconds", "Duration of an engine step", STEP_SECONDS)
         self.step_batch = self._shared("step_batch_size", "Batch size: requests in a step", BATCH)
         engine.on_step(self._stepped)
+        self._of_batches = self._without_latencies()
+
+    def has_batches(self, numbers: Callable[[], BatchNumbers]) -> None:
+        """Show the metrics of files and batches too."""
+        self.registry.register(BatchCollector(numbers, self._labels["model"]))
+
+    def _without_latencies(self) -> "Metrics":
+        """The same for lines of batches."""
+        other = copy.copy(self)
+        for name in LATENCIES:
+            setattr(other, name, Histogram(name, "", self._labels, SECONDS, CollectorRegistry()))
+        return other
 
     def load(self) -> Load:
         """The load of the replica, and how fast it is."""
@@ -121,11 +140,13 @@ class Metrics:
     ) -> "RequestRecord":
         """Start the record of one call. The id and the caller are for the log; `headers` gives the caller's."""
         context = context_of(headers()) if self.tracer else {}
-        return RequestRecord(self, transport, route, request_id, context, caller)
+        return RequestRecord(self._of_batches if transport == LINES else self, transport, route, request_id, context, caller)
 
     def count(self, transport: str, route: str, outcome: str) -> None:
-        """Count one call, once."""
-        counter = self._requests if route in COUNTED[transport] else self._others
+        """Count one call, once. A line of a batch that found no room is none: it is computed again."""
+        if transport == LINES and outcome == "rejected":
+            return
+        counter = self._requests if is_counted(transport, route) else self._others
         counter.labels(self._labels["model"], transport, route, outcome).inc()
 
     def count_rejection(self, reason: str) -> None:
@@ -211,7 +232,7 @@ class RequestRecord:
         except AttendError as error:
             if isinstance(error, QueueFull):
                 error.retry_after = retry_seconds(self._metrics.load())
-            if isinstance(error, (Overloaded, Unavailable)) and not self._closed:
+            if isinstance(error, (Overloaded, Unavailable)) and not self._closed and self._where[0] != LINES:
                 self._metrics.count_rejection(error.reason)
             self._close(outcome_of(error), error)
             raise
@@ -302,7 +323,7 @@ class RequestRecord:
             if isinstance(error, Unauthenticated) and not self._metrics.failures.add(facts.transport):
                 return
             trace = None
-            if facts.route in COUNTED[facts.transport]:
+            if is_counted(facts.transport, facts.route):
                 self._metrics.duration.observe(facts.seconds)
                 trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
             logs.log_call(facts, trace)
@@ -331,6 +352,11 @@ class RequestRecord:
             return "OK" if error is None else wire(error).grpc.name
         begun = self.has_status or (bool(self._reasons) and not self.at_once)
         return 200 if error is None or begun else wire(error).status
+
+
+def is_counted(transport: str, route: str) -> bool:
+    """Whether a call is one that computes."""
+    return route in COUNTED["http" if transport == LINES else transport]
 
 
 def outcome_of(error: AttendError) -> str:

@@ -155,14 +155,14 @@ class Tracer:
 
 def name_of(facts: CallFacts) -> str:
     """The root span's name: `POST /v1/completions`, or the full name of a gRPC method."""
-    return f"POST {facts.route}" if facts.transport == "http" else f"{SERVICE}/{facts.route}"
+    return f"POST {facts.route}" if facts.transport != "grpc" else f"{SERVICE}/{facts.route}"
 
 
 def attributes_of(facts: CallFacts, model: str) -> "dict[str, AttributeValue]":
     """The root span's attributes, after OpenTelemetry's conventions for HTTP, RPC and generative AI."""
     where: dict[str, AttributeValue] = (
         {"http.request.method": "POST", "http.route": facts.route}
-        if facts.transport == "http"
+        if facts.transport != "grpc"
         else {"rpc.system.name": "grpc", "rpc.method": name_of(facts)}
     )
     return {

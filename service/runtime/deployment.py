@@ -111,7 +111,10 @@ def build(args: dict[str, Any]) -> serve.Application:
 def application(settings: Settings) -> serve.Application:
     """The application of these settings. Raises SettingError."""
     tracing.check(settings.otel_endpoint)
-    gpus = gpus_wanted(settings, most_gpus(ray.nodes()))
+    nodes = ray.nodes()
+    gpus = gpus_wanted(settings, most_gpus(nodes))
+    if settings.batch_folder and len(nodes) > 1 and (settings.max_replicas or settings.replicas) > 1:
+        log.warning("batch_folder: replicas on different nodes keep different files, and a caller reaches one or the other")
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         **replicas_wanted(settings),
         max_ongoing_requests=most_calls(settings, "cuda" if gpus else "cpu"),

@@ -26,7 +26,8 @@ from attend.model.weights import INDEX, way_out, weight_names
 from attend.service.runtime import partial
 from attend.service.runtime.lines import tell
 from attend.service.runtime.model_path import located
-from attend.service.settings import HUB, REFERENCE, Settings
+from attend.service.settings import Settings
+from attend.service.values import HUB, REFERENCE
 
 SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"]
 SMALL += ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json"]

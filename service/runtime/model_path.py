@@ -7,7 +7,8 @@ from pathlib import Path
 from attend.model.errors import CheckpointError
 from attend.model.gguf.places import SUFFIX, only_gguf
 from attend.model.weights import TAKEN, read_json
-from attend.service.settings import HUB, REFERENCE, Settings
+from attend.service.settings import Settings
+from attend.service.values import HUB, REFERENCE
 
 PAGE = re.compile(
     r"https?://(?:huggingface\.co|hf\.co)/(?P<repository>[^/]+/[^/]+)(?:/(?:tree|blob|resolve)/(?P<rest>[^?#]+))?/?"

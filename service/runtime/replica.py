@@ -4,6 +4,7 @@ Its process runs one event loop, which talks, and one step thread, which compute
 process alone does (`single.py`).
 """
 
+import asyncio
 import logging
 import os
 import stat
@@ -28,6 +29,9 @@ from attend.model.scoring import score_rules
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.hosts import allowed
 from attend.service.access.keys import KeyRing
+from attend.service.batch.desk import Desk
+from attend.service.batch.limits import limits_of
+from attend.service.batch.runner import Runner
 from attend.service.chat.forms import form_of
 from attend.service.contract.shapes import build_all
 from attend.service.generation.adapters import Shelf
@@ -36,6 +40,7 @@ from attend.service.generation.generation import GenerationService
 from attend.service.generation.unread import CALL_BYTES, MOST_BYTES, Unread
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
+from attend.service.http_api.batches import routes_of
 from attend.service.http_api.routes import STALE_SECONDS
 from attend.service.http_api.site import Site
 from attend.service.observe import logs, tracing
@@ -109,6 +114,11 @@ class Replica(GrpcMethods):
             keys=self.keys,
             preparing=lambda: self.service.num_preparing,
         )
+        self.desk = Desk(limits_of(settings, self.engine.info.max_batch_requests)) if settings.batch_folder else None
+        self.runner: Runner | None = None
+        if self.desk is not None:
+            numbers = self.desk.numbers
+            self.metrics.has_batches(lambda: numbers)
         self.engine.start()
         later = Timer(SHAPES_SECONDS, build_all)
         later.daemon = True
@@ -141,14 +151,19 @@ class Replica(GrpcMethods):
             beyond_context=self.beyond_context,
             unread=self.unread,
             grpc_port=self.settings.grpc_port,
+            desk=self.desk,
         )
-        return build_app(
+        app = build_app(
             site,
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
             hosts=allowed(self.settings.allowed_hosts, self.settings.host, keyed=self.keys is not None),
             behind_serve=behind_serve,
         )
+        if self.desk is not None:
+            self.runner = Runner(self.desk, routes_of(site, app), self.keys, lambda: self.service.num_attended)
+            self.runner.start()
+        return app
 
     def _most_unread(self) -> int:
         """Calls whose bodies may wait behind Ray Serve, where each takes a place of the replica's before its body has come."""
@@ -165,7 +180,11 @@ class Replica(GrpcMethods):
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let running ones end for so long, then end the rest with their reason."""
-        await self.engine.drain(seconds)
+        draining = asyncio.ensure_future(self.engine.drain(seconds))
+        await asyncio.sleep(0)  # from now on new calls are refused
+        if self.runner is not None:
+            await self.runner.close()
+        await draining
 
     async def describe(self) -> dict[str, Any]:
         """What the start-up line tells."""
@@ -189,7 +208,7 @@ class Replica(GrpcMethods):
 
     def close(self) -> None:
         """End its threads. Also of a replica that could not be put together."""
-        for name in ("engine", "shelf", "tracer"):
+        for name in ("engine", "shelf", "tracer", "desk"):
             if (part := getattr(self, name, None)) is not None:
                 part.close()
         logs.close()

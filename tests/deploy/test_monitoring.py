@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from attend.model.engine.offload.stats import OffloadStats
 from attend.service.contract.routes import COUNTED
 from attend.service.observe import edge
+from attend.service.observe.batches import BatchNumbers
 from attend.service.observe.metrics import OUTCOMES
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
@@ -60,7 +61,9 @@ def page() -> str:
     """A replica's page, with KV offloading."""
     engine = FakeEngine()
     engine.offload = OffloadStats(0, 0, 0, 0, 0, 0, 0)
-    return build_server(engine).metrics.text()
+    server = build_server(engine)
+    server.metrics.has_batches(BatchNumbers)
+    return server.metrics.text()
 
 
 def families() -> dict[str, str]:

@@ -12,6 +12,7 @@ import grpc
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
+from attend.service.batch.desk import Desk
 from attend.service.chat.forms import form_of
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.http_api.app import build_app
@@ -54,7 +55,9 @@ class Answer:
         return error
 
 
-def whole_server(engine: FakeEngine | None = None, keys: KeyRing | None = None, template: str = TEMPLATE) -> Server:
+def whole_server(
+    engine: FakeEngine | None = None, keys: KeyRing | None = None, template: str = TEMPLATE, desk: Desk | None = None
+) -> Server:
     """A replica without Ray that has a chat template, and API keys where a ring is given."""
     server = build_server(engine)
 
@@ -63,7 +66,7 @@ def whole_server(engine: FakeEngine | None = None, keys: KeyRing | None = None, 
 
     facts = (server.service, server.metrics, "1.2.3", scrape, lambda: False)
     chat, form = ChatTemplate(template), form_of("", "hermes", "think")
-    site = Site(*facts, chat, form, keys, explaining=server.explaining)
+    site = Site(*facts, chat, form, keys, explaining=server.explaining, desk=desk)
     server.app, server.methods.keys = build_app(site), keys
     server.methods.template, server.methods.form = chat, form
     return server

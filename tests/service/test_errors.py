@@ -103,4 +103,5 @@ THEIRS = {
     500: "api_error",
     503: "overloaded_error",
     504: "timeout_error",
+    507: "api_error",
 }

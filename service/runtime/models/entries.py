@@ -17,8 +17,8 @@ from attend.model.machine import available_memory
 from attend.model.params import describe
 from attend.service.runtime.lines import tell
 from attend.service.runtime.model_path import located
-from attend.service.settings import ALIKE, HUB, NEED_RAY, Settings, read_settings
-from attend.service.values import size_in_bytes
+from attend.service.settings import ALIKE, NEED_RAY, Settings, read_settings
+from attend.service.values import HUB, size_in_bytes
 
 OF_SERVER = (
     *("host", "port", "grpc_port", "tls_cert", "tls_key", "api_keys_file", "trusted_proxies", "tenant_header", "allowed_hosts"),

@@ -43,6 +43,8 @@ MOST_CALLS = 4096
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status, as `--single` does. Raises SettingError or CheckpointError."""
+    if settings.batch_folder:
+        raise SettingError("batch_folder is for a server of one model: leave it out with models")
     check_certificate(settings)
     plan = read_plan(settings)
     from attend.service.runtime.front import Loop

@@ -12,8 +12,19 @@ from starlette.types import ASGIApp
 
 from attend.model.errors import ModelNotFound
 from attend.service.access.keys import KEY_HEADERS
-from attend.service.contract.routes import CAPACITY, HEALTHZ, METRICS, MODEL, MODELS, READYZ, ROUTES, TOKENIZER_INFO, VERSION
-from attend.service.errors import ModelUnavailable
+from attend.service.contract.routes import (
+    CAPACITY,
+    HEALTHZ,
+    METRICS,
+    MODEL,
+    MODELS,
+    READYZ,
+    ROUTES,
+    TOKENIZER_INFO,
+    VERSION,
+    Route,
+)
+from attend.service.errors import ModelUnavailable, NotThere
 from attend.service.http_api import documents, problems
 from attend.service.http_api.body import Reading
 from attend.service.http_api.cors import opened
@@ -61,7 +72,9 @@ def build_site(site: Site, hosts: AbstractSet[str]) -> ASGIApp:
     app = documents.bare_app(site.version)
     guarded = APIRouter(dependencies=[_guard(site)])
     for route in ROUTES:
-        if route.method == "POST":
+        if route.tag == "batches":
+            bind(guarded, route)(_refusing(route))
+        elif route.method == "POST":
             bind(guarded, route)(_passing(site, route.path))
     _add_models(guarded, site)
     _add_numbers(guarded, site)
@@ -103,6 +116,17 @@ def _passing(site: Site, path: str) -> Callable[[Request], Awaitable[Response]]:
     passing.__name__ = "_".join(part for part in path.strip("/").split("/") if part != "v1")
     passing.__doc__ = "The answer of the model that the body names in `model`; without it, of the server's default model."
     return passing
+
+
+def _refusing(route: Route) -> Callable[[], Awaitable[Response]]:
+    """The same for what a server of several models does not do."""
+
+    async def refusing() -> Response:
+        raise NotThere("a server of several models keeps no files and batches: a server of one does, with batch_folder")
+
+    refusing.__name__ = route.summary.lower().replace(" ", "_")
+    refusing.__doc__ = "Refused: a server of one model keeps files and batches."
+    return refusing
 
 
 def _add_models(router: APIRouter, site: Site) -> None:

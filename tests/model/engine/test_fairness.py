@@ -19,6 +19,7 @@ from attend.model.engine.budget import (
 )
 from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.engine import Engine
+from attend.model.engine.fair_share import WHOLE_EVERY
 from attend.model.engine.plan import StepInput
 from attend.model.engine.scheduler import Scheduler
 from tests.model.engine.machines import FAKE_VOCAB, Clock, Done, FakeRunner, ask, fake_answer, fake_engine, run, sizes, told
@@ -566,3 +567,41 @@ def test_one_owner_has_every_step_alone():
     for _ in range(100):
         engine.step()
     assert len(engine.runner.plans[-1]) == 64
+
+
+# In the background.
+
+
+def test_beside_others_background_requests_advance_in_one_of_eight_steps():
+    """Streams and prompts. Where they are alone they have every step."""
+    engine = machine(max_batch_requests=64)
+    for at in range(16):
+        engine.add(ask(f"line{at}", [at] * 40, 2000, owner="lines", weight=0.01, is_background=True))
+    for _ in range(60):
+        engine.step()
+    assert len(engine.runner.plans[-1]) == 16
+    engine.add(ask("caller", [7], 2000, owner="caller"))
+    for _ in range(WHOLE_EVERY):
+        engine.step()
+    before = len(engine.runner.plans)
+    for _ in range(10 * WHOLE_EVERY):
+        engine.step()
+    names = [[name for name, _, _ in plan] for plan in engine.runner.plans[before:]]
+    assert all("caller" in each for each in names)
+    assert sum(len(each) > 1 for each in names) == 10
+    assert Counter(name for each in names for name in each)["line3"] == 10, "and none stands still"
+
+
+def test_a_caller_never_waits_for_a_long_step_of_prompts_in_the_background():
+    """Prompts alone may take two seconds of a step; those that nobody waits for, a tenth of one, as far as costs are known."""
+    engine = machine(max_batch_requests=8, max_batch_tokens=1 << 14, max_model_len=1 << 14, num_blocks=1 << 14)
+    run(engine, [ask(f"lesson{at}", [at] * 100, 1) for at in range(8)])
+    longest = {}
+    for background in (False, True):
+        before = len(engine.runner.seconds)
+        prompt = [at % (7 + background) for at in range(8000)]
+        engine.add(ask("long", prompt, 1, owner="lines", is_background=background))
+        steps_until_first(engine, "long")
+        longest[background] = max(engine.runner.seconds[before:])
+    assert longest[False] > 1.0
+    assert longest[True] < 0.35, "costs are estimates"

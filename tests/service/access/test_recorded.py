@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 from grpc import StatusCode
 
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
+from attend.service.batch.desk import Desk
+from attend.service.batch.limits import Limits as BatchLimits
 from attend.service.contract.routes import OPEN, OTHERS
 from attend.service.observe.failures import MOST_LINES, SECONDS
 from attend.v1 import generation_pb2 as pb
@@ -20,6 +23,7 @@ BODIES = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
     "/v1/messages/count_tokens": CHAT,
+    "/v1/batches/{batch_id}/cancel": {},
 }
 MESSAGES = {
     "Tokenize": pb.TokenizeRequest(text="a"),
@@ -38,13 +42,24 @@ def clock() -> list[float]:
     return [1000.0]
 
 
+def with_a_batch(folder: Path) -> Desk:
+    """What keeps a file and a batch of the key."""
+    desk = Desk(BatchLimits(folder))
+    file_id = desk.files.reserve("key ci", 1)
+    desk.files.folder.file(file_id).write_bytes(b"{")
+    desk.files.finish(file_id, 1, "l.jsonl")
+    desk.batches.create("key ci", file_id, "/v1/completions", {})
+    return desk
+
+
 @pytest.fixture
 def server(tmp_path, clock, caplog) -> Server:
     """A server with one key that may make two calls a minute and one answer at a time, in a minute that does not pass."""
     caplog.set_level(logging.INFO)
     entries = {"ci": Entry(digest_of(SECRET.encode()), Limits(requests_per_minute=2, concurrent=1))}
     write_keys(tmp_path / "keys.json", entries)
-    made = whole_server(keys=KeyRing(tmp_path / "keys.json", lambda: 1000.0))
+    made = whole_server(keys=KeyRing(tmp_path / "keys.json", lambda: 1000.0), desk=(desk := with_a_batch(tmp_path / "batches")))
+    made.desk = desk
     made.metrics.failures._clock = lambda: clock[0]
     return made
 
@@ -52,6 +67,11 @@ def server(tmp_path, clock, caplog) -> Server:
 def http(server: Server, route: str, bearer: str = BEARER) -> tuple[int, str | None]:
     """(status, id) of a call."""
     path = route.replace("{model_id:path}", server.service.model_name)
+    if "{file_id}" in path or "{batch_id}" in path:
+        kept = server.desk.files.connection.execute
+        for name in ("file", "batch"):
+            table = {"file": "files", "batch": "batches"}[name]
+            path = path.replace(f"{{{name}_id}}", kept(f"SELECT id FROM {table}").fetchone()[0])
     headers = {"authorization": bearer, "x-request-id": "mine"}
 
     async def call():

@@ -1,0 +1,76 @@
+"""The SQLite database of files and batches: how it is opened, and its tables."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attend.model.errors import SettingError
+from attend.service.batch_settings import BATCH_FOLDER
+
+VERSION = 1
+BUSY_SECONDS = 10.0
+"""How long a process waits for another one's transaction."""
+TABLES = (
+    """CREATE TABLE IF NOT EXISTS files (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, bytes INTEGER NOT NULL,
+        created INTEGER NOT NULL, expires INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL,
+        ready INTEGER NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS files_owner ON files (owner)",
+    """CREATE TABLE IF NOT EXISTS batches (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, endpoint TEXT NOT NULL,
+        input_file TEXT NOT NULL, status TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
+        total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
+        model TEXT NOT NULL DEFAULT '', output_file TEXT, error_file TEXT, metadata TEXT NOT NULL DEFAULT '{}',
+        times TEXT NOT NULL DEFAULT '{}', errors TEXT NOT NULL DEFAULT '[]', ended INTEGER,
+        generation INTEGER NOT NULL DEFAULT 0, runner TEXT, leased_until REAL NOT NULL DEFAULT 0,
+        charged INTEGER NOT NULL DEFAULT 0)""",
+    "CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner)",
+    "CREATE INDEX IF NOT EXISTS batches_status ON batches (status)",
+)
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    """A connection for one thread at a time. Raises SettingError where the file is no database of ours."""
+    try:
+        found = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        found.row_factory = sqlite3.Row
+        _with_log(found)
+        found.execute("PRAGMA synchronous = FULL")
+        with transaction(found):
+            version = found.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, VERSION):
+                raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} is of another version of Attend: it has format {version}")
+            for table in TABLES:
+                found.execute(table)
+            found.execute(f"PRAGMA user_version = {VERSION}")
+    except sqlite3.Error as error:
+        raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be used: {error}") from error
+    return found
+
+
+def _with_log(connection: sqlite3.Connection) -> None:
+    """Write ahead. SQLite does not wait for another process that does the same at the same time."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of the block or nothing of it, beside other processes."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # a full disk may have ended it
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,83 @@
+"""The folder of files and batches: where it may be, and what lies where in it."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from attend.model.errors import SettingError
+from attend.service.batch_settings import BATCH_FOLDER
+
+SUBFOLDER = "attend-batch"
+"""Of `batch_folder`, which a cluster may hand out with any owner and mode: this one is the user's alone."""
+REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|ceph|afs|gpfs|lustre|ocfs2|gfs2|fuse\.(?!fuse-overlayfs).*")
+"""File systems that other machines write too, or that lock as each of them likes: SQLite's log needs memory that all its users
+share."""
+MOUNT_ESCAPE = re.compile(r"\\(\d{3})")
+
+
+class Folder:
+    """The paths. Raises SettingError where the folder cannot be used."""
+
+    def __init__(self, given: Path) -> None:
+        self.root = given.absolute() / SUBFOLDER
+        try:
+            for path in (self.root, self.files, self.parts):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.root.stat()
+        except OSError as error:
+            raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: {error.strerror}") from error
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: Permission denied")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
+            raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}, and what it holds is believed")
+        if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
+            raise SettingError(
+                f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}): it must be on a local disk"
+            )
+
+    @property
+    def database(self) -> Path:
+        """The SQLite database."""
+        return self.root / "state.sqlite3"
+
+    @property
+    def files(self) -> Path:
+        """Where the files of callers are, under their ids."""
+        return self.root / "files"
+
+    @property
+    def parts(self) -> Path:
+        """Where the answers of unfinished batches are."""
+        return self.root / "parts"
+
+    def file(self, file_id: str) -> Path:
+        """Of a file whose id the database knows."""
+        return self.files / file_id
+
+    def part(self, batch_id: str, generation: int) -> Path:
+        """Of the answers that one runner writes."""
+        return self.parts / f"{batch_id}.{generation}"
+
+    def parts_of(self, batch_id: str) -> list[tuple[int, Path]]:
+        """(generation, path) of what runners wrote for a batch, the oldest first."""
+        found = (path for path in self.parts.glob(f"{batch_id}.*") if path.suffix[1:].isdecimal())
+        return sorted((int(path.suffix[1:]), path) for path in found)
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system that a folder is on; empty where that is not known."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+        own = path.resolve()
+    except OSError:
+        return ""
+    best, kind = -1, ""
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        if len(fields := left.split()) < 5 or not right:
+            continue
+        place = Path(MOUNT_ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[4]))
+        if own.is_relative_to(place) and len(place.parts) >= best:
+            best, kind = len(place.parts), right.split()[0]
+    return kind

@@ -1,0 +1,385 @@
+"""One batch in the hands of a runner: its input is checked, its lines are computed, its answers are kept."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from attend.model.errors import Overloaded
+from attend.service.access.caller import BATCHES, Caller
+from attend.service.batch.batches import problem
+from attend.service.batch.desk import Desk
+from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Parse, Raw, Reader, body_of, read_line
+from attend.service.batch.results import DONE, FAILED, LEFT, Part, failure, record, spans, success, write_sorted
+from attend.service.batch.rows import Batch, new_file_id
+from attend.service.errors import QuotaReached, StorageFailed
+from attend.service.generation.aside import alone
+from attend.service.records import Arrival
+
+log = logging.getLogger("attend.batch")
+
+T = TypeVar("T")
+AGAIN = (429, 503)
+"""Statuses of an answer that there was no room for: the line is computed later, however often."""
+FEW_TIMES = (500, 504)
+"""Statuses that may be another's fault: the line is computed again, TRIES times in all."""
+TRIES = 3
+CHARGE_BYTES = 1 << 20
+"""Of answers, that are charged at a time. Each byte counts twice: at the end it lies in a part and in a file for a while."""
+STUCK_SECONDS = 5.0
+"""Between two tries to write down that a batch has ended."""
+END_TEXTS = {
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "cancelled": ("batch_cancelled", "This request was not executed before the batch was cancelled."),
+}
+
+
+class Answer(NamedTuple):
+    """What a route answers to a line."""
+
+    status: int
+    body: bytes
+    retry_after: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The server, as a line sees it."""
+
+    ask: Callable[[str, bytes, Caller, str], Awaitable[Answer]]
+    """The answer of a route to a body of this caller, under a request id."""
+    parse: Parse
+    most_bytes: Callable[[str], int]
+    """Bytes of a body, by route."""
+    check_model: Callable[[str], None]
+    strict_fields: bool = False
+
+
+class Ending(NamedTuple):
+    """How a batch ends: one of rows.ENDED, or `left` where another runner goes on with it."""
+
+    status: str
+    errors: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(slots=True)
+class Try:
+    """A line, and how often it was computed in vain."""
+
+    raw: Raw
+    failures: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """`run` is its life; meanwhile the runner has it compute lines."""
+
+    desk: Desk
+    routes: Routes
+    batch: Batch
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    ready: bool = False
+    """Whether there may be lines to compute."""
+    running: dict[asyncio.Task[None], Try] = field(default_factory=dict)
+    _done: bytearray = field(default_factory=bytearray)
+    """One for each line that has an answer, by its number."""
+    _again: deque[Try] = field(default_factory=deque)
+    _reader: Reader | None = None
+    _is_read: bool = False
+    _part: Part | None = None
+    _charged: int = 0
+    _used: int = 0
+    _room: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _over: "asyncio.Future[Ending]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _keeping: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Lines, those that are answered, and those that are answered with an error."""
+        return self.total, self.completed, self.failed
+
+    @property
+    def most_line(self) -> int:
+        """Bytes of a line."""
+        return self.routes.most_bytes(self.batch.endpoint) + ENVELOPE
+
+    def stop(self, ending: Ending) -> None:
+        """Compute no more lines, and end so. The first word counts."""
+        self.ready = False
+        if not self._over.done():
+            self._over.set_result(ending)
+
+    async def run(self) -> None:
+        """From the check of its input to its end. Raises nothing."""
+        try:
+            await self._run()
+        finally:
+            if self._reader is not None:
+                self.desk.later(self._reader.close)
+            if self._part is not None:
+                self.desk.later(self._part.close)
+
+    async def _run(self) -> None:
+        try:
+            await self._prepare()
+            ending = await self._over
+        except (OSError, StorageFailed) as error:
+            ending = self._broken(error)
+        except Exception:
+            log.exception("batch %s failed", self.batch.id)
+            ending = Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}"),))
+        self.ready = False
+        self.stop(ending)
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, *self._keeping, return_exceptions=True)
+        await self._end(ending)
+
+    # The beginning
+
+    async def _prepare(self) -> None:
+        path = self.desk.files.folder.file(self.batch.input_file)
+        try:
+            self._reader = await self.desk.disk(Reader, path, self.most_line)
+        except FileNotFoundError:
+            return self.stop(
+                Ending("failed", (problem("input_file_missing", "the input file is gone", None, "input_file_id"),))
+            )
+        if self.batch.status == "validating":
+            check = await self._checked(self._reader)
+            if self._over.done():
+                return None
+            if check.errors:
+                return self.stop(Ending("failed", tuple(check.errors)))
+            if not await self.desk.db(self.desk.batches.begin, self.batch, check.total, check.model or ""):
+                return self.stop(Ending("left"))
+            self.total = check.total
+            await self.desk.disk(self._reader.close)
+            self._reader = await self.desk.disk(Reader, path, self.most_line)
+        else:
+            self.total = self.batch.total
+        await self._resume()
+        if self.batch.status == "cancelling":
+            return self.stop(Ending("cancelled"))
+        if self.desk.files.clock() >= self.batch.expires:
+            return self.stop(Ending("expired"))
+        if self.completed + self.failed >= self.total:
+            return self.stop(Ending("completed"))
+        self.ready = True
+        self.desk.free.set()
+        return None
+
+    async def _checked(self, reader: Reader) -> Check:
+        """The check of all lines, a few at a time, and never beside the event loop for long."""
+        check = Check(
+            self.batch.endpoint,
+            self.routes.parse,
+            self.most_line,
+            self.desk.limits.lines,
+            self.routes.check_model,
+            self.routes.strict_fields,
+        )
+        while not check.is_over and not self._over.done() and (lines := await self.desk.disk(reader.some)):
+            await _patiently(partial(check.look, lines), sum(len(raw.text) for raw in lines))
+        check.end()
+        return check
+
+    async def _resume(self) -> None:
+        """Open a part, and find out which lines earlier runners have answered."""
+        folder = self.desk.files.folder
+        earlier = [path for generation, path in folder.parts_of(self.batch.id) if generation < self.batch.generation]
+        for number, span in (await self.desk.disk(spans, earlier)).items():
+            self._mark(number)
+            self.completed += span.outcome == DONE
+            self.failed += span.outcome == FAILED
+        self._part = await self.desk.disk(Part, folder.part(self.batch.id, self.batch.generation))
+
+    # The lines
+
+    async def next(self) -> Try | None:
+        """A line to compute; None where there is none now."""
+        if self._again:
+            return self._again.popleft()
+        while not self._is_read and self._reader is not None:
+            raw = await self.desk.disk(self._reader.next)
+            if raw is None:
+                self._is_read = True
+            elif not self._is_marked(raw.number):
+                return Try(raw)
+        self._look()
+        return None
+
+    def _mark(self, number: int) -> None:
+        self._done += bytes(max(0, number + 1 - len(self._done)))
+        self._done[number] = 1
+
+    def _is_marked(self, number: int) -> bool:
+        return number < len(self._done) and self._done[number] == 1
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `next` may find a line."""
+        return self.ready and (bool(self._again) or not self._is_read)
+
+    def start(self, line: Try, caller: Caller, on_answer: Callable[[Answer], None]) -> None:
+        """Compute a line, in a task of its own. `on_answer` hears of answers that had no room."""
+        task = asyncio.create_task(self._compute(line, caller, on_answer))
+        self.running[task] = line
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        line = self.running.pop(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fault(line.raw.number, task.exception())
+        self.desk.free.set()
+        self._look()
+
+    def _fault(self, number: int, error: BaseException | None) -> None:
+        """A bug of ours."""
+        log.error("line %d of batch %s failed", number, self.batch.id, exc_info=error)
+        self.stop(Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}", number),)))
+
+    def _look(self) -> None:
+        """Whether all is answered."""
+        if self._is_read and not (self._again or self.running or self._keeping) and self.ready:
+            self.stop(Ending("completed"))
+
+    async def _compute(self, attempt: Try, caller: Caller, on_answer: Callable[[Answer], None]) -> None:
+        raw, batch_id = attempt.raw, self.batch.id
+        try:
+            line = await self._read(raw)
+        except BadLine as error:  # the file was changed after its check
+            return self._keep(raw.number, FAILED, failure(batch_id, raw.number, "", error.code, str(error)))
+        request_id = f"{batch_id}-{raw.number}"
+        answer = await self.routes.ask(self.batch.endpoint, body_of(line), caller, request_id)
+        if answer.status in AGAIN or (answer.status in FEW_TIMES and attempt.failures + 1 < TRIES):
+            attempt.failures += answer.status in FEW_TIMES
+            self.desk.numbers.lines["retried"] += 1
+            self._again.append(attempt)
+            return on_answer(answer)
+        outcome = DONE if answer.status == 200 else FAILED
+        text = success(batch_id, raw.number, line.custom_id, answer.status, request_id, answer.body)
+        return self._keep(raw.number, outcome, text)
+
+    async def _read(self, raw: Raw) -> Line:
+        read = partial(read_line, raw, self.batch.endpoint, self.routes.parse, self.most_line, strict=self.routes.strict_fields)
+        return await _patiently(read, len(raw.text))
+
+    def _keep(self, number: int, outcome: int, text: bytes) -> None:
+        """Write an answer down, whatever becomes of the task that has it."""
+        task = asyncio.create_task(self._write(number, outcome, text))
+        self._keeping.add(task)
+
+        def kept(task: asyncio.Task[None]) -> None:
+            self._keeping.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                self._fault(number, task.exception())
+            self._look()
+
+        task.add_done_callback(kept)
+
+    async def _write(self, number: int, outcome: int, text: bytes) -> None:
+        assert self._part is not None
+        try:
+            await self._charge(len(record(number, outcome, text)))
+            await self.desk.disk(self._part.append, number, outcome, text)
+        except (OSError, QuotaReached, StorageFailed) as error:
+            return self.stop(self._broken(error))
+        self._mark(number)
+        self.completed += outcome == DONE
+        self.failed += outcome == FAILED
+        self.desk.numbers.lines["completed" if outcome == DONE else "failed"] += 1
+        return None
+
+    async def _charge(self, size: int) -> None:
+        async with self._room:
+            self._used += 2 * size
+            if self._used > self._charged:
+                more = max(CHARGE_BYTES, self._used - self._charged)
+                await self.desk.db(self.desk.batches.charge, self.batch, more)
+                self._charged += more
+
+    def _broken(self, error: Exception) -> Ending:
+        if isinstance(error, QuotaReached):
+            return Ending("failed", (problem("storage_limit_reached", str(error)),))
+        if isinstance(error, OSError):
+            error = self.desk.failed(error)
+        return Ending("failed", (problem("storage_unavailable", f"the answers could not be written: {error}"),))
+
+    # The end
+
+    async def _end(self, ending: Ending) -> None:
+        """Write down how it ended; of a full disk that may take a while."""
+        while ending.status != "left":
+            try:
+                if ending.status == "failed":
+                    await self.desk.db(self.desk.batches.end, self.batch, "failed", self.counts, ending.errors)
+                else:
+                    await self._finish(ending)
+                return
+            except (OSError, StorageFailed, QuotaReached) as error:
+                if ending.status != "failed":
+                    ending = self._broken(error)
+                    continue
+                await self.desk.disk(self._make_room)
+                await asyncio.sleep(STUCK_SECONDS)
+
+    async def _finish(self, ending: Ending) -> None:
+        batches, folder = self.desk.batches, self.desk.files.folder
+        if ending.status in END_TEXTS:
+            await self._say_what_is_left(*END_TEXTS[ending.status])
+        elif not await self.desk.db(batches.finalize, self.batch) and self.batch.status != "finalizing":
+            return  # cancelled a moment ago, or another's: whoever takes it next ends it
+        parts = [path for _, path in folder.parts_of(self.batch.id)]
+        found = await self.desk.disk(spans, parts)
+        made: list[tuple[str, int] | None] = []
+        for outcomes in ({DONE}, {FAILED, LEFT}):
+            file_id = new_file_id()
+            written = await self.desk.disk(write_sorted, parts, found, outcomes, folder.file(file_id))
+            if not written.count:
+                await self.desk.disk(partial(folder.file(file_id).unlink, missing_ok=True))
+            made.append((file_id, written.size) if written.count else None)
+        outcomes_found = [span.outcome for span in found.values()]
+        counts = (self.total, outcomes_found.count(DONE), outcomes_found.count(FAILED))
+        if not await self.desk.db(batches.end, self.batch, ending.status, counts, (), *made):
+            for each in filter(None, made):
+                await self.desk.disk(partial(folder.file(each[0]).unlink, missing_ok=True))
+
+    async def _say_what_is_left(self, code: str, message: str) -> None:
+        """An error for each line that was not computed. Of a batch whose input was never checked none is known."""
+        if self._part is None:
+            return
+        reader = await self.desk.disk(Reader, self.desk.files.folder.file(self.batch.input_file), self.most_line)
+        try:
+            while lines := await self.desk.disk(reader.some):
+                for raw in lines:
+                    if not self._is_marked(raw.number):
+                        with suppress(BadLine):
+                            line = await self._read(raw)
+                            text = failure(self.batch.id, raw.number, line.custom_id, code, message)
+                            await self._charge(len(record(raw.number, LEFT, text)))
+                            await self.desk.disk(self._part.append, raw.number, LEFT, text)
+        except (QuotaReached, StorageFailed) as error:
+            log.warning("batch %s: not all lines that were left are named: %s", self.batch.id, error)
+        finally:
+            await self.desk.disk(reader.close)
+
+    def _make_room(self) -> None:
+        """Delete the answers of a batch that has failed: on a full disk nothing else can be written before."""
+        for _, path in self.desk.files.folder.parts_of(self.batch.id):
+            path.unlink(missing_ok=True)
+
+
+async def _patiently(work: Callable[[], T], size: int) -> T:
+    """The result of work on lines, in the turn of batches, when there is room for it."""
+    while True:
+        try:
+            return await alone(work, Arrival(BATCHES, None, size))
+        except Overloaded as error:
+            await asyncio.sleep(getattr(error, "retry_after", 1))

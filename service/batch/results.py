@@ -1,0 +1,149 @@
+"""The answers of a batch on disk: appended as they come, and put in the order of their lines at the end.
+
+Each runner that takes a batch writes a part of its own: `NUMBER OUTCOME JSON` a line. What a runner found that had died, and
+what one still writes that froze and goes on, is told apart so; of two answers to a line the first counts. A last line without
+its end is none.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import orjson
+
+FAILED, DONE, LEFT = 0, 1, 2
+"""Outcomes of a line: answered with an error; answered; not computed before the batch ended."""
+RECORD = re.compile(rb"(\d{1,9}) ([012]) (\{)")
+COPY_BYTES = 1 << 20
+
+
+class Span(NamedTuple):
+    """Where an answer lies in the parts."""
+
+    part: int
+    offset: int
+    size: int
+    outcome: int
+
+
+def success(batch_id: str, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """An answer of a route, as a line of an output or error file. `body` is its JSON."""
+    head = {"id": _request(batch_id, number), "custom_id": custom_id}
+    inside = {"status_code": status, "request_id": request_id}
+    flat = body.replace(b"\n", b" ")  # none of ours has one
+    return b'%s,"response":%s,"body":%s},"error":null}' % (_open(head), _open(inside), flat)
+
+
+def failure(batch_id: str, number: int, custom_id: str, code: str, message: str) -> bytes:
+    """A line that no route was asked for, as a line of an error file."""
+    whole = {"id": _request(batch_id, number), "custom_id": custom_id, "response": None}
+    return orjson.dumps(whole | {"error": {"code": code, "message": message}})
+
+
+def _open(document: Mapping[str, object]) -> bytes:
+    return orjson.dumps(document)[:-1]
+
+
+def _request(batch_id: str, number: int) -> str:
+    return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
+
+
+class Part:
+    """What one runner writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._lock = Lock()
+        self._size = 0
+
+    def append(self, number: int, outcome: int, text: bytes) -> None:
+        """Add an answer, or nothing where that raises OSError: after that nothing more."""
+        with self._lock:
+            if self._handle is None:
+                raise OSError("the batch is written no more")
+            whole = record(number, outcome, text)
+            left = memoryview(whole)
+            try:
+                while left:
+                    left = left[os.write(self._handle, left) :]
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._handle, self._size)
+                os.close(self._handle)
+                self._handle = None
+                raise
+            self._size += len(whole)
+
+    def close(self) -> None:
+        """Write no more."""
+        with self._lock:
+            if self._handle is not None:
+                os.close(self._handle)
+                self._handle = None
+
+
+def record(number: int, outcome: int, text: bytes) -> bytes:
+    """A line of a part."""
+    return b"%d %d %s\n" % (number, outcome, text)
+
+
+def spans(parts: Iterable[Path]) -> dict[int, Span]:
+    """Where the answer of each line lies, by its number."""
+    found: dict[int, Span] = {}
+    for index, path in enumerate(parts):
+        offset = 0
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"}\n") and (match := RECORD.match(line)) is not None:
+                    begin = match.start(3)
+                    span = Span(index, offset + begin, len(line) - begin, int(match[2]))
+                    found.setdefault(int(match[1]), span)
+                offset += len(line)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A file of answers: bytes, which may be none."""
+
+    size: int
+    count: int
+
+
+def write_sorted(parts: list[Path], found: dict[int, Span], outcomes: set[int], target: Path) -> Made:
+    """Write the answers with these outcomes into a new file, by the order of their lines. Raises OSError, without a trace."""
+    handles = [os.open(path, os.O_RDONLY) for path in parts]
+    size = count = 0
+    try:
+        with target.open("xb") as out:
+            os.fchmod(out.fileno(), 0o600)
+            for number in sorted(found):
+                span = found[number]
+                if span.outcome in outcomes:
+                    for piece in _read(handles[span.part], span):
+                        out.write(piece)
+                    size, count = size + span.size, count + 1
+            out.flush()
+            os.fsync(out.fileno())
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        for handle in handles:
+            os.close(handle)
+    return Made(size, count)
+
+
+def _read(handle: int, span: Span) -> Iterator[bytes]:
+    place, end = span.offset, span.offset + span.size
+    while place < end:
+        piece = os.pread(handle, min(COPY_BYTES, end - place), place)
+        if not piece:
+            raise OSError(f"an answer is cut at {place}")
+        yield piece
+        place += len(piece)

@@ -1,0 +1,65 @@
+"""What the database has of files and batches."""
+
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")
+"""An id that is none of these is looked up nowhere, and becomes no path."""
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+WINDOW: Literal["24h"] = "24h"
+"""The one completion window that there is."""
+WINDOW_SECONDS = 24 * 3600
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+"""Statuses of a batch that has not ended."""
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def new_file_id() -> str:
+    """An id that nobody can guess."""
+    return f"file-{secrets.token_hex(16)}"
+
+
+def new_batch_id() -> str:
+    """The same of a batch."""
+    return f"batch_{secrets.token_hex(16)}"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that its owner can see."""
+
+    id: str
+    owner: str
+    bytes: int
+    created: int
+    expires: int
+    """Both in seconds since 1970."""
+    filename: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch. Its times are in seconds since 1970."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file: str
+    status: str
+    created: int
+    expires: int
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    model: str = ""
+    output_file: str | None = None
+    error_file: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
+    """When it got each of its statuses."""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    generation: int = 0
+    """How many times a runner has taken it: what an earlier one still writes is told apart by it."""

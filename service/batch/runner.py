@@ -1,0 +1,204 @@
+"""Takes batches and has their lines computed: few beside other calls, more while there are none, fairly among owners.
+
+Several runners may share a folder, one in each replica of a machine. Each keeps what it took by telling the database every
+second; what a runner that died had taken, another takes after LEASE_SECONDS.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+from attend.model.errors import AttendError
+from attend.service.access.keys import KeyRing
+from attend.service.batch.batches import problem
+from attend.service.batch.desk import Desk
+from attend.service.batch.job import Answer, Ending, Job, Routes
+from attend.service.batch.owners import caller_of
+
+log = logging.getLogger("attend.batch")
+
+BEAT_SECONDS = 1.0
+SWEEP_SECONDS = 60.0
+LOOK_SECONDS = 0.1
+"""How often it is looked whether another line may begin, where nothing tells."""
+CALM_SECONDS = 2.0
+"""So long after the last other call lines take all of the room that they may have: a conversation has pauses."""
+CLOSE_SECONDS = 2.0
+"""How long the end of a server waits for what is being written."""
+MOST_JOBS, MOST_OF_ONE = 32, 2
+"""Batches that a runner works on at a time, and of one owner."""
+SPARED = 0.5
+"""A line begins only while its key has taken less than this share of each of its limits: the rest is for its other calls."""
+MOST_PAUSE = 30.0
+"""Seconds for which an owner whose line found no room is passed over, at most."""
+
+
+class Runner:
+    """`run` works until `close`. `others`: calls that are being answered and are no lines of batches."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        routes: Routes,
+        keys: KeyRing | None,
+        others: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.desk = desk
+        self.name = secrets.token_hex(8)
+        self.jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
+        self._routes, self._keys, self._others, self._clock = routes, keys, others, clock
+        self._busy_until = 0.0
+        self._paused: dict[str, float] = {}
+        self._began = Counter[str]()
+        """When an owner's last line began, as a number that grows."""
+        self._lines = 0
+        self._sweeps_at = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._keep_on(self._beat)), asyncio.create_task(self._keep_on(self._dispatch))]
+
+    async def close(self) -> None:
+        """Compute no more lines; what was taken is another runner's, or the next process's. What has been answered is kept."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job, _ in self.jobs.values():
+            job.stop(Ending("left"))
+        ending = {task for _, task in self.jobs.values()}
+        if ending:
+            _, late = await asyncio.wait(ending, timeout=CLOSE_SECONDS)
+            for task in late:  # it makes files of answers, or waits for a disk: the next one begins that anew
+                task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        self.jobs.clear()
+        with suppress(AttendError):
+            await self.desk.db(self.desk.batches.leave, self.name)
+
+    async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except AttendError:
+                await asyncio.sleep(BEAT_SECONDS)  # the disk, which `Desk.failed` has told
+            except Exception:
+                log.exception("batches: a round failed")
+                await asyncio.sleep(BEAT_SECONDS)
+
+    # Leases
+
+    async def _beat(self) -> None:
+        """Tell the database what is being worked on, hear what was cancelled, and take what nobody works on."""
+        for batch_id, (_, task) in [*self.jobs.items()]:
+            if task.done():
+                del self.jobs[batch_id]
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("batch %s could not be ended", batch_id, exc_info=error)
+        owners = {job.batch.owner for job, _ in self.jobs.values()}
+        self._paused = {owner: until for owner, until in self._paused.items() if owner in owners}
+        self._began = Counter({owner: number for owner, number in self._began.items() if owner in owners})
+        mine = {batch_id: (job.batch.generation, job.completed, job.failed) for batch_id, (job, _) in self.jobs.items()}
+        statuses = await self.desk.db(self.desk.batches.beat, self.name, mine) if mine else {}
+        for batch_id in mine:
+            self._judge(self.jobs[batch_id][0], statuses.get(batch_id))
+        while len(self.jobs) < MOST_JOBS:
+            held = Counter(job.batch.owner for job, _ in self.jobs.values())
+            batch = await self.desk.db(self.desk.batches.take, self.name, held, MOST_OF_ONE)
+            if batch is None:
+                break
+            job = Job(self.desk, self._routes, batch)
+            self.jobs[batch.id] = job, asyncio.create_task(job.run())
+            if caller_of(batch.owner, self._keys) is None:
+                self._lost_key(job)
+        await self._count()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_SECONDS):
+                await self.desk.woken.wait()
+        self.desk.woken.clear()
+
+    def _judge(self, job: Job, status: str | None) -> None:
+        if status is None:
+            job.stop(Ending("left"))
+        elif status == "cancelling":
+            job.stop(Ending("cancelled"))
+        elif self.desk.files.clock() >= job.batch.expires:
+            job.stop(Ending("expired"))
+        elif caller_of(job.batch.owner, self._keys) is None:
+            self._lost_key(job)
+
+    def _lost_key(self, job: Job) -> None:
+        job.stop(Ending("failed", (problem("key_removed", "the API key that made this batch is not known any more"),)))
+
+    async def _count(self) -> None:
+        numbers = self.desk.numbers
+        numbers.batches, numbers.oldest_waiting = await self.desk.db(self.desk.batches.numbers)
+        numbers.bytes = await self.desk.db(self.desk.files.total_bytes)
+        numbers.running = self._running()
+        if self._clock() >= self._sweeps_at:
+            self._sweeps_at = self._clock() + SWEEP_SECONDS
+            await self.desk.db(self.desk.files.sweep)
+
+    # Lines
+
+    def _running(self) -> int:
+        return sum(len(job.running) for job, _ in self.jobs.values())
+
+    def room(self) -> int:
+        """Lines that may be computed now."""
+        now = self._clock()
+        if self._others():
+            self._busy_until = now + CALM_SECONDS
+        return self.desk.limits.beside if now < self._busy_until else self.desk.limits.concurrency
+
+    async def _dispatch(self) -> None:
+        """Begin as many lines as there is room for."""
+        while self._running() < self.room():
+            job = self._next_job()
+            line = None if job is None else await job.next()
+            if job is None:
+                break
+            caller = caller_of(job.batch.owner, self._keys)
+            if caller is None:
+                self._lost_key(job)
+            elif line is not None and job.ready:
+                self._lines += 1
+                self._began[job.batch.owner] = self._lines
+                job.start(line, caller, partial(self._pause, job.batch.owner))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self.desk.free.wait()
+        self.desk.free.clear()
+
+    def _next_job(self) -> Job | None:
+        """A batch of the owner who has fewest lines running; of two such, of who began one the longest time ago."""
+        now, running = self._clock(), Counter[str]()
+        for job, _ in self.jobs.values():
+            running[job.batch.owner] += len(job.running)
+        able: dict[str, Job] = {}
+        for job, _ in self.jobs.values():
+            if job.has_more and self._paused.get(job.batch.owner, 0.0) <= now:
+                able.setdefault(job.batch.owner, job)
+        free = {owner: job for owner, job in able.items() if not self._is_busy(owner, running[owner])}
+        if not free:
+            return None
+        return free[min(free, key=lambda owner: (running[owner], self._began[owner]))]
+
+    def _is_busy(self, owner: str, lines: int) -> bool:
+        """Whether the key of an owner who has so many lines running has no room for another one."""
+        caller = caller_of(owner, self._keys)
+        if caller is None or caller.key is None:
+            return False
+        most = caller.key.limits.concurrent  # a line that has only begun does not count there yet
+        return caller.key.is_busy(SPARED) or (most is not None and lines >= max(1, int(most * SPARED)))
+
+    def _pause(self, owner: str, answer: Answer) -> None:
+        """A line of this owner found no room."""
+        self._paused[owner] = self._clock() + min(max(0.1, answer.retry_after), MOST_PAUSE)

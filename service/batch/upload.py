@@ -1,0 +1,119 @@
+"""An upload, from its first byte to a file: charged before it is read, and never in memory as a whole."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from threading import Lock
+
+from attend.model.errors import InvalidRequest
+from attend.model.params import describe
+from attend.service.batch.desk import Desk
+from attend.service.batch.files import INPUT
+from attend.service.batch.multipart import OVERHEAD, Form
+from attend.service.batch.rows import File
+from attend.service.contract.tolerance import tolerated
+from attend.service.errors import TooLarge
+from attend.service.remarks import Remarks
+
+WRITE_BYTES = 1 << 20
+"""Bytes that are written at a time, and held at most."""
+KNOWN = frozenset(("purpose", "file", "expires_after[anchor]", "expires_after[seconds]"))
+LEAST_SECONDS, MOST_SECONDS = 3600, 2_592_000
+"""Of `expires_after`, as OpenAI has it."""
+MAX_NAME = 255
+
+
+async def upload(
+    desk: Desk, owner: str, boundary: bytes, length: int | None, pieces: AsyncIterator[bytes], remarks: Remarks
+) -> File:
+    """The file that the form of a body becomes. `length`: bytes of the body, where the caller has said so.
+
+    Raises InvalidRequest, TooLarge, QuotaReached, StorageFailed, and what `pieces` raises: then nothing is kept.
+    """
+    most = desk.limits.file_bytes
+    too_large = f"the file must be at most {most} bytes"
+    if length is not None and length > most + OVERHEAD:
+        raise TooLarge(f"{too_large}; the body has {length}")
+    async with desk.reserved(owner, most if length is None else min(length, most)) as file_id:
+        form, size, held = Form(boundary), 0, bytearray()
+        sink = Sink(desk.files.folder.file(file_id))
+        try:
+            async for piece in pieces:
+                for content in form.feed(piece):
+                    size += len(content)
+                    held += content
+                    if size > most:
+                        raise TooLarge(too_large)
+                if len(held) >= WRITE_BYTES:
+                    await desk.disk(sink.write, bytes(held))
+                    held.clear()
+            await desk.disk(sink.write, bytes(held))
+            await desk.disk(sink.keep)
+        except OSError as error:
+            raise desk.failed(error) from error
+        finally:
+            sink.over = True
+            await desk.disk(sink.close)
+        form.end()
+        seconds = _read(form.fields, remarks)
+        if not size:
+            raise InvalidRequest("file must hold at least one byte; got none", "file")
+        name = "".join(letter for letter in (form.filename or "") if letter.isprintable())[:MAX_NAME]
+        return await desk.db(desk.files.finish, file_id, size, name, seconds)
+
+
+class Sink:
+    """A file that threads write. A caller who leaves waits for none of them: what comes too late is not written."""
+
+    def __init__(self, path: Path) -> None:
+        self.over = False
+        self._path = path
+        self._handle: int | None = None
+        self._lock = Lock()
+
+    def write(self, data: bytes) -> None:
+        """Add bytes."""
+        with self._lock:
+            if self.over:
+                return
+            if self._handle is None:
+                self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._handle, left) :]
+
+    def keep(self) -> None:
+        """Have what was written outlive the machine."""
+        with self._lock:
+            if self._handle is not None:
+                os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Write no more."""
+        with self._lock:
+            self.over = True
+            if self._handle is not None:
+                os.close(self._handle)
+                self._handle = None
+
+
+def _read(fields: dict[str, str], remarks: Remarks) -> int | None:
+    """The seconds that the file is to live, where the form says so. Raises InvalidRequest for what is wrong with its fields."""
+    for name in tolerated(fields, KNOWN, {}, remarks).keys() - KNOWN:
+        meant = f": did you mean {remarks.near[name]}?" if name in remarks.near else ""
+        raise InvalidRequest(f"{describe(name)} is not a field of this form{meant}", name[:64])
+    purpose = fields.get("purpose")
+    if purpose is None:
+        raise InvalidRequest(f"purpose is required: it must be {INPUT!r}", "purpose")
+    if purpose != INPUT:
+        raise InvalidRequest(f"purpose must be {INPUT!r}, the only one of this server; got {describe(purpose)}", "purpose")
+    anchor, text = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and text is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest(f"expires_after[anchor] must be 'created_at'; got {describe(anchor)}", "expires_after")
+    seconds = int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        wanted = f"an integer from {LEAST_SECONDS} to {MOST_SECONDS}"
+        raise InvalidRequest(f"expires_after[seconds] must be {wanted}; got {describe(text)}", "expires_after")
+    return seconds

@@ -1,0 +1,159 @@
+"""/v1/batches: many requests in a file, computed when nobody else needs the engine."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+from starlette.types import ASGIApp
+
+from attend.model.errors import InvalidRequest
+from attend.model.params import describe
+from attend.service.batch.files import INPUT
+from attend.service.batch.job import Routes
+from attend.service.batch.owners import owner_of
+from attend.service.batch.rows import ENDPOINTS, WINDOW, Batch
+from attend.service.contract.batches import (
+    MAX_KEY,
+    MAX_METADATA,
+    MAX_VALUE,
+    BatchError,
+    BatchErrors,
+    BatchList,
+    BatchObject,
+    BatchRequest,
+)
+from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BATCHES, EMBEDDINGS
+from attend.service.contract.validation import read_body
+from attend.service.http_api.body import MAX_BYTES, parse, read_json
+from attend.service.http_api.files import Query, desk_of, json
+from attend.service.http_api.inside import ask
+from attend.service.http_api.routing import bind
+from attend.service.http_api.site import Site
+
+OF_TEXTS = (EMBEDDINGS.path,)
+"""Routes whose bodies may be longer than the model's context."""
+LISTED, MOST_LISTED = 20, 100
+BatchIdPath = Annotated[str, Path(description="The batch's id.", examples=["batch_0123456789abcdef0123456789abcdef"])]
+
+
+def routes_of(site: Site, app: ASGIApp) -> Routes:
+    """The server as the lines of batches see it; `app` is all of it."""
+    return Routes(
+        ask=partial(ask, app),
+        parse=parse,
+        most_bytes=lambda path: site.most_bytes_of_texts if path in OF_TEXTS else site.most_bytes,
+        check_model=site.service.check_model,
+        strict_fields=site.strict_fields,
+    )
+
+
+def add_batches(router: APIRouter, site: Site) -> None:
+    """The routes."""
+    _add_create(router, site)
+
+    @bind(router, BATCHES)
+    async def list_batches(request: Request) -> Response:
+        """Batches of the caller, the newest first: `limit` of them (20) beyond the one of id `after`."""
+        desk, asked = desk_of(site), Query(request, ("limit", "after"))
+        limit, after = asked.integer("limit", LISTED, MOST_LISTED), asked.text("after")
+        found, more = await desk.db(desk.batches.listed, owner_of(request.state.caller), after, limit)
+        data = [batch_object(each) for each in found]
+        ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        listed: BatchList = {"object": "list", "data": data, "has_more": more, "first_id": ends[0], "last_id": ends[1]}
+        return json(listed)
+
+    @bind(router, BATCH)
+    async def retrieve_batch(request: Request, batch_id: BatchIdPath) -> Response:
+        """How far a batch of the caller is."""
+        desk = desk_of(site)
+        return json(batch_object(await desk.db(desk.batches.batch, owner_of(request.state.caller), batch_id)))
+
+    @bind(router, BATCH_CANCEL)
+    async def cancel_batch(request: Request, batch_id: BatchIdPath) -> Response:
+        """Compute no more lines of a batch of the caller. What is answered is kept; one that has ended stays as it is."""
+        desk = desk_of(site)
+        batch = await desk.db(desk.batches.cancel, owner_of(request.state.caller), batch_id)
+        desk.woken.set()
+        return json(batch_object(batch))
+
+
+def _add_create(router: APIRouter, site: Site) -> None:
+    @bind(router, BATCH_CREATE)
+    async def create_batch(request: Request) -> Response:
+        """Have the lines of a file computed, within 24 hours."""
+        desk, remarks = desk_of(site), site.remarks()
+        owner = owner_of(request.state.caller)
+        body = await read_json(request, lambda fields: read_body(BatchRequest, fields, remarks), MAX_BYTES)
+        file_id = _given("input_file_id", body.input_file_id)
+        endpoint = _one_of("endpoint", body.endpoint, ENDPOINTS)
+        _one_of("completion_window", body.completion_window, (WINDOW,))
+        metadata = _metadata(body.metadata or {})
+        file = await desk.db(desk.files.file, owner, file_id)
+        if file.purpose != INPUT:
+            raise InvalidRequest(
+                f"input_file_id must be a file of the purpose {INPUT!r}; {file_id} has {file.purpose!r}", "input_file_id"
+            )
+        batch = await desk.db(desk.batches.create, owner, file_id, endpoint, metadata)
+        desk.woken.set()
+        return site.said(json(batch_object(batch)), remarks, request)
+
+
+def _given(name: str, value: str | None) -> str:
+    if value is None:
+        raise InvalidRequest(f"{name} is required", name)
+    return value
+
+
+def _one_of(name: str, value: str | None, values: tuple[str, ...]) -> str:
+    if value not in values:
+        wanted = f"one of {', '.join(map(repr, values))}" if len(values) > 1 else repr(values[0])
+        if value is None:
+            raise InvalidRequest(f"{name} is required: it must be {wanted}", name)
+        raise InvalidRequest(f"{name} must be {wanted}; got {describe(value)}", name)
+    return value
+
+
+def _metadata(given: Mapping[str, Any]) -> dict[str, str]:
+    if len(given) > MAX_METADATA:
+        raise InvalidRequest(f"metadata must have at most {MAX_METADATA} pairs; got {len(given)}", "metadata")
+    for name, value in given.items():
+        if len(name) > MAX_KEY or not isinstance(value, str) or len(value) > MAX_VALUE:
+            limits = f"keys of at most {MAX_KEY} characters and texts of at most {MAX_VALUE}"
+            raise InvalidRequest(f"metadata must have {limits}; {describe(name)} has {describe(value)}", "metadata")
+    return dict(given)
+
+
+def batch_object(batch: Batch) -> BatchObject:
+    """A batch, as OpenAI writes it."""
+    errors: list[BatchError] = [
+        {"code": each["code"], "line": each["line"], "message": each["message"], "param": each["param"]}
+        for each in batch.errors
+    ]
+    listed: BatchErrors = {"object": "list", "data": errors}
+    shown: BatchObject = {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": listed if errors else None,
+        "input_file_id": batch.input_file,
+        "completion_window": WINDOW,
+        "status": batch.status,  # type: ignore[typeddict-item]  # one of them
+        "output_file_id": batch.output_file,
+        "error_file_id": batch.error_file,
+        "created_at": batch.created,
+        "in_progress_at": batch.times.get("in_progress"),
+        "expires_at": batch.expires,
+        "finalizing_at": batch.times.get("finalizing"),
+        "completed_at": batch.times.get("completed"),
+        "failed_at": batch.times.get("failed"),
+        "expired_at": batch.times.get("expired"),
+        "cancelling_at": batch.times.get("cancelling"),
+        "cancelled_at": batch.times.get("cancelled"),
+        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "metadata": batch.metadata or None,
+    }
+    if batch.model:
+        shown["model"] = batch.model
+    return shown

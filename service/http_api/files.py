@@ -1,0 +1,179 @@
+"""/v1/files: what callers upload for batches, and what batches make."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from attend.model.errors import InvalidRequest
+from attend.model.params import describe
+from attend.service.batch.desk import Desk
+from attend.service.batch.files import INPUT, OUTPUT
+from attend.service.batch.multipart import boundary_of
+from attend.service.batch.owners import owner_of
+from attend.service.batch.rows import File
+from attend.service.batch.upload import upload
+from attend.service.batch_settings import OFF
+from attend.service.contract.batches import FileDeleted, FileList, FileObject
+from attend.service.contract.routes import FILE, FILE_CONTENT, FILE_DELETE, FILES, UPLOAD
+from attend.service.errors import ClientGone, NotThere, SlowBody, WrongMediaType
+from attend.service.generation.turns import LONG_BODIES, yield_to_loop
+from attend.service.generation.unread import MESSAGE_SECONDS
+from attend.service.http_api.body import Reading
+from attend.service.http_api.routing import bind
+from attend.service.http_api.site import Site
+
+LEAST_RATE = 1 << 20
+"""Bytes a second that an upload must come with, beside the seconds that any body has."""
+MOST_LISTED = 10_000
+FileIdPath = Annotated[str, Path(description="The file's id.", examples=["file-0123456789abcdef0123456789abcdef"])]
+
+
+def desk_of(site: Site) -> Desk:
+    """What keeps files and batches. Raises NotThere where they are switched off."""
+    if site.desk is None:
+        raise NotThere(OFF)
+    return site.desk
+
+
+def add_files(router: APIRouter, site: Site) -> None:
+    """The routes."""
+    _add_upload(router, site)
+
+    @bind(router, FILES)
+    async def list_files(request: Request) -> Response:
+        """Files of the caller: `limit` of them (10,000) beyond the one of id `after`, in the `order` desc or asc."""
+        desk, asked = desk_of(site), Query(request, ("purpose", "limit", "order", "after"))
+        purpose, order = asked.one_of("purpose", (INPUT, OUTPUT)), asked.one_of("order", ("desc", "asc"))
+        limit = asked.integer("limit", MOST_LISTED, MOST_LISTED)
+        newest = order != "asc"
+        found, more = await desk.db(
+            desk.files.listed, owner_of(request.state.caller), asked.text("after"), limit, purpose, newest_first=newest
+        )
+        data = [file_object(each) for each in found]
+        ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        listed: FileList = {"object": "list", "data": data, "has_more": more, "first_id": ends[0], "last_id": ends[1]}
+        return json(listed)
+
+    @bind(router, FILE)
+    async def retrieve_file(request: Request, file_id: FileIdPath) -> Response:
+        """What is known of a file of the caller."""
+        desk = desk_of(site)
+        return json(file_object(await desk.db(desk.files.file, owner_of(request.state.caller), file_id)))
+
+    @bind(router, FILE_DELETE)
+    async def delete_file(request: Request, file_id: FileIdPath) -> Response:
+        """Delete a file of the caller that no unfinished batch reads."""
+        desk = desk_of(site)
+        await desk.db(desk.files.delete, owner_of(request.state.caller), file_id)
+        deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
+        return json(deleted)
+
+    @bind(router, FILE_CONTENT)
+    async def download_file(request: Request, file_id: FileIdPath) -> Response:
+        """The bytes of a file of the caller."""
+        desk = desk_of(site)
+        file = await desk.db(desk.files.file, owner_of(request.state.caller), file_id)
+        size, pieces = await desk.content(file.id)
+        headers = {  # of the id alone: a caller's own name could end the header
+            "content-length": str(size),
+            "content-disposition": f'attachment; filename="{file.id}.jsonl"',
+            "x-content-type-options": "nosniff",
+        }
+        return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
+
+
+def _add_upload(router: APIRouter, site: Site) -> None:
+    @bind(router, UPLOAD)
+    async def upload_file(request: Request) -> Response:
+        """Keep a file for a batch: a form with `purpose`, which is `batch`, and `file`."""
+        desk, remarks, caller = desk_of(site), site.remarks(), request.state.caller
+        given = request.headers.get("content-type", "")
+        if given.partition(";")[0].strip().lower() != "multipart/form-data":
+            raise WrongMediaType(f"Content-Type must be multipart/form-data; got {given[:64]!r}")
+        if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise WrongMediaType("Content-Encoding must be identity")
+        boundary, text = boundary_of(given), request.headers.get("content-length", "")
+        length = int(text[:20]) if text.isdecimal() else None
+        with desk.uploads.hold(caller.turn):
+            pieces = _pieces(request, desk.limits.file_bytes if length is None else length)
+            file = await upload(desk, owner_of(caller), boundary, length, pieces, remarks)
+        return site.said(json(file_object(file)), remarks, request)
+
+
+async def _pieces(request: Request, size: int) -> AsyncIterator[bytes]:
+    """The body as it comes, one piece in a round of the event loop. Raises SlowBody, ClientGone or Overloaded."""
+    reading: Reading = request.state.reading
+    seconds = MESSAGE_SECONDS + size / LEAST_RATE
+    end = asyncio.get_running_loop().time() + seconds
+    stream = request.stream()
+    with reading.unread.call(reading.arrival.turn) as call:
+        while True:
+            try:
+                async with call.waiting(max(0.0, end - asyncio.get_running_loop().time())):
+                    piece = await anext(stream, None)
+            except SlowBody as error:
+                raise SlowBody(f"the file must arrive within {seconds:.0f} seconds") from error
+            except ClientDisconnect as error:
+                raise ClientGone("the caller left before the end of the file") from error
+            if piece is None:
+                return
+            yield piece
+            await yield_to_loop(LONG_BODIES)
+
+
+def file_object(file: File) -> FileObject:
+    """A file, as OpenAI writes it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created,
+        "expires_at": file.expires,
+        "filename": file.filename,
+        "purpose": "batch" if file.purpose == INPUT else "batch_output",
+        "status": "processed",
+    }
+
+
+def json(content: object) -> Response:
+    """An answer."""
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+class Query:
+    """The query of a URL with these names. Raises InvalidRequest for another name, and for one that is there twice."""
+
+    def __init__(self, request: Request, known: Iterable[str]) -> None:
+        self._given: dict[str, str] = {}
+        for name, text in request.query_params.multi_items():
+            if name not in known:
+                raise InvalidRequest(f"{describe(name)} is not a parameter of this route; known: {', '.join(known)}", name[:64])
+            if name in self._given:
+                raise InvalidRequest(f"{name} is given more than once", name)
+            self._given[name] = text
+
+    def text(self, name: str) -> str | None:
+        """The value, if there is one."""
+        return self._given.get(name) or None
+
+    def one_of(self, name: str, values: tuple[str, ...]) -> str | None:
+        """One of these values, or none."""
+        value = self.text(name)
+        if value is not None and value not in values:
+            raise InvalidRequest(f"{name} must be {' or '.join(map(repr, values))}; got {describe(value)}", name)
+        return value
+
+    def integer(self, name: str, default: int, most: int) -> int:
+        """An integer from 1."""
+        text = self._given.get(name)
+        if text is None:
+            return default
+        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+        if not 1 <= value <= most:
+            raise InvalidRequest(f"{name} must be an integer from 1 to {most}; got {describe(text)}", name)
+        return value
