@@ -29,16 +29,13 @@ from attend.model.net.triton import codes, delta, fused, grouped, kernels, limit
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
+from attend.model.net.triton.processors import Processors
 from attend.model.sublayers import AttentionVariant, DeltaSpec
 from tests.model.checkpoints import tiny_config
 
 H200 = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024
 """Bytes of shared memory that one program may have there."""
-RESERVED = 1024
-"""Those of each program that the system takes."""
-REGISTERS = 65536
-"""Of a processor of the GPU, which programs share, as they share its shared memory."""
 SPILT = 64
 """Bytes of registers that a thread may put aside: loops that do hold thousands."""
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -122,7 +119,7 @@ class Compiled:
         registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
         self.too_large |= int(stack) > SPILT or built.metadata.shared > SHARED
         name, shared = self.kernel.fn.__name__, built.metadata.shared
-        programs = min(SHARED // (shared + RESERVED), REGISTERS // (int(registers) * 32 * num_warps))
+        programs = Processors().programs(shared, int(registers), num_warps) // Processors().count
         graph = built.asm["ttgir"]
         waits = [int(wait) for wait in re.findall(r"async_wait [^{]*\{num = (\d+)", graph)]
         buffers = [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x", graph)]
