@@ -4,10 +4,12 @@ what else is in a step changes their bits.
 Shapes: N ranks.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ c10d: Any = torch.distributed
 """Its stubs leave out what is used here."""
 HOST = "127.0.0.1"
 """All ranks live on one node."""
+LOOPBACK = "lo"
+"""The interface with this address."""
 LATE_SECONDS = 6.0
 """How long a rank that serves waits for another one within a step, over gloo."""
 LONGER = 10
@@ -77,6 +81,7 @@ class ProcessGroup:
                     raise DeviceFailed(f"not all {self.ranks} ranks of the model started within {START_SECONDS:g} s")
             self._bytes = self._gloo("bytes")
             if self.device.startswith("cuda"):
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK}")  # where its ranks find each other
                 self._numbers = c10d.ProcessGroupNCCL(self.store, self.rank, self.ranks, self._patience)  # not run yet
             else:
                 self._numbers = self._bytes
@@ -108,11 +113,24 @@ class ProcessGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of what the ranks give, added in their order in float32, rounded once: the same bits on all of them."""
+        if x.is_cuda and x.numel() and find_spec("triton") is not None:
+            return self._summed(x)
         first, *others = self.gather(x)
         total = first.float()
         for part in others:
             total += part
         return total.to(x.dtype)
+
+    def _summed(self, x: Tensor) -> Tensor:
+        """The same on a GPU: one tensor for all parts, and one launch. Not run on GPUs that are joined yet."""
+        from attend.model.net.triton.sums import summed
+
+        parts = x.new_empty(self.ranks, *x.shape)
+        how = c10d.distributed_c10d.AllgatherOptions()
+        how.timeout = self._patience
+        with _among_others():
+            self._numbers._allgather_base(parts, x.contiguous(), how).wait()
+        return summed(parts)
 
     def least(self, number: int) -> int:
         """The smallest of the whole numbers that the ranks give."""

@@ -55,7 +55,7 @@ def streams(runner, count=32, **asked):
 STEPS = {  # launches, copies to the device among them, MiB beside weights, cache, recordings, waits of submission, of result
     "greedy": (lambda r: streams(r), 5, 1, 1, set(), set()),
     "drawn": (lambda r: streams(r, sampling=DRAWN), 7, 1, 1, set(), set()),
-    "top-k, top-p and min-p": (lambda r: streams(r, sampling=LIMITED), 10, 1, 1, set(), set()),
+    "top-k, top-p and min-p": (lambda r: streams(r, sampling=LIMITED), 10, 1, 2, set(), set()),
     "penalties and biases": (lambda r: streams(r, decoding=CHANGED), 11, 1, 32, set(), set()),
     "allowed tokens": (lambda r: streams(r, decoding=ALLOWED), 7, 1, 17, set(), set()),
     "banned tokens": (lambda r: streams(r, min_tokens=3, stop_token_ids=frozenset({3, 4})), 7, 1, 17, set(), set()),

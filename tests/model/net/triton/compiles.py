@@ -25,7 +25,7 @@ from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import codes, delta, fused, grouped, kernels, limits, sampling
+from attend.model.net.triton import codes, delta, fused, grouped, kernels, limits, sampling, sums
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
@@ -181,7 +181,7 @@ def launch_layer(changes, dtype):
 @torch.inference_mode()
 def main():
     stands = []
-    for module in (kernels, fused, grouped, delta, limits, sampling, codes):
+    for module in (kernels, fused, grouped, delta, limits, sampling, codes, sums):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             stands.append(Compiled(getattr(module, name)))
             setattr(module, name, stands[-1])
@@ -193,6 +193,8 @@ def main():
     for kind in (INT8, INT4, MXFP4, FP8):
         launch_codes(kind, 4096, 14336)
     TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
+    for ranks in (2, 8):
+        sums.summed(torch.zeros(ranks, 8192, dtype=torch.bfloat16))
     assert all(stand.seen for stand in stands), "a kernel was not launched"
     return 1 if any(stand.too_large or stand.wrong for stand in stands) else 0
 
