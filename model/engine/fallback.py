@@ -20,7 +20,7 @@ from attend.model.engine.startup import Finding, check_decoder, check_draws, che
 from attend.model.errors import EngineFailed
 from attend.model.net.backends import AttentionBackend
 from attend.model.net.checkpoint import kinds_of
-from attend.model.net.formats.codes import KINDS
+from attend.model.net.formats.codes import FP8, Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.sampling import sample, sample_by_row
 
@@ -59,13 +59,12 @@ class Fallback:
 
         Raises EngineFailed where torch may not: another backend was asked for by its name, or several ranks share the model.
         """
-        options, kind = self._options, KINDS.get(self._options.quantize)
+        options = self._options
         if options.kernel_check == "off" or not backend.checked:
             return True
+        kind = backend.quantized_kind(options.quantize, self._device)
         if kind is None and options.load_format == "auto":
-            kind = next(iter(kinds_of(folder)), None)
-        if not backend.load_options()["keep_codes"]:
-            kind = None
+            kind = kept_kind(backend, folder)
         findings = check_decoder(backend, dtype, held, self._device, options.block_size, kind)
         if self._device == "cuda":
             give_back()  # what is free is for the model
@@ -105,7 +104,7 @@ class Fallback:
         """The steps that `record` has recorded; none where that fails, or where they differ. Raises EngineFailed."""
         if not self._records:
             return NOT_RECORDED
-        if self._options.kernel_check == "off":
+        if self._options.kernel_check == "off" or self._ranks > 1:  # ranks of which one does not record wait for each other
             with device_errors():
                 return record()
         made: list[Recorded] = []
@@ -124,6 +123,13 @@ class Fallback:
         if self._options.kernel_check == "fail":
             raise EngineFailed(f"kernel_check is fail, and {what}; with kernel_check = replace torch serves in its place")
         self._paths.append(SlowerPath(finding.reason, cause))
+
+
+def kept_kind(backend: Backend, folder: Path) -> Kind | None:
+    """The kind of codes, of the fewest bits, in which a backend keeps matrices of a folder; None: it keeps none in codes."""
+    kept = backend.load_options()
+    kinds = [kind for kind in kinds_of(folder) if kept["keep_codes"] and (kept["keep_floats"] or kind != FP8)]
+    return next(iter(kinds), None)
 
 
 def told(name: str, finding: Finding) -> str:

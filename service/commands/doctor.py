@@ -26,11 +26,11 @@ from attend.model.backends.native import Native
 from attend.model.backends.triton import Triton
 from attend.model.config import ModelConfig
 from attend.model.engine.build import choose_way, use_threads
-from attend.model.engine.fallback import Fallback
+from attend.model.engine.fallback import Fallback, kept_kind
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.speed import Speeds, measure
 from attend.model.errors import AttendError, SettingError
-from attend.model.net.checkpoint import formed, inspect, kinds_of, read_config
+from attend.model.net.checkpoint import formed, inspect, read_config
 from attend.model.net.formats.codes import Kind
 from attend.model.net.native.build import absence
 from attend.model.net.native.library import variant
@@ -229,7 +229,7 @@ class Doctor:
         backend, dtype, held, fallback = choose_way(folder, config, options, device, 1)
         kind = backend.quantized_kind(options.quantize, device)
         if kind is None and not self.shape:
-            kind = next(iter(kinds_of(folder)), None)
+            kind = kept_kind(backend, folder)
         self.facts |= {"backend": backend.attention.name, "dtype": str(dtype).removeprefix("torch.")}
         for finding in fallback.findings:
             self._note_finding(finding)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from attend.model.backends.native import Native
+from attend.model.backends.torch import Torch
 from attend.model.backends.triton import Triton
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine import build, fallback, startup
 from attend.model.engine.build import build_engine
-from attend.model.engine.fallback import Fallback
+from attend.model.engine.fallback import Fallback, kept_kind
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
@@ -30,6 +31,9 @@ from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.native.library import variant
 from attend.model.sampling import sample
 from tests.model.checkpoints import KINDS, tiny_config, tiny_decoder, write_checkpoint
+from tests.model.net.formats.test_fp8 import BLOCKS, fp8
+from tests.model.net.formats.test_packed import LAYOUTS
+from tests.model.net.formats.writing import pack_folder, plain_folder
 
 needs_native = pytest.mark.skipif(variant() in ("", "portable"), reason="no fast native decoder is built here")
 OPTIONS = EngineOptions(device="cpu", kv_cache_memory=1 << 22)
@@ -115,6 +119,20 @@ def test_a_small_model_has_few_experts_in_the_models_groups():
     config = tiny_config(num_experts=256, experts_per_token=8, expert_groups=8, groups_per_token=4, group_top=2)
     small = reduced(config, narrow=False)
     assert (small.num_experts, small.experts_per_token, small.expert_groups) == (16, 8, 8)
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "kept"), [("fp8", None), ("int4", "int4")])
+def test_the_kind_of_codes_is_the_one_that_the_backend_keeps(tmp_path, kind, kept):
+    """No CPU multiplies floats of 8 bits: they are dequantised, and the law is that of plain weights."""
+    pack, settings = {"fp8": (fp8("blocks"), BLOCKS), "int4": LAYOUTS["awq under its old names"]}[kind]
+    folder = pack_folder(plain_folder(tmp_path / "plain"), pack, settings)
+    backend, floats = Native(read_config(folder)), Triton(read_config(folder))
+    assert (found := kept_kind(backend, folder)) is None or found.name == kept
+    assert kept_kind(floats, folder).name.startswith(kind[:3])
+    engine = build_engine(folder, OPTIONS)
+    engine.close()
+    assert engine.info.backend.startswith("native") and engine.info.slower_path is None
 
 
 # What differs is seen
@@ -322,6 +340,27 @@ def test_a_recorder_that_fails_or_lies_leaves_steps_as_they_are(record, reason, 
     failing = Fallback(EngineOptions(kernel_check="fail"), "cpu", 1)
     with pytest.raises(EngineFailed, match=r"^kernel_check is fail, and the recorded steps"):
         failing.recorded(machine.recorded, machine.net, machine.backend, machine.cache)
+
+
+def test_a_recording_that_fails_on_the_step_thread_is_told_once_it_has_started(folder, monkeypatch, caplog):
+    monkeypatch.setattr(Torch, "record", raising(OutOfResources("shared memory")))
+    with caplog.at_level(logging.WARNING):
+        engine = build_engine(folder, build.replace(OPTIONS, backend="torch"))
+        assert engine.info.slower_path is None
+        engine.start()
+    engine.close()
+    assert engine.info.slower_path.reason == "kernel_fails" and engine.info.recorded == (0, 0)
+    assert [record.getMessage() for record in caplog.records] == [engine.info.slower_path.cause]
+    failing = build_engine(folder, build.replace(OPTIONS, backend="torch", kernel_check="fail"))
+    with pytest.raises(EngineFailed, match=r"^kernel_check is fail, and the recorded steps of the torch backend fails"):
+        failing.start()
+
+
+def test_ranks_record_or_end_in_a_sentence():
+    """Where one had recorded and another had not, they would wait for each other."""
+    machine = Machine(raising(OutOfResources("shared memory")))
+    with pytest.raises(EngineFailed, match="OutOfResources: shared memory"):
+        Fallback(EngineOptions(), "cpu", 2).recorded(machine.recorded, machine.net, machine.backend, machine.cache)
 
 
 def test_without_the_check_a_recorder_that_fails_is_a_sentence():
