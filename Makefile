@@ -180,6 +180,7 @@ screenshots: setup  ## the README's pictures of the page, of servers of its own;
 docs: setup  ## write the reference: REFERENCE.md, the tables of the READMEs, the chart's schema, and the fields of our own clients
 	$(BIN)/python -m tests.docs
 	$(BIN)/python -m tests.deploy.chart
+	$(BIN)/python -m tests.deploy.airgap
 
 protos: setup  ## regenerate the code of the proto
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO)

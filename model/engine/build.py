@@ -38,6 +38,7 @@ from attend.model.engine.choice import (
     runner_kind,
 )
 from attend.model.engine.config import EngineConfig
+from attend.model.engine.device import choose_device
 from attend.model.engine.engine import Engine
 from attend.model.engine.exact import check_exact
 from attend.model.engine.fingerprint import fingerprint, processor, ropes
@@ -299,13 +300,6 @@ def warm_up(engine: Engine) -> None:
             if output.error is not None:
                 raise EngineFailed(f"the model's first step failed: {output.error}")
     engine.observer = observer
-
-
-def choose_device(wanted: str) -> str:
-    """`auto` is CUDA where there is one; `cuda` never falls back to the CPU."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device is cuda, but this process sees no CUDA device")
-    return "cuda" if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()) else "cpu"
 
 
 def choose_dtype(wanted: str, device: str, *, natively: bool) -> torch.dtype:

@@ -6,7 +6,8 @@ from typing import Any
 
 import ray
 
-from attend.model.engine.build import build_runner, choose_device, use_threads
+from attend.model.engine.build import build_runner, use_threads
+from attend.model.engine.device import choose_device
 from attend.model.engine.ranks import ShardRunner, follow
 from attend.model.errors import DeviceFailed, EngineFailed
 from attend.model.parallel.group import ProcessGroup
