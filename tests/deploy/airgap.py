@@ -56,7 +56,7 @@ def listing() -> str:
         *(f"| image `{image}` | compose.yaml alone |" for image in others),
         f"| image `{base()}`, Debian's packages bash, grep, wget, g++, and for GPUs gcc and libc6-dev | to build the images |",
         f"| {packages()} packages of `deploy/docker/requirements.txt`, by SHA-256 | to build the images |",
-        f"| torch {constraint('torch')}: the wheel `+cpu`, or that for CUDA and the NVIDIA packages it names | to build the images |",
+        f"| torch {constraint('torch')}: the wheel `+cpu`, or that for CUDA and what it names of NVIDIA's | to build them |",
     ]
     return "\n".join(lines) + "\n"
 

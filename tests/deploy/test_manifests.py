@@ -119,6 +119,7 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     (HA, "ServiceMonitor", "spec.selector.matchLabels", {"app": "attend"}, "nothing carries"),
     (HA, "PodMonitor", "spec.podMetricsEndpoint", [], "podMetricsEndpoint"),
     (HA, "PodMonitor", "spec.podMetricsEndpoints.0.port", "metric", "has the port metric"),
+    (HA, "PodMonitor", "spec.podMetricsEndpoints.0.port", "serve", "the port serve is scraped twice"),
     (HA, "PrometheusRule", "spec.groups.0.rules.0.exp", "1", "exp"),
     (HA, "RayService", "spec.upgradeStrateg", {}, "upgradeStrateg"),
     (HA, "RayService", "spec.serveService.spec.ports.1.appProtocol", LEAVE_OUT, "appProtocol None"),
