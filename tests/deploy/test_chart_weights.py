@@ -22,7 +22,7 @@ def test_the_hub_is_read_by_an_init_container_with_the_token():
     assert [each["name"] for each in head] == ["settings"]
     assert [each["name"] for each in worker] == ["weights", "settings"]
     assert worker[0]["command"] == ["attend", "pull", "hf://a/b@main", "/weights/model"]
-    assert [each["name"] for each in worker[0]["env"]] == ["HF_HOME", "HF_TOKEN"]
+    assert [each["name"] for each in worker[0]["env"]] == ["HF_HOME", "HF_XET_CHUNK_CACHE_SIZE_BYTES", "HF_TOKEN"]
 
 
 SHARED = ('model.source="hub"', 'model.reference="hf://a/b@main"', 'model.claim="attend-weights"', 'model.tokenSecret="hub"')

@@ -98,7 +98,7 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     (HA, "NetworkPolicy", "spec.podSelector.matchLabels", {"app": "attend"}, "nothing carries"),
     (HUB, "Job", "spec.backofLimit", 20, "backofLimit"),
     (HUB, "Job", "spec.template.spec.containers.0.securityContext", {}, "weights is not restricted"),
-    (HUB, "Job", "spec.template.spec.containers.0.env.1.valueFrom.secretKeyRef.name", "hubs", "no Secret hubs"),
+    (HUB, "Job", "spec.template.spec.containers.0.env.2.valueFrom.secretKeyRef.name", "hubs", "no Secret hubs"),
     (HUB, "Job", "spec.template.metadata.labels.app\\.kubernetes\\.io/name", "attend", "a Service would send it calls"),
     (HA, "HTTPRoute", "spec.rules.0.backendRef", [], "backendRef"),
     (HA, "HTTPRoute", "spec.rules.0.matches.0.path.type", "Prefix", "Prefix"),

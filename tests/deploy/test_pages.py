@@ -30,8 +30,8 @@ def clients_part(code: str) -> list[str]:
     """The command with nothing sent: helm renders, kubectl makes the objects."""
     program, *words = shlex.split(code.replace("\\\n", " "))
     if program == "helm":
-        assert words[0] == "install"
-        return [render.program("helm"), "template", *words[1:]]
+        assert words[0] in ("install", "upgrade")
+        return [render.program("helm"), "template", *(word for word in words[1:] if word != "--reset-then-reuse-values")]
     if "apply" in words:
         return [render.program("kubectl"), "kustomize", words[-1]]
     return [render.program("kubectl"), *words, "--dry-run=client"]

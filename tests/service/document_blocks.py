@@ -157,6 +157,7 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "--set mode=standalone": Client("kind: Deployment"),
         "my-model.yaml": Client("kind: RayService"),
         "helm install attend": Client("kind: RayService"),
+        "helm upgrade attend": Client("name: attend-loadtest-"),
         "kubectl apply -k": Client("kind: RayService"),
         "docker push": NO_CLUSTER,
         "kubectl create namespace": Client("namespace/attend"),

@@ -221,6 +221,7 @@ command: [attend, pull, {{ .Values.model.reference | quote }}, /weights/{{ inclu
 {{- end }}
 env:
 - {name: HF_HOME, value: /weights/hub}
+- {name: HF_XET_CHUNK_CACHE_SIZE_BYTES, value: "0"} # nothing is downloaded twice, and the volume is not larger than the weights
 {{- with .Values.model.tokenSecret }}
 - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
 {{- end }}
