@@ -144,6 +144,18 @@ def test_a_beginning_without_the_hub_is_kept(at, server, monkeypatch):  # noqa: 
     assert path.stat().st_size == BEGUN
 
 
+def test_offline_the_reason_is_told_and_the_beginning_kept(at, server, monkeypatch):  # noqa: F811
+    at.fetch()
+    path = next((at.cache / "models--org--tiny/snapshots").glob(f"*/{WEIGHTS}"))
+    path.resolve().unlink()
+    path.unlink()
+    begun = begin(at, server, server.files[WEIGHTS], BEGUN)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"is not in the cache .*, and HF_HUB_OFFLINE is set$"):
+        at.fetch()
+    assert begun.stat().st_size == BEGUN
+
+
 def test_without_links_the_hash_is_checked_all_the_same(at, server, monkeypatch):  # noqa: F811
     """A claim whose file system has no links: the library puts the files themselves into the folder."""
     monkeypatch.setattr("huggingface_hub.file_download.are_symlinks_supported", lambda *_: False)
