@@ -50,7 +50,7 @@ def routes_of(site: Site, app: ASGIApp) -> Routes:
 
 
 def add_batches(router: APIRouter, site: Site) -> None:
-    """The routes."""
+    """Add the routes of /v1/batches."""
     _add_create(router, site)
 
     @bind(router, BATCHES)

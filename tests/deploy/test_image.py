@@ -208,7 +208,7 @@ def test_every_file_beside_the_code_is_package_data():
     code = {".py", ".pyc", ".so"}
     for package in PROJECT["tool"]["setuptools"]["package-data"]:
         files = {path for path in folder_of(package).rglob("*") if path.is_file() and path.suffix not in code}
-        pages = set(folder_of(package).glob("*.md"))
+        pages = set(folder_of(package).rglob("*.md"))
         assert sorted(files - packed - pages) == []
 
 

@@ -70,7 +70,7 @@ class Tiles(NamedTuple):
     """
 
     keys: int
-    """Of prefill."""
+    """Keys of a tile of prefill."""
     decode_keys: int
     """Of decode, which holds STAGES - 1 tiles of keys and of values: smaller tiles leave room for more programs."""
     lanes: int
@@ -108,7 +108,7 @@ class Shares:
     """Items of work, and whose they are: row r has `first[r] .. first[r + 1] - 1`."""
 
     first_R: Tensor
-    """int64 [R + 1]."""
+    """int64 [R + 1]: the first item of each row, and the end of the last."""
     rows_I: Tensor
     """int64. May be longer than the items are; `first_R[-1]` is their number."""
 
