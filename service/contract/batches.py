@@ -70,7 +70,7 @@ class FileList(TypedDict):
     object: ObjectKind[Literal["list"]]
     data: list[FileObject]
     """The files of the caller."""
-    has_more: bool
+    has_more: Annotated[bool, Field(examples=[False])]
     """Whether there are more, which `after` asks for."""
     first_id: FileId | None
     """The first of these."""
@@ -181,7 +181,7 @@ class BatchList(TypedDict):
     object: ObjectKind[Literal["list"]]
     data: list[BatchObject]
     """The batches of the caller."""
-    has_more: bool
+    has_more: Annotated[bool, Field(examples=[False])]
     """Whether there are more, which `after` asks for."""
     first_id: Annotated[str | None, Field(examples=[None])]
     """The first of these."""

@@ -1,6 +1,5 @@
 """Ranks that share a decoder, each with Triton's kernels on its part. Run as those of attention are, see `laws.py`."""
 
-
 import pytest
 import torch
 
