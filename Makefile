@@ -180,6 +180,7 @@ screenshots: setup  ## the README's pictures of the page, of servers of its own;
 docs: setup  ## write the reference: REFERENCE.md, the tables of the pages, the chart's schema, and the fields of our own clients; wrap the pages
 	$(BIN)/python -m tests.docs
 	$(BIN)/python -m tests.deploy.chart
+	$(BIN)/python -m tests.deploy.airgap
 	$(BIN)/python -m tests.wrap $$(git ls-files "*.md")
 
 docs-site: setup  ## the documentation as a site in build/site, with every link checked (it is built, and published nowhere)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 from tests.service.http_api.described import document
+from tests.test_documents import anchors_of
 
 ROOT = Path(__file__).parents[1]
 BUILT = ROOT / "build/docs"
@@ -34,7 +35,15 @@ CONTENTS = {
         ),
     ],
     "The model": [
-        *("model/FAMILIES", "model/FORMATS", "model/TEXT", "model/ENGINE", "model/BACKENDS", "model/DECISIONS"),
+        *(
+            "model/FAMILIES",
+            "model/FORMATS",
+            "model/TEXT",
+            "model/ENGINE",
+            "model/BACKENDS",
+            "model/net/triton/GPU",
+            "model/DECISIONS",
+        ),
         "model/default/README",
     ],
     "Deployment": ["deploy/chart/README", "deploy/monitoring/README", "deploy/UPGRADING", "deploy/DECISIONS", "SECURITY"],
@@ -81,10 +90,14 @@ def http() -> Iterator[str]:
 
 
 def _named(schema: dict[str, object]) -> str:
-    """The name of a schema, or of those that it has the choice of."""
+    """The name of a schema, or of those that it has the choice of; a link where REFERENCE.md has it."""
     if isinstance(name := schema.get("$ref"), str):
         name = name.rpartition("/")[2]
-        return f"`{name}`"
+        return (
+            f"[`{name}`](../../REFERENCE.md#{name.lower()})"
+            if name.lower() in anchors_of(Path("REFERENCE.md"))
+            else f"`{name}`"
+        )
     parts = [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]  # type: ignore[attr-defined]
     return " or ".join(filter(None, map(_named, parts))) or f"{schema.get('type', '')}"
 

@@ -79,6 +79,12 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     return _blamed(best_tokens(scores_RV, draws), logits_RV, draws)
 
 
+def best(logits_RV: Tensor) -> Tensor:
+    """What `sample` draws where every row takes the best of the model's scores, without a copy of them in float32."""
+    best_R, tokens_R = logits_RV.max(dim=-1)
+    return tokens_R.masked_fill(~best_R.isfinite(), UNSCORED)
+
+
 def temperatures_and_keys(draws: Sequence[Draw]) -> tuple[list[float], list[int]]:
     """What the rows' scores are divided by, 0 for the best; and the keys of their noise."""
     return [draw.plan.params.temperature for draw in draws], [0 if draw.plan.is_greedy else draw.key for draw in draws]

@@ -157,8 +157,6 @@ def too_long(text: str) -> list[str]:
 
 @each_page
 def test_no_line_of_prose_is_longer_than_a_screen_is_wide(page):
-    if page.parts[0] in ("deploy", "CHANGELOG.md"):
-        pytest.skip("being rewritten")
     assert too_long((ROOT / page).read_text(encoding="utf-8")) == [], "python -m tests.wrap PAGE"
 
 

@@ -45,7 +45,9 @@ SMOKE_SECONDS = {
     f"8B, {OURS}": (30, 60),
     f"S, {OURS}": (30, 60),
 }
-"""The parts of --smoke: the seconds that each needs, and when it is cut. No GPU has shown yet what they take."""
+"""The parts of --smoke: the seconds that each needs, and when it is cut; more --minutes are more of both. No GPU has shown yet
+what they take.
+"""
 PEER = "transformers"
 ROWS = TREE / "loadtest" / "out" / "gpu.jsonl"
 ON_GPU = ["8B", "1B", "Q"]
@@ -190,16 +192,13 @@ def plan(session: Session, options: argparse.Namespace) -> list[Part]:
     parts += [speed(shape, PEER, here.PEER) for shape in options.shape]
     if cuda and not options.no_laws:
         parts += [law(each) for each in (laws.RANKS, *laws.WIDE) if session.facts.get("devices", 1) >= each.devices]
-    return in_short(parts) if options.smoke else parts
+    return in_short(parts, options.minutes / SMOKE_MINUTES) if options.smoke else parts
 
 
-def in_short(parts: Sequence[Part]) -> list[Part]:
-    """The parts of --smoke. Each leaves all later ones what they need."""
-    return [
-        replace(part, least=SMOKE_SECONDS[part.what][0], most=SMOKE_SECONDS[part.what][1], place="last")
-        for part in parts
-        if part.what in SMOKE_SECONDS
-    ]
+def in_short(parts: Sequence[Part], times: float) -> list[Part]:
+    """The parts of --smoke, with so many times their seconds. Each leaves all later ones what they need."""
+    chosen = [(part, *SMOKE_SECONDS[part.what]) for part in parts if part.what in SMOKE_SECONDS]
+    return [replace(part, least=least * times, most=most * times, place="last") for part, least, most in chosen]
 
 
 def finish(session: Session, sentence: str = "") -> int:
@@ -254,7 +253,8 @@ def main(words: list[str] | None = None) -> None:
     seconds = 60 * options.minutes
     session = Session(began + seconds - min(RESERVE, seconds / 10), options.json)
     session.listen()
-    lacking = look(session, options.device, options.folder, SMOKE_LOOK if options.smoke else LOOK)
+    seconds_to_look = SMOKE_LOOK * options.minutes / SMOKE_MINUTES if options.smoke else LOOK
+    lacking = look(session, options.device, options.folder, seconds_to_look)
     if sentence := hopeless(session.facts, lacking, options.device):
         sys.exit(finish(session, sentence))
     perform(session, plan(session, options), lacking)

@@ -36,6 +36,8 @@ LEFT_OUT = attrgetter("num_left_out")
 MOST_SLOWED = 1.5
 WHOLE_EVERY = 8
 """One in so many steps has all streams: what they cost is learned from steps that differ."""
+MOST_BEHIND = 0.25
+"""Streams in the background may take so much of the time of the others, over WHOLE_EVERY steps; one advances in any case."""
 MOST_PASSED_SECONDS = 10.0
 """Requests of other owners may pass one that finds no room for so long."""
 
@@ -93,13 +95,12 @@ class FairShare:
 
     def _left_out(self, running: Sequence[Request], cost: StepCost) -> Set[Request]:
         self._num_steps += 1
-        if not self.is_shared or not cost.stream_seconds or not self._num_steps % WHOLE_EVERY:
+        if not self.is_shared or not cost.stream_seconds:
             return frozenset()
-        behind = frozenset(request for request in running if request.is_background)
-        if len(behind) == len(running):
-            behind = frozenset()
-        for request in behind:
-            request.num_left_out += 1
+        is_whole = not self._num_steps % WHOLE_EVERY
+        behind = self._behind(running, cost, is_whole=is_whole)
+        if is_whole:
+            return behind
         streams = dict[Owner, list[Request]]()
         for request in running:
             if request.is_stream and request not in behind:
@@ -116,6 +117,19 @@ class FairShare:
         for request in resting:
             request.num_left_out += 1
         return behind.union(resting)
+
+    def _behind(self, running: Sequence[Request], cost: StepCost, *, is_whole: bool) -> Set[Request]:
+        """The requests in the background that are left out for others: all, or in a step with all streams all but a few."""
+        behind = [request for request in running if request.is_background]
+        others = len(running) - len(behind)
+        if not others:
+            return frozenset()
+        if is_whole:
+            few = max(1, int(WHOLE_EVERY * MOST_BEHIND * (others + cost.fixed_seconds / cost.stream_seconds)))
+            behind = sorted(behind, key=LEFT_OUT)[: max(0, len(behind) - few)]
+        for request in behind:
+            request.num_left_out += 1
+        return frozenset(behind)
 
     def next(self, waiting: Sequence[Request], running: Iterable[Request]) -> Request:
         """Who of those that wait, in the order of their ranks, goes into the batch first."""

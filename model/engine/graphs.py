@@ -22,15 +22,12 @@ from attend.model.engine.recorder import Recorder
 from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row, write_slots
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.transformer import Decoder
-from attend.model.params import SamplingParams
-from attend.model.sampling import sample
-from attend.model.sampling_plan import Draw, SamplingPlan
+from attend.model.sampling import best
 from attend.model.transfer import Parcel
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from attend.model.net.triton.decoder import TritonDecoder
 
-GREEDY = Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)
 LARGEST = 256
 """Rows of the largest graph: a larger batch computes for longer than its launches take."""
 TOKENS, POSITIONS, LINES, STATES, SOURCES, FIRST_SLOTS = range(6)
@@ -105,7 +102,7 @@ class DecodeGraphs:
                 return
             logits_TV = self._net.logits(hidden_TE)
             self._logits_TV[:size].copy_(logits_TV)
-            self._greedy_T[:size].copy_(sample(logits_TV, [GREEDY] * size))
+            self._greedy_T[:size].copy_(best(logits_TV))
 
         return step
 

@@ -58,7 +58,7 @@ class Form(Protocol):
     """`Decoder`, or what serves in its place."""
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged, /) -> Tensor:
-        """Hidden states [T, E]."""
+        """The hidden states of the tokens, [T, E]."""
         ...
 
     def logits(self, hidden_TE: Tensor, /) -> Tensor:

@@ -115,10 +115,7 @@ class Embedding(nn.Module):
         elif config.positions == "sinusoidal":
             table = sinusoidal_table(context, config.hidden_size)
             self.register_buffer("sinusoids", table, persistent=False)
-        self.added = {"rotary": self._nothing, "learned": self._learned, "sinusoidal": self._sinusoidal}[config.positions]
-
-    def _nothing(self, positions_T: Tensor, dtype: torch.dtype) -> float:
-        return 0.0
+        self.added = {"rotary": None, "learned": self._learned, "sinusoidal": self._sinusoidal}[config.positions]
 
     def _learned(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor:
         assert self.positions is not None
@@ -128,8 +125,10 @@ class Embedding(nn.Module):
         return self.sinusoids[positions_T].to(dtype)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        vectors_TE = self.tokens(tokens_T) * self.scale
-        return vectors_TE + self.added(positions_T, vectors_TE.dtype)
+        vectors_TE: Tensor = self.tokens(tokens_T)
+        if self.scale != 1:
+            vectors_TE = vectors_TE * self.scale
+        return vectors_TE if self.added is None else vectors_TE + self.added(positions_T, vectors_TE.dtype)
 
 
 class Decoder(nn.Module):

@@ -4,6 +4,7 @@ what else is in a step changes their bits.
 Shapes: N ranks.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ c10d: Any = torch.distributed
 """Its stubs leave out what is used here."""
 HOST = "127.0.0.1"
 """All ranks live on one node."""
+LOOPBACK = "lo"
+"""The interface with this address."""
 LATE_SECONDS = 6.0
 """How long a rank that serves waits for another one within a step, over gloo."""
 LONGER = 10
@@ -78,6 +81,7 @@ class ProcessGroup:
                     raise DeviceFailed(f"not all {self.ranks} ranks of the model started within {START_SECONDS:g} s")
             self._bytes = self._gloo("bytes")
             if self.device.startswith("cuda"):
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK}")  # where its ranks find each other
                 self._numbers = c10d.ProcessGroupNCCL(self.store, self.rank, self.ranks, self._patience)  # not run yet
             else:
                 self._numbers = self._bytes

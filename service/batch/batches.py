@@ -67,7 +67,7 @@ class Batches:
         if BATCH_ID.fullmatch(batch_id):
             found = self._connection.execute(f"{_SELECT} WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()
         if found is None:
-            raise NotThere(f"there is no batch {batch_id[:64]!r}", "batch_id")
+            raise NotThere(f"batch_id: there is no batch {batch_id[:64]!r}", "batch_id")
         return _batch(found)
 
     def listed(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:

@@ -92,7 +92,7 @@ class Desk:
         try:
             file = await self.disk(FileIO, self.files.folder.file(file_id))
         except FileNotFoundError as error:
-            raise NotThere(f"there is no file {file_id!r}", "file_id") from error
+            raise NotThere(f"file_id: there is no file {file_id!r}", "file_id") from error
         except OSError as error:
             raise self.failed(error) from error
         size = os.fstat(file.fileno()).st_size

@@ -101,7 +101,7 @@ class Files:
             sql = f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ? AND ready = 1"
             found = self.connection.execute(sql, (file_id, owner)).fetchone()
         if found is None:
-            raise NotThere(f"there is no file {file_id[:64]!r}", "file_id")
+            raise NotThere(f"file_id: there is no file {file_id[:64]!r}", "file_id")
         return File(*found)
 
     def listed(
@@ -127,7 +127,8 @@ class Files:
             sql = f"SELECT id, status FROM batches WHERE input_file = ? AND status IN ({_OPEN})"
             if (reader := self.connection.execute(sql, (file_id,)).fetchone()) is not None:
                 raise InvalidRequest(
-                    f"{file_id} is the input of {reader['id']}, which is {reader['status']}: cancel that first", "file_id"
+                    f"file_id: {file_id} is the input of {reader['id']}, which is {reader['status']}: cancel that first",
+                    "file_id",
                 )
             self.connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
         with suppress(FileNotFoundError):

@@ -137,7 +137,7 @@ class Check:
     most_bytes: int
     most_lines: int
     check_model: Callable[[str], None]
-    """Raises ModelNotFound."""
+    """Check that a line's model is served. Raises ModelNotFound."""
     strict: bool = False
     total: int = 0
     model: str | None = None

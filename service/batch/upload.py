@@ -72,7 +72,7 @@ class Sink:
         self._lock = Lock()
 
     def write(self, data: bytes) -> None:
-        """Add bytes."""
+        """Add bytes to the file."""
         with self._lock:
             if self.over:
                 return

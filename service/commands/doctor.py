@@ -295,7 +295,7 @@ class Doctor:
             )
 
     def verdict(self) -> str:
-        """One line."""
+        """What all checks have shown, in one line."""
         bad = [check for check in self.checks if check.outcome == "failed"]
         if bad:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""

@@ -136,7 +136,7 @@ def expected(found: dict[str, Any], names: Sequence[str]) -> Table:
 
 
 def probability(logprob: float) -> str:
-    """In percent."""
+    """A probability as percents, such as 12.3%."""
     return f"{math.exp(logprob):.1%}"
 
 

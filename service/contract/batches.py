@@ -44,13 +44,13 @@ class FileForm(Shape):
 
 @record
 class FileObject(TypedDict):
-    """A file."""
+    """A file that was uploaded, or that a batch wrote."""
 
     id: FileId
-    """Its id."""
+    """Id of the file."""
     object: ObjectKind[Literal["file"]]
     bytes: Annotated[int, Field(examples=[1024])]
-    """Its size."""
+    """Size of the file in bytes."""
     created_at: Seconds
     """When it came, in seconds since 1970."""
     expires_at: Seconds
@@ -69,8 +69,8 @@ class FileList(TypedDict):
 
     object: ObjectKind[Literal["list"]]
     data: list[FileObject]
-    """The files."""
-    has_more: bool
+    """The files of the caller."""
+    has_more: Annotated[bool, Field(examples=[False])]
     """Whether there are more, which `after` asks for."""
     first_id: FileId | None
     """The first of these."""
@@ -83,10 +83,10 @@ class FileDeleted(TypedDict):
     """What is said of a file that is gone."""
 
     id: FileId
-    """Its id."""
+    """Id of the file."""
     object: ObjectKind[Literal["file"]]
     deleted: Literal[True]
-    """It is."""
+    """Always true: the file is deleted."""
 
 
 @record
@@ -100,7 +100,7 @@ class BatchError(TypedDict):
     message: Annotated[str, Field(examples=["the line is not valid JSON"])]
     """In a sentence."""
     param: Annotated[str | None, Field(examples=[None])]
-    """The field."""
+    """The field that was wrong."""
 
 
 @record
@@ -129,7 +129,7 @@ class BatchObject(TypedDict):
     """A batch. Its times are in seconds since 1970."""
 
     id: BatchId
-    """Its id."""
+    """Id of the batch."""
     object: ObjectKind[Literal["batch"]]
     endpoint: Annotated[str, Field(examples=["/v1/chat/completions"])]
     """The route of its lines."""
@@ -138,7 +138,7 @@ class BatchObject(TypedDict):
     errors: Annotated[BatchErrors | None, Field(examples=[None])]
     """Why it failed."""
     input_file_id: FileId
-    """Its lines."""
+    """The file whose lines are computed."""
     completion_window: Literal["24h"]
     """In which it is to be computed."""
     status: Annotated[
@@ -180,8 +180,8 @@ class BatchList(TypedDict):
 
     object: ObjectKind[Literal["list"]]
     data: list[BatchObject]
-    """The batches."""
-    has_more: bool
+    """The batches of the caller."""
+    has_more: Annotated[bool, Field(examples=[False])]
     """Whether there are more, which `after` asks for."""
     first_id: Annotated[str | None, Field(examples=[None])]
     """The first of these."""

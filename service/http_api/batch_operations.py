@@ -14,8 +14,9 @@ _WINDOW = InvalidRequest("completion_window must be '24h'; got '1h' (string)", "
 _QUOTA = QuotaReached("you may keep at most 1000 files, and have 1000: delete some")
 _FULL = StorageFailed("files cannot be kept now: No space left on device")
 _NO_FORM = WrongMediaType("Content-Type must be multipart/form-data; got 'text/plain'")
-_NO_FILE = NotThere("there is no file 'file-1'", "file_id")
-_NO_BATCH = NotThere("there is no batch 'batch_1'", "batch_id")
+_NO_FILE = NotThere("file_id: there is no file 'file-1'", "file_id")
+_NO_INPUT = NotThere("input_file_id: there is no file 'file-1'", "input_file_id")
+_NO_BATCH = NotThere("batch_id: there is no batch 'batch_1'", "batch_id")
 
 
 def _asked(name: str, text: str, schema: dict[str, Any], example: object) -> dict[str, Any]:
@@ -50,7 +51,7 @@ BATCH_OPERATIONS: dict[tuple[str, str], Operation] = {
     ("delete", "/v1/files/{file_id}"): Operation(
         batches.FileDeleted,
         errors=(
-            InvalidRequest("file-1 is the input of batch_1, which is in_progress: cancel that first", "file_id"),
+            InvalidRequest("file_id: file-1 is the input of batch_1, which is in_progress: cancel that first", "file_id"),
             _NO_FILE,
             *KEYED,
         ),
@@ -66,7 +67,15 @@ BATCH_OPERATIONS: dict[tuple[str, str], Operation] = {
                 "metadata": {"run": "7"},
             }
         },
-        errors=(_WINDOW, _NO_FILE, _QUOTA, _FULL, TOO_LARGE, NOT_JSON, *KEYED),
+        errors=(
+            _WINDOW,
+            NotThere("input_file_id: there is no file 'file-1'", "input_file_id"),
+            _QUOTA,
+            _FULL,
+            TOO_LARGE,
+            NOT_JSON,
+            *KEYED,
+        ),
     ),
     ("get", "/v1/batches"): Operation(
         batches.BatchList, parameters=_PAGE, errors=(InvalidRequest("limit must be an integer", "limit"), _OFF, *KEYED)

@@ -26,6 +26,7 @@ from attend.service.contract.batches import (
 )
 from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BATCHES, EMBEDDINGS
 from attend.service.contract.validation import read_body
+from attend.service.errors import NotThere
 from attend.service.http_api.body import MAX_BYTES, parse, read_json
 from attend.service.http_api.files import Query, desk_of, json
 from attend.service.http_api.inside import ask
@@ -50,7 +51,7 @@ def routes_of(site: Site, app: ASGIApp) -> Routes:
 
 
 def add_batches(router: APIRouter, site: Site) -> None:
-    """The routes."""
+    """Add the routes of /v1/batches."""
     _add_create(router, site)
 
     @bind(router, BATCHES)
@@ -90,7 +91,10 @@ def _add_create(router: APIRouter, site: Site) -> None:
         endpoint = _one_of("endpoint", body.endpoint, ENDPOINTS)
         _one_of("completion_window", body.completion_window, (WINDOW,))
         metadata = _metadata(body.metadata or {})
-        file = await desk.db(desk.files.file, owner, file_id)
+        try:
+            file = await desk.db(desk.files.file, owner, file_id)
+        except NotThere as error:
+            raise NotThere(f"input_file_id: there is no file {file_id[:64]!r}", "input_file_id") from error
         if file.purpose != INPUT:
             raise InvalidRequest(
                 f"input_file_id must be a file of the purpose {INPUT!r}; {file_id} has {file.purpose!r}", "input_file_id"

@@ -41,7 +41,7 @@ def desk_of(site: Site) -> Desk:
 
 
 def add_files(router: APIRouter, site: Site) -> None:
-    """The routes."""
+    """Add the routes of /v1/files."""
     _add_upload(router, site)
 
     @bind(router, FILES)
@@ -141,7 +141,7 @@ def file_object(file: File) -> FileObject:
 
 
 def json(content: object) -> Response:
-    """An answer."""
+    """An answer with this content as JSON."""
     return Response(orjson.dumps(content), media_type="application/json")
 
 

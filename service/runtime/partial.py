@@ -53,7 +53,9 @@ def complete(
     """Download what these files lack. One that another process writes to is left alone, one that is damaged is removed: the
     library downloads those. Raises what the library raises.
     """
-    if not begun:
+    from huggingface_hub import constants
+
+    if not begun or constants.is_offline_mode():  # of that the library tells
         return
 
     def go_on(one: Partial) -> None:

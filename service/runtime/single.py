@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attend.model.errors import EngineFailed, SettingError
+from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import raise_limit
 from attend.service.runtime.interfaces import check_interfaces
 from attend.service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line
@@ -54,7 +55,7 @@ def run(settings: Settings) -> int:
 def prepare() -> None:
     """What a process that serves does before it imports anything large. Raises SettingError."""
     raise_limit()
-    for name, value in ENVIRONMENT.items():
+    for name, value in (ENVIRONMENT | allocator()).items():
         os.environ.setdefault(name, value)
     check_interfaces("uvicorn")
 

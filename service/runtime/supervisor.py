@@ -19,6 +19,7 @@ from pathlib import Path
 from attend.model.errors import SettingError
 from attend.service.generation.unread import MOST_BYTES
 from attend.service.runtime.edge import IDLE_SECONDS, write_edge
+from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import hold, raise_limit
 from attend.service.runtime.lifecycle import check_certificate
 from attend.service.runtime.lines import tell
@@ -156,7 +157,7 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
     }
     if settings.proxy == "python":  # which reads messages before a replica does, of 2 GiB otherwise
         wanted["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] = str(MOST_BYTES)
-    return {name: os.environ.get(name, value) for name, value in wanted.items()} | ours
+    return {name: os.environ.get(name, value) for name, value in wanted.items()} | allocator() | ours
 
 
 def edge_environment(settings: Settings, private: Path) -> dict[str, str]:

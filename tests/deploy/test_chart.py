@@ -337,7 +337,7 @@ def test_the_heads_check_and_the_builder_need_no_weights(monkeypatch):
 # --- what it says
 
 
-def notes(tmp_path, *sets):
+def notes(tmp_path, *sets, files=()):
     """NOTES.txt, which `helm template` leaves out: rendered as a manifest of a copy of the chart."""
     copy = tmp_path / "chart"
     shutil.copytree(chart.CHART, copy)
@@ -346,7 +346,8 @@ def notes(tmp_path, *sets):
         f'{{{{- define "notes" }}}}{text}{{{{ end }}}}\nnotes: {{{{ include "notes" . | toJson }}}}\n'
     )
     (copy / "templates/NOTES.txt").unlink()
-    words = [word for each in sets for word in ("--set-json", each)]
+    words = [word for file in files for word in ("--values", str(file))]
+    words += [word for each in sets for word in ("--set-json", each)]
     done = render.helm("--show-only", "templates/notes.yaml", *words, chart=copy)
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(done.stdout)["notes"]

@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.deploy import render
 from tests.deploy.check import problems
@@ -99,14 +102,46 @@ def image(tmp_path_factory) -> Path:
     return root
 
 
+IMPORTED = """
+import sys
+from importlib.metadata import packages_distributions
+import loadtest.locustfile as own
+of, files = packages_distributions(), {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+for name in {name.partition(".")[0] for name, file in files.items() if "site-packages" in file}:
+    print(name, *of.get(name, ()))
+print("at", own.__file__)
+"""
+"""Prints each package that is imported, with the distributions that may have brought it."""
+OF_THIS_MACHINE = {"_distutils_hack", "_virtualenv", "grpc_health", "grpc_reflection", "grpc_tools"}
+"""What an environment's own files import at every start, and what grpc imports where it is installed."""
+
+
+def brought(named):
+    """The distributions that pip brings with these, by what is installed here."""
+    found, wanted = set(), [Requirement(each) for each in named]
+    while wanted:
+        one = wanted.pop()
+        name = canonicalize_name(one.name)
+        if name in found or (one.marker and not one.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        wanted += [Requirement(each) for each in requires(name) or []]
+    return found
+
+
 def test_the_image_has_what_the_callers_import(image):
-    """In the versions that are pinned; what pip installs there is here too, and nothing of torch or Ray is imported."""
+    """In the versions that are pinned; nothing of torch or Ray is among it."""
     [install] = instructions("RUN", "packages-loadtest")
     named = install.removeprefix("pip install -c constraints.txt ").split()
-    assert {"locust", "grpcio", "protobuf"} <= set(named) and all(map(constraint, named))
-    code = "import sys, loadtest.locustfile as own; print(own.__file__, [n for n in ('torch', 'ray') if n in sys.modules])"
-    done = isolated(image, [sys.executable, "-P", "-c", code])
-    assert done.stdout == f"{image}/opt/loadtest/loadtest/locustfile.py []\n", done.stderr
+    assert all(map(constraint, named))
+    done = isolated(image, [sys.executable, "-P", "-c", IMPORTED])
+    rows = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    assert rows.pop("at", None) == f"{image}/opt/loadtest/loadtest/locustfile.py", done.stderr
+    ours = {name for name in rows if name.startswith("__editable__")} | OF_THIS_MACHINE
+    there = brought(named)
+    assert {
+        name for name in rows.keys() - ours if not {canonicalize_name(each) for each in rows[name].split()} & there
+    } == set()
 
 
 def isolated(image: Path, words: list[str]) -> subprocess.CompletedProcess:

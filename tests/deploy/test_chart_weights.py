@@ -8,7 +8,7 @@ import pytest
 
 from tests.deploy import render
 from tests.deploy.check import problems
-from tests.deploy.test_chart import helm, one, run
+from tests.deploy.test_chart import helm, notes, one, run
 
 pytestmark = [
     pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING),
@@ -22,7 +22,7 @@ def test_the_hub_is_read_by_an_init_container_with_the_token():
     assert [each["name"] for each in head] == ["settings"]
     assert [each["name"] for each in worker] == ["weights", "settings"]
     assert worker[0]["command"] == ["attend", "pull", "hf://a/b@main", "/weights/model"]
-    assert [each["name"] for each in worker[0]["env"]] == ["HF_HOME", "HF_TOKEN"]
+    assert [each["name"] for each in worker[0]["env"]] == ["HF_HOME", "HF_XET_CHUNK_CACHE_SIZE_BYTES", "HF_TOKEN"]
 
 
 SHARED = ('model.source="hub"', 'model.reference="hf://a/b@main"', 'model.claim="attend-weights"', 'model.tokenSecret="hub"')
@@ -92,3 +92,12 @@ def test_the_files_of_an_image_are_mounted_where_kubernetes_has_such_volumes(mod
     assert one(objects, "ConfigMap", "attend-settings")["data"]["ATTEND_MODEL"] == "/weights/qwen3"
     old = render.helm("--kube-version", "1.32", *(word for each in sets for word in ("--set-json", each)))
     assert old.returncode != 0 and "model.source: oci needs Kubernetes 1.33" in old.stderr
+
+
+def test_nobody_gives_up_while_weights_are_downloaded(tmp_path):
+    """Probes begin after the init containers; the Deployment's deadline and the printed commands wait two hours longer."""
+    sets = [('mode="standalone"',), ('mode="standalone"', *SHARED)]
+    here, hub = (one(helm(*each), "Deployment")["spec"]["progressDeadlineSeconds"] for each in sets)
+    assert hub - here == 7200
+    said = notes(tmp_path, *sets[1])
+    assert "--timeout=7860s" in said and f"logs --follow job/{one(helm(*sets[1]), 'Job')['metadata']['name']}" in said

@@ -208,7 +208,7 @@ def test_every_file_beside_the_code_is_package_data():
     code = {".py", ".pyc", ".so"}
     for package in PROJECT["tool"]["setuptools"]["package-data"]:
         files = {path for path in folder_of(package).rglob("*") if path.is_file() and path.suffix not in code}
-        pages = set(folder_of(package).glob("*.md"))
+        pages = set(folder_of(package).rglob("*.md"))
         assert sorted(files - packed - pages) == []
 
 
@@ -341,7 +341,7 @@ def test_make_image_tags_all_with_the_version_and_the_date():
     version = PROJECT["project"]["version"]
     builds = [line for line in done.replace("\\\n", " ").splitlines() if line.startswith("docker build")]
     assert len(builds) == 3 and all(f"VERSION={version} " in line and "REVISION=" in line for line in builds)
-    for line, end in zip(builds, ("", "-gpu"), strict=True):
+    for line, end in zip(builds, ("", "-gpu", "-loadtest"), strict=True):
         assert re.findall(r"-t attend:(\S+)", line)[0] == f"{version}{end}"
         assert re.fullmatch(rf"{re.escape(version)}-\d{{8}}{end}", re.findall(r"-t attend:(\S+)", line)[1])
 

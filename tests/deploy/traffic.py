@@ -51,6 +51,12 @@ def nothing_is_scraped_twice(objects: Objects) -> Iterator[str]:
     for each in pods_of(objects):
         if any(key.startswith("prometheus.io/") for key in each.template["metadata"].get("annotations", {})):
             yield f"{each.owner}: annotations for Prometheus, beside a monitor: it is scraped twice"
+    endpoints = [(item, each) for item in of_kind(objects, "ServiceMonitor") for each in item["spec"]["endpoints"]]
+    endpoints += [(item, each) for item in of_kind(objects, "PodMonitor") for each in item["spec"]["podMetricsEndpoints"]]
+    ports = [each.get("port") for _, each in endpoints]
+    for item, each in endpoints:
+        if ports.count(each.get("port")) > 1:
+            yield f"{item['kind']} {item['metadata']['name']}: the port {each.get('port')} is scraped twice"
 
 
 def jobs_serve_nothing(objects: Objects) -> Iterator[str]:

@@ -80,10 +80,10 @@ class Machine:
 @contextmanager
 def standing_in(device: Device) -> Iterator[None]:
     """Triton's kernels count their launches and compute nothing."""
-    from attend.model.net.triton import delta, fused, grouped, kernels, ranks, sampling
+    from attend.model.net.triton import delta, fused, grouped, kernels, limits, ranks, sampling
 
     with ExitStack() as stack:
-        for module in (kernels, fused, grouped, delta, sampling, ranks):
+        for module in (kernels, fused, grouped, delta, limits, sampling, ranks):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stack.enter_context(mock.patch.object(module, name, Kernel(device, name)))
         yield

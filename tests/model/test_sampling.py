@@ -15,6 +15,7 @@ from attend.model.sampling import (
     apply_temperature,
     apply_top_k,
     apply_top_p,
+    best,
     gumbel_noise,
     sample,
 )
@@ -329,3 +330,12 @@ def test_the_hash_is_uniform_over_ids_and_rows(keys):
     for neighbour in (1, 256):  # the next id, and the next row
         pairs = torch.stack([values[:-neighbour], values[neighbour:]])
         assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_best_tokens_are_what_greedy_rows_sample(dtype):
+    """Of equal scores the first; none where the best is not finite. No score is copied."""
+    logits_RV = (torch.randn(9, 700, generator=torch.Generator().manual_seed(2)) * 2).round().to(dtype)
+    logits_RV[2, 5], logits_RV[4, 3], logits_RV[6], logits_RV[7, :650] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    greedy = [Draw(SamplingPlan(SamplingParams(temperature=0.0), seed=0), position=0)] * 9
+    assert best(logits_RV).tolist() == sample(logits_RV, greedy).tolist()

@@ -31,6 +31,13 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Client:
+    """What helm or kubectl does of it without a cluster is run by tests/deploy/test_pages.py, and prints what `says` is in."""
+
+    says: str
+
+
+@dataclass(frozen=True)
 class Elsewhere:
     """It is run by another test, `file::name`, or stands in a file."""
 
@@ -48,6 +55,8 @@ SERVED = NotRun("Leave it running")
 GERMANY = r"capital of Germany is.*Berlin"
 CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
 BFCL, CLUSTER = NotRun("Berkeley function calling"), NotRun("No cluster was at hand")
+NO_CLUSTER = NotRun("no Docker engine, no cluster and no GPU was at hand")
+REGISTRY = NotRun("Nothing here was run against a registry")
 FAULTS = NotRun("an hour and a quarter, on a quiet machine")
 INSTALLED = (
     "tests/service/test_installed.py::test_the_wheels_native_decoder_serves_with_the_one_openmp_runtime_that_torch_brings"
@@ -55,7 +64,7 @@ INSTALLED = (
 TLS = "tests/service/runtime/test_tls.py::test_a_server_with_haproxy_streams_over_tls_and_takes_over_a_new_certificate"
 ADAPTERS = Elsewhere("tests/service/test_adapters_served.py::test_adapters_come_and_go_on_every_replica")
 
-TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
+TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
     "README.md": {
         "pip install --extra": Elsewhere(INSTALLED),
         "pip install attend_server": Elsewhere(INSTALLED),
@@ -128,27 +137,42 @@ TABLE: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     "model/README.md": {"causal_mask": Run(r"(?s)(weights \[6, .*sums to 1\.000.*){6}scores \[.*8192\], next token")},
     "model/default/README.md": {"attend train": NotRun("220 minutes on two cores")},
     "deploy/README.md": {
-        "docker build -f deploy/docker/Dockerfile -t": NotRun("with buildah 1.28"),
+        "docker build": NO_CLUSTER,
         "docker run --rm --read-only": Elsewhere(
             "tests/deploy/test_container.py::test_the_printed_docker_run_starts_a_server_that_passes_attend_check"
         ),
         "curl": Run(r'"text":".+"'),
-        "--target gpu": NotRun("the GPU image"),
-        "--gpus all": NotRun("the GPU image"),
+        "--gpus all": NO_CLUSTER,
         "serve run": Elsewhere("tests/deploy/test_serve_config.py::test_serve_accepts_the_config"),
-        "kind create": CLUSTER,
-        "kind load": CLUSTER,
-        "helm install": CLUSTER,
-        "docker push": NotRun("the GPU image"),
-        "kubectl create namespace": CLUSTER,
-        "kubectl label": CLUSTER,
-        "secret generic hub": CLUSTER,
-        "rayservice/attend": CLUSTER,
-        "port-forward": CLUSTER,
+        "kind create": NO_CLUSTER,
+        "kind load": NO_CLUSTER,
+        "helm install kuberay": NO_CLUSTER,
+        "--set mode=standalone": Client("kind: Deployment"),
+        "my-model.yaml": Client("kind: RayService"),
+        "helm install attend": Client("kind: RayService"),
+        "helm upgrade attend": Client("name: attend-loadtest-"),
+        "kubectl apply -k": Client("kind: RayService"),
+        "docker push": NO_CLUSTER,
+        "kubectl create namespace": Client("namespace/attend"),
+        "kubectl label": NO_CLUSTER,
+        "secret generic hub": Client("secret/hub"),
+        "rollout status": NO_CLUSTER,
+        "rayservice/attend": NO_CLUSTER,
+        "port-forward": NO_CLUSTER,
         "attend check": Run(r"ok .*"),
         "attend keys add --help": Run("concurrent"),
-        "attend-api-keys": CLUSTER,
-        "attend-redis": CLUSTER,
+        "attend-api-keys": Client("secret/attend-api-keys"),
+        "attend-redis": Client("secret/attend-redis"),
+    },
+    "deploy/AIRGAP.md": {
+        "helm template": Elsewhere("tests/deploy/test_airgap.py::test_the_pages_command_prints_every_image_of_the_values"),
+        "make image": Elsewhere("tests/deploy/test_image.py::test_make_image_tags_all_with_the_version_and_the_date"),
+        "docker": REGISTRY,
+        "helm pull": REGISTRY,
+        "helm install": REGISTRY,
+        "pip download --require": Elsewhere("tests/release/test_lock.py::test_every_line_is_a_version_and_one_or_two_files"),
+        "pip download --no-deps": REGISTRY,
+        "attend pull": Elsewhere("tests/service/commands/test_pull.py::test_a_copy_is_a_folder_of_files"),
     },
     "deploy/chart/README.md": {"helm install": CLUSTER},
     "loadtest/PEERS.md": {"venv peers": NotRun("pip builds llama.cpp's server for this machine")},
@@ -184,7 +208,7 @@ class Command:
     code: str
 
     @property
-    def how(self) -> Run | Elsewhere | NotRun | None:
+    def how(self) -> Run | Client | Elsewhere | NotRun | None:
         return next((how for words, how in TABLE.get(self.page, {}).items() if words in self.code), None)
 
 
@@ -197,4 +221,14 @@ def commands(page: str) -> list[Command]:
             found.append(Command(page, fence, code))
         lines = (f"{line[4:]}\n" for line in indented.replace("\\\n", " ").splitlines())
         found += [Command(page, "sh", line) for line in lines if SHELL.match(line)]
+    return found
+
+
+def outputs(page: str) -> dict[str, str]:
+    """What the page says that a command prints: the block of `text` behind it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    every, found = commands(page), {}
+    for match in re.finditer(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        before = text[: match.start()].replace("\\\n", " ")
+        found[max(every, key=lambda each: before.rfind(each.code.rstrip())).code] = match[1]
     return found

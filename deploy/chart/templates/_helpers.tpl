@@ -22,6 +22,11 @@ app.kubernetes.io/name: attend
 {{- if eq .Values.mode "rayservice" }}{{ add (include "attend.nodeDrain" .) 40 }}{{ else }}{{ add .Values.drainSeconds 60 }}{{ end }}
 {{- end }}
 
+{{/* Seconds that a download may take before anybody gives up waiting for pods; no probe ends them meanwhile. */}}
+{{- define "attend.download" -}}
+{{- eq .Values.model.source "hub" | ternary 7200 0 }}
+{{- end }}
+
 {{- define "attend.image" -}}
 {{- $image := .root.Values.image }}
 {{- $tag := $image.tag | default .root.Chart.AppVersion }}
@@ -48,8 +53,9 @@ securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true,
 {{- define "attend.pod" -}}
 # Kubernetes would add variables named after each Service in the namespace, such as ATTEND_PORT=tcp://...
 enableServiceLinks: false
+# OnRootMismatch: else each start changes the owner of every file of a volume.
 securityContext:
-  {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, fsGroup: 1000, seccompProfile: {type: RuntimeDefault}}
+  {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, fsGroup: 1000, fsGroupChangePolicy: OnRootMismatch, seccompProfile: {type: RuntimeDefault}}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
@@ -215,6 +221,7 @@ command: [attend, pull, {{ .Values.model.reference | quote }}, /weights/{{ inclu
 {{- end }}
 env:
 - {name: HF_HOME, value: /weights/hub}
+- {name: HF_XET_CHUNK_CACHE_SIZE_BYTES, value: "0"} # nothing is downloaded twice, and the volume is not larger than the weights
 {{- with .Values.model.tokenSecret }}
 - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
 {{- end }}

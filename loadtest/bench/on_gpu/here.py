@@ -7,6 +7,8 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,9 +69,12 @@ def plain() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages, as they say themselves; what one raises as it is imported."""
+    """Of the packages, as they say themselves; what one raises as it is imported. The tools are not imported: it takes long."""
     found = {}
-    for name in ("torch", "triton", "numpy", "safetensors", "transformers", "pytest"):
+    for name in ("transformers", "pytest"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    for name in ("torch", "triton", "numpy", "safetensors"):
         try:
             found[name] = str(importlib.import_module(name).__version__)
         except ModuleNotFoundError as error:

@@ -60,7 +60,7 @@ def read2(raw: Raw) -> ModelConfig:
 
 
 def read_vault(raw: Raw) -> ModelConfig:
-    """Read VaultGemma."""
+    """Read a VaultGemma config.json."""
     raw = {"num_key_value_heads": 4, "head_dim": 256, **raw}
     return replace(read2(raw), norm_place="pre")
 

@@ -36,7 +36,7 @@ def _common(raw: Raw, eps: float = 1e-5) -> dict[str, Any]:
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Read OLMo."""
+    """Read an OLMo config.json."""
     refuse(raw, "clip_qkv", None)
     bias = flag(raw, "attention_bias")
     norms = {"norm": "layernorm_without_bias", "norm_eps": 1e-5}

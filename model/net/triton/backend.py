@@ -18,6 +18,7 @@ from triton import cdiv, next_power_of_2
 from attend.model.net.backends import BatchLayout, variant_of
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.triton import kernels
+from attend.model.net.triton.processors import DECODES, Processors
 from attend.model.sublayers import AttentionVariant
 from attend.model.transfer import integers
 
@@ -31,14 +32,10 @@ WIDE = 200 << 10
 """Bytes of shared memory that only GPUs with wide matrix units have."""
 PREFILL_SPLIT = 1024
 """Keys of a split of a prefill row at least."""
-PROCESSORS = 132
-"""Of an H200. A row of few tokens would leave some idle on a long past: its keys are cut, for twice as many programs."""
 MOST_PARTS = 8192
 """Parts, of a token and a split, that one launch leaves behind: 128 MiB at 32 heads of 128."""
 MOST_SPLITS = 64
 """Of a row: the splits of a longer one than that many have are longer, so that what they leave to combine stays small."""
-PROGRAMS = 1024
-"""Programs that a decode starts at most; more items than that are taken in turns."""
 MIN_LANES = 16
 """Rows and columns that the matrix units multiply at least."""
 COUNTED = 256
@@ -73,7 +70,7 @@ class Tiles(NamedTuple):
     """
 
     keys: int
-    """Of prefill."""
+    """Keys of a tile of prefill."""
     decode_keys: int
     """Of decode, which holds STAGES - 1 tiles of keys and of values: smaller tiles leave room for more programs."""
     lanes: int
@@ -111,7 +108,7 @@ class Shares:
     """Items of work, and whose they are: row r has `first[r] .. first[r + 1] - 1`."""
 
     first_R: Tensor
-    """int64 [R + 1]."""
+    """int64 [R + 1]: the first item of each row, and the end of the last."""
     rows_I: Tensor
     """int64. May be longer than the items are; `first_R[-1]` is their number."""
 
@@ -161,8 +158,12 @@ class Longer:
 
 
 def splits_of(programs: int, keys: int) -> int:
-    """How many splits the keys of a prefill row have that starts so many programs without: it depends on the row alone."""
-    return max(1, min(cdiv(2 * PROCESSORS, programs), keys // PREFILL_SPLIT)) if programs < PROCESSORS else 1
+    """How many splits the keys of a prefill row have that starts so many programs without: it depends on the row alone.
+
+    A row of few tokens would leave processors idle on a long past: its keys are cut, for twice as many programs as these.
+    """
+    count = Processors.here().count
+    return max(1, min(cdiv(2 * count, programs), keys // PREFILL_SPLIT)) if programs < count else 1
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,9 @@ class _Layer:
         parts_IHD = torch.empty(at_most, heads, size, dtype=torch.float32, device=q_RHD.device)
         weights_IH = parts_IHD.new_empty(at_most, heads)
         group_p = max(MIN_LANES, next_power_of_2(self.sizes["GROUP"]))
-        kernels.decode_kernel[(min(at_most, max(1, PROGRAMS // num_kv_heads)), num_kv_heads)](
+        compiled_for = (q_RHD.dtype, group_p, *self.sizes.values())
+        programs = DECODES.get(compiled_for, Processors.here().count)
+        built = kernels.decode_kernel[(min(at_most, max(1, programs // num_kv_heads)), num_kv_heads)](
             q_RHD,
             self.keys,
             self.values,
@@ -291,6 +294,8 @@ class _Layer:
             MOST=MOST_SPLITS,
             num_stages=STAGES,
         )
+        if compiled_for not in DECODES and hasattr(built, "n_regs"):  # it was launched, and not interpreted
+            DECODES[compiled_for] = Processors.here().programs(built.metadata.shared, built.n_regs, built.metadata.num_warps)
         self._combine(parts_IHD, weights_IH, out_RHD, shares.first_R, own_R)
 
     def _combine(self, parts_IHD: Tensor, weights_IH: Tensor, out_THD: Tensor, first_R: Tensor, tokens_R: Tensor) -> None:

@@ -36,7 +36,7 @@ BIASES = tl.constexpr(12)
 BANS = tl.constexpr(13)
 END = tl.constexpr(14)
 NUMBERS = tl.constexpr(15)
-"""N."""
+"""Numbers of a row's record, N."""
 LARGEST = tl.constexpr(1e9)
 """`attend.model.sampling.LARGEST`."""
 UNSCORED = tl.constexpr(-1)

@@ -589,7 +589,9 @@ def test_beside_others_background_requests_advance_in_one_of_eight_steps():
     names = [[name for name, _, _ in plan] for plan in engine.runner.plans[before:]]
     assert all("caller" in each for each in names)
     assert sum(len(each) > 1 for each in names) == 10
-    assert Counter(name for each in names for name in each)["line3"] == 10, "and none stands still"
+    assert sum(engine.runner.seconds[before:]) <= 1.4 * len(names) * 0.005, "a quarter of its time, as far as costs are known"
+    counts = Counter(name for each in names for name in each)
+    assert min(counts[f"line{at}"] for at in range(16)) >= 3, "and none stands still"
 
 
 def test_a_caller_never_waits_for_a_long_step_of_prompts_in_the_background():

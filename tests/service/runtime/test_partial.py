@@ -55,6 +55,25 @@ def test_a_killed_download_goes_on(server, tmp_path):  # noqa: F811
     assert out == f"{tmp_path / 'model'}\n" and not list(blobs.glob("*.incomplete"))
 
 
+def test_who_waits_for_a_download_that_is_killed_goes_on_with_it(server, tmp_path):  # noqa: F811
+    """Two pods, one claim: the kernel frees the lock of the one that dies."""
+    server.files[WEIGHTS] = whole = random.Random(1).randbytes(24_000_000)
+    server.held_after = 21_000_000
+    words = ("pull", MODEL, str(tmp_path / "model"))
+    first = child(server, tmp_path, *words)
+    try:
+        wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "hub").glob("*/blobs/*.incomplete")))
+        second = child(server, tmp_path, *words)
+        assert second.stderr.readline() == f"Another process is downloading {MODEL}: waiting for it\n"
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    _, err = second.communicate(timeout=SECONDS)
+    assert second.returncode == 0 and f"Going on with {WEIGHTS}: " in err, err
+    assert (tmp_path / "model" / WEIGHTS).read_bytes() == whole
+    assert len(asked(server)) == 2 and asked(server)[1].startswith("bytes=")
+
+
 def test_the_rest_is_asked_for_and_room_for_it_alone(at, server, source, monkeypatch):  # noqa: F811
     whole = server.files[WEIGHTS]
     begin(at, server, whole, BEGUN)
@@ -123,6 +142,18 @@ def test_a_beginning_without_the_hub_is_kept(at, server, monkeypatch):  # noqa: 
     with pytest.raises(CheckpointError, match=r"answered with status 500$"):
         at.fetch()
     assert path.stat().st_size == BEGUN
+
+
+def test_offline_the_reason_is_told_and_the_beginning_kept(at, server, monkeypatch):  # noqa: F811
+    at.fetch()
+    path = next((at.cache / "models--org--tiny/snapshots").glob(f"*/{WEIGHTS}"))
+    path.resolve().unlink()
+    path.unlink()
+    begun = begin(at, server, server.files[WEIGHTS], BEGUN)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"is not in the cache .*, and HF_HUB_OFFLINE is set$"):
+        at.fetch()
+    assert begun.stat().st_size == BEGUN
 
 
 def test_without_links_the_hash_is_checked_all_the_same(at, server, monkeypatch):  # noqa: F811

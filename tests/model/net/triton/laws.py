@@ -6,6 +6,7 @@ Where TRITON_INTERPRET is 1 they run in Triton's interpreter on the CPU, else on
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from attend.model.backends.backend import Placement
 from attend.model.backends.triton import Triton
 from attend.model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
 from attend.model.net.triton import backend as under_test
+from attend.model.net.triton import kernels
 from attend.model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend
+from attend.model.net.triton.processors import Processors
 from attend.model.sublayers import AttentionVariant
 from tests.model.checkpoints import tiny_config
 
@@ -206,6 +209,36 @@ def test_a_chunk_on_a_past_in_splits_is_the_equation_and_the_same_beside_others(
     assert_close(together, at.attend(reference, sinks=sinks))
     assert_same(together, [at.attend(backend, [index], sinks=sinks)[0] for index in range(6)])
     assert_same(together, at.attend(backend, cache=at.spoil(variant.window), sinks=sinks))
+
+
+def test_a_decode_starts_as_many_programs_as_run_at_once(monkeypatch):
+    """Once its kernel is compiled; until then one a processor. With more, the last ones would run beside idle processors."""
+    grids, built = [], SimpleNamespace(n_regs=88, metadata=SimpleNamespace(shared=40_000, num_warps=4))
+    kernel = kernels.decode_kernel
+
+    class Launched:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *args, **more: (kernel[grid](*args, **more), built)[1]
+
+    monkeypatch.setattr(under_test.kernels, "decode_kernel", Launched())
+    monkeypatch.setattr(under_test, "DECODES", {})
+    monkeypatch.setattr(under_test.Processors, "here", lambda: Processors(count=4, shared=100_000))
+    monkeypatch.setattr(under_test, "SPLIT", 16)
+    scene = Scene(decodes(500, 400), SHAPES[0])
+    kv_heads = SHAPES[0][1]
+    wanted = scene.attend(ReferenceBackend())
+    for programs in (4, 4 * 2):  # of a processor's shared memory two have 41,024 bytes each
+        assert_close(scene.attend(TritonBackend()), wanted)
+        assert grids[-1] == (programs // kv_heads, kv_heads)
+
+
+@pytest.mark.parametrize(
+    ("shared", "registers", "warps", "programs"),
+    [(0, 32, 4, 16), (0, 255, 8, 1), (45_056, 96, 4, 5), (232_448, 64, 8, 1), (300_000, 64, 8, 1), (0, 33, 4, 12)],
+)
+def test_programs_share_what_a_processor_has(shared, registers, warps, programs):
+    assert Processors().programs(shared, registers, warps) == 132 * programs
 
 
 def test_a_chunk_of_64_tokens_on_a_past_of_32k_starts_a_program_for_each_processor():
