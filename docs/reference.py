@@ -46,7 +46,16 @@ CONTENTS = {
         ),
         "model/default/README",
     ],
-    "Deployment": ["deploy/chart/README", "deploy/monitoring/README", "deploy/UPGRADING", "deploy/DECISIONS", "SECURITY"],
+    "Deployment": [
+        *(
+            "deploy/chart/README",
+            "deploy/monitoring/README",
+            "deploy/AIRGAP",
+            "deploy/UPGRADING",
+            "deploy/DECISIONS",
+            "SECURITY",
+        ),
+    ],
     "Results": [
         *("loadtest/RESULTS", "loadtest/results/engine", "loadtest/results/families", "loadtest/results/servers"),
         *("loadtest/results/faults", "loadtest/results/soak", "loadtest/results/quality", "loadtest/results/kv_cache"),
