@@ -26,6 +26,7 @@ HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
 MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
 READS_ENVIRONMENT = {
     Path("model/devices.py"),
+    Path("model/machine.py"),
     Path("model/net/native/library.py"),
     Path("service/settings.py"),
     Path("service/commands/bench.py"),

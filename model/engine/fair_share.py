@@ -116,7 +116,7 @@ class FairShare:
         resting = sorted(own, key=LEFT_OUT)[: max(0, len(own) - fair - more)]
         for request in resting:
             request.num_left_out += 1
-        return behind.union(resting)
+        return behind | {*resting}
 
     def _behind(self, running: Sequence[Request], cost: StepCost, *, is_whole: bool) -> frozenset[Request]:
         """The requests in the background that are left out for others: all, or in a step with all streams all but a few."""

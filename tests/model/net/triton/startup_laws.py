@@ -8,7 +8,7 @@ from attend.model.engine import startup
 from attend.model.engine.sampler import TokenSampler
 from attend.model.engine.startup import check_decoder, check_draws
 from attend.model.net.formats.codes import FP8, INT4, MXFP4
-from attend.model.net.triton import codes, fused, kernels, sampling
+from attend.model.net.triton import codes, fused, kernels, limits
 from tests.model.checkpoints import tiny_config
 from tests.model.net.triton.laws import DEVICE
 
@@ -92,8 +92,8 @@ def test_draws_are_kept_and_a_wrong_one_is_seen(monkeypatch):
 
     class Unlimited:
         def __getitem__(self, grid):
-            return lambda scores_RV, records, highest_RS, borders_R, *rest, **named: borders_R.fill_(-(1 << 40))
+            return lambda *given, **named: given[5].fill_(-(1 << 40))  # what its rows leave out: nothing
 
-    monkeypatch.setattr(sampling, "limit_kernel", Unlimited())
+    monkeypatch.setattr(limits, "limit_kernel", Unlimited())
     found = check_draws(made, torch.bfloat16, 300, DEVICE)
     assert found.reason == "kernel_differs" and "draws token" in found.cause, found
