@@ -47,14 +47,12 @@ CONTENTS = {
         "model/default/README",
     ],
     "Deployment": [
-        *(
-            "deploy/chart/README",
-            "deploy/monitoring/README",
-            "deploy/AIRGAP",
-            "deploy/UPGRADING",
-            "deploy/DECISIONS",
-            "SECURITY",
-        ),
+        "deploy/AIRGAP",
+        "deploy/chart/README",
+        "deploy/monitoring/README",
+        "deploy/UPGRADING",
+        "deploy/DECISIONS",
+        "SECURITY",
     ],
     "Results": [
         *("loadtest/RESULTS", "loadtest/results/engine", "loadtest/results/families", "loadtest/results/servers"),
