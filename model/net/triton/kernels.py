@@ -20,7 +20,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 PLACES = ["slots_ptr", "positions_ptr", "table_ptr", "starts_ptr", "last_ptr", "tokens_ptr", "first_ptr", "rows_ptr"]
-PLACES += ["places_ptr"]
+PLACES += ["places_ptr", "sources_ptr"]
 """Numbers of a step, which stand anywhere in a larger tensor: whether they are aligned depends on the step's tokens and rows.
 A kernel that was compiled for either case would be compiled anew, and stop a step for seconds, when the other comes first.
 """
