@@ -28,15 +28,18 @@ READS_ENVIRONMENT = {
     Path("model/devices.py"),
     Path("model/machine.py"),
     Path("model/net/native/library.py"),
+    Path("model/parallel/group.py"),
     Path("service/settings.py"),
     Path("service/commands/bench.py"),
     Path("service/runtime/supervisor.py"),
     Path("service/runtime/driver.py"),
+    Path("service/runtime/environment.py"),
     Path("service/runtime/haproxy.py"),
     Path("service/runtime/single.py"),
 }
 """What hides a GPU; the folder of caches; the settings; the parents of benchmarks and of Ray, which hand theirs on; what Ray
-starts as HAProxy, which imports nothing of ours; one process, which sets what torch reads."""
+starts as HAProxy, which imports nothing of ours; one process, which sets what torch reads; what NCCL and torch's allocator
+find before they start."""
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 
