@@ -113,9 +113,9 @@ class BlockPool:
                 self._alive.remove(number)
                 self.on_forget(key[0], number)
 
-    def forget_since(self, number: int) -> set[int]:
-        """Make every block unfindable that became known as `number` or later; returns them."""
-        blocks = {block for block, its in self._numbers.items() if its >= number}
+    def forget_since(self, number: int, but: range = range(0)) -> set[int]:
+        """Make every block unfindable that became known as `number` or later, `but` as some of them; returns them."""
+        blocks = {block for block, its in self._numbers.items() if its >= number and its not in but}
         self.forget(blocks)
         return blocks
 

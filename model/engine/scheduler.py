@@ -119,7 +119,7 @@ class Scheduler(PromptParts):
             self.tables.reach(request, request.num_tokens + 1)
         items = [self._planned_early(r) if r in drawing else self._planned(r, 1) for r in streams]
         following = self._filled(items, prompts, early=True)
-        self.tables.known_next = known if following.has_parts else None
+        self.tables.known_next = (known, self.tables.next_numbers()) if following.has_parts else None
         return following if following.scheduled else None
 
     @property

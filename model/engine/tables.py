@@ -49,8 +49,10 @@ class BlockTables:
         """
         self.known_before: list[int] = []
         """Of each group's pool: blocks with lower numbers were filled before the step under way."""
-        self.known_next: list[int] | None = None
-        """The same for the step after it, if that was planned early and fills blocks that are known from then on."""
+        self.known_next: tuple[list[int], list[int]] | None = None
+        """The same for the step after it, before and behind its planning, if that was early and made blocks known."""
+        self._filled: list[range] = []
+        """Numbers behind `known_before` that are of the step before the one under way: it ended after that was planned."""
         self._versions = count(1)
         self.begin_step()
 
@@ -148,7 +150,7 @@ class BlockTables:
 
     def begin_step(self) -> None:
         """Blocks that become known from here on are filled by the step under way."""
-        self.known_before, self.known_next = self.next_numbers(), None
+        self.known_before, self.known_next, self._filled = self.next_numbers(), None, []
         if self.snapshots is not None:
             self.snapshots.begin_step()
 
@@ -156,7 +158,10 @@ class BlockTables:
         """The step under way has ended: the next one may be under way already."""
         known = self.known_next
         self.begin_step()
-        self.known_before = self.known_before if known is None else known
+        if known is not None:
+            begun, ended = known
+            self._filled = [range(end, now) for end, now in zip(ended, self.known_before, strict=True)]
+            self.known_before = begun
 
     def next_numbers(self) -> list[int]:
         """Of each group's pool: the number of the next block that becomes known."""
@@ -164,8 +169,10 @@ class BlockTables:
 
     def forget_step(self) -> list[set[int]]:
         """Make all blocks that became known since `begin_step` unfindable; returns them by group."""
-        since = zip(self.groups, self.known_before, strict=True)
-        return [group.pool.forget_since(number) for group, number in since]
+        if not self._filled:
+            return [group.pool.forget_since(number) for group, number in zip(self.groups, self.known_before, strict=True)]
+        since = zip(self.groups, self.known_before, self._filled, strict=True)
+        return [group.pool.forget_since(number, filled) for group, number, filled in since]
 
     def begun_after(self, blocks: Sequence[set[int]], items: Sequence[Scheduled], result: StepResult) -> set[str]:
         """The requests of a step that were put off, and those that begin after one of `blocks` which no other has filled."""
