@@ -341,7 +341,7 @@ class Simulation:
             assert requests == pending == running, "a token that is not under way"
         is_full = self.scheduler.num_running >= self.config.max_batch_requests
         free, size = self.scheduler.tables.num_free, self.config.block_size
-        fits = [r for r in sorted(left, key=self.ranks.__getitem__)[:1] if -(-r.num_tokens // size) <= free]
+        fits = [r for r in sorted(left, key=self.ranks.__getitem__)[:1] if r.lack is None and -(-r.num_tokens // size) <= free]
         full = is_full or sum(item.count for item in following.scheduled[: following.num_streams]) == self.budget
         assert full or not fits or self.is_shared, "somebody waits who could run"
 

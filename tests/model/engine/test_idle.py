@@ -406,7 +406,7 @@ def test_a_life_finds_known_blocks_whose_memory_is_gone(small_parts, monkeypatch
     monkeypatch.setattr(BlockPool, "forget", forgetful(BlockPool.forget))
     monkeypatch.setattr(BlockPool, "note_given_back", lambda self, blocks: self._free.update(dict.fromkeys(blocks)))
     with pytest.raises(AssertionError, match="seed"):
-        lives(groups)
+        lives(groups, 150)
 
 
 def forgetful(forget):
