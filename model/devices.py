@@ -37,7 +37,7 @@ def gpu_dtype(wanted: str, family: str = "") -> torch.dtype:
     """`auto` is bfloat16, and float16 on a GPU without it. SettingError where it cannot be computed, or overflows."""
     if (found := capability()) >= BFLOAT16:
         return DTYPES["bfloat16" if wanted == "auto" else wanted]
-    lacking = f"this GPU has compute capability {shown(found)}, and bfloat16 needs {shown(BFLOAT16)}"
+    lacking = f"this GPU has compute capability {capability_text(found)}, and bfloat16 needs {capability_text(BFLOAT16)}"
     if wanted == "bfloat16":
         raise SettingError(f"dtype is bfloat16, but {lacking}: float16 or float32 serve there")
     if wanted == "auto" and family in OVERFLOWS:
@@ -50,7 +50,7 @@ def capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else BFLOAT16
 
 
-def shown(found: tuple[int, int]) -> str:
+def capability_text(found: tuple[int, int]) -> str:
     """A compute capability in words: 8.0."""
     return f"{found[0]}.{found[1]}"
 

@@ -27,7 +27,7 @@ _AT_ONCE = 4096
 """Values that are looked at in one call, which no other thread can interrupt: some 0.1 ms."""
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """A text without its middle where it is longer than that."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Parcel:
+class HostToDeviceCopy:
     """Whole numbers that go to a device in one copy, when the first of them is read there."""
 
     def __init__(self, device: str | torch.device) -> None:

@@ -22,7 +22,7 @@ from attend.model.gguf.places import SUFFIX, only_gguf
 from attend.service import batch_settings as batch
 from attend.service.chat.forms import ReasoningParser, ToolParser
 from attend.service.remarks import Beyond
-from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, pairs, size_in_bytes, whole
+from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, pairs, size_in_bytes, to_integer
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -125,7 +125,7 @@ class Settings(BaseModel):
         1 << 19,
         description="maximum queue length in prompt tokens; beyond it requests are rejected with 429, unless it is empty",
     )
-    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(whole)] = Field(
+    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(to_integer)] = Field(
         32, description="tokens in a KV cache block: what every backend takes"
     )
     kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] | None = Field(

@@ -7,7 +7,7 @@ from packaging.requirements import Requirement
 
 
 @cache
-def untested() -> tuple[str, ...]:
+def untested_packages() -> tuple[str, ...]:
     """A sentence for each of them. pip refuses such a set, unless it is told otherwise or a package is replaced later."""
     needed = [Requirement(line) for line in requires("attend-server") or ()]
     bounded = [each for each in needed if each.specifier and (each.marker is None or each.marker.evaluate())]

@@ -20,7 +20,7 @@ REFERENCE = re.compile(
 SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
 
 
-def whole(value: Any) -> Any:
+def to_integer(value: Any) -> Any:
     """A variable is text; a Literal of numbers takes none."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 

@@ -14,13 +14,13 @@ from typer.main import get_command
 from attend.model.config import ModelConfig
 from attend.model.engine.offload.stats import OffloadStats
 from attend.model.errors import AttendError, Overloaded, Unavailable
-from attend.model.net.families.strangers import STRANGERS
 from attend.model.net.families.table import FAMILIES, TITLES
+from attend.model.net.families.unsupported import STRANGERS
 from attend.model.net.features import NATIVE, TRITON, features
 from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
 from attend.service.commands.cli import app
-from attend.service.commands.flags import GROUPS, allowed
+from attend.service.commands.flags import GROUPS, allowed_values
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
@@ -46,7 +46,7 @@ def settings() -> Iterator[list[str]]:
         for name in names.split():
             field = Settings.model_fields[name]
             default = "" if field.default in (None, "") else str(field.default)
-            yield [f"`{name}`", default, allowed(name), field.description or ""]
+            yield [f"`{name}`", default, allowed_values(name), field.description or ""]
 
 
 def routes() -> Iterator[list[str]]:
@@ -83,9 +83,9 @@ def metrics() -> Iterator[list[str]]:
         server = build_server(engine, keys=KeyRing(file.name))
         server.metrics.has_batches(BatchNumbers)
         own = server.metrics.text()
-    pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.counted(1, 1)]
+    pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.replica_counts(1, 1)]
     edges = edge.read([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
-    pages.append(edge.written(edges | edge.certificate("a", 1.0, True)))
+    pages.append(edge.to_exposition(edges | edge.certificate("a", 1.0, True)))
     pages.append("".join(page for page in _pages_of_models() if "attend_auth_failures" not in page))
     for family in (each for page in pages for each in text_string_to_metric_families(page)):
         name = f"{family.name}_total" if family.type == "counter" else family.name

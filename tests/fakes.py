@@ -49,7 +49,7 @@ from attend.service.grpc_api.register import add_generation_service
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
 from attend.service.http_api.batches import routes_of
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from attend.service.observe.metrics import Metrics
 from tests.explainer import FakeExplainer
 
@@ -346,7 +346,7 @@ def build_server(
     methods.template, methods.form, methods.keys = template, form, keys
     methods.callers = Callers(trusted, tenant_header, behind_edge=behind_edge)
     methods.unread = unread or Unread()
-    site = Site(
+    site = RouteDeps(
         service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining, unread=methods.unread
     )
     if keys is not None:

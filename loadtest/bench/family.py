@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from attend.model.config import ModelConfig
-from attend.model.net.backends import BatchLayout, Paged, Row
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.paged_attention import BatchLayout, Paged, Row
 from attend.model.net.transformer import Decoder
 from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
 from loadtest.bench.limits import CONTEXT, decode_bytes, prompt_operations

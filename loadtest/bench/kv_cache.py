@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from attend.model.config import ModelConfig
-from attend.model.net.backends import BatchLayout, Paged, Row
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend
+from attend.model.net.paged_attention import BatchLayout, Paged, Row
 from loadtest.bench.family import BLOCK, SIZES, random_decoder
 from loadtest.bench.figures import Comparison, file, table, take_turns
 from loadtest.bench.machine import threads

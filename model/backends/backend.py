@@ -18,11 +18,11 @@ from attend.model.engine.pieces import StepPieces
 from attend.model.engine.runner import DrawTokens, LogProbs, ModelRunner
 from attend.model.errors import SettingError
 from attend.model.net.adapters import AdaptedDecoder, targets_of
-from attend.model.net.backends import AttentionBackend
 from attend.model.net.features import ALL, features
 from attend.model.net.formats.codes import KINDS, Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.packed import pack
+from attend.model.net.paged_attention import AttentionBackend
 from attend.model.net.transformer import Decoder
 from attend.model.sampling import logprobs, sample, sample_by_row
 

@@ -3,7 +3,7 @@
 from functools import cached_property
 
 from attend.model.backends.backend import Backend
-from attend.model.net.backends import ReferenceBackend
+from attend.model.net.paged_attention import ReferenceBackend
 
 
 class Reference(Backend):

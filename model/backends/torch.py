@@ -3,7 +3,7 @@
 from functools import cached_property
 
 from attend.model.backends.backend import Backend
-from attend.model.net.backends import TorchBackend
+from attend.model.net.paged_attention import TorchBackend
 
 
 class Torch(Backend):

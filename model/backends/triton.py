@@ -18,7 +18,7 @@ from attend.model.backends.backend import (
     wide_heads,
 )
 from attend.model.config import ModelConfig
-from attend.model.devices import BFLOAT16, capability, shown
+from attend.model.devices import BFLOAT16, capability, capability_text
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
@@ -68,7 +68,7 @@ class Triton(Backend):
         if not (at.device.startswith("cuda") or INTERPRETED):
             return Refusal("device", "it needs a CUDA device")
         if not INTERPRETED and (found := capability()) < BFLOAT16:
-            why = f"this GPU has compute capability {shown(found)}, and it needs {shown(BFLOAT16)}"
+            why = f"this GPU has compute capability {capability_text(found)}, and it needs {capability_text(BFLOAT16)}"
             return Refusal("capability", why)
         refused = lacking(config, cls.computes) or wide_heads(config, MAX_GROUP, MAX_HEAD)
         if refused is None and at.block_size & (at.block_size - 1):

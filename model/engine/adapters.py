@@ -36,7 +36,7 @@ class Adapters:
         return adapter
 
     @contextmanager
-    def beside(self, step: StepInput) -> Iterator[None]:
+    def active(self, step: StepInput) -> Iterator[None]:
         """Within this block the decoder computes a step's tokens with the adapters of their requests."""
         groups = self._groups(step)
         if not groups:

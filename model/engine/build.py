@@ -22,8 +22,8 @@ from attend.model.engine.cache import (
     check_free,
     free_device_memory,
     free_memory,
-    give_back,
     keeps_prefixes,
+    release_memory,
     size_groups,
     tell_states,
     usual_contexts,
@@ -334,7 +334,7 @@ def measured_memory(
         return ModelRunner(form, backend.attention, cache, "cuda", graphs, pieces=pieces)
 
     memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)
-    give_back()
+    release_memory()
     return memory
 
 

@@ -42,7 +42,7 @@ def free_device_memory() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Give the GPU's memory that nobody holds any more back to it."""
     gc.collect()
     torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from attend.model.engine.grammars import Drawn, begin_masks, give_masks, keep_to
 from attend.model.engine.inputs import step_input
 from attend.model.engine.offload.offloader import KVOffload
 from attend.model.engine.plan import Plan, StepInput, StepResult
-from attend.model.engine.repeat import by_halves, failed, released
+from attend.model.engine.repeat import by_halves, failed_step, without_frames
 from attend.model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
@@ -165,12 +165,12 @@ class Engine:
             raise
         except Exception as raised:
             log.exception("a step of %d requests failed", len(step.plan.scheduled))
-            error = released(raised)
+            error = without_frames(raised)
         self._drop_next()
         if isinstance(error, OutOfMemory):
             self.scheduler.shrink()
         if self.scheduler.tables.has_states:
-            return failed(step.plan.scheduled, error)
+            return failed_step(step.plan.scheduled, error)
         return by_halves(step.plan, error, self._again, self.scheduler.least_budget)
 
     def _again(self, part: Plan) -> StepResult:

@@ -11,7 +11,7 @@ from torch import Tensor
 from attend.model.engine.ranks import ShardRunner
 from attend.model.engine.runner import ModelRunner
 from attend.model.errors import SettingError
-from attend.model.net.backends import Row
+from attend.model.net.paged_attention import Row
 from attend.model.transfer import integers
 
 CHUNKS = (1, 7, 33)

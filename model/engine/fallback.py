@@ -10,7 +10,7 @@ import torch
 
 from attend.model.backends.backend import Backend, Form
 from attend.model.devices import unused_gpu
-from attend.model.engine.cache import give_back
+from attend.model.engine.cache import release_memory
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
@@ -18,10 +18,10 @@ from attend.model.engine.request import SlowerPath
 from attend.model.engine.runner import DrawTokens, device_errors
 from attend.model.engine.startup import Finding, check_decoder, check_draws, check_recorded, look
 from attend.model.errors import EngineFailed
-from attend.model.net.backends import AttentionBackend
 from attend.model.net.checkpoint import kinds_of
 from attend.model.net.formats.codes import FP8, Kind
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.paged_attention import AttentionBackend
 from attend.model.sampling import sample, sample_by_row
 
 Recorded = tuple[DecodeGraphs | None, StepPieces | None]
@@ -67,12 +67,12 @@ class Fallback:
             kind = kept_kind(backend, folder)
         findings = check_decoder(backend, dtype, held, self._device, options.block_size, kind)
         if self._device == "cuda":
-            give_back()  # what is free is for the model
+            release_memory()  # what is free is for the model
         self.findings += findings
         bad = next((finding for finding in findings if not finding.ok), None)
         if bad is None:
             return True
-        what = told(backend.attention.name, bad)
+        what = fault_of(backend.attention.name, bad)
         asked = f"backend is {options.backend}" if options.backend != "auto" else ""
         asked = f"tensor_parallel is {self._ranks}" if self._ranks > 1 else asked
         if asked:
@@ -96,7 +96,7 @@ class Fallback:
         self.findings.append(finding)
         if finding.ok:
             return kept[0]
-        what = told(backend.name, finding)
+        what = fault_of(backend.name, finding)
         self._replaced(finding, f"torch draws tokens, {backend.loss}: {what}", what)
         return sample_by_row if exact else sample
 
@@ -115,7 +115,7 @@ class Fallback:
             self.findings.append(finding)
         if finding.ok:
             return made[0]
-        self._records, what = False, told(backend.name, finding)
+        self._records, what = False, fault_of(backend.name, finding)
         self._replaced(finding, f"steps are not recorded, and each launches all its kernels: {what}", what)
         return NOT_RECORDED
 
@@ -132,7 +132,7 @@ def kept_kind(backend: Backend, folder: Path) -> Kind | None:
     return next(iter(kinds), None)
 
 
-def told(name: str, finding: Finding) -> str:
+def fault_of(name: str, finding: Finding) -> str:
     """A finding about a backend that is not ok, in words."""
     does = "differs from torch on this device" if finding.reason == "kernel_differs" else "fails on this device"
     return f"the {finding.part} of the {name} backend {does}: {finding.cause}"

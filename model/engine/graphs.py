@@ -1,9 +1,9 @@
 """Steps in which every request has one token, recorded once as CUDA graphs and replayed, without the cost of their launches.
 
 A graph has fixed shapes and fixed addresses. So there is one for each of a few batch sizes. The inputs of a step are copied
-into the same buffers each time; block tables stay on the device, and a step copies what is new in them (`lines.py`). A batch
-between two sizes is filled up with rows of padding, which write to the reserved block 0, and to slot 0 of states; their
-results are not read.
+into the same buffers each time; block tables stay on the device, and a step copies what is new in them (`device_tables.py`).
+A batch between two sizes is filled up with rows of padding, which write to the reserved block 0, and to slot 0 of states;
+their results are not read.
 
 Shapes: T tokens of a step, one of each request · E model width · V vocabulary · B blocks of a request · G groups of layers.
 """
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attend.model.engine.lines import TableLines, Tables
+from attend.model.engine.device_tables import TableLines, Tables
 from attend.model.engine.recorder import Recorder
-from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row, write_slots
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Paged, Row, write_slots
 from attend.model.net.transformer import Decoder
 from attend.model.sampling import best
-from attend.model.transfer import Parcel
+from attend.model.transfer import HostToDeviceCopy
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from attend.model.net.triton.decoder import TritonDecoder
@@ -132,7 +132,7 @@ class DecodeGraphs:
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
         versions: Sequence[int] = (),
-        parcel: Parcel | None = None,
+        parcel: HostToDeviceCopy | None = None,
         sources: Sequence[int] | None = None,
     ) -> Decoded:
         """Compute a step that `fits`; one token for each row, on the device or not yet. Does not wait.
@@ -140,7 +140,7 @@ class DecodeGraphs:
         `others`, `states` and `sources` are those of `BatchLayout.build`; `versions` those of `StepInput`. The step's numbers
         go to the device with those in `parcel`.
         """
-        parcel = parcel or Parcel(self._inputs_NT.device)
+        parcel = parcel or HostToDeviceCopy(self._inputs_NT.device)
         size = next(size for size in self._sizes if size >= len(rows))
         try:
             tables = [[row.blocks for row in rows], *others]
@@ -162,7 +162,7 @@ class DecodeGraphs:
         states: Sequence[Sequence[int]],
         versions: Sequence[int],
         size: int,
-        parcel: Parcel,
+        parcel: HostToDeviceCopy,
     ) -> None:
         """Bring a step to the input buffers, and what is new in its tables to these.
 

@@ -51,11 +51,11 @@ class KVCacheGroup(Protocol):
         """Claim that room for the request."""
         ...
 
-    def reach(self, request: Request, num_tokens: int) -> None:
+    def allocate(self, request: Request, num_tokens: int) -> None:
         """Take a block for each of so many tokens that their queries can see; the request has the room."""
         ...
 
-    def let_go(self, request: Request) -> None:
+    def evict_out_of_window(self, request: Request) -> None:
         """Evict the blocks that no later query sees."""
         ...
 
@@ -63,7 +63,7 @@ class KVCacheGroup(Protocol):
         """Hold the known `blocks` as its blocks `start`, `start + 1`, .., those that later queries see."""
         ...
 
-    def give_back(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         """Free all that it holds, and its room."""
         ...
 
@@ -121,10 +121,10 @@ class FullGroup(_Borrowing):
     def grow(self, request: Request, num_tokens: int) -> None:
         request.tables[self._at].extend(_taken(self.pool, self.missing(request, num_tokens)))
 
-    def reach(self, request: Request, num_tokens: int) -> None:
+    def allocate(self, request: Request, num_tokens: int) -> None:
         pass
 
-    def let_go(self, request: Request) -> None:
+    def evict_out_of_window(self, request: Request) -> None:
         pass
 
     def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class FullGroup(_Borrowing):
         self.pool.free(table[some])
         table[some] = array("q", blocks)
 
-    def give_back(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         self.pool.free(request.tables[self._at])
         del request.tables[self._at][:]
 
@@ -174,10 +174,10 @@ class StateGroup(_Borrowing):
             [request.slot] = _taken(self.pool, 1)
             request.tables[self._at] = request.tables[self._at] or array("q", [request.slot])
 
-    def reach(self, request: Request, num_tokens: int) -> None:
+    def allocate(self, request: Request, num_tokens: int) -> None:
         pass
 
-    def let_go(self, request: Request) -> None:
+    def evict_out_of_window(self, request: Request) -> None:
         pass
 
     def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
@@ -219,7 +219,7 @@ class StateGroup(_Borrowing):
             self.pool.free(known[:1])
         self.evicted.discard(number)
 
-    def give_back(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         self._leave(request, request.tables[self._at])
         if request.slot:
             self.pool.free([request.slot])
@@ -276,13 +276,13 @@ class WindowGroup(_Borrowing):
     def grow(self, request: Request, num_tokens: int) -> None:
         self._claimed += max(0, self._claim(num_tokens) - self._claim(request.room))
 
-    def reach(self, request: Request, num_tokens: int) -> None:
+    def allocate(self, request: Request, num_tokens: int) -> None:
         table = request.tables[self._at]
         missing = -(-num_tokens // self._block_size) - len(table)
         if missing > 0:
             table.extend(_taken(self.pool, missing))
 
-    def let_go(self, request: Request) -> None:
+    def evict_out_of_window(self, request: Request) -> None:
         first_seen = (request.num_computed + 1 - self._window) // self._block_size
         if first_seen > 0:
             self._free(request.tables[self._at], first_seen)
@@ -306,7 +306,7 @@ class WindowGroup(_Borrowing):
         table.extend([0] * (len(blocks) - seen))
         table.extend(blocks[len(blocks) - seen :])
 
-    def give_back(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         self._claimed -= self._claim(request.room)
         self.restart(request)
 

@@ -161,7 +161,7 @@ class Lookups:
                 if len(draft) > room and not tables.grow(request, request.num_tokens + len(draft)):
                     draft = draft[:room]  # no request is preempted for a guess
                 item.draft = draft
-                tables.reach(request, request.num_tokens + len(draft))
+                tables.allocate(request, request.num_tokens + len(draft))
         return sum(len(item.draft) for item in streams)
 
     def draft(self, request: Request, most: int, streams: int = 1) -> list[int]:

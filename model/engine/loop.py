@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.engine import Engine
 from attend.model.engine.options import FLUSH_SECONDS
-from attend.model.engine.pace import Pace
+from attend.model.engine.pace import OutputCoalescer
 from attend.model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
 from attend.model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
 from attend.model.explain.explainer import Explainer
@@ -119,7 +119,7 @@ class AsyncEngine:
         self._engine = engine
         self.adapters = adapters
         self.explainer = explainer
-        self._pace = Pace()  # the step thread's
+        self._pace = OutputCoalescer()  # the step thread's
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests
         self._max_queued_tokens = max_queued_tokens

@@ -25,7 +25,7 @@ class NativeRunner(ModelRunner):
         rows = StepRows(step.tokens, step.starts, step.counts, kept, [step.tables[0], *others], sources, places)
         asked = bool(step.prompt_scores or step.hidden_sums)
         hidden_TE = torch.empty(len(step.tokens), self.net.config.hidden_size, dtype=torch.bfloat16) if asked else None
-        with nullcontext() if self.adapters is None else self.adapters.beside(step):
+        with nullcontext() if self.adapters is None else self.adapters.active(step):
             tokens, logits_SV = self.net.step(self.cache, rows, step.draw_rows, step.draws, self.pulse, hidden_TE)
         prompt_logprobs, sums = ({}, []) if hidden_TE is None else self._asked(step, hidden_TE)
         return PendingStep(step, None, None, logits_SV, prompt_logprobs, self.draw, self.logprobs, sums, tokens)

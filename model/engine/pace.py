@@ -14,7 +14,7 @@ MOST_SECONDS = 10e-3
 """And never longer than this: 100 messages a second of an answer are more than a screen shows."""
 
 
-class Pace:
+class OutputCoalescer:
     """Holds a step's outputs until they are due. Times are seconds on one clock."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ def needs_best_alone(draw: Draw) -> bool:
     return draw.plan.draws_from_scores and not draw.plan.is_limited and not draw.may_exclude
 
 
-def packed(step: StepInput) -> bytes:
+def pack_step(step: StepInput) -> bytes:
     """What `unpacked` reads."""
     numbers, sizes = array("q"), []
     for part in (
@@ -46,7 +46,7 @@ def packed(step: StepInput) -> bytes:
     return json.dumps(head).encode() + b"\n" + numbers.tobytes()
 
 
-def unpacked(message: bytes) -> StepInput:
+def unpack_step(message: bytes) -> StepInput:
     """The step, with other draws in the place of those that need more than the best scores."""
     line, _, rest = message.partition(b"\n")
     head, numbers = json.loads(line), array("q")

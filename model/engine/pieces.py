@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from attend.model.engine.recorder import Between, PieceRecorder
-from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Paged, Row
 from attend.model.net.pulse import Pulse
 from attend.model.net.transformer import Decoder
-from attend.model.transfer import Parcel
+from attend.model.transfer import HostToDeviceCopy
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from attend.model.net.triton.decoder import TritonDecoder
@@ -122,14 +122,14 @@ class StepPieces:
         rows: Sequence[Row],
         tokens_T: "Tensor | array[int]",
         others: Sequence[Sequence[Sequence[int]]] = (),
-        parcel: Parcel | None = None,
+        parcel: HostToDeviceCopy | None = None,
         pulse: Pulse | None = None,
     ) -> Tensor:
         """The hidden states [T, E] of a step that `fits`: see `ModelRunner.hidden`. The next step writes to the same memory.
 
         The step's numbers go to the device with those in `parcel`. Does not wait: `pulse` counts the layers that are submitted.
         """
-        parcel = parcel or Parcel(self._inputs_NT.device)
+        parcel = parcel or HostToDeviceCopy(self._inputs_NT.device)
         given = tokens_T if isinstance(tokens_T, Tensor) else parcel.add(tokens_T)
         layout = BatchLayout.build(rows, self._cache.block_size, parcel, others)
         num_tokens = len(layout.positions_T)

@@ -85,6 +85,6 @@ class PromptParts:
         """
         start = request.num_computed
         if self.tables.has_windows:
-            self.tables.reach(request, start + count)
+            self.tables.allocate(request, start + count)
         self.tables.remember(request, start + count)
         return Scheduled(request, start, count, snapshot=self.tables.advance(request, start + count))

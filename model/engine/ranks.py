@@ -15,17 +15,17 @@ from torch import Tensor
 from attend.model.config import ModelConfig
 from attend.model.engine.graphs import Decoded
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.packing import needs_best_alone, packed, unpacked
+from attend.model.engine.packing import needs_best_alone, pack_step, unpack_step
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner, PendingStep
 from attend.model.errors import DeviceFailed, SettingError
-from attend.model.net.backends import Row
+from attend.model.net.paged_attention import Row
 from attend.model.net.transformer import Decoder, final_scores
 from attend.model.parallel.drawing import draw_over_ranks
 from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import SplitHead, check
 from attend.model.sampling_plan import Draw
-from attend.model.transfer import Parcel
+from attend.model.transfer import HostToDeviceCopy
 
 BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""
@@ -77,7 +77,7 @@ class ShardRunner(ModelRunner):
         """Whether the scores stay where they are, as the best of each rank decide."""
         return all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws)
 
-    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: Parcel) -> tuple[Tensor, Decoded | None]:
+    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: HostToDeviceCopy) -> tuple[Tensor, Decoded | None]:
         """See `ModelRunner`. Counts the bits of the hidden states into the digest."""
         hidden_TE, decoded = super()._computed(step, rows, parcel)
         words = hidden_TE.view(torch.int32 if hidden_TE.itemsize == 4 else torch.int16)
@@ -119,7 +119,7 @@ class Leader:
         """See `ModelRunner.submit`. Whatever it raises ends the engine: DeviceFailed, at every later call too."""
         with self._together():
             self.idle()
-            self.runner.group.send(packed(step))
+            self.runner.group.send(pack_step(step))
             return self.runner.submit(step)
 
     def hurry(self) -> None:
@@ -163,4 +163,4 @@ def follow(runner: ShardRunner) -> None:
         elif message == BEAT:
             runner.agree()
         else:
-            runner.submit(unpacked(message))
+            runner.submit(unpack_step(message))

@@ -28,7 +28,7 @@ def by_halves(plan: Plan, error: Exception, compute: Compute, least: int) -> Ste
     return _joined([StepResult(put_off=gone), _repeated(known, compute, least) if known else StepResult()])
 
 
-def released(error: Exception) -> Exception:
+def without_frames(error: Exception) -> Exception:
     """The error without what its frames hold, such as the tensors of the step that raised it: others need their memory."""
     cause: BaseException | None = error
     while cause is not None:
@@ -38,7 +38,7 @@ def released(error: Exception) -> Exception:
     return error
 
 
-def failed(items: Sequence[Scheduled], error: Exception) -> StepResult:
+def failed_step(items: Sequence[Scheduled], error: Exception) -> StepResult:
     """The result of a step in which all of these fail."""
     reason = f"the step failed: {type(error).__name__}"
     return StepResult(errors={item.request.request_id: reason for item in items})
@@ -50,7 +50,7 @@ def _halved(items: Sequence[Scheduled], error: Exception, compute: Compute, leas
         return _joined([_repeated(half, compute, least) for half in (items[:middle], items[middle:])])
     if isinstance(error, OutOfMemory) and items and items[0].count > least:
         return StepResult(put_off={items[0].request.request_id: str(error)})
-    return failed(items, error)
+    return failed_step(items, error)
 
 
 def _repeated(items: Sequence[Scheduled], compute: Compute, least: int) -> StepResult:
@@ -59,7 +59,7 @@ def _repeated(items: Sequence[Scheduled], compute: Compute, least: int) -> StepR
     except DeviceFailed:
         raise
     except Exception as raised:
-        error = released(raised)
+        error = without_frames(raised)
     return _halved(items, error, compute, least)
 
 

@@ -63,7 +63,7 @@ SECONDS_A_LEVEL = 10.0
 
 
 @dataclass(slots=True)
-class Lack:
+class AdmissionShortfall:
     """Why a request could not start when it was tried last."""
 
     num_free: int
@@ -156,7 +156,7 @@ class Request:
     history: History | None = None
     """The token counts that its penalties use; made at the first draw under them."""
     _plan: SamplingPlan | None = field(default=None, init=False, repr=False)
-    lack: Lack | None = None
+    lack: AdmissionShortfall | None = None
     num_cached: int = 0
     """Prefix cache hits, in tokens when the request was first scheduled."""
     finish_reason: FinishReason | None = None

@@ -18,14 +18,14 @@ from attend.model.engine.pieces import StepPieces
 from attend.model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
 from attend.model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
 from attend.model.errors import AttendError, DeviceFailed, EngineFailed, OutOfMemory
-from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeDecoder
+from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Paged, Row
 from attend.model.net.pulse import Pulse
 from attend.model.net.transformer import Decoder
 from attend.model.sampling import EXCLUDED, UNSCORED, logprobs, sample
 from attend.model.sampling_plan import Draw
-from attend.model.transfer import Parcel, integers
+from attend.model.transfer import HostToDeviceCopy, integers
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from attend.model.net.triton.decoder import TritonDecoder
@@ -80,10 +80,10 @@ LogProbs = Callable[
 
 
 @runtime_checkable
-class Told(Protocol):
+class Staged(Protocol):
     """A DrawTokens on a device whose numbers can go there with the rest of a step."""
 
-    def tell(self, draws: Sequence[Draw], parcel: Parcel) -> None:
+    def stage(self, draws: Sequence[Draw], parcel: HostToDeviceCopy) -> None:
         """Put what these draws need into a parcel. The next call, with the same list of draws, reads it from there."""
 
 
@@ -219,12 +219,12 @@ class ModelRunner:
 
         So nothing here may wait for the device: numbers are copied to it by `transfer.py`, and none is read before `result`.
         """
-        rows, parcel = list(map(Row, step.tables[0], step.starts, step.counts)), Parcel(self.device)
+        rows, parcel = list(map(Row, step.tables[0], step.starts, step.counts)), HostToDeviceCopy(self.device)
         for row, name in zip(rows, step.request_ids, strict=True) if self.has_states and step.drafts else ():
             row.draft = len(step.drafts.get(name, ()))
         part = None if len(step.draws) in (0, step.num_tokens) else parcel.add(step.draw_rows)
-        if isinstance(self.draw, Told) and self._draws_from_scores(step.draws, rows):
-            self.draw.tell(step.draws, parcel)
+        if isinstance(self.draw, Staged) and self._draws_from_scores(step.draws, rows):
+            self.draw.stage(step.draws, parcel)
         hidden_TE, decoded = self._computed(step, rows, parcel)
         prompt_logprobs, sums = self._asked(step, hidden_TE)
         draws = step.draws
@@ -251,7 +251,7 @@ class ModelRunner:
         graph = self.graphs is not None and self.graphs.has_scores and self.graphs.fits(rows)
         return bool(draws) and not (graph and all(draw.takes_the_best for draw in draws))
 
-    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: Parcel) -> tuple[Tensor, Decoded | None]:
+    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: HostToDeviceCopy) -> tuple[Tensor, Decoded | None]:
         """The hidden states [T, E] of a step, and what else a graph has computed, where one fits. Sends the parcel."""
         others, states, sources = other_groups(step.tables, self.has_states)
         given = self._given(step)
@@ -263,7 +263,7 @@ class ModelRunner:
         part = given if isinstance(given, Tensor) else parcel.add(given)
         layout = BatchLayout.build(rows, self.cache.block_size, parcel, others, states, sources)
         tokens_T = part if isinstance(part, Tensor) else parcel[part]
-        with nullcontext() if self.adapters is None else self.adapters.beside(step):
+        with nullcontext() if self.adapters is None else self.adapters.active(step):
             return self._hidden(tokens_T, layout), None
 
     def _draw_after(self, hidden_RE: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor | None]:

@@ -20,7 +20,7 @@ from attend.model.net.triton import limits
 from attend.model.net.triton import sampling as kernels
 from attend.model.params import SamplingParams
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, SamplingPlan, TextCounts, reach
-from attend.model.transfer import Parcel
+from attend.model.transfer import HostToDeviceCopy
 
 CHUNK = 4096
 """Scores that one program takes."""
@@ -124,7 +124,7 @@ class _Told(NamedTuple):
     """What the next draw needs, before it is read on the device."""
 
     draws: Sequence[Draw]
-    parcel: Parcel
+    parcel: HostToDeviceCopy
     parts: list[int]
 
 
@@ -137,7 +137,7 @@ class TokenSampler:
         self._fixed: dict[int, _Fixed] = {}
         self._told: _Told | None = None
 
-    def tell(self, draws: Sequence[Draw], parcel: Parcel) -> None:
+    def stage(self, draws: Sequence[Draw], parcel: HostToDeviceCopy) -> None:
         """Put what these draws need into a parcel. The next call, with the same list of draws, reads it from there."""
         if self._told is not None:  # an error came before that draw
             self._texts.forget()
@@ -192,7 +192,7 @@ class TokenSampler:
     def _received(self, draws: Sequence[Draw]) -> list[Tensor]:
         """Records, entries and words on the device; `counts` there is up to date."""
         if self._told is None or self._told.draws is not draws:
-            self.tell(draws, Parcel(self._device))
+            self.stage(draws, HostToDeviceCopy(self._device))
         assert self._told is not None
         records, entries, words, news = (self._told.parcel[part] for part in self._told.parts)
         if len(news):
@@ -206,7 +206,7 @@ class TokenSampler:
         fixed = [self._fixed_of(draw.plan) for draw in draws]
         records_RN = np.array([each.record for each in fixed])
         keys_R = np.array([each.plan.key for each in fixed], np.uint64)
-        keys_R = mixed(keys_R ^ np.array([draw.position for draw in draws], np.uint64))
+        keys_R = mix_all(keys_R ^ np.array([draw.position for draw in draws], np.uint64))
         records_RN[:, KEY] = keys_R.view(np.int64)
         entries, words, texts = array("q"), self._words(draws, fixed, records_RN), []
         for at, (draw, each) in enumerate(zip(draws, fixed, strict=True)):
@@ -244,7 +244,7 @@ class TokenSampler:
         return known
 
 
-def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """`attend.model.sampling_plan.mix` of each."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)

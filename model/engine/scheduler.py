@@ -116,7 +116,7 @@ class Scheduler(PromptParts):
         if len(streams) > self.budget or not all(self.tables.grow(r, r.num_tokens + (r in drawing)) for r in streams):
             return None
         for request in streams if self.tables.has_windows else ():
-            self.tables.reach(request, request.num_tokens + 1)
+            self.tables.allocate(request, request.num_tokens + 1)
         items = [self._planned_early(r) if r in drawing else self._planned(r, 1) for r in streams]
         following = self._filled(items, prompts, early=True)
         self.tables.known_next = (known, self.tables.next_numbers()) if following.has_parts else None
@@ -211,7 +211,7 @@ class Scheduler(PromptParts):
                 outputs.append(ended._replace(hidden=request.pooled))
         for item in plan.scheduled if self.tables.has_windows else ():
             if item.request.room:
-                self.tables.let_go(item.request)
+                self.tables.evict_out_of_window(item.request)
         if plan.scheduled and plan.is_plain and not (result.errors or result.put_off):
             pairs = sum(self.cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
             self.cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
@@ -319,7 +319,7 @@ class Scheduler(PromptParts):
     def _preempt(self, request: Request) -> None:
         """Back into the queue without blocks: it will compute its tokens again, and draw the same ones."""
         self._running.remove(request)
-        self.tables.give_back(request)
+        self.tables.free(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         insort_left(self._waiting, request, key=RANK)
@@ -375,7 +375,7 @@ class Scheduler(PromptParts):
         (self._running if request.room else self._waiting).remove(request)
         request.finish_reason = reason
         self.on_finish(request)
-        self.tables.give_back(request)
+        self.tables.free(request)
         self._lookups.end(request)
         times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

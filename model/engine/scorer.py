@@ -10,7 +10,7 @@ from torch import Tensor
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.runner import ModelRunner
-from attend.model.net.backends import Row
+from attend.model.net.paged_attention import Row
 from attend.model.transfer import integers
 
 

@@ -17,7 +17,7 @@ NARROW, VOCAB, EXPERTS, WINDOW = 128, 256, 16, 24
 """The most that a small model has on a CPU of a width, and anywhere of tokens and of experts; the widest window on a CPU."""
 
 
-def reduced(config: ModelConfig, *, narrow: bool) -> ModelConfig:
+def reduce_config(config: ModelConfig, *, narrow: bool) -> ModelConfig:
     """A model of one layer of each kind, with few tokens and experts; `narrow`: with narrow matrices and windows too."""
     most = NARROW if narrow else 1 << 30
     sizes = {

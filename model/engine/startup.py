@@ -24,12 +24,12 @@ from attend.model.config import ModelConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.runner import DrawTokens, device_errors, in_words
-from attend.model.engine.small import random_net, reduced
+from attend.model.engine.small import random_net, reduce_config
 from attend.model.errors import EngineFailed, OutOfMemory
-from attend.model.net.backends import AttentionBackend, BatchLayout, Paged, Row, TorchBackend
 from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.drawing import draw_tokens
+from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Paged, Row, TorchBackend
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
@@ -117,7 +117,7 @@ def check_decoder(
     """
     if not backend.checked or backend.config.max_positions < LEAST_POSITIONS:
         return []
-    small = type(backend)(reduced(backend.config, narrow=device == "cpu"))
+    small = type(backend)(reduce_config(backend.config, narrow=device == "cpu"))
     part = "decoder" if kind is None else f"decoder with {kind.name} weights"
     found = [look(part, lambda: _decoder_law(small, dtype, held, device, block_size, kind), device)]
     if isinstance(small, Native):  # whose steps draw tokens

@@ -16,7 +16,7 @@ from attend.model.engine.blocks import BlockPool, Parent, Texts
 from attend.model.engine.config import LONGEST_DRAFT, EngineConfig
 from attend.model.engine.groups import FullGroup, KVCacheGroup, StateGroup, group_of
 from attend.model.engine.plan import Scheduled, StepResult
-from attend.model.engine.request import Lack, Request
+from attend.model.engine.request import AdmissionShortfall, Request
 from attend.model.engine.snapshots import SPACING, Snapshots
 from attend.model.pooling import Pooling
 
@@ -77,10 +77,10 @@ class BlockTables:
         request.room = -(-num_tokens // size) * size
         return True
 
-    def reach(self, request: Request, num_tokens: int) -> None:
+    def allocate(self, request: Request, num_tokens: int) -> None:
         """Take the blocks that a step writes to, for so many tokens; the request has the room."""
         for group in self.groups:
-            group.reach(request, num_tokens)
+            group.allocate(request, num_tokens)
 
     def part_end(self, request: Request) -> int:
         """How many tokens are computed at most once the next part of its prompt is: a snapshot is kept of the state then."""
@@ -110,15 +110,15 @@ class BlockTables:
         if self.snapshots is not None:
             self.snapshots.keep(request, slot)
 
-    def let_go(self, request: Request) -> None:
+    def evict_out_of_window(self, request: Request) -> None:
         """Free the blocks that no query of a token that is not computed yet sees."""
         for group in self.groups:
-            group.let_go(request)
+            group.evict_out_of_window(request)
 
-    def give_back(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         """A request without blocks has computed nothing."""
         for group in self.groups:
-            group.give_back(request)
+            group.free(request)
         request.room = 0
         self._begin_again(request)
 
@@ -133,8 +133,8 @@ class BlockTables:
             return True
         if self.full is not None:
             needed = self.full.missing(request, request.num_tokens) + before - self.full.pool.num_free
-            request.lack = Lack(needed, request.num_known, self.parent(request))
-        self.give_back(request)
+            request.lack = AdmissionShortfall(needed, request.num_known, self.parent(request))
+        self.free(request)
         return False
 
     def _lacks_blocks(self, request: Request) -> bool:

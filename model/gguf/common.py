@@ -104,7 +104,7 @@ def eps(keys: Keys) -> Raw:
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
-def biased(keys: Keys) -> Raw:
+def has_biases(keys: Keys) -> Raw:
     """Whether attention and the MLP have biases."""
     return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
 

@@ -11,10 +11,10 @@ from attend.model.gguf.common import (
     LONG,
     NO_TURN,
     SHORT,
-    biased,
     common,
     eps,
     experts,
+    has_biases,
     sliding,
 )
 from attend.model.gguf.container import Container
@@ -40,7 +40,7 @@ def _llama(keys: Keys, raw: Raw) -> Raw:
     if keys.get("expert_count"):
         return eps(keys) | experts(keys, renormed=True) | {"model_type": "mixtral"}
     keys.refuse("expert_used_count", 0)
-    return eps(keys) | biased(keys) | {"model_type": "llama"}
+    return eps(keys) | has_biases(keys) | {"model_type": "llama"}
 
 
 def _granite(keys: Keys, raw: Raw) -> Raw:
@@ -66,7 +66,7 @@ def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
     found = {theirs: value for theirs, value in found.items() if value}  # 0 is written for none
     if "attention_multiplier" not in found:
         found["attention_multiplier"] = raw["head_dim"] ** -0.5
-    return found | biased(keys) | {"logits_scaling": keys.number("logit_scale")}
+    return found | has_biases(keys) | {"logits_scaling": keys.number("logit_scale")}
 
 
 def _smollm3(keys: Keys, raw: Raw) -> Raw:
@@ -190,7 +190,7 @@ def _olmo(keys: Keys, raw: Raw) -> Raw:
 
 def _nemotron(keys: Keys, raw: Raw) -> Raw:
     eps = {"norm_eps": keys.number("attention.layer_norm_epsilon")}
-    return eps | biased(keys) | {"model_type": "nemotron"}
+    return eps | has_biases(keys) | {"model_type": "nemotron"}
 
 
 def _phi3(keys: Keys, raw: Raw) -> Raw:
@@ -215,11 +215,11 @@ def _glm4(keys: Keys, raw: Raw) -> Raw:
 
 
 def _arcee(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | biased(keys) | {"model_type": "arcee"}
+    return eps(keys) | has_biases(keys) | {"model_type": "arcee"}
 
 
 def _seed_oss(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | biased(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
+    return eps(keys) | has_biases(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
 
 
 def _ernie(keys: Keys, raw: Raw) -> Raw:

@@ -24,7 +24,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import read_config as read_model_config
 from attend.model.net.families.reading import Family
-from attend.model.net.families.table import family_of, part_shapes, respelled, spelling_of, their_names
+from attend.model.net.families.table import family_of, part_shapes, spelling_of, their_names, with_prefix
 from attend.model.net.linear import ABSORBED, ExpertLinear, Linear, replace_linears
 from attend.model.net.peft import CONFIG, LoraConfig, read_config
 from attend.model.net.transformer import Decoder
@@ -105,7 +105,7 @@ class Targets:
     def _spelled(self, names: Iterable[str]) -> "Targets":
         """The same under the names that the model had when it was adapted: with its prefix, or as a model without its head."""
         spelled = copy(self)
-        spelled.family = respelled(self.family, spelling_of(self.family, names))
+        spelled.family = with_prefix(self.family, spelling_of(self.family, names))
 
         def other(name: str) -> str:
             return spelled.family.prefix + name.removeprefix(self.family.prefix)

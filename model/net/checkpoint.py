@@ -20,7 +20,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.places import is_gguf
 from attend.model.net.families.reading import Family
-from attend.model.net.families.table import FAMILIES, family_of, guarded, named_layers, part_shapes, their_names
+from attend.model.net.families.table import FAMILIES, family_of, named_layers, part_shapes, read_checked, their_names
 from attend.model.net.filling import Filler, Slot
 from attend.model.net.formats.blocks import Blocks, Mapped
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
@@ -51,7 +51,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(folder, "config.json")
     check_links(folder)
     try:
-        config = guarded(family_of(raw), raw)
+        config = read_checked(family_of(raw), raw)
     except CheckpointError as error:
         if is_gguf(folder):
             raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
@@ -70,7 +70,7 @@ def lacks_head(folder: Path) -> bool:
         return False
     raw = read_json(folder, "config.json")
     family = family_of(raw)
-    config = guarded(family, raw)
+    config = read_checked(family, raw)
     return not config.tied_head and not _has_head(folder, family, config)
 
 
@@ -80,7 +80,7 @@ def _brings_head(folder: Path) -> bool:
     family = family_of(raw)
     if not family.head_if_there or raw.get("tie_word_embeddings") is not None or not any(folder.glob("*.safetensors")):
         return False
-    return _has_head(folder, family, guarded(family, raw))
+    return _has_head(folder, family, read_checked(family, raw))
 
 
 def _has_head(folder: Path, family: Family, config: ModelConfig) -> bool:
@@ -234,7 +234,7 @@ def adopt_forms(net: Decoder, forms: Mapping[str, CodeLayout]) -> None:
             holder.tokens = quantised_embedding(holder.tokens, form)
 
 
-def formed(folder: Path) -> Decoder:
+def quantised_decoder(folder: Path) -> Decoder:
     """A decoder without numbers, whose matrices have forms that keep the files' whole numbers. Raises CheckpointError."""
     with torch.device("meta"):
         net = Decoder(read_config(folder), context=0)

@@ -115,7 +115,7 @@ class ProcessGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of what the ranks give, added in their order in float32, rounded once: the same bits on all of them."""
-        return added(self.gather(x))
+        return sum_parts(self.gather(x))
 
     def least(self, number: int) -> int:
         """The smallest of the whole numbers that the ranks give."""
@@ -143,10 +143,10 @@ class ProcessGroup:
         return x
 
 
-def added(parts_N: Tensor) -> Tensor:
+def sum_parts(parts_N: Tensor) -> Tensor:
     """The sum of N parts, in their order, in float32, rounded once."""
     if parts_N.is_cuda and find_spec("triton") is not None:
-        from attend.model.net.triton.ranks import added as in_one_pass
+        from attend.model.net.triton.ranks import add_parts as in_one_pass
 
         return in_one_pass(parts_N)
     total: Tensor = parts_N[0].float()

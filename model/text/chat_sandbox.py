@@ -210,17 +210,17 @@ def _tojson(
     _text_size(value)
     _require(indent is None or 0 <= indent <= 16, "indents JSON too far")
     document = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return marks.unescaped(document) if ensure_ascii else document
+    return marks.restore_marks(document) if ensure_ascii else document
 
 
 def _trim(value: Any, letters: str | None = None) -> str:
-    return marks.trimmed(value if isinstance(value, str) else str(value), letters)
+    return marks.strip(value if isinstance(value, str) else str(value), letters)
 
 
 def raise_exception(message: Any) -> None:
     """What a template calls where it refuses the messages. Raises Refused with its sentence."""
     _text_size(message)
-    raise Refused(f"refuses them: {marks.unmarked(str(message))[:512]}")
+    raise Refused(f"refuses them: {marks.without_marks(str(message))[:512]}")
 
 
 class _Generation(Extension):

@@ -61,7 +61,7 @@ class ControlTokens:
         is_part = self._is_part(text)
         if not is_part and self._normalized_finder is None and not self._outer.search(text):
             return text
-        text = marks.unmarked(text)
+        text = marks.without_marks(text)
         spans = self._spans(text)
         if is_part and not spans:
             return Fragment(text)

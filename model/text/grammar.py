@@ -29,7 +29,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
-from attend.model.params import describe, shortened
+from attend.model.params import describe, shorten
 from attend.model.text.grammar_tokens import for_grammars
 from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
 from attend.model.text.schema import (
@@ -38,7 +38,7 @@ from attend.model.text.schema import (
     Whitespace,
     faulty_rule,
     place_of,
-    reworded,
+    reword,
     rewritten,
     rewritten_rules,
     source_of,
@@ -306,8 +306,8 @@ def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
     elif kind == "tools":
         where, schema = faulty_rule(rewritten_rules(text, _compiled), _fault)
     place = ".".join(filter(None, (where, place_of(schema, _fault))))
-    words = reworded(_fault(schema) or reason(matcher))
-    told = f"{shortened(place, MAX_PLACE)}: {words}" if place else words
+    words = reword(_fault(schema) or reason(matcher))
+    told = f"{shorten(place, MAX_PLACE)}: {words}" if place else words
     return f"{told}; {OR_SHOWN}" if where.startswith("tools[") else told
 
 

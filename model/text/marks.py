@@ -61,12 +61,12 @@ def is_marked(text: str) -> bool:
     return OPEN in text or CLOSE in text or EDGE in text
 
 
-def unmarked(text: str) -> str:
+def without_marks(text: str) -> str:
     """The text without marks."""
     return _ANY.sub("", text) if is_marked(text) else text
 
 
-def unescaped(document: str) -> str:
+def restore_marks(document: str) -> str:
     """JSON in ASCII, its marks as characters again."""
     return _ESCAPED.sub(lambda match: match[1] + chr(0xE0100 + int(match[2], 16)), document)
 
@@ -94,7 +94,7 @@ def method_of(text: str, name: str) -> Callable[..., Any] | None:
     return partial(_METHODS[name], text) if name in _METHODS and is_marked(text) else None
 
 
-def trimmed(text: str, letters: str | None = None, *, left: bool = True, right: bool = True) -> str:
+def strip(text: str, letters: str | None = None, *, left: bool = True, right: bool = True) -> str:
     """`text.strip(letters)`. Marks among the letters that go stay."""
     passed = (_WHITE if letters is None else letters) + MARKS
     start = len(text) - len(text.lstrip(passed)) if left else 0
@@ -112,11 +112,11 @@ def _split(text: str, separator: str | None = None, maxsplit: int = -1, *, from_
 
 
 _METHODS: dict[str, Callable[..., Any]] = {
-    "strip": trimmed,
-    "lstrip": partial(trimmed, right=False),
-    "rstrip": partial(trimmed, left=False),
+    "strip": strip,
+    "lstrip": partial(strip, right=False),
+    "rstrip": partial(strip, left=False),
     "split": _split,
     "rsplit": partial(_split, from_right=True),
-    "startswith": lambda text, *given: unmarked(text).startswith(*given),
-    "endswith": lambda text, *given: unmarked(text).endswith(*given),
+    "startswith": lambda text, *given: without_marks(text).startswith(*given),
+    "endswith": lambda text, *given: without_marks(text).endswith(*given),
 }

@@ -15,7 +15,7 @@ import llguidance
 
 from attend.model.errors import EngineFailed
 from attend.model.machine import usable_cores
-from attend.model.params import shortened
+from attend.model.params import shorten
 
 if TYPE_CHECKING:  # numpy takes longer to import than the child process of model/text/grammar.py takes for its work
     import numpy as np
@@ -277,4 +277,4 @@ def reason(matcher: llguidance.LLMatcher) -> str:
     regex = re.search(r"regex parse error:\n {4}.*\n {4}( *)\^.*\nerror: (.*)", text)
     if regex:
         return f"regex, character {len(regex[1]) + 1}: {regex[2]}"
-    return shortened(" ".join(text.split()), SHOWN)
+    return shorten(" ".join(text.split()), SHOWN)

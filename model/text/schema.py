@@ -122,7 +122,7 @@ def faulty_rule(grammar: str, fault: Fault) -> tuple[str, dict[str, Any]]:
     return next(((where, schema) for schema, _, _, where in _rules(grammar) if fault(schema)), ("", {}))
 
 
-def reworded(words: str) -> str:
+def reword(words: str) -> str:
     """What llguidance says of a schema, without options that a caller does not have, and what the caller can do."""
     action = next((f"; {action}" for word, action in _ACTIONS.items() if word in words), "")
     return _OVERLAP if _ONE_OF in words else words + action

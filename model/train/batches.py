@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import corpus
-from attend.model.train.loss import IGNORED, unlearned
+from attend.model.train.loss import IGNORED, unlikelihood_targets
 
 if TYPE_CHECKING:
     from attend.model.train.trainer import Recipe
@@ -120,5 +120,5 @@ def _stuttered(
     targets = tokens.copy()
     again, more = slice(stop, 2 * stop - begin), slice(2 * stop - begin, stop + len(copies))
     targets[again] = IGNORED
-    targets[more] = unlearned(tokens[more])
+    targets[more] = unlikelihood_targets(tokens[more])
     return tokens[:-1], targets[1:]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from attend.model.config import DEFAULT_MODEL
-from attend.model.net.backends import BatchLayout, Paged, Row, TorchBackend
 from attend.model.net.checkpoint import load
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.paged_attention import BatchLayout, Paged, Row, TorchBackend
 from attend.model.net.transformer import Decoder
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import corpus

@@ -54,7 +54,7 @@ def headers_of(text: str) -> list[str]:
     return [line for line in _HEADER.findall(text) if is_python(f"{line} pass")]
 
 
-def cut(completion: str) -> str | None:
+def first_block(completion: str) -> str | None:
     """A completion up to the first line that is not blank and stands in column 0; None if there is none.
 
     The rule knows no syntax: such a line ends the body even inside a string or between brackets.
@@ -65,7 +65,7 @@ def cut(completion: str) -> str | None:
 
 def judge(header: str, completion: str, *, stopped: bool) -> Verdict:
     """Whether a completion ended and is Python; `stopped` tells that the model itself ended the text."""
-    body = cut(completion)
+    body = first_block(completion)
     ended = stopped or body is not None
     return Verdict(ended, ended and is_python(header + (completion if body is None else body)))
 

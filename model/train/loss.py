@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from attend.model.net.attention import PLAIN, causal_mask
-from attend.model.net.backends import fused, variant_of
+from attend.model.net.paged_attention import fused_attention, variant_of
 from attend.model.net.states import Recurrence
 from attend.model.net.transformer import Decoder
 from attend.model.quality import windows
@@ -31,7 +31,7 @@ LEAST = 1e-6
 """1 - p is taken for no less where a token is unlearned: float32 knows it no better."""
 
 
-def unlearned(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+def unlikelihood_targets(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Targets that make these tokens less likely: -log(1 - p) takes the place of -log p (Welleck et al. 2020)."""
     return IGNORED - 1 - tokens
 
@@ -85,7 +85,7 @@ class DenseCausal:
             heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         else:
             positions_L = torch.arange(length, device=q.device)
-            heads = fused(q, k, v, causal_mask(positions_L, length, variant.window), variant, sinks_H)
+            heads = fused_attention(q, k, v, causal_mask(positions_L, length, variant.window), variant, sinks_H)
         return heads.transpose(1, 2).flatten(0, 1)
 
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def hosts(text: str) -> frozenset[str]:
     return found
 
 
-def allowed(text: str, host: str, *, keyed: bool) -> AbstractSet[str]:
+def allowed_names(text: str, host: str, *, keyed: bool) -> AbstractSet[str]:
     """The names that a server which binds `host` answers to, by `allowed_hosts`; none is any.
 
     Where that is empty, a server for its own machine that asks for no keys answers to its own names alone.

@@ -31,7 +31,7 @@ TABLES = (
 )
 
 
-def opened(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     """A connection for one thread at a time. Raises SettingError where the file is no database of ours."""
     try:
         found = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)

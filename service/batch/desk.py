@@ -16,7 +16,7 @@ from attend.service.batch.batches import Batches
 from attend.service.batch.files import Clock, Files
 from attend.service.batch.limits import Limits
 from attend.service.errors import NotThere, StorageFailed
-from attend.service.generation.aside import Places
+from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.observe.batches import BatchNumbers
 
 log = logging.getLogger("attend.batch")
@@ -36,7 +36,7 @@ class Desk:
         self.files = Files(limits, clock)
         self.batches = Batches(self.files)
         self.numbers = BatchNumbers()
-        self.uploads = Places(MOST_UPLOADS, "files are being uploaded")
+        self.uploads = FairSemaphore(MOST_UPLOADS, "files are being uploaded")
         self.woken = asyncio.Event()
         """Set where a batch is new, or is to end."""
         self.free = asyncio.Event()

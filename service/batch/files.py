@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from attend.model.errors import InvalidRequest
-from attend.service.batch.database import opened, transaction
+from attend.service.batch.database import open_database, transaction
 from attend.service.batch.folder import Folder
 from attend.service.batch.limits import Limits
 from attend.service.batch.rows import FILE_ID, OPEN, File, new_file_id
@@ -28,7 +28,7 @@ class Files:
         self.limits = limits
         self.folder = Folder(limits.folder)
         self.clock = clock
-        self.connection = opened(self.folder.database)
+        self.connection = open_database(self.folder.database)
         self._strays_at = 0.0
 
     def close(self) -> None:

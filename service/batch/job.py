@@ -17,7 +17,7 @@ from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Parse, Ra
 from attend.service.batch.results import DONE, FAILED, LEFT, Part, failure, record, spans, success, write_sorted
 from attend.service.batch.rows import Batch, new_file_id
 from attend.service.errors import QuotaReached, StorageFailed
-from attend.service.generation.aside import alone
+from attend.service.generation.thread_pools import run_exclusive
 from attend.service.records import Arrival
 
 log = logging.getLogger("attend.batch")
@@ -380,6 +380,6 @@ async def _patiently(work: Callable[[], T], size: int) -> T:
     """The result of work on lines, in the turn of batches, when there is room for it."""
     while True:
         try:
-            return await alone(work, Arrival(BATCHES, None, size))
+            return await run_exclusive(work, Arrival(BATCHES, None, size))
         except Overloaded as error:
             await asyncio.sleep(getattr(error, "retry_after", 1))

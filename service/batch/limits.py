@@ -23,7 +23,7 @@ class Limits:
     retention: float = 168 * 3600.0
 
     @property
-    def beside(self) -> int:
+    def beside_others(self) -> int:
         """Lines that are computed at a time beside other calls."""
         return max(1, self.concurrency // BESIDE)
 

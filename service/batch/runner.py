@@ -156,7 +156,7 @@ class Runner:
         now = self._clock()
         if self._others():
             self._busy_until = now + CALM_SECONDS
-        return self.desk.limits.beside if now < self._busy_until else self.desk.limits.concurrency
+        return self.desk.limits.beside_others if now < self._busy_until else self.desk.limits.concurrency
 
     async def _dispatch(self) -> None:
         """Begin as many lines as there is room for."""

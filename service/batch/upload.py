@@ -11,7 +11,7 @@ from attend.service.batch.desk import Desk
 from attend.service.batch.files import INPUT
 from attend.service.batch.multipart import OVERHEAD, Form
 from attend.service.batch.rows import File
-from attend.service.contract.tolerance import tolerated
+from attend.service.contract.tolerance import known_fields
 from attend.service.errors import TooLarge
 from attend.service.remarks import Remarks
 
@@ -99,7 +99,7 @@ class Sink:
 
 def _read(fields: dict[str, str], remarks: Remarks) -> int | None:
     """The seconds that the file is to live, where the form says so. Raises InvalidRequest for what is wrong with its fields."""
-    for name in tolerated(fields, KNOWN, {}, remarks).keys() - KNOWN:
+    for name in known_fields(fields, KNOWN, {}, remarks).keys() - KNOWN:
         meant = f": did you mean {remarks.near[name]}?" if name in remarks.near else ""
         raise InvalidRequest(f"{describe(name)} is not a field of this form{meant}", name[:64])
     purpose = fields.get("purpose")

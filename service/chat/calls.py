@@ -8,8 +8,8 @@ from contextlib import suppress
 from attend.service.chat.admitted import TEXT, Values
 from attend.service.chat.forms import CallForm, Tags
 from attend.service.chat.json_text import JsonText
-from attend.service.chat.reader import NotACall, Reader, held
-from attend.service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, written
+from attend.service.chat.reader import NotACall, Reader, partial_marker
+from attend.service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, to_json
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
 MAX_NAME = 64
@@ -91,7 +91,7 @@ def _json_call(reader: Reader) -> Steps:
     if not name:
         raise NotACall
     if not started:
-        reader.whole(name, early or "{}")
+        reader.whole_call(name, early or "{}")
     reader.read.clear()
 
 
@@ -130,7 +130,7 @@ def _arguments(reader: Reader, name: str) -> Steps:
     if (yield from reader.char()) == "{":
         yield from stream_arguments(reader, reader.start(name))
     else:
-        reader.whole(name, (yield from _arguments_text(reader)))
+        reader.whole_call(name, (yield from _arguments_text(reader)))
 
 
 def _arguments_text(reader: Reader) -> Generator[None, None, str]:
@@ -212,7 +212,7 @@ def _tagged(reader: Reader, form: CallForm, marker: str) -> Steps:
         if tags.value_begin:
             yield from reader.spaces()
             yield from reader.require(tags.value_begin)
-        reader.arguments(index, f"{', ' if keys else ''}{written(key)}: ")
+        reader.arguments(index, f"{', ' if keys else ''}{to_json(key)}: ")
         yield from _tagged_value(reader, tags, reader.values_of(name, key), index)
         keys += 1
         yield from reader.spaces()
@@ -236,13 +236,13 @@ def _tagged_value(reader: Reader, tags: Tags, values: Values, index: int) -> Ste
     ends = (tags.value_end, "\n" + tags.value_end)
     while True:
         at = reader.text.find(tags.value_end, reader.at)
-        keep = held(reader.text, reader.at, ends) if at < 0 else 0
+        keep = partial_marker(reader.text, reader.at, ends) if at < 0 else 0
         piece = reader.take((len(reader.text) - keep if at < 0 else at) - reader.at)
         if at >= 0:
-            reader.arguments(index, written(piece.removesuffix("\n"))[1:])
+            reader.arguments(index, to_json(piece.removesuffix("\n"))[1:])
             reader.take(len(tags.value_end))
             return
-        reader.arguments(index, written(piece)[1:-1])
+        reader.arguments(index, to_json(piece)[1:-1])
         if reader.ended:
             reader.drop_half(ends)
             raise NotACall
@@ -298,7 +298,7 @@ def _python_call(reader: Reader) -> Steps:
         values[key] = value
         if (yield from reader.literal(",")):
             yield from reader.spaces()
-    reader.whole(name, "{" + ", ".join(f"{written(key)}: {value}" for key, value in values.items()) + "}")
+    reader.whole_call(name, "{" + ", ".join(f"{to_json(key)}: {value}" for key, value in values.items()) + "}")
 
 
 def _python_key(reader: Reader) -> Generator[None, None, str]:
@@ -347,7 +347,7 @@ def _braced(reader: Reader, form: CallForm, marker: str) -> Steps:
     text = braced_arguments((yield from reader.until(form.end)).rstrip(), form.mark)
     if text is None:
         raise NotACall
-    reader.whole(name, text)
+    reader.whole_call(name, text)
 
 
 _SYNTAXES: dict[str, Callable[[Reader, CallForm, str], Steps]] = {

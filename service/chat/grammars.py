@@ -29,7 +29,7 @@ _PLAIN = ("integer", "number", "boolean")
 _TEXT = {"type", "enum", "const", "minLength", "maxLength"}
 
 
-def enforced(
+def answer_grammar(
     form: AnswerFormat, calling: Calling, content: GrammarSpec | None, special: Mapping[str, int], *, reasoning_open: bool
 ) -> GrammarSpec | None:
     """What the answers of a chat must look like; `content` is what their content must look like, where that was asked for."""

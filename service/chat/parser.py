@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from attend.service.chat.calls import read_calls, stream_arguments
 from attend.service.chat.forms import HARMONY, AnswerFormat
 from attend.service.chat.parts import Content, Part, Reasoning, Tool
-from attend.service.chat.reader import NotACall, Reader, held, starts_of
+from attend.service.chat.reader import NotACall, Reader, partial_marker, starts_of
 
 MAX_SPACE = 1024
 """White space that is held back, since a marker may follow."""
@@ -202,7 +202,7 @@ class AnswerParser(Reader):
                     return found.group()
                 say(found.group())  # after the text before it, it is text too
                 continue
-            keep = held(self.text, self.at, wanted)
+            keep = partial_marker(self.text, self.at, wanted)
             if self.ended and not self.is_half(self.text[len(self.text) - keep :], wanted):
                 keep = 0
             text, self.at = self.text[self.at : len(self.text) - keep], len(self.text) - keep

@@ -52,7 +52,7 @@ class Tool:
     """Its place among the request's tools."""
 
 
-def joined(parts: Iterable[Part]) -> list[Part]:
+def join_deltas(parts: Iterable[Part]) -> list[Part]:
     """The parts with their deltas put together."""
     return [_whole(list(run)) for _, run in groupby(parts, lambda part: (type(part), getattr(part, "index", 0)))]
 

@@ -91,7 +91,7 @@ class Reader:
             if self.ended:
                 self.drop_half((end,))
                 raise NotACall
-            keep = held(self.text, self.at, (end,))
+            keep = partial_marker(self.text, self.at, (end,))
             pieces.append(self.take(len(self.text) - keep - self.at))
             yield
 
@@ -119,7 +119,7 @@ class Reader:
         self.num_calls += 1
         return self.num_calls - 1
 
-    def whole(self, name: str, text: str) -> None:
+    def whole_call(self, name: str, text: str) -> None:
         """A call whose arguments are known."""
         self.arguments(self.start(name), text)
         self.num_whole += 1
@@ -131,7 +131,7 @@ class Reader:
         self.read.clear()
 
 
-def held(text: str, at: int, markers: tuple[str, ...]) -> int:
+def partial_marker(text: str, at: int, markers: tuple[str, ...]) -> int:
     """Characters at the end of a text, from `at` on, that begin a marker and are not all of one."""
     starts, halves, longest = _halves(markers)
     for start in range(max(at, len(text) - longest), len(text)):

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator, ValidationError
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.params import shortened
+from attend.model.params import shorten
 from attend.model.text.schema import MAX_PLACE, OR_SHOWN
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import wrong
@@ -89,7 +89,7 @@ def check_schema(schema: dict[str, Any], place: str) -> None:
     except ValidationError as error:
         if not any(older.is_valid(schema) for older in _OLDER):
             where = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in error.instance_path)
-            said = f"{place}{shortened(where, MAX_PLACE)} is no JSON schema: {error.message[:256]}"
+            said = f"{place}{shorten(where, MAX_PLACE)} is no JSON schema: {error.message[:256]}"
             raise InvalidRequest(f"{said}; {OR_SHOWN}", place) from error
 
 

@@ -32,14 +32,14 @@ def tagged_value(values: Values, text: str) -> str:
     """
     made = as_json(text)
     if values == ANY:
-        return made or _PYTHON_WORDS.get(text.strip()) or written(text)
+        return made or _PYTHON_WORDS.get(text.strip()) or to_json(text)
     if made is not None and not made.startswith('"') and fits(values, json.loads(made)):
         return made
     if not fits(values, text):
         literal = python_value(text)
         if literal is not None and fits(values, json.loads(literal)):
             return literal
-    return written(text)
+    return to_json(text)
 
 
 def as_json(text: str) -> str | None:
@@ -57,7 +57,7 @@ def ends_in_string(values: Values, text: str) -> bool:
     return begins.get(text.lstrip()[:1], False) and '"' in _QUOTED.sub("", text)
 
 
-def written(value: Any) -> str:
+def to_json(value: Any) -> str:
     """The JSON of a value. Raises ValueError or TypeError where it has none."""
     return _UNFIT.sub(_escape, _ENCODER.encode(value))
 
@@ -70,7 +70,7 @@ def python_value(text: str) -> str | None:
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(text.strip(), mode="eval").body
-        return written(ast.literal_eval(_PythonNames().visit(tree)))
+        return to_json(ast.literal_eval(_PythonNames().visit(tree)))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 
@@ -90,7 +90,7 @@ def braced_arguments(text: str, quote: str) -> str | None:
     """
     pieces = text.split(quote)
     pieces[::2] = [_WORD_OR_KEY.sub(_braced_word, piece) for piece in pieces[::2]]
-    pieces[1::2] = map(written, pieces[1::2])
+    pieces[1::2] = map(to_json, pieces[1::2])
     made = "".join(pieces)
     return as_json(made) if made.startswith("{") else None
 
@@ -98,7 +98,7 @@ def braced_arguments(text: str, quote: str) -> str | None:
 def _braced_word(found: re.Match[str]) -> str:
     word, colon = found[1], found[2] or ""
     is_plain = not colon and (_PLAIN.fullmatch(word) or (word.startswith('"') and as_json(word)))
-    return (word if is_plain else written(word)) + colon
+    return (word if is_plain else to_json(word)) + colon
 
 
 def _escape(character: re.Match[str]) -> str:

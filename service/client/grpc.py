@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from attend.service.client.errors import Answer, InvalidRequest
-from attend.service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
+from attend.service.client.retry import Call, Delta, Failed, Means, collect, gathered_async, resume, resumed_async
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 
@@ -59,12 +59,12 @@ class GrpcClient:
     def stream(self, request: pb.GenerateRequest) -> Iterator[Delta]:
         """The answer as it is made, over as many tries as it takes. Raises CallFailed, InvalidRequest."""
         call = call_of(self._means, request)
-        return resumed(call, partial(self._attempt, request), self._sleep)
+        return resume(call, partial(self._attempt, request), self._sleep)
 
     def generate(self, request: pb.GenerateRequest) -> Answer:
         """The whole answer. Raises as `stream` does."""
         call = call_of(self._means, request)
-        return gathered(call, resumed(call, partial(self._attempt, request), self._sleep))
+        return collect(call, resume(call, partial(self._attempt, request), self._sleep))
 
     def _attempt(self, request: pb.GenerateRequest, call: Call) -> Generator[Delta, None, None]:
         """One try, which ends at the call's deadline."""

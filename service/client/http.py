@@ -14,7 +14,7 @@ from attend.service.client import events
 from attend.service.client.errors import Answer, InvalidRequest
 from attend.service.client.events import CHAT, COMPLETIONS, MOST_ERROR_BYTES, SILENT_SECONDS, Events
 from attend.service.client.fields import Chat, Completion
-from attend.service.client.retry import Call, Delta, Failed, Means, gathered, gathered_async, resumed, resumed_async
+from attend.service.client.retry import Call, Delta, Failed, Means, collect, gathered_async, resume, resumed_async
 
 PIECE = 64 << 10
 
@@ -41,29 +41,29 @@ class HttpClient:
     def stream(self, **fields: Unpack[Completion]) -> Iterator[Delta]:
         """The answer as it is made, over as many tries as it takes. Raises CallFailed, InvalidRequest."""
         call, attempt = self._completion(fields)
-        return resumed(call, attempt, self._sleep)
+        return resume(call, attempt, self._sleep)
 
     def generate(self, **fields: Unpack[Completion]) -> Answer:
         """The whole answer. Raises as `stream` does."""
         call, attempt = self._completion(fields)
-        return gathered(call, resumed(call, attempt, self._sleep))
+        return collect(call, resume(call, attempt, self._sleep))
 
     def stream_chat(self, **fields: Unpack[Chat]) -> Iterator[Delta]:
         """The content of a chat's answer as it is made. Raises Broken where the stream breaks after it began."""
         call, attempt = self._chat(fields)
-        return resumed(call, attempt, self._sleep)
+        return resume(call, attempt, self._sleep)
 
     def chat(self, **fields: Unpack[Chat]) -> Answer:
         """The whole content of a chat's answer. Raises as `stream_chat` does."""
         call, attempt = self._chat(fields)
-        return gathered(call, resumed(call, attempt, self._sleep))
+        return collect(call, resume(call, attempt, self._sleep))
 
     def _completion(self, fields: Completion) -> tuple[Call, Callable[[Call], Generator[Delta, None, None]]]:
-        asked = events.checked(fields, Completion)
+        asked = events.check_fields(fields, Completion)
         return completion_call(self._means, asked), partial(self._attempt, COMPLETIONS, asked)
 
     def _chat(self, fields: Chat) -> tuple[Call, Callable[[Call], Generator[Delta, None, None]]]:
-        asked = events.checked(fields, Chat)
+        asked = events.check_fields(fields, Chat)
         return chat_call(self._means, asked), partial(self._attempt, CHAT, asked)
 
     def _attempt(self, path: str, fields: Mapping[str, Any], call: Call) -> Generator[Delta, None, None]:
@@ -146,11 +146,11 @@ class AsyncHttpClient:
         return await gathered_async(call, resumed_async(call, attempt, self._sleep))
 
     def _completion(self, fields: Completion) -> tuple[Call, Callable[[Call], AsyncGenerator[Delta, None]]]:
-        asked = events.checked(fields, Completion)
+        asked = events.check_fields(fields, Completion)
         return completion_call(self._means, asked), partial(self._attempt, COMPLETIONS, asked)
 
     def _chat(self, fields: Chat) -> tuple[Call, Callable[[Call], AsyncGenerator[Delta, None]]]:
-        asked = events.checked(fields, Chat)
+        asked = events.check_fields(fields, Chat)
         return chat_call(self._means, asked), partial(self._attempt, CHAT, asked)
 
     async def _attempt(self, path: str, fields: Mapping[str, Any], call: Call) -> AsyncGenerator[Delta, None]:

@@ -153,7 +153,7 @@ class Call:
 CUT = "the stream ended before its answer"
 
 
-def resumed(
+def resume(
     call: Call, attempt: Callable[[Call], Generator[Delta, None, None]], sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Delta]:
     """The deltas of an answer, over as many tries as it takes. `attempt` makes one. Raises CallFailed."""
@@ -205,7 +205,7 @@ async def _next(deltas: AsyncGenerator[Delta, None], call: Call) -> Delta | None
         raise DeadlinePassed("the call's time has passed", call.answer) from error
 
 
-def gathered(call: Call, deltas: Iterator[Delta]) -> Answer:
+def collect(call: Call, deltas: Iterator[Delta]) -> Answer:
     """The whole answer. Raises CallFailed."""
     for _ in deltas:
         pass

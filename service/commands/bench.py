@@ -16,7 +16,7 @@ COMMAND = re.compile(r":? (\w+=\w+ )*attend bench ")
 """Where the first line of a benchmark's docstring goes over from what it measures to how it is called."""
 
 
-def listed() -> list[str]:
+def list_benchmarks() -> list[str]:
     """A line for each benchmark: its name, and what it measures. Raises SettingError without a source tree."""
     found = {path.stem: path for path in sorted(FOLDER.glob("*.py")) if _is_benchmark(path)}
     if not found:

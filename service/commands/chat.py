@@ -16,10 +16,10 @@ from attend.service.chat.parts import Reasoning
 from attend.service.commands.generate import dim, plain
 from attend.service.commands.offline import (
     adapter_folders,
-    chatted,
     check_system,
-    completed,
-    required,
+    require_template,
+    run_chat,
+    run_completion,
     serving,
     template_of,
     to_chat,
@@ -77,7 +77,7 @@ class Conversation:
         answer = Answer()
         try:
             asked = await self._fitting()
-            await chatted(self.service, asked, answer.take)
+            await run_chat(self.service, asked, answer.take)
         finally:
             if answer.last is None:
                 self.messages = before
@@ -150,10 +150,10 @@ def chat(settings: Settings, fields: Mapping[str, Any], *, system: str, message:
             check_system(system, service)
             tell(f"attend: {service.model_name} has no chat template: the text is continued as it stands")
             engine.start()
-            asyncio.run(completed(service, {**fields, "prompt": message}, plain))
+            asyncio.run(run_completion(service, {**fields, "prompt": message}, plain))
             print(flush=True)
             return 0
-        template = required(template, service)
+        template = require_template(template, service)
         talk = Conversation(settings, service, template, fields, system)
         engine.start()
         if not was_taught(template):

@@ -26,8 +26,8 @@ from attend.service.commands.probe import (
     Reply,
     Skipped,
     Unreachable,
+    beginning_of,
     require,
-    shown,
 )
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
@@ -103,7 +103,7 @@ def completion(probe: Probe) -> str:
     tokens = probe.usage["completion_tokens"]
     require(0 < tokens <= MAX_TOKENS, f"completion_tokens is {tokens}, asked for {MAX_TOKENS} at most")
     probe.count("http", "/v1/completions", tokens)
-    return f"{tokens} tokens: {shown(choice['text'].encode())}"
+    return f"{tokens} tokens: {beginning_of(choice['text'].encode())}"
 
 
 def stream(probe: Probe) -> str:
@@ -131,7 +131,7 @@ def chat(probe: Probe) -> str:
     message = document["choices"][0]["message"]
     require(message["role"] == "assistant" and isinstance(message["content"], str), f"the message is {message}")
     probe.count("http", "/v1/chat/completions", document["usage"]["completion_tokens"])
-    return f"{document['usage']['completion_tokens']} tokens: {shown(message['content'].encode())}"
+    return f"{document['usage']['completion_tokens']} tokens: {beginning_of(message['content'].encode())}"
 
 
 def responses(probe: Probe) -> str:

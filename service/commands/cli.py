@@ -23,7 +23,7 @@ from attend.service.commands.flags import (
     without_values,
 )
 from attend.service.commands.keys import app as keys_app
-from attend.service.commands.start import given_text, interrupt_unwinds, prepared, start_settings
+from attend.service.commands.start import given_text, interrupt_unwinds, prepare_settings, start_settings
 from attend.service.runtime.lines import tell
 from attend.service.settings import Settings
 
@@ -66,7 +66,7 @@ def serve(settings: Settings) -> None:
     from attend.service.observe import tracing
 
     tracing.check(settings.otel_endpoint)
-    prepared(settings)
+    prepare_settings(settings)
     if settings.models:
         from attend.service.runtime.single import prepare
 
@@ -101,7 +101,7 @@ def explain(
     """Draw whom each token of a text attends to, its strongest links, and what the model expected in each place."""
     settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     looked_at = given_text(text, "text")
-    prepared(settings)
+    prepare_settings(settings)
     from attend.service.commands.explain import show
 
     show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
@@ -155,10 +155,10 @@ def bench(
     ] = None,
 ) -> None:
     """List the benchmarks of the source tree (loadtest/bench), or run one of them side by side with its peer."""
-    from attend.service.commands.bench import listed, run
+    from attend.service.commands.bench import list_benchmarks, run
 
     if what in (None, *HELP):
-        print("\n".join(listed()))
+        print("\n".join(list_benchmarks()))
     else:
         interrupt_unwinds()
         run(what, context.args)
@@ -234,7 +234,7 @@ def quality(
     """
     settings = start_settings({"model": folder})
     interrupt_unwinds()
-    prepared(settings)
+    prepare_settings(settings)
     from attend.service.commands.quality import show
 
     show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
@@ -358,7 +358,7 @@ def replay(
         raise SettingError("--model, --dtype and --quantize are for a model that is loaded here, and a URL was given")
     asked, response = again.read(answer, request)
     settings = {"model": model, "dtype": dtype, "quantize": quantize}
-    how = again.online(url, key) if url else again.offline(prepared(start_settings(settings)))
+    how = again.online(url, key) if url else again.offline(prepare_settings(start_settings(settings)))
     verdict = again.replay(asked, response, *how)
     print(f"{verdict.outcome}: {verdict.detail}")
     raise typer.Exit(again.STATUS[verdict.outcome])

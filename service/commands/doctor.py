@@ -30,7 +30,7 @@ from attend.model.engine.fallback import Fallback, kept_kind
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.speed import Speeds, measure
 from attend.model.errors import AttendError, SettingError
-from attend.model.net.checkpoint import formed, inspect, read_config
+from attend.model.net.checkpoint import inspect, quantised_decoder, read_config
 from attend.model.net.formats.codes import Kind
 from attend.model.net.native.build import absence
 from attend.model.net.native.library import variant
@@ -39,7 +39,7 @@ from attend.model.shapes import SHAPES, write_config
 from attend.service.runtime import hub
 from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
-from attend.service.untested import untested
+from attend.service.untested import untested_packages
 from attend.service.values import HUB
 
 LIMIT = 55.0
@@ -135,7 +135,7 @@ class Doctor:
         names = ("attend-server", "torch", "triton", "ray")
         self.facts |= {"python": platform.python_version()} | {name: _version(name) for name in names}
         shown = ", ".join(f"{name} {self.facts[name] or 'not installed'}" for name in names)
-        lacking = list(untested())
+        lacking = list(untested_packages())
         self.note(
             Check("packages", "failed" if lacking else "ok", f"Python {self.facts['python']}, {shown}", 0, "; ".join(lacking))
         )
@@ -200,7 +200,7 @@ class Doctor:
             return write_config(self.shape, place)
         if not self.settings.model.startswith(HUB):
             return self.settings.folder
-        found = hub.cached(self.settings.model)
+        found = hub.cached_folder(self.settings.model)
         if found is None:
             raise SettingError(
                 f"{self.settings.model} is not in the cache of the hub: attend pull brings it, doctor downloads nothing"
@@ -210,7 +210,7 @@ class Doctor:
     def _look_at_model(self, folder: Path, device: str) -> ModelConfig:
         began = time.perf_counter()
         config = read_config(folder) if self.shape else inspect(folder)
-        net = formed(folder) if not self.shape else None
+        net = quantised_decoder(folder) if not self.shape else None
         parameters = net.num_parameters if net is not None else _parameters(config)
         dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
         size: float = count_bytes(net, dtype) if net is not None else parameters * dtype.itemsize

@@ -49,7 +49,7 @@ def show(settings: Settings, text: str, *, answer: str, layer: int | None, head:
         )
         record = Metrics(engine, service.model_name).open("http", "/v1/attention")
         told = asyncio.run(explaining.explain(command, record, ExitStack()))
-        written = b"".join(pieces(AttentionWriter(explaining, told).whole()))
+        written = b"".join(pieces(AttentionWriter(explaining, told).full_response()))
     if as_json:
         sys.stdout.write(written.decode() + "\n")
     else:
@@ -78,7 +78,7 @@ def draw(found: dict[str, Any], console: Console) -> None:
         for weight, query, key in links(weights):
             console.print(Text(f"  {weight:4.0%}  {names[query]} ({query}) -> {names[key]} ({key})"))
     console.print()
-    console.print(expected(found, names))
+    console.print(token_probabilities(found, names))
     for layer in found.get("logit_lens", ()):
         guess = layer["guesses"][-1][0]
         line = f"logit lens of layer {layer['layer']:>2}: the next token is {visible(guess['token'])}"
@@ -119,7 +119,7 @@ def shades(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
     return table
 
 
-def expected(found: dict[str, Any], names: Sequence[str]) -> Table:
+def token_probabilities(found: dict[str, Any], names: Sequence[str]) -> Table:
     """The probability of each token, the entropy of its place, and the likeliest token there."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("place", "token", "probability", "entropy", "likeliest"):

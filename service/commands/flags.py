@@ -115,7 +115,7 @@ def _option(name: str, group: str) -> Any:
     """
     field, flag = Settings.model_fields[name], _dashed(name)
     default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
-    about = f"{field.description}; {allowed(name)}{default}"
+    about = f"{field.description}; {allowed_values(name)}{default}"
     shown: dict[str, Any] = {"help": about, "show_default": False, "rich_help_panel": group}
     if field.annotation is bool:
         return Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", metavar=" ", **shown)]
@@ -132,7 +132,7 @@ def _schema() -> dict[str, Any]:
     return Settings.model_json_schema()
 
 
-def allowed(name: str) -> str:
+def allowed_values(name: str) -> str:
     """What a setting may be, for help and documentation: `1 to 65535`, `auto, cpu or cuda`."""
     schema = _schema()["properties"][name]
     schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)

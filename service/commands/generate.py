@@ -16,10 +16,10 @@ from attend.service.chat.parts import Reasoning
 from attend.service.commands.offline import (
     Write,
     adapter_folders,
-    chatted,
     check_system,
-    completed,
-    required,
+    require_template,
+    run_chat,
+    run_completion,
     serving,
     template_of,
     to_chat,
@@ -53,18 +53,18 @@ def generate(
         if chat is None and (template is None or not was_taught(template)):
             template = None
         elif chat:
-            template = required(template, service)
+            template = require_template(template, service)
         if template is None:
             check_system(system, service)
         engine.start()
-        write: Write = coloured() if show else plain
+        write: Write = color_printer() if show else plain
         if template is None:
-            asyncio.run(_run(completed(service, fields, _no_write if as_json else write), as_json=as_json))
+            asyncio.run(_run(run_completion(service, fields, _no_write if as_json else write), as_json=as_json))
             return
         if chat is None:
             tell(f"attend: used the chat template of {service.model_name}: --raw continues the text itself")
         asked = to_chat(settings, service, template, as_chat(fields, system))
-        asyncio.run(_run(chatted(service, asked, _no_write if as_json else write), as_json=as_json))
+        asyncio.run(_run(run_chat(service, asked, _no_write if as_json else write), as_json=as_json))
 
 
 def as_chat(fields: Mapping[str, Any], system: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def plain(chunk: Chunk) -> None:
     for part in chunk.parts or ():
         if isinstance(part, Reasoning):
             dim(part.text, end="")
-    print(shown(chunk), end="", flush=True)
+    print(text_of(chunk), end="", flush=True)
 
 
 @cache
@@ -116,7 +116,7 @@ SHADES = ((0.5, ""), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "bold red"))
 """Colours of tokens from these probabilities on."""
 
 
-def coloured() -> Callable[[Chunk], None]:
+def color_printer() -> Callable[[Chunk], None]:
     """Prints the text that a chunk adds, in the colour of its least likely token; where there are no colours, says so."""
     console = Console(highlight=False, soft_wrap=True)
     if console.no_color or not console.is_terminal or console.color_system is None:
@@ -135,7 +135,7 @@ def coloured() -> Callable[[Chunk], None]:
     return write
 
 
-def shown(chunk: Chunk) -> str:
+def text_of(chunk: Chunk) -> str:
     """The text that a chunk adds, its prompt's included where that is echoed."""
     return chunk.text if chunk.prompt is None else chunk.prompt.text + chunk.text
 

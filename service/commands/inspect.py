@@ -11,7 +11,7 @@ from attend.model.devices import DTYPES
 from attend.model.engine.build import size_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import formed, inspect, lacks_head, open_weights
+from attend.model.net.checkpoint import inspect, lacks_head, open_weights, quantised_decoder
 from attend.model.net.quantised import count_bytes
 from attend.model.parallel.shards import check
 from attend.model.text.chat import ChatTemplate
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 def facts(folder: Path) -> dict[str, Any]:
     """All that is known of a checkpoint; sizes in bytes. Raises CheckpointError where it cannot be served."""
-    config, net = inspect(folder), formed(folder)
+    config, net = inspect(folder), quantised_decoder(folder)
     return {
         "supported": True,
         "folder": str(folder),

@@ -19,13 +19,13 @@ from attend.service.chat.forms import form_of
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import CompletionRequest, read_completion
-from attend.service.gathered import whole
-from attend.service.generation.adapters import Shelf
+from attend.service.generation.adapters import AdapterRegistry
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import parse
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.pieces import pieces
+from attend.service.merging import merge_chunks
 from attend.service.observe.metrics import Metrics
 from attend.service.records import Chunk, Command, TokenCounts
 from attend.service.runtime import hub, loading
@@ -50,11 +50,11 @@ def serving(
         kv_cache_memory=MEMORY,
         adapters=bool(adapters),
     )
-    with loading.shown(sys.stderr) as report:
+    with loading.progress_reporter(sys.stderr) as report:
         engine = build_engine(settings.folder, options, report)
     defaults = read_defaults(settings.folder, settings.generation_config)
     tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
-    shelf = None if engine.adapters is None else Shelf(engine.adapters, dict(adapters), most=1, taken=settings.name)
+    shelf = None if engine.adapters is None else AdapterRegistry(engine.adapters, dict(adapters), most=1, taken=settings.name)
     try:
         yield engine, GenerationService(engine, tokenizer, model_name=settings.name, defaults=defaults, shelf=shelf)
     finally:
@@ -68,7 +68,7 @@ def template_of(settings: Settings, service: GenerationService) -> ChatTemplate 
     return read_template(folder, service.tokenizer, file, special_tokens_in_content=settings.special_tokens_in_content)
 
 
-def required(template: ChatTemplate | None, service: GenerationService) -> ChatTemplate:
+def require_template(template: ChatTemplate | None, service: GenerationService) -> ChatTemplate:
     """The chat template, or NoChatTemplate."""
     if template is None:
         raise NoChatTemplate(
@@ -93,12 +93,14 @@ def to_chat(
     return body, to_command(body, "offline", service.defaults, template, form)
 
 
-async def chatted(service: GenerationService, asked: tuple[ChatRequest, Command], write: Write) -> dict[str, Any]:
+async def run_chat(service: GenerationService, asked: tuple[ChatRequest, Command], write: Write) -> dict[str, Any]:
     """What POST /v1/chat/completions would answer; see `completed`."""
     return await _answered(service, ChatWriter, *asked, write)
 
 
-async def completed(service: GenerationService, fields: Mapping[str, Any], write: Write = lambda chunk: None) -> dict[str, Any]:
+async def run_completion(
+    service: GenerationService, fields: Mapping[str, Any], write: Write = lambda chunk: None
+) -> dict[str, Any]:
     """What POST /v1/completions would answer to these fields; `write` gets the chunks of the first answer as they are made."""
     body = read_completion(parse(json.dumps(dict(fields)).encode()))
     return await _answered(service, CompletionWriter, body, to_command(body, "offline", service.defaults), write)
@@ -121,7 +123,7 @@ async def _answered(
     name, fingerprint = body.model or service.model_name, service.fingerprint(adapter)
     writer = kind(body, command.request_id, name, fingerprint, TokenCounts(command.n), service.tokenizer)
     writer.usage.add(chunks)
-    document: dict[str, Any] = json.loads(b"".join(pieces(writer.whole(whole(chunks)))))
+    document: dict[str, Any] = json.loads(b"".join(pieces(writer.full_response(merge_chunks(chunks)))))
     return document
 
 

@@ -44,7 +44,7 @@ class Reply:
 
     def check(self, status: int = 200) -> None:
         """Raise Failed for any other status than `status`."""
-        require(self.status == status, f"the status is {self.status}, expected {status}: {shown(self.body)}")
+        require(self.status == status, f"the status is {self.status}, expected {status}: {beginning_of(self.body)}")
 
     def json(self, status: int = 200) -> Any:
         """The body as JSON; the status as in `check`."""
@@ -54,7 +54,7 @@ class Reply:
     def error(self, status: int) -> dict[str, Any]:
         """The error in OpenAI's shape."""
         error: dict[str, Any] = self.json(status)["error"]
-        require(set(error) == OPENAI_ERROR, f"the error is not in OpenAI's shape: {shown(self.body)}")
+        require(set(error) == OPENAI_ERROR, f"the error is not in OpenAI's shape: {beginning_of(self.body)}")
         return error
 
 
@@ -100,7 +100,7 @@ class Probe:
             answer = urllib.request.urlopen(request, timeout=SECONDS)
         except urllib.error.HTTPError as error:
             with error:
-                raise Failed(f"the status is {error.status}, expected 200: {shown(error.read())}") from error
+                raise Failed(f"the status is {error.status}, expected 200: {beginning_of(error.read())}") from error
         with answer:
             yield (line.rstrip(b"\r\n") for line in answer)
 
@@ -163,7 +163,7 @@ def require(holds: bool, otherwise: str) -> None:
         raise Failed(otherwise)
 
 
-def shown(body: bytes) -> str:
+def beginning_of(body: bytes) -> str:
     """The beginning of a body."""
     text = body[:400].decode(errors="replace")
     return repr(text if len(text) <= 120 else text[:120] + "...")

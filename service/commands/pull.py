@@ -29,12 +29,12 @@ def pull(settings: Settings, target: Path | None) -> None:
     place = hub.fetch(settings.model, say)
     if not any(line.startswith("Downloaded") for line in said):
         tell(f"{settings.model} was downloaded before: nothing is missing")
-    served = settings.model if target is None else str(place := copied(place, target))
+    served = settings.model if target is None else str(place := copy_files(place, target))
     print(place)
     tell(f"To serve it: attend serve {shlex.quote(served)}")
 
 
-def copied(place: Path, target: Path) -> Path:
+def copy_files(place: Path, target: Path) -> Path:
     """A folder of the cache, or a GGUF file with its parts, as files in another folder, which is whole as soon as it is there.
 
     Weights are hard links where both are on one file system: they take their space once. Raises CheckpointError.
@@ -42,7 +42,7 @@ def copied(place: Path, target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = target.with_name(f".{target.name}.lock")
-        with hub.alone(lock, lambda: tell(f"Another process is writing {target}: waiting for it")):
+        with hub.hold_lock(lock, lambda: tell(f"Another process is writing {target}: waiting for it")):
             _copy(place, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror}; {place} has what was downloaded") from error

@@ -157,7 +157,7 @@ def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
 
 def offline(settings: Any) -> tuple[Ask, Callable[[], bool]]:
     """Asks a model in this process, loaded for it."""
-    from attend.service.commands.offline import completed, serving
+    from attend.service.commands.offline import run_completion, serving
 
     facts: dict[str, str] = {}
 
@@ -166,7 +166,7 @@ def offline(settings: Any) -> tuple[Ask, Callable[[], bool]]:
         with serving(settings) as (engine, service):
             facts.update(dtype=engine.info.dtype, backend=engine.info.backend)
             engine.start()
-            return asyncio.run(completed(service, own))
+            return asyncio.run(run_completion(service, own))
 
     return ask, lambda: is_precise(facts)
 

@@ -8,9 +8,9 @@ from typing import Any
 from attend.model.errors import SettingError
 from attend.model.net.native.build import provide
 from attend.service.runtime.lines import speak, tell
-from attend.service.runtime.model_path import located
+from attend.service.runtime.model_path import resolve_model
 from attend.service.settings import Settings, read_settings, unknown_variables
-from attend.service.untested import untested
+from attend.service.untested import untested_packages
 
 MOST_TEXT = 16 << 20
 """Bytes of standard input; no context is as long."""
@@ -26,14 +26,14 @@ def start_settings(given: Mapping[str, Any], *, locate: bool = True, is_server: 
         speak(settings.log_format)
     for name in unknown_variables():
         tell(f"attend: {name} is not a setting, and is ignored")
-    return located(settings, lambda line: tell(f"attend: {line}")) if locate else settings
+    return resolve_model(settings, lambda line: tell(f"attend: {line}")) if locate else settings
 
 
-def prepared(settings: Settings) -> Settings:
+def prepare_settings(settings: Settings) -> Settings:
     """The same settings, before a command loads a model or starts Ray: tells which packages were not tested, and has the native
     decoder built where this machine has none and it may serve.
     """
-    for line in untested():
+    for line in untested_packages():
         tell(f"attend: {line}")
     if settings.backend in ("auto", "native") and settings.device != "cuda":
         provide(lambda line: tell(f"attend: {line}"))

@@ -7,7 +7,7 @@ import typer
 
 from attend.model.errors import SettingError
 from attend.service.commands.flags import AdapterOption, DeviceOption, DtypeOption, ModelOption, QuantizeOption
-from attend.service.commands.start import given_text, prepared, start_settings
+from attend.service.commands.start import given_text, prepare_settings, start_settings
 from attend.service.settings import Settings
 
 ModelArgument = Annotated[
@@ -167,5 +167,5 @@ def _settings(
 ) -> tuple[Settings, str | None]:
     """The settings, and the name of the adapter that the call names."""
     given = adapter if adapter and "=" in adapter else None
-    settings = prepared(start_settings({"model": model, "adapter": given, "chat_template": chat_template, **others}))
+    settings = prepare_settings(start_settings({"model": model, "adapter": given, "chat_template": chat_template, **others}))
     return settings, ",".join(settings.adapters) if given else adapter or None

@@ -199,7 +199,7 @@ class Choice(TypedDict):
     ]
 
 
-def ended(chunk: records.Chunk) -> tuple[Ended | None, str | int | None]:
+def finish_reason_of(chunk: records.Chunk) -> tuple[Ended | None, str | int | None]:
     """The `finish_reason` and the `stop_reason` of a chunk. An answer that was cut has a length in any case."""
     reason = chunk.finish_reason
     if reason in CUT:

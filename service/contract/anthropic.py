@@ -16,15 +16,15 @@ from attend.service.contract.conversation import (
     FunctionSchema,
     FunctionText,
     closed,
-    declared,
+    function_tool,
     is_callable,
     open_to_more,
-    shown,
+    template_tool,
 )
 from attend.service.contract.requests import ModelName, Steering, StopTexts, Templated
-from attend.service.contract.shapes import Shape, ShownAs, Sifted, between, body, told
+from attend.service.contract.shapes import Shape, ShownAs, Sifted, between, body, optional_field
 from attend.service.contract.tolerance import SAMPLING, Off
-from attend.service.contract.validation import read_body, validated
+from attend.service.contract.validation import read_body, validate
 from attend.service.remarks import Remarks
 
 OFF: dict[str, Off] = {
@@ -96,7 +96,7 @@ class Thinking(Shape):
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`adaptive`: as the chat template has it."""
-    budget_tokens: StrictInt | None = told(**between(0, MAX_INT32))
+    budget_tokens: StrictInt | None = optional_field(**between(0, MAX_INT32))
     """The most tokens of reasoning: then the reasoning ends, and the answer follows."""
 
 
@@ -112,7 +112,7 @@ class JsonOutput(Shape):
 class OutputConfig(Shape):
     """What the answer must look like."""
 
-    effort: StrictStr | None = told()
+    effort: StrictStr | None = optional_field()
     """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
     format: JsonOutput | None = None
     """Default: anything."""
@@ -123,19 +123,21 @@ class CountTokensRequest(Templated):
 
     model_config = body("messages")
 
-    model: ModelName = told(minLength=1)
-    system: Annotated[Any, ShownAs(Texts | None)] = told()
+    model: ModelName = optional_field(minLength=1)
+    system: Annotated[Any, ShownAs(Texts | None)] = optional_field()
     """What the model is told first."""
-    messages: Annotated[Any, ShownAs(MessageParams)] = told(description=f"The conversation, 1 to {MAX_MESSAGES} messages.")
-    tools: Annotated[list[Any], ShownAs(Tools)] | None = told(
+    messages: Annotated[Any, ShownAs(MessageParams)] = optional_field(
+        description=f"The conversation, 1 to {MAX_MESSAGES} messages."
+    )
+    tools: Annotated[list[Any], ShownAs(Tools)] | None = optional_field(
         description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
         "Default: none."
     )
-    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = told()
+    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = optional_field()
     """Which tools may be called. Default: all, and none has to be."""
-    thinking: Thinking | None = told()
+    thinking: Thinking | None = optional_field()
     """Whether the model is to reason. Default: as the chat template has it."""
-    output_config: OutputConfig | None = told()
+    output_config: OutputConfig | None = optional_field()
     """What the answer must look like. Default: anything."""
 
 
@@ -145,9 +147,9 @@ class MessagesRequest(CountTokensRequest, Steering):
     model_config = body("messages", off=OFF)
     off = SAMPLING | OFF
 
-    max_tokens: StrictInt | None = told(**between(1, MAX_INT32))
+    max_tokens: StrictInt | None = optional_field(**between(1, MAX_INT32))
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
-    stop_sequences: StopTexts | None = told(
+    stop_sequences: StopTexts | None = optional_field(
         description=f"Texts that end the answer: at most {MAX_STOP_STRINGS}. Default: none."
     )
 
@@ -174,10 +176,10 @@ def calling_of_anthropic(request: CountTokensRequest, form: AnswerFormat, remark
     if request.tools is not None:
         at_most("tools", request.tools, MAX_TOOLS, "tools")
     given = {"tools": request.tools, "tool_choice": request.tool_choice}
-    read = validated(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
+    read = validate(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
     functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if is_callable(tool, at, remarks, "custom")]
-    callable_ = [declared(tool["name"], tool["input_schema"], tool.get("strict"), at) for at, tool in functions]
-    documents = [shown(tool["name"], tool.get("description"), tool["input_schema"]) for _, tool in functions]
+    callable_ = [function_tool(tool["name"], tool["input_schema"], tool.get("strict"), at) for at, tool in functions]
+    documents = [template_tool(tool["name"], tool.get("description"), tool["input_schema"]) for _, tool in functions]
     choice = read.tool_choice or ToolChoice(type="auto")
     if choice.type == "tool" and choice.name is None:
         raise InvalidRequest("tool_choice.name is required where its type is 'tool'", "tool_choice.name")

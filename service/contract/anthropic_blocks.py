@@ -11,7 +11,7 @@ from attend.model.params import at_most
 from attend.service.chat.messages import MAX_MESSAGES, wrong
 from attend.service.contract.conversation import Name, closed, open_to_more
 from attend.service.contract.shapes import Shape, Sifted
-from attend.service.contract.validation import validated
+from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
 BILLING = re.compile(r"x-anthropic-billing-header:")
@@ -130,7 +130,7 @@ def messages_of_anthropic(system: Any, messages: Any, remarks: Remarks) -> list[
     if not isinstance(messages, list):
         raise wrong("messages", "must be a list", messages)
     at_most("messages", messages, MAX_MESSAGES, "messages")
-    read = validated(_Conversation, {"system": system, "messages": messages}, remarks, exact=True)
+    read = validate(_Conversation, {"system": system, "messages": messages}, remarks, exact=True)
     reader = _Reader(remarks)
     if read.system is not None:
         reader.system(read.system)

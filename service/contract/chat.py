@@ -11,7 +11,7 @@ from attend.service.chat.prompt import EFFORTS
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.conversation import Messages, ToolChoice, Tools
 from attend.service.contract.requests import Generation, ModelName, OverGrpc, Scored, Templated
-from attend.service.contract.shapes import ShownAs, Wire, between, body, told
+from attend.service.contract.shapes import ShownAs, Wire, between, body, optional_field
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body
 from attend.service.remarks import Remarks
@@ -41,29 +41,29 @@ class ChatRequest(Scored, Templated, Generation):
     model_config = body(off=OFF)
     off = SAMPLING | OFF
 
-    model: ModelName = told(minLength=1, proto="model", client=True)
-    max_tokens: StrictInt | None = told(proto="max_tokens", client=True, **between(1, MAX_INT32))
+    model: ModelName = optional_field(minLength=1, proto="model", client=True)
+    max_tokens: StrictInt | None = optional_field(proto="max_tokens", client=True, **between(1, MAX_INT32))
     """The most tokens of an answer, under its older name. Absent means what the context has left."""
     messages: Annotated[list[Any], ShownAs(Messages), Wire(("messages",), client=True)] = Field(
         description=f"The conversation, 1 to {MAX_MESSAGES} messages, written as a prompt by the checkpoint's chat template."
     )
-    max_completion_tokens: StrictInt | None = told(client=True, **between(1, MAX_INT32))
+    max_completion_tokens: StrictInt | None = optional_field(client=True, **between(1, MAX_INT32))
     """The most tokens of an answer. Absent means what the context has left. Must equal `max_tokens` where both are given."""
-    continue_final_message: StrictBool | None = told(False, proto="continue_final_message", client=True)
+    continue_final_message: StrictBool | None = optional_field(False, proto="continue_final_message", client=True)
     """The last message is the assistant's, and the answer goes on in it. The answer has what is new alone."""
-    add_generation_prompt: StrictBool | None = told()
+    add_generation_prompt: StrictBool | None = optional_field()
     """Whether the prompt ends where an answer begins. Default: true; false with `continue_final_message`."""
-    tools: Annotated[list[Any], ShownAs(Tools)] | None = told(
+    tools: Annotated[list[Any], ShownAs(Tools)] | None = optional_field(
         description=f"Functions that the model may call: at most {MAX_TOOLS}, their schemas at most {MAX_SCHEMA_BYTES} bytes "
         "in all, 64 KiB where calls are enforced. Default: none.",
         proto="tools",
     )
-    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = told(proto="tool_choice tool_name")
+    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = optional_field(proto="tool_choice tool_name")
     """`none`: the tools are not shown to the model. `required`, or a function by its name: the answer is calls, whose arguments
     obey the schemas. Default: `auto`, the model decides; then only calls of `strict` tools are held to obey."""
-    parallel_tool_calls: StrictBool | None = told(True, proto="parallel_tool_calls")
+    parallel_tool_calls: StrictBool | None = optional_field(True, proto="parallel_tool_calls")
     """An answer may hold more than one call."""
-    reasoning_effort: Annotated[StrictStr, WithJsonSchema({"enum": list(EFFORTS)})] | None = told(
+    reasoning_effort: Annotated[StrictStr, WithJsonSchema({"enum": list(EFFORTS)})] | None = optional_field(
         proto="reasoning_effort", client=True
     )
     """How much the model is to reason, where its chat template knows such a thing. A template that can only leave reasoning out

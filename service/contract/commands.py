@@ -79,9 +79,9 @@ def to_command(
         own |= conversation_of(body, template, form, remarks)
     limits: dict[str, Any] = {name: own.pop(name) for name in ("max_tokens", "stop") if name in own}
     return Command(
-        **asked(body, Command) | own | {"request_id": body.request_id or request_id},
-        sampling=SamplingParams(**{**defaults.sampling, **asked(body, SamplingParams)}),
-        stops=StopRules(**asked(body, StopRules) | limits),
+        **fields_of(body, Command) | own | {"request_id": body.request_id or request_id},
+        sampling=SamplingParams(**{**defaults.sampling, **fields_of(body, SamplingParams)}),
+        stops=StopRules(**fields_of(body, StopRules) | limits),
         decoding=_decoding(body, defaults),
         remarks=remarks,
     )
@@ -90,17 +90,21 @@ def to_command(
 def to_embedding(body: EmbeddingsRequest, request_id: str) -> dict[str, Any]:
     """The arguments of `embed.command_of`. Raises InvalidRequest with the field named."""
     texts = prompts("input", body.input)
-    return asked(body, Command) | {"inputs": texts, "dimensions": body.dimensions, "request_id": body.request_id or request_id}
+    return fields_of(body, Command) | {
+        "inputs": texts,
+        "dimensions": body.dimensions,
+        "request_id": body.request_id or request_id,
+    }
 
 
 def to_explanation(body: AttentionRequest, request_id: str) -> ExplainCommand:
     """What the body asks for. Raises InvalidRequest with the field named."""
     if body.prompt is None:
         raise InvalidRequest("prompt must be given: a string, or a list of token ids", "prompt")
-    return ExplainCommand(**asked(body, ExplainCommand) | {"request_id": body.request_id or request_id})
+    return ExplainCommand(**fields_of(body, ExplainCommand) | {"request_id": body.request_id or request_id})
 
 
-def asked(body: Shape, kind: type[Any]) -> dict[str, Any]:
+def fields_of(body: Shape, kind: type[Any]) -> dict[str, Any]:
     """The fields of a record that the body has and gives, as the record has them."""
     given = {name: getattr(body, name) for name in body.model_fields_set & NAMES[kind]}
     return {name: TAKEN.get(name, _plain)(value) for name, value in given.items() if value is not None}
@@ -252,7 +256,7 @@ def _decoding(body: Steering, defaults: Defaults) -> DecodingParams:
     """How scores are to be changed; the shared record where nothing is asked for, which the engine tells by identity."""
     if body.allowed_token_ids == []:
         raise InvalidRequest("allowed_token_ids must hold at least one token id; got an empty list", "allowed_token_ids")
-    decoding = DecodingParams(**{**defaults.decoding, **asked(body, DecodingParams)})
+    decoding = DecodingParams(**{**defaults.decoding, **fields_of(body, DecodingParams)})
     return NO_CHANGE if decoding == NO_CHANGE else decoding
 
 

@@ -23,7 +23,7 @@ from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, argu
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, NAME, Calling, Choice, calling
 from attend.service.contract.shapes import UNSUPPORTED, WRONG, Or, Shape, Sifted, nothing
-from attend.service.contract.validation import validated
+from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
 closed = with_config(Shape.model_config)
@@ -275,7 +275,7 @@ def messages_of(messages: list[Any], remarks: Remarks | None = None) -> list[dic
     check_count(messages)
     remarks = Remarks(strict=True) if remarks is None else remarks
     called: set[str] = set()
-    read = validated(_Conversation, {"messages": messages}, remarks, exact=True).messages
+    read = validate(_Conversation, {"messages": messages}, remarks, exact=True).messages
     return [_for_template(message, index, called, remarks) for index, message in enumerate(read)]
 
 
@@ -331,7 +331,7 @@ def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerForma
     if isinstance(tools, list):
         at_most("tools", tools, MAX_TOOLS, "tools")
     remarks = Remarks(strict=True) if remarks is None else remarks
-    read = validated(_Toolbox, {"tools": tools, "tool_choice": choice}, remarks, exact=True, unknown=NotSupported)
+    read = validate(_Toolbox, {"tools": tools, "tool_choice": choice}, remarks, exact=True, unknown=NotSupported)
     functions = {index: tool for index, tool in enumerate(read.tools or ()) if _is_function(tool, index, remarks)}
     declared = [_tool(tool["function"], index) for index, tool in functions.items()]
     shown = [_known(tools[index]) for index in functions]
@@ -371,15 +371,15 @@ _OF_TOOL = FunctionTool.__required_keys__
 
 
 def _tool(function: DeclaredFunction, index: int) -> Tool:
-    return declared(function["name"], function.get("parameters"), function.get("strict"), index)
+    return function_tool(function["name"], function.get("parameters"), function.get("strict"), index)
 
 
-def declared(name: str, parameters: dict[str, Any] | None, strict: bool | None, index: int) -> Tool:
+def function_tool(name: str, parameters: dict[str, Any] | None, strict: bool | None, index: int) -> Tool:
     """A function that the model may call, by its place in the caller's list."""
     return Tool(name, _NO_PARAMETERS if parameters is None else parameters, bool(strict), index)
 
 
-def shown(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+def template_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
     """A function as templates write it, whose caller writes it otherwise."""
     given = {"description": description, "parameters": parameters}
     return {"type": "function", "function": {"name": name} | {key: value for key, value in given.items() if value is not None}}

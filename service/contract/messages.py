@@ -14,7 +14,7 @@ from attend.service.contract.requests import GenerateRequest, Generation
 from attend.service.contract.shapes import Shape, wires
 from attend.service.contract.structured import KINDS
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
-from attend.service.contract.validation import validated
+from attend.service.contract.validation import validate
 from attend.v1 import generation_pb2 as pb
 
 NOT_ASKED = frozenset({"response.prompt_token_ids"})
@@ -27,12 +27,12 @@ def generate(message: pb.GenerateRequest) -> GenerateRequest:
     fields = fields_of(message, GenerateRequest)
     if isinstance(fields["prompt"], list):
         fields["prompt"] = [fields["prompt"]]  # one prompt, also where it is empty
-    return validated(GenerateRequest, fields)
+    return validate(GenerateRequest, fields)
 
 
 def chat(message: pb.ChatRequest) -> ChatMessageRequest:
     """A call of Chat, whose messages have been counted. Raises InvalidRequest with the field named."""
-    return validated(ChatMessageRequest, fields_of(message, ChatMessageRequest))
+    return validate(ChatMessageRequest, fields_of(message, ChatMessageRequest))
 
 
 def generation(message: pb.GenerateRequest | pb.ChatRequest) -> Generation:
@@ -42,13 +42,13 @@ def generation(message: pb.GenerateRequest | pb.ChatRequest) -> Generation:
 
 def embed(message: pb.EmbedRequest) -> EmbedRequest:
     """A call of Embed. Raises InvalidRequest with the field named."""
-    return validated(EmbedRequest, {"input": []} | fields_of(message, EmbedRequest))
+    return validate(EmbedRequest, {"input": []} | fields_of(message, EmbedRequest))
 
 
 def explain(message: pb.ExplainRequest) -> AttentionRequest:
     """A call of Explain. Raises InvalidRequest with the field named."""
     _needs_input(message)
-    return validated(AttentionRequest, fields_of(message, AttentionRequest))
+    return validate(AttentionRequest, fields_of(message, AttentionRequest))
 
 
 def _needs_input(message: pb.GenerateRequest | pb.ExplainRequest) -> None:

@@ -43,7 +43,18 @@ from attend.model.params import (
     at_most,
     describe,
 )
-from attend.service.contract.shapes import TEXT, Schema, Shape, above, between, body, listed, one_of, param, told
+from attend.service.contract.shapes import (
+    TEXT,
+    Schema,
+    Shape,
+    between,
+    body,
+    list_of,
+    one_of,
+    optional_field,
+    param,
+    range_up_to,
+)
 from attend.service.contract.structured import KINDS, ResponseFormat, StructuredOutputs
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body
@@ -69,13 +80,13 @@ PART = 8192
 TokenId = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
 TokenIds = Annotated[List[TokenId], WrapValidator(_integers)]
 TOKEN: Schema = {"type": "integer", "minimum": 0}
-SOME_TOKENS = listed(TOKEN, minItems=1)
+SOME_TOKENS = list_of(TOKEN, minItems=1)
 _PROMPTS = {"minItems": 1, "maxItems": MAX_CHOICES_TIMES_PROMPTS}
-TEXTS = WithJsonSchema(one_of(TEXT, listed(TEXT, **_PROMPTS), SOME_TOKENS, listed(SOME_TOKENS, **_PROMPTS)))
+TEXTS = WithJsonSchema(one_of(TEXT, list_of(TEXT, **_PROMPTS), SOME_TOKENS, list_of(SOME_TOKENS, **_PROMPTS)))
 """A text, token ids, or a list of either."""
 _WORD: Schema = TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-Stop = Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, listed(_WORD, maxItems=MAX_STOP_STRINGS)))]
-StopTexts = Annotated[List[StrictStr], WithJsonSchema(listed(_WORD, maxItems=MAX_STOP_STRINGS))]
+Stop = Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, list_of(_WORD, maxItems=MAX_STOP_STRINGS)))]
+StopTexts = Annotated[List[StrictStr], WithJsonSchema(list_of(_WORD, maxItems=MAX_STOP_STRINGS))]
 _BIASES: Schema = {
     "type": ["object", "null"],
     "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
@@ -139,46 +150,48 @@ def bias_tokens(biases: dict[str, float]) -> dict[int, float]:
 class StreamOptions(Shape):
     """Options of the stream."""
 
-    include_usage: StrictBool | None = told(False)
+    include_usage: StrictBool | None = optional_field(False)
     """One more event at the end, with the token counts and no choices."""
-    continuous_usage_stats: StrictBool | None = told(False)
+    continuous_usage_stats: StrictBool | None = optional_field(False)
     """The token counts so far with every event."""
 
 
 class Steering(Shape):
     """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
-    model: ModelName = told(proto="model", client=True)
+    model: ModelName = optional_field(proto="model", client=True)
     temperature: Number | None = param("temperature", proto="temperature", **between(0, MAX_TEMPERATURE))
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
-    top_p: Number | None = param("top_p", proto="sampling.top_p", **above(0, 1))
+    top_p: Number | None = param("top_p", proto="sampling.top_p", **range_up_to(0, 1))
     """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability."""
-    stream: StrictBool | None = told(False)
+    stream: StrictBool | None = optional_field(False)
     """Stream the answer as server-sent events."""
     seed: StrictInt | None = param("seed", proto="sampling.seed", **between(SEED_LOW, SEED_HIGH))
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
-    user: User = told(client=True)
+    user: User = optional_field(client=True)
     top_k: StrictInt | None = param("top_k", proto="sampling.top_k", **between(-1, MAX_INT64))
     """Top-k sampling: sample among the k most likely tokens; 0 and -1 mean all."""
     min_p: Number | None = param("min_p", proto="sampling.min_p", **between(0, 1))
     """Min-p sampling: sample among tokens at least this likely relative to the most likely one."""
-    stop_token_ids: TokenIds | None = told(
+    stop_token_ids: TokenIds | None = optional_field(
         description=f"Tokens that end an answer. {TOKENS} Default: the model's end-of-text tokens alone.",
         maxItems=MAX_STOP_TOKENS,
         proto="stopping.stop_token_ids",
         client=True,
         flag=True,
     )
-    include_stop_str_in_output: StrictBool | None = told(False, proto="stopping.include_stop_string", client=True, flag=True)
+    include_stop_str_in_output: StrictBool | None = optional_field(
+        False, proto="stopping.include_stop_string", client=True, flag=True
+    )
     """Leave the stop string, or the stop token's text, in the answer."""
-    ignore_eos: StrictBool | None = told(False, proto="stopping.ignore_eos", client=True, flag=True)
+    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos", client=True, flag=True)
     """Do not end at the model's end-of-text token."""
     min_tokens: StrictInt | None = param("min_tokens", proto="stopping.min_tokens", **between(0, MAX_INT32))
     """Minimum number of new tokens: no stop token and no stop string ends the answer before. At most `max_tokens`."""
-    skip_special_tokens: StrictBool | None = told(True, proto="response.skip_special_tokens", client=True, flag=True)
+    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens", client=True, flag=True)
     """Leave special tokens out of the answer's text."""
-    request_id: RequestId = told(proto="request_id", client=True)
-    deadline_ms: StrictInt | None = told(proto="deadline_ms", client=True, **between(1, MAX_DEADLINE_MS))
+    request_id: RequestId = optional_field(proto="request_id", client=True)
+    deadline_ms: StrictInt | None = optional_field(proto="deadline_ms", client=True, **between(1, MAX_DEADLINE_MS))
     """Milliseconds in which to finish what fits; then `stop_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
     presence_penalty: Number | None = param(
@@ -190,37 +203,37 @@ class Steering(Shape):
     )
     """Subtracted from a token's logit once for each time that the answer has it."""
     repetition_penalty: Number | None = param(
-        "repetition_penalty", flag=False, proto="decoding.repetition_penalty", **above(0, MAX_REPETITION_PENALTY)
+        "repetition_penalty", flag=False, proto="decoding.repetition_penalty", **range_up_to(0, MAX_REPETITION_PENALTY)
     )
     """Divides the positive, and multiplies the negative, logits of tokens of the prompt and the answer."""
-    logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = told(
+    logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = optional_field(
         description=f"Added to the logits of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none.",
         proto="decoding.logit_bias",
         client=True,
     )
-    truncate_prompt_tokens: TruncateTokens = told(proto="truncate_prompt_tokens", client=True)
-    priority: StrictInt | None = told(DEFAULT_PRIORITY, proto="priority", client=True, **between(0, MAX_PRIORITY))
+    truncate_prompt_tokens: TruncateTokens = optional_field(proto="truncate_prompt_tokens", client=True)
+    priority: StrictInt | None = optional_field(DEFAULT_PRIORITY, proto="priority", client=True, **between(0, MAX_PRIORITY))
     """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting, so that no
     call waits for ever. A running call is not stopped for one of higher priority. A key's max_priority may be lower."""
-    cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = told(
+    cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = optional_field(
         description=f"Cached prefixes are shared only within one salt; 1 to {MAX_SALT} characters. Default: one salt for all. "
         "Beside that, API keys and tenants share none with each other.",
         maxLength=MAX_SALT,
         proto="cache_salt",
         client=True,
     )
-    allowed_token_ids: TokenIds | None = told(
+    allowed_token_ids: TokenIds | None = optional_field(
         description=f"Only these tokens may be sampled. {TOKENS} Default: all.",
         minItems=1,
         proto="decoding.allowed_token_ids",
         client=True,
     )
-    bad_words: Annotated[List[StrictStr], WithJsonSchema(listed(_WORD, maxItems=MAX_BAD_WORDS))] | None = told(
+    bad_words: Annotated[List[StrictStr], WithJsonSchema(list_of(_WORD, maxItems=MAX_BAD_WORDS))] | None = optional_field(
         description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none.",
         proto="decoding.bad_words",
         client=True,
     )
-    structured_outputs: StructuredOutputs | None = told(
+    structured_outputs: StructuredOutputs | None = optional_field(
         proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()), client=True
     )
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
@@ -233,7 +246,7 @@ class Generation(Steering):
     max_tokens: StrictInt | None = param("max_tokens", proto="max_tokens", **between(0, MAX_INT32))
     """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
     together have at most `max_model_len` tokens."""
-    n: StrictInt | None = told(
+    n: StrictInt | None = optional_field(
         1,
         description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
         proto="sampling.n",
@@ -242,71 +255,73 @@ class Generation(Steering):
     )
     stream_options: StreamOptions | None = None
     """Options of the stream. Only where `stream` is true."""
-    stop: Stop | None = told(
+    stop: Stop | None = optional_field(
         description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
         "Default: none.",
         proto="stopping.stop_strings",
         client=True,
         flag=True,
     )
-    return_token_ids: StrictBool | None = told(False, proto="response.output_token_ids", flag=True)
+    return_token_ids: StrictBool | None = optional_field(False, proto="response.output_token_ids", flag=True)
     """Report the token ids of prompt and answer."""
-    response_format: ResponseFormat | None = told(client=True)
+    response_format: ResponseFormat | None = optional_field(client=True)
     """What the answer must look like, in OpenAI's words. Default: anything."""
-    timing: StrictBool | None = told(False, proto="response.timing")
+    timing: StrictBool | None = optional_field(False, proto="response.timing")
     """Report queue, prefill and decode time."""
 
 
 class Scored(Shape):
     """Log probabilities of an answer's tokens, as chats and gRPC ask for them."""
 
-    logprobs: StrictBool | None = told(False, proto="response.logprobs")
+    logprobs: StrictBool | None = optional_field(False, proto="response.logprobs")
     """Report the log probability of each token."""
-    top_logprobs: StrictInt | None = told(0, proto="response.top_logprobs", **between(0, MAX_LOGPROBS))
+    top_logprobs: StrictInt | None = optional_field(0, proto="response.top_logprobs", **between(0, MAX_LOGPROBS))
     """How many of the most likely tokens to report at each position. Only where `logprobs` is true."""
 
 
 class Templated(Shape):
     """What the bodies have in common whose prompt the chat template writes."""
 
-    chat_template_kwargs: dict[StrictStr, Any] | None = told(proto="chat_template_kwargs", client=True)
+    chat_template_kwargs: dict[StrictStr, Any] | None = optional_field(proto="chat_template_kwargs", client=True)
     """What the chat template takes beside the messages. Default: nothing."""
-    thinking_token_budget: StrictInt | None = told(proto="thinking_token_budget", client=True, **between(0, MAX_INT32))
+    thinking_token_budget: StrictInt | None = optional_field(
+        proto="thinking_token_budget", client=True, **between(0, MAX_INT32)
+    )
     """The most tokens of reasoning: then the reasoning ends, and the answer follows. Default: no limit."""
 
 
 class OverGrpc(Shape):
     """What only messages of gRPC have."""
 
-    adapter: StrictStr | None = told(proto="adapter")
+    adapter: StrictStr | None = optional_field(proto="adapter")
     """The name of a LoRA adapter, beside the served model's."""
 
 
 class Continuation(Generation):
     """What the calls have in common that continue a prompt as it stands."""
 
-    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = told(
+    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = optional_field(
         description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
         f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
         proto="text token_ids",
         client=True,
     )
-    suffix: StrictStr | None = told(
+    suffix: StrictStr | None = optional_field(
         "",
         description="What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has "
         "the tokens for that. Needs a single prompt that is a text, without `echo`.",
         proto="suffix",
         client=True,
     )
-    echo: StrictBool | None = told(False, proto="response.echo", flag=True)
+    echo: StrictBool | None = optional_field(False, proto="response.echo", flag=True)
     """Begin each answer with its prompt."""
-    prompt_logprobs: StrictInt | None = told(
+    prompt_logprobs: StrictInt | None = optional_field(
         description="Report the log probability of each prompt token, and of this many of the most likely at its position. "
         f"Must equal `logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
         proto="response.prompt_logprobs",
         **between(0, MAX_LOGPROBS),
     )
-    resume_token_ids: TokenIds | None = told(
+    resume_token_ids: TokenIds | None = optional_field(
         description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them, "
         f"and counts are those of the whole answer. {TOKENS} Needs a single prompt and `n` = 1. Default: none.",
         proto="resume_token_ids",
@@ -320,9 +335,9 @@ class CompletionRequest(Continuation):
     model_config = body("prompt", off=OFF)
     off = SAMPLING | OFF
 
-    best_of: StrictInt | None = told(**between(1, MAX_CHOICES))
+    best_of: StrictInt | None = optional_field(**between(1, MAX_CHOICES))
     """Must equal `n`."""
-    logprobs: StrictInt | None = told(flag=True, **between(0, MAX_COMPLETION_LOGPROBS))
+    logprobs: StrictInt | None = optional_field(flag=True, **between(0, MAX_COMPLETION_LOGPROBS))
     """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 
 

@@ -12,7 +12,7 @@ from attend.model.params import at_most
 from attend.service.chat.messages import MAX_MESSAGES, arguments_of, wrong
 from attend.service.contract.conversation import Name, closed, open_to_more
 from attend.service.contract.shapes import UNSUPPORTED, Or, Shape, Sifted
-from attend.service.contract.validation import validated
+from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
 SEALED = "attend1."
@@ -169,7 +169,7 @@ def messages_of_input(instructions: str | None, given: Any, remarks: Remarks) ->
     if not isinstance(given, list):
         raise wrong("input", "must be a string, or a list of items", given)
     at_most("input", given, MAX_MESSAGES, "items")
-    items = validated(_Input, {"input": given}, remarks, exact=True).input
+    items = validate(_Input, {"input": given}, remarks, exact=True).input
     read = _Reader(remarks, told_first)
     for index, item in enumerate(items):
         read.take(item, f"input[{index}]")
@@ -218,7 +218,7 @@ class _Reader:
         self._answer["content"] = text
 
     def _reasoning(self, item: Any) -> None:
-        sealed = unsealed(item.get("encrypted_content"))
+        sealed = unseal(item.get("encrypted_content"))
         pieces = item.get("content") or item.get("summary") or ()
         text = "".join(piece["text"] for piece in pieces) if item.get("content") or sealed is None else sealed
         if item.get("encrypted_content") and sealed is None:
@@ -250,12 +250,12 @@ class _Reader:
         return parts[0]["text"] if len(parts) == 1 else parts or ""
 
 
-def sealed(text: str) -> str:
+def seal(text: str) -> str:
     """Reasoning as `encrypted_content`, which clients send back as it is."""
     return SEALED + base64.b64encode(text.encode()).decode()
 
 
-def unsealed(content: str | None) -> str | None:
+def unseal(content: str | None) -> str | None:
     """The inverse of `sealed`; None for what is not ours."""
     if not content or not content.startswith(SEALED):
         return None

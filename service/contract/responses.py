@@ -17,17 +17,17 @@ from attend.service.contract.conversation import (
     NamedFunction,
     OtherTool,
     closed,
-    declared,
+    function_tool,
     is_callable,
     open_to_more,
-    shown,
+    template_tool,
 )
 from attend.service.contract.requests import ModelName, Steering, Stop, Templated
 from attend.service.contract.response_items import Items
-from attend.service.contract.shapes import Shape, ShownAs, Sifted, between, body, told
+from attend.service.contract.shapes import Shape, ShownAs, Sifted, between, body, optional_field
 from attend.service.contract.structured import JsonSchema, PlainFormat
 from attend.service.contract.tolerance import SAMPLING, Off
-from attend.service.contract.validation import read_body, validated
+from attend.service.contract.validation import read_body, validate
 from attend.service.remarks import Remarks
 
 _STATELESS = "nothing is kept here: send the whole conversation in input"
@@ -143,7 +143,7 @@ class TextConfig(Shape):
 class ReasoningConfig(Shape):
     """How much the model is to reason."""
 
-    effort: StrictStr | None = told()
+    effort: StrictStr | None = optional_field()
     """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
 
 
@@ -153,39 +153,39 @@ class ResponsesRequest(Templated, Steering):
     model_config = body("input", off=OFF)
     off = SAMPLING | OFF
 
-    model: ModelName = told(minLength=1)
-    input: Annotated[Any, ShownAs(StrictStr | Items)] = told(
+    model: ModelName = optional_field(minLength=1)
+    input: Annotated[Any, ShownAs(StrictStr | Items)] = optional_field(
         description=f"The conversation: a text, which the user says, or 1 to {MAX_MESSAGES} items."
     )
-    instructions: StrictStr | None = told()
+    instructions: StrictStr | None = optional_field()
     """What the model is told first, as a system message."""
-    max_output_tokens: StrictInt | None = told(**between(1, MAX_INT32))
+    max_output_tokens: StrictInt | None = optional_field(**between(1, MAX_INT32))
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
-    tools: Annotated[list[Any], ShownAs(Tools)] | None = told(
+    tools: Annotated[list[Any], ShownAs(Tools)] | None = optional_field(
         description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
         "Default: none."
     )
-    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = told()
+    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = optional_field()
     """As `tool_choice` of a chat. Default: `auto`."""
-    parallel_tool_calls: StrictBool | None = told(True)
+    parallel_tool_calls: StrictBool | None = optional_field(True)
     """An answer may hold more than one call."""
-    text: TextConfig | None = told()
+    text: TextConfig | None = optional_field()
     """What the answer's text must look like."""
-    reasoning: ReasoningConfig | None = told()
+    reasoning: ReasoningConfig | None = optional_field()
     """How much the model is to reason."""
-    truncation: Literal["auto", "disabled"] | None = told("disabled")
+    truncation: Literal["auto", "disabled"] | None = optional_field("disabled")
     """`auto`: a conversation that is too long loses its oldest items, but for the system messages. Else it is an error."""
-    include: list[StrictStr] | None = told(
+    include: list[StrictStr] | None = optional_field(
         description=f"What else the answer has: `{LOGPROBS}`, and `{ENCRYPTED}`, with which clients send reasoning back. Other "
         "names are ignored, and said."
     )
-    top_logprobs: StrictInt | None = told(0, **between(0, MAX_LOGPROBS))
+    top_logprobs: StrictInt | None = optional_field(0, **between(0, MAX_LOGPROBS))
     """How many of the most likely tokens to report at each position. Above 0 log probabilities are reported."""
-    stop: Stop | None = told()
+    stop: Stop | None = optional_field()
     """Texts that end the answer. Not of OpenAI's API."""
-    store: StrictBool | None = told()
+    store: StrictBool | None = optional_field()
     """Taken, and nothing is kept: the answer says false."""
-    metadata: dict[StrictStr, StrictStr] | None = told()
+    metadata: dict[StrictStr, StrictStr] | None = optional_field()
     """Comes back with the answer; not used."""
 
     @property
@@ -213,10 +213,10 @@ def calling_of_response(request: ResponsesRequest, form: AnswerFormat, remarks: 
     if request.tools is not None:
         at_most("tools", request.tools, MAX_TOOLS, "tools")
     given = {"tools": request.tools, "tool_choice": request.tool_choice}
-    read = validated(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
+    read = validate(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
     functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if is_callable(tool, at, remarks)]
-    callable_ = [declared(tool["name"], tool.get("parameters"), tool.get("strict"), at) for at, tool in functions]
-    documents = [shown(tool["name"], tool.get("description"), tool.get("parameters")) for _, tool in functions]
+    callable_ = [function_tool(tool["name"], tool.get("parameters"), tool.get("strict"), at) for at, tool in functions]
+    documents = [template_tool(tool["name"], tool.get("description"), tool.get("parameters")) for _, tool in functions]
     parallel = request.parallel_tool_calls is not False
     match read.tool_choice:
         case NamedTool(name=name):

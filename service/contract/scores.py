@@ -9,14 +9,14 @@ from typing_extensions import TypedDict
 from attend.model.errors import InvalidRequest
 from attend.model.params import MAX_INT32, integer
 from attend.service.contract.answers import Count, ObjectKind, PromptUsage, record
-from attend.service.contract.commands import asked
+from attend.service.contract.commands import fields_of
 from attend.service.contract.requests import DeadlineMs, List, ModelName, RequestId, User
-from attend.service.contract.shapes import TEXT, Schema, Shape, between, body, listed, one_of, told
+from attend.service.contract.shapes import TEXT, Schema, Shape, between, body, list_of, one_of, optional_field
 from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, Command
 
 _MANY = {"minItems": 1, "maxItems": MOST_INPUTS}
 _DOCUMENT: Schema = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
-_TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, listed(TEXT, **_MANY), {"type": "null"}))]
+_TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, list_of(TEXT, **_MANY), {"type": "null"}))]
 
 
 class Document(Shape):
@@ -29,14 +29,14 @@ class Document(Shape):
 class Scoring(Shape):
     """What the bodies of both routes have in common."""
 
-    model: ModelName = told()
-    instruction: StrictStr | None = told()
+    model: ModelName = optional_field()
+    instruction: StrictStr | None = optional_field()
     """What a document must do to be relevant, for models that answer yes or no. Default: answer a web search query."""
-    max_tokens_per_doc: StrictInt | None = told(**between(1, MAX_INT32))
+    max_tokens_per_doc: StrictInt | None = optional_field(**between(1, MAX_INT32))
     """Keep only so many tokens of each document, from the first on. Default: a document that is too long is refused."""
     user: User = None
-    request_id: RequestId = told()
-    deadline_ms: DeadlineMs = told()
+    request_id: RequestId = optional_field()
+    deadline_ms: DeadlineMs = optional_field()
 
 
 class RerankRequest(Scoring):
@@ -46,24 +46,28 @@ class RerankRequest(Scoring):
 
     query: Annotated[StrictStr | None, WithJsonSchema(TEXT)] = None
     """What the documents are to answer."""
-    documents: Annotated[List[StrictStr | Document] | None, WithJsonSchema(listed(one_of(TEXT, _DOCUMENT), **_MANY))] = told(
-        description=f"The documents: texts, or objects with a `text`. At most {MOST_INPUT_TOKENS} tokens in all."
+    documents: Annotated[List[StrictStr | Document] | None, WithJsonSchema(list_of(one_of(TEXT, _DOCUMENT), **_MANY))] = (
+        optional_field(
+            description=f"The documents: texts, or objects with a `text`. At most {MOST_INPUT_TOKENS} tokens in all."
+        )
     )
-    top_n: StrictInt | None = told(**between(0, MAX_INT32))
+    top_n: StrictInt | None = optional_field(**between(0, MAX_INT32))
     """How many of the best to report. Default, also for 0: all."""
-    return_documents: StrictBool | None = told(False)
+    return_documents: StrictBool | None = optional_field(False)
     """Report each document's text, too."""
 
 
 class ScoreRequest(Scoring):
     """The body of POST /v1/score."""
 
-    text_1: _TEXTS = told(description="The query, or a list of as many as there are in `text_2`. Its other name: `queries`.")
-    text_2: _TEXTS = told(
+    text_1: _TEXTS = optional_field(
+        description="The query, or a list of as many as there are in `text_2`. Its other name: `queries`."
+    )
+    text_2: _TEXTS = optional_field(
         description=f"The documents: a text, or a list. At most {MOST_INPUT_TOKENS} tokens in all. Its other name: `documents`."
     )
-    queries: _TEXTS = told(description="`text_1`, where that is absent.")
-    documents: _TEXTS = told(description="`text_2`, where that is absent.")
+    queries: _TEXTS = optional_field(description="`text_1`, where that is absent.")
+    documents: _TEXTS = optional_field(description="`text_2`, where that is absent.")
 
 
 def to_rerank(given: RerankRequest, request_id: str) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def _common(given: Scoring, request_id: str) -> dict[str, Any]:
         integer("max_tokens_per_doc", given.max_tokens_per_doc, 1, MAX_INT32)
     fields = {"request_id": given.request_id or request_id}
     own = {"instruction": given.instruction, "max_tokens_per_doc": given.max_tokens_per_doc}
-    return asked(given, Command) | fields | own
+    return fields_of(given, Command) | fields | own
 
 
 def _either(given: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, ...]]:

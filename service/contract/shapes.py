@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic_core import core_schema
 
 from attend.model.params import DecodingParams, SamplingParams, StopRules
-from attend.service.contract.tolerance import Off, ignored
+from attend.service.contract.tolerance import Off, is_ignored
 from attend.service.remarks import Remarks
 
 Schema = dict[str, Any]
@@ -46,7 +46,7 @@ class Shape(BaseModel):
 _BUILDING = Lock()
 
 
-def built(kind: type[S]) -> type[S]:
+def validator_of(kind: type[S]) -> type[S]:
     """A shape that can validate. All of them take half a second to build, so each is built when it is first asked for: by one
     thread, as pydantic takes a shape apart while it builds it.
     """
@@ -59,7 +59,7 @@ def built(kind: type[S]) -> type[S]:
 def build_all(kind: type[Shape] = Shape) -> None:
     """Build all shapes that are defined, for a thread beside those that serve."""
     for each in kind.__subclasses__():
-        built(each)
+        validator_of(each)
         build_all(each)
 
 
@@ -70,7 +70,7 @@ def _sifted(given: Any, names: frozenset[str], remarks: Remarks | None) -> Any:
     if not isinstance(given, dict) or names.issuperset(given):
         return given
     unknown = [name for name, value in given.items() if name not in names and value is not None]
-    wrong = next((name for name in unknown if remarks is None or not ignored(name, names, remarks)), None)
+    wrong = next((name for name in unknown if remarks is None or not is_ignored(name, names, remarks)), None)
     return {name: value for name, value in given.items() if name in names or name == wrong}
 
 
@@ -122,7 +122,7 @@ class Wire:
     """Whether `attend generate` has a flag of its name."""
 
 
-def told(default: Any = None, *, proto: str = "", client: bool = False, flag: bool = False, **keywords: Any) -> Any:
+def optional_field(default: Any = None, *, proto: str = "", client: bool = False, flag: bool = False, **keywords: Any) -> Any:
     """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type.
 
     `proto` names its places in the message of gRPC, with spaces between them; `client` and `flag`: see `Wire`.
@@ -134,7 +134,7 @@ def told(default: Any = None, *, proto: str = "", client: bool = False, flag: bo
 
 def param(name: str, *, flag: bool = True, **keywords: Any) -> Any:
     """A field with the default of `model/params.py`, which the clients have too."""
-    return told(_DEFAULTS[name], client=True, flag=flag, **keywords)
+    return optional_field(_DEFAULTS[name], client=True, flag=flag, **keywords)
 
 
 def wires(model: type[BaseModel]) -> dict[str, Wire]:
@@ -163,7 +163,7 @@ def nothing(text: str, *values: Any) -> Schema:
     return {"enum": [None, *values], "description": text}
 
 
-def listed(items: Schema, **limits: int) -> Schema:
+def list_of(items: Schema, **limits: int) -> Schema:
     """The schema of a list of the items."""
     return {"type": "array", "items": items, **limits}
 
@@ -178,6 +178,6 @@ def between(low: float, high: float) -> Schema:
     return {"minimum": low, "maximum": high}
 
 
-def above(low: float, high: float) -> Schema:
+def range_up_to(low: float, high: float) -> Schema:
     """A range without its lower end."""
     return {"exclusiveMinimum": low, "maximum": high}

@@ -18,11 +18,11 @@ from attend.service.contract.requests import (
     TruncateTokens,
     User,
 )
-from attend.service.contract.shapes import TEXT, Shape, ShownAs, between, body, listed, one_of, told
+from attend.service.contract.shapes import TEXT, Shape, ShownAs, between, body, list_of, one_of, optional_field
 from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, MOST_LENS, MOST_NUMBERS, MOST_TOKENS, TOP_LOGPROBS
 
 _INPUTS = {"minItems": 1, "maxItems": MOST_INPUTS}
-INPUTS = WithJsonSchema(one_of(TEXT, listed(TEXT, **_INPUTS), SOME_TOKENS, listed(SOME_TOKENS, **_INPUTS)))
+INPUTS = WithJsonSchema(one_of(TEXT, list_of(TEXT, **_INPUTS), SOME_TOKENS, list_of(SOME_TOKENS, **_INPUTS)))
 """A text, token ids, or a list of either: thousands of them."""
 
 
@@ -31,25 +31,25 @@ class EmbeddingsRequest(Shape):
 
     model_config = body("input")
 
-    model: ModelName = told(proto="model")
-    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, INPUTS] = told(
+    model: ModelName = optional_field(proto="model")
+    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, INPUTS] = optional_field(
         description="What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. At most "
         f"{MOST_INPUT_TOKENS} tokens in all. {TOKENS}"
     )
-    encoding_format: Literal["float", "base64"] | None = told("float")
+    encoding_format: Literal["float", "base64"] | None = optional_field("float")
     """How the answer has a vector: as numbers, or as the bytes of float32 in base64."""
-    dimensions: StrictInt | None = told(proto="dimensions", minimum=1)
+    dimensions: StrictInt | None = optional_field(proto="dimensions", minimum=1)
     """So many numbers of each vector, from the first on, again with length 1; at most as many as there are. Default: all."""
-    truncate_prompt_tokens: TruncateTokens = told(proto="truncate_prompt_tokens")
+    truncate_prompt_tokens: TruncateTokens = optional_field(proto="truncate_prompt_tokens")
     user: User = None
-    request_id: RequestId = told(proto="request_id")
-    deadline_ms: DeadlineMs = told(proto="deadline_ms")
+    request_id: RequestId = optional_field(proto="request_id")
+    deadline_ms: DeadlineMs = optional_field(proto="deadline_ms")
 
 
 class EmbedRequest(EmbeddingsRequest):
     """What a message EmbedRequest of gRPC asks for: texts and token ids side by side."""
 
-    input: List[StrictStr | TokenIds] = told(proto="inputs")  # type: ignore[assignment]  # over HTTP they are of one kind
+    input: List[StrictStr | TokenIds] = optional_field(proto="inputs")  # type: ignore[assignment]  # over HTTP they are of one kind
 
 
 class AttentionRequest(Shape):
@@ -57,55 +57,55 @@ class AttentionRequest(Shape):
 
     model_config = body("prompt")
 
-    model: StrictStr | None = told(proto="model")
+    model: StrictStr | None = optional_field(proto="model")
     """The name of the served model; absent means it. An adapter is refused."""
-    prompt: Annotated[StrictStr | TokenIds | None, WithJsonSchema(one_of(TEXT, SOME_TOKENS))] = told(
+    prompt: Annotated[StrictStr | TokenIds | None, WithJsonSchema(one_of(TEXT, SOME_TOKENS))] = optional_field(
         description=f"A text, or token ids, to look at; an empty text is the start-of-text token. {TOKENS} With `answer` at "
         f"most {MOST_TOKENS} tokens.",
         proto="text token_ids",
     )
-    answer: StrictStr | TokenIds | None = told(
+    answer: StrictStr | TokenIds | None = optional_field(
         description=f"What follows the prompt: a text, tokenized by itself, or token ids. {TOKENS} Default: nothing.",
         proto="answer_text answer_token_ids",
     )
-    layers: List[TokenId] | None = told(
+    layers: List[TokenId] | None = optional_field(
         description=f"Layers whose attention is reported, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a "
         "head of T tokens has T * (T + 1) / 2. Default: all.",
         proto="layers",
     )
-    heads: List[TokenId] | None = told(proto="heads")
+    heads: List[TokenId] | None = optional_field(proto="heads")
     """Query heads whose attention is reported in each of these layers, from 0. Default: all."""
-    scores: StrictBool | None = told(False, proto="scores")
+    scores: StrictBool | None = optional_field(False, proto="scores")
     """Report the scores before mask and softmax too."""
-    top_logprobs: StrictInt | None = told(TOP_LOGPROBS, proto="top_logprobs", **between(0, MAX_LOGPROBS))
+    top_logprobs: StrictInt | None = optional_field(TOP_LOGPROBS, proto="top_logprobs", **between(0, MAX_LOGPROBS))
     """How many of the most likely tokens to report at each position."""
-    logit_lens: StrictInt | None = told(0, proto="logit_lens", **between(0, MOST_LENS))
+    logit_lens: StrictInt | None = optional_field(0, proto="logit_lens", **between(0, MOST_LENS))
     """The logit lens: this many of the most likely tokens of each layer at each position."""
     user: User = None
-    request_id: RequestId = told(proto="request_id")
-    deadline_ms: DeadlineMs = told(proto="deadline_ms")
+    request_id: RequestId = optional_field(proto="request_id")
+    deadline_ms: DeadlineMs = optional_field(proto="deadline_ms")
 
 
 class TokenizeRequest(Shape):
     """The body of POST /tokenize."""
 
-    prompt: StrictStr | None = told()
+    prompt: StrictStr | None = optional_field()
     """The text. Either it or `messages` is needed."""
-    messages: Annotated[list[Any] | None, ShownAs(Messages | None)] = told(
+    messages: Annotated[list[Any] | None, ShownAs(Messages | None)] = optional_field(
         description="A conversation, in place of a text: its tokens are those of the prompt that a chat of it has."
     )
-    tools: Annotated[list[Any] | None, ShownAs(Tools | None)] = told()
+    tools: Annotated[list[Any] | None, ShownAs(Tools | None)] = optional_field()
     """Of a conversation: the functions that the model may call."""
-    chat_template_kwargs: dict[StrictStr, Any] | None = told()
+    chat_template_kwargs: dict[StrictStr, Any] | None = optional_field()
     """Of a conversation: what the chat template takes beside it."""
-    add_generation_prompt: StrictBool | None = told(True)
+    add_generation_prompt: StrictBool | None = optional_field(True)
     """Of a conversation: whether the prompt ends where an answer begins."""
-    continue_final_message: StrictBool | None = told(False)
+    continue_final_message: StrictBool | None = optional_field(False)
     """Of a conversation: the answer goes on in its last message."""
     model: ModelName = None
-    add_special_tokens: StrictBool | None = told(True)
+    add_special_tokens: StrictBool | None = optional_field(True)
     """With the special tokens that the checkpoint puts around a text."""
-    return_token_strs: StrictBool | None = told(False)
+    return_token_strs: StrictBool | None = optional_field(False)
     """Report each token as the vocabulary spells it, too."""
 
 

@@ -124,7 +124,7 @@ SAMPLING: dict[str, Off] = {
 """Fields of other servers: what does nothing there, and the field of ours that does the same."""
 
 
-def tolerated(document: dict[str, Any], known: frozenset[str], off: dict[str, Off], remarks: Remarks) -> dict[str, Any]:
+def known_fields(document: dict[str, Any], known: frozenset[str], off: dict[str, Off], remarks: Remarks) -> dict[str, Any]:
     """The fields of a body that its route knows, and the first other one that is an error in itself.
 
     The rest is ignored, or raises NotSupported by name.
@@ -138,12 +138,12 @@ def tolerated(document: dict[str, Any], known: frozenset[str], off: dict[str, Of
             if rule is not None:
                 _check_off(name, value, rule, remarks.max_model_len)
                 remarks.ignore(name)
-            elif not ignored(name, known, remarks):
+            elif not is_ignored(name, known, remarks):
                 return kept | {name: value}
     return kept
 
 
-def ignored(name: str, known: frozenset[str], remarks: Remarks) -> bool:
+def is_ignored(name: str, known: frozenset[str], remarks: Remarks) -> bool:
     """Whether a field that is not known is ignored, and said; else it is an error."""
     if name in remarks.ignored:
         return True

@@ -7,8 +7,8 @@ from pydantic_core import ErrorDetails
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, Shape, built
-from attend.service.contract.tolerance import tolerated
+from attend.service.contract.shapes import UNSUPPORTED, WRONG, Shape, validator_of
+from attend.service.contract.tolerance import known_fields
 from attend.service.remarks import Remarks
 
 B = TypeVar("B", bound=BaseModel)
@@ -42,7 +42,7 @@ class _Mistake(NamedTuple):
     value: Any
 
 
-def validated(
+def validate(
     kind: type[B],
     document: dict[str, Any],
     remarks: Remarks | None = None,
@@ -56,19 +56,19 @@ def validated(
     The field is the place itself where `exact`; else no item of a list, and of what is missing the object that lacks it.
     """
     try:
-        return built(kind).model_validate(document, context=remarks)
+        return validator_of(kind).model_validate(document, context=remarks)
     except ValidationError as error:
         near = {} if remarks is None else remarks.near
-        raise explained(error, document, exact, unknown, near) from error
+        raise explain(error, document, exact, unknown, near) from error
 
 
 def read_body(kind: type[S], document: dict[str, Any], remarks: Remarks | None = None) -> S:
     """A parsed body. What it has that its route does not know: see `tolerance.py`; without `remarks`, an error."""
     remarks = Remarks(strict=True) if remarks is None else remarks
-    return validated(kind, tolerated(document, kind.names, kind.off, remarks), remarks)
+    return validate(kind, known_fields(document, kind.names, kind.off, remarks), remarks)
 
 
-def explained(
+def explain(
     error: ValidationError, document: dict[str, Any], exact: bool, unknown: type[InvalidRequest], near: dict[str, str]
 ) -> InvalidRequest:
     """pydantic's first complaint, as one sentence about one place. `near` has the known names that unknown ones resemble."""

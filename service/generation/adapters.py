@@ -30,7 +30,7 @@ class Reader(Protocol):
         ...
 
 
-class Shelf:
+class AdapterRegistry:
     """Adapters by the names that callers write in `model`."""
 
     def __init__(

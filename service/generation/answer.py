@@ -7,7 +7,7 @@ from attend.model.engine.request import FinishReason, Output, Request
 from attend.model.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from attend.model.params import StopRules
 from attend.service.chat.parser import AnswerParser
-from attend.service.chat.parts import CallStart, Content, Part, joined
+from attend.service.chat.parts import CallStart, Content, Part, join_deltas
 from attend.service.errors import AnswerChanged
 from attend.service.generation.text import TextStream
 from attend.service.records import Chunk, PromptPart, Shown, digest_of
@@ -141,7 +141,7 @@ class Answer:
         """The parts, where the text does not tell them."""
         if self.parser is None or (parts and all(isinstance(part, Content) for part in parts)):
             return None
-        return tuple(joined(parts))
+        return tuple(join_deltas(parts))
 
 
 CUT = (FinishReason.DEADLINE, FinishReason.ABORT)

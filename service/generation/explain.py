@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attend.model.errors import Busy, ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, Unavailable
 from attend.model.params import describe
-from attend.service.generation.aside import Places, TurnPool, aside, stand_back
-from attend.service.generation.generation import GenerationService, admitted
+from attend.service.generation.generation import GenerationService, admission
 from attend.service.generation.prepare import SLACK
+from attend.service.generation.thread_pools import FairSemaphore, TurnPool, run_in_pool, stand_back
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import MOST_NUMBERS, MOST_TOKENS, ExplainCommand
 
@@ -58,7 +58,7 @@ class Explaining:
     def __init__(self, service: GenerationService, explainer: Explainer) -> None:
         self.service = service
         self.explainer = explainer
-        self._places = Places(MOST_CALLS, "texts are being explained")
+        self._places = FairSemaphore(MOST_CALLS, "texts are being explained")
 
     async def explain(self, command: ExplainCommand, record: RequestRecord, held: ExitStack) -> Explained:
         """The answer to one call, which is charged for the tokens of its text. Raises an AttendError.
@@ -67,13 +67,15 @@ class Explaining:
         """
         deadline, caller = self.service.deadline_of(command.arrival, command.deadline_ms), command.caller
         with record.errors(), ExitStack() as stack:
-            lease = stack.enter_context(admitted(caller))
+            lease = stack.enter_context(admission(caller))
             held.enter_context(self._places.hold(caller.owner))
             self._check_model(command.model)
             self._check_room()
             try:
                 async with asyncio.timeout_at(deadline):
-                    prompt, answer = await aside(partial(self._tokens, command), _size(command), owner=command.arrival.turn)
+                    prompt, answer = await run_in_pool(
+                        partial(self._tokens, command), _size(command), owner=command.arrival.turn
+                    )
                     tokens = (*prompt, *answer)
                     layers, heads = self._chosen(command, len(tokens))
                     if lease is not None:

@@ -8,11 +8,11 @@ from attend.model.engine.request import Request
 from attend.model.text.marks import ChatText
 from attend.model.text.reasoning import ReasoningLimit
 from attend.model.text.tokenizer import Tokenizer
-from attend.service.generation.aside import alone
+from attend.service.generation.thread_pools import run_exclusive
 from attend.service.records import ChatPrompt, Command
 
 
-async def shortened(command: Command, most: int, num_tokens: Callable[[ChatText], int]) -> Command:
+async def fit_conversation(command: Command, most: int, num_tokens: Callable[[ChatText], int]) -> Command:
     """The command with a conversation that fits in `most` tokens, where it may lose its oldest messages: as few as possible.
 
     `num_tokens` counts those of a prompt; it and the template run beside the event loop.
@@ -28,7 +28,7 @@ async def shortened(command: Command, most: int, num_tokens: Callable[[ChatText]
     low, high = 0, prompt.most_dropped  # fewest and most that may have to go
     while low < high:
         middle = 0 if not low and high == prompt.most_dropped else (low + high) // 2  # mostly all of it fits
-        low, high = (low, middle) if await alone(partial(fits, middle), command.arrival) else (middle + 1, high)
+        low, high = (low, middle) if await run_exclusive(partial(fits, middle), command.arrival) else (middle + 1, high)
     if low:
         command.remarks.ignore("input")
     return replace(command, prompts=(ChatPrompt(partial(prompt.write, low)),))

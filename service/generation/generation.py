@@ -21,10 +21,10 @@ from attend.model.text.schema import Whitespace
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.quota import Lease
-from attend.service.generation.adapters import Shelf
+from attend.service.generation.adapters import AdapterRegistry
 from attend.service.generation.answer import Answer, Remade, check_begun
-from attend.service.generation.aside import Places, aside
 from attend.service.generation.prepare import Preparation
+from attend.service.generation.thread_pools import FairSemaphore, run_in_pool
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import MAX_DEADLINE_MS, Arrival, Chunk, Command, Prompt
 
@@ -55,7 +55,7 @@ class GenerationService:
         defaults: Defaults = NO_DEFAULTS,
         embedding: EmbeddingRules = NO_EMBEDDINGS,
         scoring: ScoreRules = NO_SCORES,
-        shelf: Shelf | None = None,
+        shelf: AdapterRegistry | None = None,
         json_whitespace: Whitespace = "compact",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,9 +74,9 @@ class GenerationService:
         self._deadline_default_ms = deadline_default_ms
         self._clock = clock
         most = engine.info.max_batch_requests + engine.info.max_queued_requests
-        self._preparing = Places(most, "requests are being prepared")
-        self._scores = Places(MOST_SCORES, "log probabilities of prompt tokens are being computed")
-        self._vectors = Places(MOST_VECTORS, "numbers of embeddings are being computed")
+        self._preparing = FairSemaphore(most, "requests are being prepared")
+        self._scores = FairSemaphore(MOST_SCORES, "log probabilities of prompt tokens are being computed")
+        self._vectors = FairSemaphore(MOST_VECTORS, "numbers of embeddings are being computed")
 
     async def generate(
         self, command: Command, record: RequestRecord, held: ExitStack | None = None, *, adapter: Adapter | None
@@ -96,7 +96,7 @@ class GenerationService:
             deadline = self.deadline_of(command.arrival, command.deadline_ms, patient=command.caller.is_batch)
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
-            lease = stack.enter_context(admitted(command.caller, places, self._least(command)))
+            lease = stack.enter_context(admission(command.caller, places, self._least(command)))
             self.engine.check_room(places, command.caller.owner)  # a refusal must not cost the running streams a tokenization
             answers = await self._prepared(command, deadline)
             requests = [answer.request for answer in answers.values()]
@@ -223,13 +223,13 @@ class GenerationService:
         self, text: str, *, add_special_tokens: bool = True, caller: Caller = NOBODY, arrival: Arrival = UNKNOWN
     ) -> list[int]:
         """Token ids of a text, made beside the event loop. Counts as an answer of the caller's key while it lasts."""
-        with admitted(caller):
+        with admission(caller):
             encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-            return await aside(encode, len(text), owner=arrival.turn)
+            return await run_in_pool(encode, len(text), owner=arrival.turn)
 
     async def tokens_of(self, prompt: Prompt, caller: Caller = NOBODY, arrival: Arrival = UNKNOWN) -> list[int]:
         """The tokens of a prompt, also of a conversation. Counts as an answer of the caller's key while it lasts."""
-        with admitted(caller):
+        with admission(caller):
             return await self.preparation.tokens_of(prompt, arrival)
 
     async def detokenize(
@@ -240,8 +240,8 @@ class GenerationService:
         def text() -> str:
             return self.tokenizer.decode(token_ids(name, tokens, self.engine.info.vocab_size), skip_special_tokens=False)
 
-        with admitted(caller):
-            return await aside(text, len(tokens), owner=arrival.turn)
+        with admission(caller):
+            return await run_in_pool(text, len(tokens), owner=arrival.turn)
 
     def _advance(
         self,
@@ -289,7 +289,7 @@ class GenerationService:
             self.engine.abort(request.request_id, FinishReason.DEADLINE)
 
 
-def admitted(caller: Caller, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
+def admission(caller: Caller, answers: int = 1, tokens: int = 0) -> AbstractContextManager[Lease | None]:
     """The places of a call under its key's limits, where there is a key. See `Key.admit`."""
     return nullcontext() if caller.key is None else caller.key.admit(answers, tokens)
 

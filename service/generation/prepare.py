@@ -16,13 +16,13 @@ from attend.model.text.reasoning import ReasoningBudget
 from attend.model.text.schema import Whitespace
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import ends_in_reasoning
-from attend.service.chat.grammars import enforced
+from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.parser import AnswerParser
 from attend.service.generation.answer import Answer
-from attend.service.generation.aside import TurnPool, alone, aside
-from attend.service.generation.fitting import clamp, reasoning_limit, shortened
+from attend.service.generation.fitting import clamp, fit_conversation, reasoning_limit
 from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
+from attend.service.generation.thread_pools import TurnPool, run_exclusive, run_in_pool
 from attend.service.records import MOST_INPUT_TOKENS, Arrival, ChatPrompt, ChatRules, Command, FramedText, Prompt
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Preparation:
         """
         if command.embedding is None:
             self.check_text()
-        command = await shortened(command, self.info.max_model_len, self._num_tokens)
+        command = await fit_conversation(command, self.info.max_model_len, self._num_tokens)
         prompts = [await self._written(prompt, command, place) for place, prompt in enumerate(command.prompts)]
         read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.arrival.turn)
         spec = await self._enforced(command, is_open=read.ends_in_reasoning)
@@ -109,8 +109,8 @@ class Preparation:
             text = _Text(prompt, add_special_tokens=True)
         else:
             assert isinstance(prompt, ChatPrompt)
-            text = _of_chat(await alone(prompt.write, arrival))
-        return await aside(partial(self._tokens, text, "prompt"), len(text.text), owner=arrival.turn)
+            text = _of_chat(await run_exclusive(prompt.write, arrival))
+        return await run_in_pool(partial(self._tokens, text, "prompt"), len(text.text), owner=arrival.turn)
 
     def check_text(self) -> None:
         """Raise NotSupported where the model makes embeddings alone."""
@@ -125,12 +125,12 @@ class Preparation:
         if chat is None or not command.is_formed:
             return content
         special = self.tokenizer.special_ids(chat.form.markers)
-        write = partial(enforced, chat.form, chat.calling, content, special, reasoning_open=is_open)
-        return await alone(write, command.arrival)
+        write = partial(answer_grammar, chat.form, chat.calling, content, special, reasoning_open=is_open)
+        return await run_exclusive(write, command.arrival)
 
     async def compiled(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
         """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
-        return await aside(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
+        return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
 
     async def _written(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""
@@ -141,7 +141,7 @@ class Preparation:
                 raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
             return prompt
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
-            text = _of_chat(await alone(prompt.write, command.arrival))
+            text = _of_chat(await run_exclusive(prompt.write, command.arrival))
         elif isinstance(prompt, FramedText):
             text = _Text(self._short(prompt), prompt.add_special_tokens, prompt)
         else:
@@ -358,7 +358,7 @@ def parser_of(chat: ChatRules, ends_in_reasoning: bool, *, content_formed: bool)
 
 async def _run(work: Callable[[], T], size: int, turn: str | None) -> T:
     """The result of `work`, made here where it takes no longer than INLINE_CHARACTERS."""
-    return work() if size <= INLINE_CHARACTERS else await aside(work, size, owner=turn)
+    return work() if size <= INLINE_CHARACTERS else await run_in_pool(work, size, owner=turn)
 
 
 def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:

@@ -15,8 +15,8 @@ from attend.model.params import (
 from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.service.chat.messages import MAX_CALLS, check_count
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
-from attend.service.gathered import whole
 from attend.service.generation.turns import yield_to_loop
+from attend.service.merging import merge_chunks
 from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 
@@ -78,16 +78,16 @@ class Responses:
     async def of(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
         """The message of chunks that came together: one output for each answer, so that a client need not look for a second."""
         if len(chunks) > 1:
-            chunks = whole(chunks)
+            chunks = merge_chunks(chunks)
         if len(chunks) == 1 and chunks[0].is_plain:
             return await self._filled(chunks[0])
-        return await self.whole(chunks)
+        return await self.full_response(chunks)
 
     async def _filled(self, chunk: Chunk) -> pb.GenerateResponse:
         form = self._forms.get(chunk.index)
         if form is None:
             empty = replace(chunk, text="", num_tokens=0, token_ids=(), num_reasoning_tokens=0)
-            form = self._forms[chunk.index] = (await self.whole([empty])).SerializeToString()
+            form = self._forms[chunk.index] = (await self.full_response([empty])).SerializeToString()
         message = pb.GenerateResponse.FromString(form)
         output = message.outputs[0]
         output.text, output.num_tokens = chunk.text, chunk.num_tokens
@@ -97,7 +97,7 @@ class Responses:
             output.token_ids.extend(chunk.token_ids)
         return message
 
-    async def whole(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
+    async def full_response(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
         """One message; that with the first chunk of the first answer has the prompt too. A long one is made in short parts."""
         timing = _timing(chunks) if self._options.timing else None
         response = pb.GenerateResponse(seed=chunks[0].seed, system_fingerprint=self._fingerprint, timing=timing)

@@ -7,7 +7,7 @@ from attend.service.access.caller import Caller
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.turns import yield_to_loop
 from attend.service.generation.unread import Unread
-from attend.service.grpc_api.reading import Context, Incoming, held, read, refuse
+from attend.service.grpc_api.reading import Context, Incoming, count_bytes, read, refuse
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Arrival, bytes_for
 from attend.v1 import generation_pb2 as pb
@@ -39,7 +39,7 @@ class OtherMethods:
         try:
             with record.errors():
                 caller, arrival = await self._charged(grpc_context, record, while_draining=True)
-                async with held(message, arrival, self.unread) as (data, arrival):
+                async with count_bytes(message, arrival, self.unread) as (data, arrival):
                     ask = await read(data, pb.TokenizeRequest, arrival)
                 self.service.check_model(ask.model)
                 special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
@@ -62,7 +62,7 @@ class OtherMethods:
         try:
             with record.errors():
                 caller, arrival = await self._charged(grpc_context, record, while_draining=True)
-                async with held(message, arrival, self.unread) as (data, arrival):
+                async with count_bytes(message, arrival, self.unread) as (data, arrival):
                     ask = await read(data, pb.DetokenizeRequest, arrival)
                 self.service.check_model(ask.model)
                 at_most("token_ids", ask.token_ids, self._most_characters // 2, "ids")

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from attend.model.errors import DeadlineExceeded, InvalidRequest
 from attend.service.errors import INTERNAL, advice, sentence, wire
-from attend.service.generation.aside import alone
+from attend.service.generation.thread_pools import run_exclusive
 from attend.service.generation.unread import MESSAGE_SECONDS, Unread
 from attend.service.records import Arrival
 
@@ -71,7 +71,7 @@ class AioContext:
         self._context.set_trailing_metadata(tuple(trailing_metadata))
 
 
-async def received(messages: AsyncIterator[bytes], unread: Unread, turn: str | None, most: int) -> bytes:
+async def receive_message(messages: AsyncIterator[bytes], unread: Unread, turn: str | None, most: int) -> bytes:
     """The one message, of `most` bytes at most, of a call that grpc.aio serves as a stream of messages.
 
     Raises InvalidRequest, SlowBody or Overloaded.
@@ -90,7 +90,7 @@ async def received(messages: AsyncIterator[bytes], unread: Unread, turn: str | N
 
 
 @asynccontextmanager
-async def held(message: Incoming, arrival: Arrival, unread: Unread) -> AsyncIterator[tuple[bytes, Arrival]]:
+async def count_bytes(message: Incoming, arrival: Arrival, unread: Unread) -> AsyncIterator[tuple[bytes, Arrival]]:
     """The bytes of a message, which count until the block ends, and its arrival with their number. Raises Overloaded."""
     data = message if isinstance(message, bytes) else await message(arrival.turn)
     with unread.call(arrival.turn) as call:
@@ -99,13 +99,13 @@ async def held(message: Incoming, arrival: Arrival, unread: Unread) -> AsyncIter
             yield data, replace(arrival, size=len(data))
 
 
-async def made(message: bytes, make: Callable[[], T], arrival: Arrival, deadline: float | None = None) -> T:
+async def convert_message(message: bytes, make: Callable[[], T], arrival: Arrival, deadline: float | None = None) -> T:
     """What `make` makes of a message; of a large one beside the event loop, and before `deadline`. Raises DeadlineExceeded."""
     if len(message) <= INLINE_BYTES:
         return make()
     try:
         async with asyncio.timeout_at(deadline):
-            return await alone(make, arrival)
+            return await run_exclusive(make, arrival)
     except TimeoutError as error:
         raise DeadlineExceeded("the deadline passed before the message was read") from error
 
@@ -113,7 +113,7 @@ async def made(message: bytes, make: Callable[[], T], arrival: Arrival, deadline
 async def read(message: bytes, kind: type[M], arrival: Arrival) -> M:
     """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
     try:
-        return await made(message, partial(kind.FromString, message), arrival)
+        return await convert_message(message, partial(kind.FromString, message), arrival)
     except DecodeError as error:
         raise InvalidRequest(f"the bytes sent are not a valid {kind.DESCRIPTOR.name}") from error
 

@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from attend.model.errors import AttendError
 from attend.service.errors import FULL
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.grpc_api.reading import AioContext, received, refuse
+from attend.service.grpc_api.reading import AioContext, receive_message, refuse
 from attend.v1 import generation_pb2 as pb
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _reading(answer: Callable[..., Any], own: "GrpcMethods") -> Callable[..., An
         except AttendError:
             return UNREAD
         try:
-            return await received(messages, own.unread, turn, most_bytes(own.service.engine.info.max_model_len))
+            return await receive_message(messages, own.unread, turn, most_bytes(own.service.engine.info.max_model_len))
         except AttendError as error:
             refuse(error, "", AioContext(context))
             return None

@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2
 
 from attend.model.errors import AttendError
 from attend.service.access.caller import Address
-from attend.service.generation.aside import Places
+from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.grpc_api.reading import AioContext, address_of, read, received, refuse
+from attend.service.grpc_api.reading import AioContext, address_of, read, receive_message, refuse
 from attend.service.grpc_api.reflection import add_reflection
 from attend.service.grpc_api.register import SERVICE
 from attend.service.records import Arrival
@@ -57,7 +57,7 @@ class Calls:
 
     def __init__(self, methods: "GrpcMethods | HealthMethods", most_calls: int, most_message: int) -> None:
         self._methods, self._most_message = methods, most_message
-        self._places = Places(most_calls, "calls run here")
+        self._places = FairSemaphore(most_calls, "calls run here")
 
     def handlers(self, service: ServiceDescriptor) -> "grpc.GenericRpcHandler[Any, Any]":
         """The handlers of a service, each of which calls the method of its name."""
@@ -103,7 +103,7 @@ class Calls:
         """What a method of ours reads its message by. A call has its place from then on."""
 
         async def message(turn: str | None) -> bytes:
-            data = await received(messages, self._methods.unread, turn, self._most_message)
+            data = await receive_message(messages, self._methods.unread, turn, self._most_message)
             held.enter_context(self._places.hold(None))
             return data
 
@@ -114,7 +114,7 @@ class Calls:
     ) -> Message:
         """The message of a check of health, which takes no place. Raises InvalidRequest, SlowBody or Overloaded."""
         turn = Address(address_of(context.peer()))
-        data = await received(messages, self._methods.unread, turn, self._most_message)
+        data = await receive_message(messages, self._methods.unread, turn, self._most_message)
         return await read(data, GetMessageClass(described.input_type), Arrival(turn))
 
 

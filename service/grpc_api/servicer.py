@@ -18,7 +18,6 @@ from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command, to_embedding, to_explanation
 from attend.service.errors import SHUTTING_DOWN
-from attend.service.gathered import Gathered
 from attend.service.generation.embed import command_of
 from attend.service.generation.embed import embed as embed_texts
 from attend.service.generation.explain import Explaining, explainable
@@ -30,7 +29,8 @@ from attend.service.grpc_api import embed, explain
 from attend.service.grpc_api.convert import Request, Responses, check_sizes
 from attend.service.grpc_api.health import HealthMethods
 from attend.service.grpc_api.others import OtherMethods
-from attend.service.grpc_api.reading import Context, Incoming, address_of, held, made, read, refuse
+from attend.service.grpc_api.reading import Context, Incoming, address_of, convert_message, count_bytes, read, refuse
+from attend.service.merging import Gathered
 from attend.service.observe.metrics import Metrics, RequestRecord
 from attend.service.records import REQUEST_ID, Arrival, Command, ExplainCommand
 from attend.service.remarks import Beyond, Remarks, clamps
@@ -93,7 +93,7 @@ class GrpcMethods(OtherMethods, HealthMethods):
                     gathered.add(batch)
                 _remarked(command.remarks, record, grpc_context)
                 responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
-                return await responses.whole(gathered.answers())
+                return await responses.full_response(gathered.answers())
         except Exception as error:
             refuse(error, record.request_id, grpc_context)
             return pb.GenerateResponse()
@@ -173,12 +173,12 @@ class GrpcMethods(OtherMethods, HealthMethods):
         The command of a long message is made beside the event loop, as the message is read.
         """
         caller, arrival = await self._charged(context, record)
-        async with held(message, arrival, self.unread) as (data, arrival):
+        async with count_bytes(message, arrival, self.unread) as (data, arrival):
             request: Any = await read(data, kind, arrival)
             if REQUEST_ID.fullmatch(request.request_id):
                 _named(record, request.request_id, context)
             deadline = self.service.deadline_of(arrival, max(0, request.deadline_ms) or None)
-            command = await made(data, partial(make, request, record.request_id), arrival, deadline)
+            command = await convert_message(data, partial(make, request, record.request_id), arrival, deadline)
         return request, replace(command.by(caller), arrival=arrival)
 
     def _command(self, request: Request, request_id: str) -> Command:

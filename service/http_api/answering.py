@@ -17,7 +17,7 @@ from attend.service.http_api import event_ids
 from attend.service.http_api.body import read_json
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import json_response
-from attend.service.http_api.site import Site, adopt, opened
+from attend.service.http_api.site import RouteDeps, adopt, open_record
 from attend.service.http_api.sse import Writer, begin
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command, TokenCounts
@@ -26,7 +26,7 @@ from attend.service.remarks import Remarks
 B = TypeVar("B", bound=Steering)
 
 
-def template_of(site: Site) -> ChatTemplate:
+def template_of(site: RouteDeps) -> ChatTemplate:
     """The chat template, or NoChatTemplate."""
     if site.template is None:
         raise NoChatTemplate(f"{site.service.model_name} has no chat template: use /v1/completions, or --chat-template")
@@ -34,13 +34,13 @@ def template_of(site: Site) -> ChatTemplate:
 
 
 async def converse(
-    site: Site,
+    site: RouteDeps,
     request: Request,
     read: Callable[[dict[str, Any], Remarks], B],
     write: Callable[[B, Command, str, TokenCounts], Writer],
 ) -> Response:
     """The answer to a conversation. `read` makes its body; `write` the writer, of it, its command and the fingerprint."""
-    service, record, remarks = site.service, opened(site.metrics, request), site.remarks(clamps_by_default=True)
+    service, record, remarks = site.service, open_record(site.metrics, request), site.remarks(clamps_by_default=True)
     with record.errors():
 
         def asked(fields: dict[str, Any]) -> tuple[B, Command]:
@@ -78,4 +78,4 @@ async def answer(
         async for batch in service.generate(command, record, held, adapter=adapter):
             gathered.add(batch)
             writer.usage.add(batch)
-        return json_response(writer.whole(gathered.answers()), held)
+        return json_response(writer.full_response(gathered.answers()), held)

@@ -27,7 +27,7 @@ from attend.service.http_api.body import read_json
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.problems import anthropic_body
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from attend.service.records import Chunk, Command, Prompt, TokenCounts
 
 SIGNATURE = "attend"
@@ -35,7 +35,7 @@ SIGNATURE = "attend"
 PING: MessageEvent = {"type": "ping"}
 
 
-def add_messages(router: APIRouter, site: Site) -> None:
+def add_messages(router: APIRouter, site: RouteDeps) -> None:
     """Add the route that generates: POST /v1/messages."""
 
     @bind(router, MESSAGES)
@@ -48,7 +48,7 @@ def add_messages(router: APIRouter, site: Site) -> None:
         return await converse(site, request, read_messages, write)
 
 
-def add_count_tokens(router: APIRouter, site: Site) -> None:
+def add_count_tokens(router: APIRouter, site: RouteDeps) -> None:
     """Add POST /v1/messages/count_tokens."""
 
     @bind(router, COUNT_TOKENS)
@@ -113,7 +113,7 @@ class MessageWriter(BlockWriter):
         """The last event of a stream that fails."""
         return anthropic_body(error, self.request_id)
 
-    def whole(self, chunks: list[Chunk]) -> MessageAnswer:
+    def full_response(self, chunks: list[Chunk]) -> MessageAnswer:
         """The object of a call that was not streamed, and whose chunks were taken."""
         return self._message()
 

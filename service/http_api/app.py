@@ -6,16 +6,16 @@ from collections.abc import Set as AbstractSet
 from starlette.types import ASGIApp
 
 from attend.service.http_api import documents, problems
-from attend.service.http_api.cors import opened
+from attend.service.http_api.cors import with_cors
 from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.page import add_pages
 from attend.service.http_api.request_ids import RequestIds
 from attend.service.http_api.routes import build_router
-from attend.service.http_api.site import Site, guard_others
+from attend.service.http_api.site import RouteDeps, guard_others
 
 
 def build_app(
-    site: Site,
+    site: RouteDeps,
     *,
     expose_docs: bool = True,
     cors_origins: Sequence[str] = (),
@@ -33,4 +33,4 @@ def build_app(
         add_pages(app, [guard_others(site)])
     problems.install(app)
     documents.install(app, keyed=site.keys is not None)
-    return opened(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=behind_serve), cors_origins)
+    return with_cors(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=behind_serve), cors_origins)

@@ -31,7 +31,7 @@ class AttentionWriter:
         self._explained = explained
         self._tokenizer: Tokenizer = explaining.service.tokenizer
 
-    def whole(self) -> Attention:
+    def full_response(self) -> Attention:
         """The answer of POST /v1/attention; its weights are written piece by piece."""
         told, service, explainer = self._explained, self._explaining.service, self._explaining.explainer
         count, command = len(told.tokens), told.command

@@ -31,7 +31,7 @@ from attend.service.http_api.body import MAX_BYTES, parse, read_json
 from attend.service.http_api.files import Query, desk_of, json
 from attend.service.http_api.inside import ask
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 
 OF_TEXTS = (EMBEDDINGS.path,)
 """Routes whose bodies may be longer than the model's context."""
@@ -39,7 +39,7 @@ LISTED, MOST_LISTED = 20, 100
 BatchIdPath = Annotated[str, Path(description="The batch's id.", examples=["batch_0123456789abcdef0123456789abcdef"])]
 
 
-def routes_of(site: Site, app: ASGIApp) -> Routes:
+def routes_of(site: RouteDeps, app: ASGIApp) -> Routes:
     """The server as the lines of batches see it; `app` is all of it."""
     return Routes(
         ask=partial(ask, app),
@@ -50,7 +50,7 @@ def routes_of(site: Site, app: ASGIApp) -> Routes:
     )
 
 
-def add_batches(router: APIRouter, site: Site) -> None:
+def add_batches(router: APIRouter, site: RouteDeps) -> None:
     """Add the routes of /v1/batches."""
     _add_create(router, site)
 
@@ -80,7 +80,7 @@ def add_batches(router: APIRouter, site: Site) -> None:
         return json(batch_object(batch))
 
 
-def _add_create(router: APIRouter, site: Site) -> None:
+def _add_create(router: APIRouter, site: RouteDeps) -> None:
     @bind(router, BATCH_CREATE)
     async def create_batch(request: Request) -> Response:
         """Have the lines of a file computed, within 24 hours."""

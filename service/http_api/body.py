@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from attend.model.errors import DeadlineExceeded, InvalidRequest
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
-from attend.service.generation.aside import LARGE, alone, long_bodies
+from attend.service.generation.thread_pools import LARGE, long_bodies, run_exclusive
 from attend.service.generation.turns import LONG_BODIES, yield_to_loop
 from attend.service.generation.unread import MESSAGE_SECONDS, Coming, Unread
 from attend.service.records import MOST_INPUT_TOKENS, Arrival, bytes_for
@@ -89,12 +89,12 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
             return read(parse(body))
         async with call.waiting():
             if coding == "gzip":
-                body = await alone(partial(unzipped, body, most), arrival)
+                body = await run_exclusive(partial(unzip, body, most), arrival)
                 request.state.arrival = arrival = replace(arrival, size=len(body))
                 call.came(len(body))
             try:
                 async with asyncio.timeout_at(_deadline(body, reading)):
-                    return await alone(lambda: read(parse(body)), arrival)
+                    return await run_exclusive(lambda: read(parse(body)), arrival)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the body was read") from error
 
@@ -137,7 +137,7 @@ def _is_outermost(before: bytes) -> bool:
     return outside.count(b"{") - outside.count(b"}") == 1 and outside.count(b"[") == outside.count(b"]")
 
 
-def unzipped(body: bytes, most: int) -> bytes:
+def unzip(body: bytes, most: int) -> bytes:
     """A gzip body of `most` bytes at most. Raises InvalidRequest, or TooLarge before more than that is made."""
     reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:

@@ -10,7 +10,7 @@ from attend.service.chat.parts import CallArguments, CallStart, Content, Part, R
 from attend.service.contract import answers, chat_answers
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import StreamOptions
-from attend.service.http_api.completion_writer import timed
+from attend.service.http_api.completion_writer import with_timings
 from attend.service.http_api.logprobs import finite
 from attend.service.http_api.sse import Writer
 from attend.service.records import Chunk, TokenCounts
@@ -86,7 +86,7 @@ class ChatWriter(Writer):
 
     def chunk(self, chunk: Chunk, delta: chat_answers.Delta | None = None) -> chat_answers.ChatCompletionChunk:
         """One streamed object, of the chunk's text unless a delta is given; its token ids are a delta too."""
-        reason, stop = answers.ended(chunk)
+        reason, stop = answers.finish_reason_of(chunk)
         choice: chat_answers.ChatChunkChoice = {
             "index": chunk.index,
             "delta": {"content": chunk.text} if delta is None else delta,
@@ -96,7 +96,7 @@ class ChatWriter(Writer):
         }
         if self.body.return_token_ids:
             choice["token_ids"] = iter(chunk.token_ids)
-        return timed(self._event([choice], chunk.seed), self.body, [chunk])
+        return with_timings(self._event([choice], chunk.seed), self.body, [chunk])
 
     def last_chunk(self) -> chat_answers.ChatCompletionChunk:
         """The object that a stream with include_usage ends with."""
@@ -104,7 +104,7 @@ class ChatWriter(Writer):
         event["usage"] = answers.usage(self.usage)
         return event
 
-    def whole(self, chunks: list[Chunk]) -> chat_answers.ChatCompletion:
+    def full_response(self, chunks: list[Chunk]) -> chat_answers.ChatCompletion:
         """The object of a call that was not streamed."""
         made: chat_answers.ChatCompletion = {
             "id": f"chatcmpl-{self.request_id}",
@@ -116,10 +116,10 @@ class ChatWriter(Writer):
             "seed": chunks[-1].seed,
             "usage": answers.usage(self.usage),
         }
-        return timed(made, self.body, chunks)
+        return with_timings(made, self.body, chunks)
 
     def _answer(self, chunk: Chunk) -> chat_answers.ChatChoice:
-        reason, stop = answers.ended(chunk)
+        reason, stop = answers.finish_reason_of(chunk)
         finish_reason = "tool_calls" if chunk.ends_in_calls else reason
         choice: chat_answers.ChatChoice = {
             "index": chunk.index,

@@ -15,7 +15,7 @@ from attend.service.records import Chunk, TokenCounts
 E = TypeVar("E", bound=answers.Event)
 
 
-def timed(event: E, body: Generation, chunks: Sequence[Chunk]) -> E:
+def with_timings(event: E, body: Generation, chunks: Sequence[Chunk]) -> E:
     """The object with milliseconds of the slowest answer that ended, and the fewest cached tokens, where the caller asks."""
     times = [chunk.times for chunk in chunks if chunk.times is not None] if body.timing else []
     if times:
@@ -54,7 +54,7 @@ class CompletionWriter(Writer):
         """One streamed object; its text and token ids are deltas."""
         event = self._event([self._choice(chunk)])
         event["seed"] = chunk.seed
-        return timed(event, self.body, [chunk])
+        return with_timings(event, self.body, [chunk])
 
     def last_chunk(self) -> answers.CompletionChunk:
         """The object that a stream with include_usage ends with."""
@@ -62,7 +62,7 @@ class CompletionWriter(Writer):
         event["usage"] = answers.usage(self.usage)
         return event
 
-    def whole(self, chunks: list[Chunk]) -> answers.Completion:
+    def full_response(self, chunks: list[Chunk]) -> answers.Completion:
         """The object of a call that was not streamed, of one chunk for each answer."""
         made: answers.Completion = {
             "id": f"cmpl-{self.request_id}",
@@ -74,7 +74,7 @@ class CompletionWriter(Writer):
             "seed": chunks[-1].seed,
             "usage": answers.usage(self.usage),
         }
-        return timed(made, self.body, chunks)
+        return with_timings(made, self.body, chunks)
 
     def _event(self, choices: list[answers.CompletionChunkChoice]) -> answers.CompletionChunk:
         return {
@@ -88,7 +88,7 @@ class CompletionWriter(Writer):
 
     def _choice(self, chunk: Chunk) -> answers.CompletionChunkChoice:
         body, prompt = self.body, chunk.prompt
-        reason, stop = answers.ended(chunk)
+        reason, stop = answers.finish_reason_of(chunk)
         choice: answers.CompletionChunkChoice = {
             "index": chunk.index,
             "text": chunk.text if prompt is None else prompt.text + chunk.text,

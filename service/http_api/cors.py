@@ -13,7 +13,7 @@ EXPOSED = "*"
 """Headers that a page may read: Retry-After, x-should-retry and x-request-id among them."""
 
 
-def opened(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """An application that pages of `origins` may call, `*` for any page. It belongs around all that answers."""
     if not origins:
         return app

@@ -25,7 +25,7 @@ from attend.service.generation.turns import LONG_BODIES, yield_to_loop
 from attend.service.generation.unread import MESSAGE_SECONDS
 from attend.service.http_api.body import Reading
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 
 LEAST_RATE = 1 << 20
 """Bytes a second that an upload must come with, beside the seconds that any body has."""
@@ -33,14 +33,14 @@ MOST_LISTED = 10_000
 FileIdPath = Annotated[str, Path(description="The file's id.", examples=["file-0123456789abcdef0123456789abcdef"])]
 
 
-def desk_of(site: Site) -> Desk:
+def desk_of(site: RouteDeps) -> Desk:
     """What keeps files and batches. Raises NotThere where they are switched off."""
     if site.desk is None:
         raise NotThere(OFF)
     return site.desk
 
 
-def add_files(router: APIRouter, site: Site) -> None:
+def add_files(router: APIRouter, site: RouteDeps) -> None:
     """Add the routes of /v1/files."""
     _add_upload(router, site)
 
@@ -87,7 +87,7 @@ def add_files(router: APIRouter, site: Site) -> None:
         return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
 
 
-def _add_upload(router: APIRouter, site: Site) -> None:
+def _add_upload(router: APIRouter, site: RouteDeps) -> None:
     @bind(router, UPLOAD)
     async def upload_file(request: Request) -> Response:
         """Keep a file for a batch: a form with `purpose`, which is `batch`, and `file`."""

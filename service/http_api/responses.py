@@ -22,7 +22,7 @@ from attend.service.contract.response_answers import (
     ResponseUsage,
     Status,
 )
-from attend.service.contract.response_items import sealed
+from attend.service.contract.response_items import seal
 from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_response
 from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
@@ -30,11 +30,11 @@ from attend.service.http_api.answering import converse
 from attend.service.http_api.blocks import Begun, Block, Blocks, BlockWriter, Change, Ended, Grown
 from attend.service.http_api.logprobs import finite
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from attend.service.records import Chunk, Command, TokenCounts
 
 
-def add_responses(router: APIRouter, site: Site) -> None:
+def add_responses(router: APIRouter, site: RouteDeps) -> None:
     """Add POST /v1/responses."""
 
     @bind(router, RESPONSES)
@@ -110,7 +110,7 @@ class ResponseWriter(BlockWriter):
         """Nothing: the last chunk has ended it."""
         return ()
 
-    def whole(self, chunks: list[Chunk]) -> Response:
+    def full_response(self, chunks: list[Chunk]) -> Response:
         """The object of a call that was not streamed, and whose chunks were taken."""
         return self._response()
 
@@ -165,7 +165,7 @@ class ResponseWriter(BlockWriter):
             "status": status,
             "summary": [],
             "content": [] if begins else [{"type": "reasoning_text", "text": block.text}],
-            "encrypted_content": None if hides else sealed(block.text),
+            "encrypted_content": None if hides else seal(block.text),
         }
 
     def _part(self, block: Block, *, begins: bool = False) -> OutputText | ReasoningPart:

@@ -42,11 +42,11 @@ from attend.service.http_api.pieces import json_response
 from attend.service.http_api.responses import add_responses
 from attend.service.http_api.routing import bind
 from attend.service.http_api.scores import add_scores
-from attend.service.http_api.site import Site, adopt, guard, guard_others, opened
+from attend.service.http_api.site import RouteDeps, adopt, guard, guard_others, open_record
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import estimate, read_question
 from attend.service.records import Command, ExplainCommand, TokenCounts
-from attend.service.untested import untested
+from attend.service.untested import untested_packages
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
@@ -62,7 +62,7 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def build_router(site: Site) -> APIRouter:
+def build_router(site: RouteDeps) -> APIRouter:
     """The routes of one replica."""
     generating = APIRouter(dependencies=[guard(site)])
     _add_generation(generating, site)
@@ -85,14 +85,14 @@ def build_router(site: Site) -> APIRouter:
     return router
 
 
-def _add_generation(router: APIRouter, site: Site) -> None:
+def _add_generation(router: APIRouter, site: RouteDeps) -> None:
     """The routes that generate."""
     service = site.service
 
     @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        record = opened(site.metrics, request)
+        record = open_record(site.metrics, request)
         with record.errors():
             remarks = site.remarks()
 
@@ -126,13 +126,13 @@ def _add_generation(router: APIRouter, site: Site) -> None:
         return await converse(site, request, read_chat, write)
 
 
-def _add_attention(router: APIRouter, site: Site) -> None:
+def _add_attention(router: APIRouter, site: RouteDeps) -> None:
     """What the model does with a text."""
 
     @bind(router, ATTENTION)
     async def explain_attention(request: Request) -> Response:
         """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
-        record = opened(site.metrics, request)
+        record = open_record(site.metrics, request)
         with record.errors():
             explaining = explainable(site.explaining)
 
@@ -144,18 +144,18 @@ def _add_attention(router: APIRouter, site: Site) -> None:
             command = await read_json(request, read, site.most_bytes)
             with ExitStack() as held:
                 explained = await explaining.explain(adopt(command, request, record), record, held)
-                response = json_response(attention.AttentionWriter(explaining, explained).whole(), held)
+                response = json_response(attention.AttentionWriter(explaining, explained).full_response(), held)
                 return site.said(response, remarks, request)
 
 
-def _add_embeddings(router: APIRouter, site: Site) -> None:
+def _add_embeddings(router: APIRouter, site: RouteDeps) -> None:
     """Texts as vectors."""
     service = site.service
 
     @bind(router, EMBEDDINGS)
     async def embed_texts(request: Request) -> Response:
         """Each text as a vector of length 1: OpenAI's embeddings."""
-        record = opened(site.metrics, request)
+        record = open_record(site.metrics, request)
         with record.errors(), ExitStack() as held:
             remarks = site.remarks()
 
@@ -200,7 +200,7 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
         return {**model_object(), "id": name, "parent": service.model_name}
 
 
-def _add_capacity(router: APIRouter, site: Site) -> None:
+def _add_capacity(router: APIRouter, site: RouteDeps) -> None:
     """How much room there is."""
 
     @bind(router, CAPACITY)
@@ -212,7 +212,7 @@ def _add_capacity(router: APIRouter, site: Site) -> None:
         return Json(estimate(loads, expected, question))
 
 
-def _add_operations(router: APIRouter, site: Site) -> None:
+def _add_operations(router: APIRouter, site: RouteDeps) -> None:
     """What an operator asks: health, readiness, version, metrics."""
 
     @router.head("/healthz", include_in_schema=False)
@@ -243,7 +243,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
             "weights": info.weights,
             "backend": info.backend,
             "slower_path": info.slower_path and info.slower_path.cause,
-            "untested": list(untested()),
+            "untested": list(untested_packages()),
             "grpc_port": site.grpc_port,
             "system_fingerprint": info.fingerprint,
         }

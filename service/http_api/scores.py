@@ -22,18 +22,18 @@ from attend.service.generation.score import Scored, command_of, score
 from attend.service.http_api.body import read_json
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import Site, adopt, opened
+from attend.service.http_api.site import RouteDeps, adopt, open_record
 from attend.service.records import Command
 
 
-def add_scores(router: APIRouter, site: Site) -> None:
+def add_scores(router: APIRouter, site: RouteDeps) -> None:
     """/v1/rerank and /v1/score."""
     service = site.service
 
     @bind(router, RERANK)
     async def rerank_documents(request: Request) -> Response:
         """Documents in the order of how well they answer a query."""
-        record, remarks = opened(site.metrics, request), site.remarks()
+        record, remarks = open_record(site.metrics, request), site.remarks()
         with record.errors(), ExitStack() as held:
 
             def read(fields: dict[str, Any]) -> tuple[RerankRequest, Command, list[str]]:
@@ -45,13 +45,13 @@ def add_scores(router: APIRouter, site: Site) -> None:
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
             scored = await score(service, command, len(texts), record, held, adapter=adapter)
-            made = reranked(body, texts, scored, command.request_id, body.model or service.model_name)
+            made = rerank_answer(body, texts, scored, command.request_id, body.model or service.model_name)
             return site.said(json_response(made, held), remarks, request)
 
     @bind(router, SCORE)
     async def score_pairs(request: Request) -> Response:
         """A score for each pair of texts."""
-        record, remarks = opened(site.metrics, request), site.remarks()
+        record, remarks = open_record(site.metrics, request), site.remarks()
         with record.errors(), ExitStack() as held:
 
             def read(fields: dict[str, Any]) -> tuple[ScoreRequest, Command, int]:
@@ -67,7 +67,7 @@ def add_scores(router: APIRouter, site: Site) -> None:
             return site.said(json_response(made, held), remarks, request)
 
 
-def reranked(body: RerankRequest, texts: list[str], scored: Scored, request_id: str, model: str) -> Reranked:
+def rerank_answer(body: RerankRequest, texts: list[str], scored: Scored, request_id: str, model: str) -> Reranked:
     """The best documents, the best first; of equal scores the one that comes first."""
     order = sorted(range(len(texts)), key=lambda at: -scored.scores[at])[: body.top_n or None]
     results: list[RerankResult] = [{"index": at, "relevance_score": scored.scores[at]} for at in order]

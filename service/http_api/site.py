@@ -29,7 +29,7 @@ C = TypeVar("C", Command, ExplainCommand)
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class RouteDeps:
     """What the routes need of the replica that serves them."""
 
     service: GenerationService
@@ -90,7 +90,7 @@ class Site:
         return response
 
 
-def guard(site: Site) -> params.Depends:
+def guard(site: RouteDeps) -> params.Depends:
     """What finds the caller (`request.state.caller`), asks for an API key, charges it for each call that generates, before its
     body is read, and counts a refusal. While the server drains that comes first. A dependency of the routes, not a match on
     paths, which a forged Host header could move.
@@ -108,7 +108,7 @@ def guard(site: Site) -> params.Depends:
     return params.Depends(authenticate)
 
 
-def guard_others(site: Site) -> params.Depends:
+def guard_others(site: RouteDeps) -> params.Depends:
     """The same for calls that generate nothing. It records the whole call."""
 
     async def authenticate(request: Request) -> AsyncIterator[None]:
@@ -123,16 +123,16 @@ def guard_others(site: Site) -> params.Depends:
     return params.Depends(authenticate)
 
 
-def _known(site: Site, request: Request) -> RequestRecord:
+def _known(site: RouteDeps, request: Request) -> RequestRecord:
     """A call's record, with its caller but for the key."""
     peer = None if request.client is None else request.client.host
     inside = request.scope.get(CALLER)
     request.state.caller = site.callers.of(request.headers.items(), peer) if inside is None else inside
-    return opened(site.metrics, request)
+    return open_record(site.metrics, request)
 
 
 def _identify(
-    site: Site, request: Request, record: RequestRecord, deadline_of: Callable[[Arrival, int | None], float] | None = None
+    site: RouteDeps, request: Request, record: RequestRecord, deadline_of: Callable[[Arrival, int | None], float] | None = None
 ) -> None:
     """Find the caller's key, before the body is read. Raises Unauthenticated."""
     if site.keys is not None and CALLER not in request.scope:
@@ -141,7 +141,7 @@ def _identify(
     request.state.reading = Reading(arrival, site.unread, deadline_of)
 
 
-def opened(metrics: Metrics, request: Request) -> RequestRecord:
+def open_record(metrics: Metrics, request: Request) -> RequestRecord:
     """The record of a call, from its arrival at its route."""
     route, caller = request.scope["route"].path, request.state.caller
     transport = "http" if CALLER not in request.scope else LINES

@@ -20,11 +20,11 @@ from attend.model.errors import AttendError
 from attend.service.contract import answers
 from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
-from attend.service.gathered import Gathered
 from attend.service.generation.turns import in_turns
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.pieces import PIECE, pieces
 from attend.service.http_api.problems import error_body
+from attend.service.merging import Gathered
 from attend.service.records import Chunk, TokenCounts
 
 log = logging.getLogger("attend.http")
@@ -85,7 +85,7 @@ class Writer:
         """What puts the chunks together of a call that is not streamed."""
         return Gathered()
 
-    def whole(self, chunks: list[Chunk]) -> Any:
+    def full_response(self, chunks: list[Chunk]) -> Any:
         """The object of a call that is not streamed, of one chunk for each answer. Long lists are iterators, as in `events`."""
         raise NotImplementedError
 

@@ -16,12 +16,12 @@ from attend.service.http_api.answering import template_of
 from attend.service.http_api.body import read_json
 from attend.service.http_api.pieces import json_response
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from attend.service.records import Prompt
 from attend.service.remarks import Remarks
 
 
-def add_tokens(router: APIRouter, site: Site) -> None:
+def add_tokens(router: APIRouter, site: RouteDeps) -> None:
     """/tokenize, /detokenize and /tokenizer_info."""
     service, template = site.service, site.template
 
@@ -80,7 +80,7 @@ def text_of(body: TokenizeRequest) -> str:
     return body.prompt
 
 
-def conversation(site: Site, body: TokenizeRequest, remarks: Remarks) -> Prompt:
+def conversation(site: RouteDeps, body: TokenizeRequest, remarks: Remarks) -> Prompt:
     """The prompt of a chat."""
     if body.prompt is not None:
         raise InvalidRequest("prompt and messages cannot both be given", "prompt")

@@ -58,7 +58,7 @@ class _Slot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class CompletionRate:
     """How fast an engine is. Rates are over the last ten seconds; the rest is from its last steps, however long ago."""
 
     computed_per_second: float = 0.0
@@ -97,13 +97,13 @@ class LoadMeter:
         fade: float = (1 - 1 / REQUEST_MEMORY) ** report.num_ended
         self._request = self._request.add(report.num_requests, report.num_ended, fade)
 
-    def pace(self) -> Pace:
+    def pace(self) -> CompletionRate:
         """How fast the engine is now."""
         now = self._clock()
         first = int(now / SLOT_SECONDS) - SLOTS
         recent = [slot for slot in tuple(self._slots) if slot.number >= first]
         seconds = max(SLOT_SECONDS, now - max(self._started, first * SLOT_SECONDS))
-        return Pace(
+        return CompletionRate(
             sum(slot.computed for slot in recent) / seconds,
             sum(slot.drawn for slot in recent) / seconds,
             self._step.value,
@@ -118,7 +118,7 @@ class Load:
 
     info: EngineInfo
     stats: EngineStats
-    pace: Pace
+    pace: CompletionRate
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,14 +49,14 @@ class VllmNames(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families that have a twin, renamed."""
-        return renamed(self._original.collect())
+        return compatible_twins(self._original.collect())
 
     def text(self) -> str:
         """A page of the twins alone, to stand behind the original's."""
         return generate_latest(self).decode()
 
 
-def renamed(families: Iterable[Metric]) -> Iterator[Metric]:
+def compatible_twins(families: Iterable[Metric]) -> Iterator[Metric]:
     """The twins of metric families; those without one are left out."""
     for family in families:
         name = family.name.removeprefix("attend_")

@@ -90,7 +90,7 @@ def certificate(node: str, expiry: float | None, is_ok: bool) -> Samples:
     return ({expires: [({"node": node}, expiry)]} if expiry else {}) | {reloads: [({"node": node}, float(is_ok))]}
 
 
-def written(samples: Samples) -> str:
+def to_exposition(samples: Samples) -> str:
     """Samples in the Prometheus text format."""
     return "".join(family(name, *(ABOUT | CERTIFICATE)[name], found) for name, found in samples.items())
 
@@ -123,7 +123,7 @@ def page(addresses: Mapping[str, str], port: int, running: int) -> str:
             told |= certificate(node, own.get("tls_expiry"), bool(own["tls_reload_ok"]))
         for name, samples in told.items():
             found.setdefault(name, []).extend(samples)
-    return written(found)
+    return to_exposition(found)
 
 
 def read(rows: list[Row], node: str, running: int) -> Samples:

@@ -23,7 +23,7 @@ def serving(replicas: Iterable[str], proxies: Iterable[str], deaths: int) -> str
     )
 
 
-def counted(expected: int, answered: int) -> str:
+def replica_counts(expected: int, answered: int) -> str:
     """How many replicas the page covers."""
     asked, told = "Replicas that were asked for their metrics", "Replicas whose metrics are on this page"
     return family("attend_scrape_replicas_expected", "gauge", asked, [({}, expected)]) + family(

@@ -12,9 +12,9 @@ from typing import Any
 
 from ray import serve
 
-from attend.service.observe import census
+from attend.service.observe import cluster_state
 from attend.service.observe.capacity import Load
-from attend.service.observe.exposition import counted, merge
+from attend.service.observe.exposition import merge, replica_counts
 
 SECONDS = 2.0
 """How long a scrape waits for the other replicas."""
@@ -27,9 +27,9 @@ _asked: "Future[str] | None" = None
 async def over_replicas(own: Callable[[], Awaitable[tuple[str, str]]]) -> str:
     """The merged page, 30 ms of plain Python for each replica; called inside a replica, whose own is `own`."""
     cluster = asyncio.create_task(cluster_page())
-    expected, pages = await asked("scrape_local", own)
+    expected, pages = await ask_replicas("scrape_local", own)
     page = await asyncio.to_thread(merge, pages)  # ninety replicas take a second
-    return page + counted(expected, len(pages)) + await cluster
+    return page + replica_counts(expected, len(pages)) + await cluster
 
 
 async def cluster_page() -> str:
@@ -46,15 +46,15 @@ async def cluster_page() -> str:
 
 
 def _told(application: str) -> str:
-    return census.page(census.take(application))
+    return cluster_state.page(cluster_state.take(application))
 
 
 async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:
     """How many replicas there are, and the loads of those that answer; called inside a replica, whose own is `own`."""
-    return await asked("load_local", own)
+    return await ask_replicas("load_local", own)
 
 
-async def asked(method: str, own: Callable[[], Awaitable[Any]]) -> tuple[int, list[Any]]:
+async def ask_replicas(method: str, own: Callable[[], Awaitable[Any]]) -> tuple[int, list[Any]]:
     """How many replicas were asked, and what `method` gives on those that answer in time; (0, what `own` gives) where none
     could be asked.
     """

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from attend.model.errors import SettingError
 from attend.service.access.hosts import ANY
-from attend.service.observe import autoscaling, census, scrape, tracing
+from attend.service.observe import autoscaling, cluster_state, scrape, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.page import Page
 from attend.service.runtime import hub
@@ -44,9 +44,9 @@ class Attend:
         from attend.service.runtime.replica import Replica
 
         name = serve.get_replica_context().replica_id.unique_id
-        census.sign_in(name)
+        cluster_state.sign_in(name)
         self.name = name
-        self.replica = Replica(Settings.from_json(settings_json), name, ranks.started)
+        self.replica = Replica(Settings.from_json(settings_json), name, ranks.start_ranks)
         behind_serve(self.replica)
         # Ray has one limit for what a server takes and for what it sends. What a call may ask for bounds its answer.
         sent = "grpc.max_send_message_length"
@@ -77,7 +77,7 @@ class Attend:
     def __del__(self) -> None:
         if hasattr(self, "replica"):
             self.replica.close()
-            census.sign_out(self.name)
+            cluster_state.sign_out(self.name)
 
 
 def replicas_wanted(settings: Settings) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
     if not settings.allowed_hosts:  # what is listened on, Serve's own options say, and not `host`
         settings = settings.model_copy(update={"allowed_hosts": ANY})
-    return application(hub.pinned(settings, log.warning))
+    return application(hub.pin_revision(settings, log.warning))
 
 
 def application(settings: Settings) -> serve.Application:

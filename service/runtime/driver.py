@@ -21,12 +21,12 @@ from attend.model.errors import AttendError, CheckpointError, EngineFailed, Sett
 from attend.model.net.families.table import context_of
 from attend.service.access.keys import load_keys
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.observe import census
+from attend.service.observe import cluster_state
 from attend.service.runtime import hub
 from attend.service.runtime import reachable as routes
 from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
-from attend.service.runtime.lifecycle import before, beside, catch_signals, ready_line
+from attend.service.runtime.lifecycle import catch_signals, ready_line, run_in_daemon_thread, run_until
 from attend.service.runtime.lines import speak, tell
 from attend.service.runtime.place import gpus_wanted
 from attend.service.settings import Settings
@@ -75,10 +75,10 @@ async def main(settings: Settings, statistics: int) -> int:
     started = ready = lost = False
     try:
         check_room(settings, ray.cluster_resources())
-        started = await before(stop, start(settings, statistics))
-        ready = started and await before(stop, say_ready(settings))
+        started = await run_until(stop, start(settings, statistics))
+        ready = started and await run_until(stop, say_ready(settings))
         if ready:
-            lost = await before(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
+            lost = await run_until(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
         if await may_serve(unknown=started):
             tell("Draining: running streams may end ...")
             await drain(settings)
@@ -118,7 +118,7 @@ async def start(settings: Settings, statistics: int) -> None:
     """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
     tell(f"Loading {settings.folder} ...")
     served = application(settings)
-    proxies = beside(
+    proxies = run_in_daemon_thread(
         serve.start,
         http_options=HTTPOptions(host=settings.host, port=settings.port),
         grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
@@ -138,7 +138,7 @@ async def start(settings: Settings, statistics: int) -> None:
 async def deploy(served: serve.Application) -> None:
     """Returns when replicas have loaded their weights. Raises CheckpointError where one cannot."""
     try:
-        await beside(serve.run, served, name=APP, route_prefix="/")
+        await run_in_daemon_thread(serve.run, served, name=APP, route_prefix="/")
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
 
@@ -154,13 +154,13 @@ async def tell_changes(statistics: int | None) -> None:
     """Write a line for each replica and each proxy that changes its state, begins or dies. Returns where HAProxy, whose port
     `statistics` is, has led to no replica for a minute although one runs: the server must end, so that it is started anew.
     """
-    last: census.Census | None = None
+    last: cluster_state.ClusterState | None = None
     lost, clock = routes.Lost(), asyncio.get_running_loop().time
     changed = clock()
     while True:
         with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
-            now = await beside(census.take, APP)
-            for line in census.news(last, now) if last else ():
+            now = await run_in_daemon_thread(cluster_state.take, APP)
+            for line in cluster_state.news(last, now) if last else ():
                 tell(line)
             changed = changed if now == last and lost.since is None else clock()
             last = now
@@ -169,13 +169,15 @@ async def tell_changes(statistics: int | None) -> None:
         await asyncio.sleep(WATCH_SECONDS if clock() - changed < CALM_SECONDS else CALM_WATCH_SECONDS)
 
 
-async def leads_nowhere(lost: routes.Lost, cluster: census.Census, statistics: int) -> bool:
+async def leads_nowhere(lost: routes.Lost, cluster: cluster_state.ClusterState, statistics: int) -> bool:
     """Whether the server must end for it. Has HAProxy started again before."""
-    leads = "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.known, APP, statistics) > 0
+    leads = (
+        "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.reachable_replicas, APP, statistics) > 0
+    )
     what = lost.look(leads, asyncio.get_running_loop().time())
     if what == "restart":
         tell(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
-        await beside(census.restart_proxies)
+        await run_in_daemon_thread(cluster_state.restart_proxies)
     if what == "end":
         tell(f"HAProxy has routed to no replica for {routes.END_SECONDS:g} s although one runs: stopping the server")
     return what == "end"
@@ -203,7 +205,7 @@ async def say_ready(settings: Settings) -> None:
 async def may_serve(unknown: bool) -> bool:
     """Whether a replica runs that may have calls; `unknown` where Serve's controller does not say."""
     with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
-        cluster = await asyncio.wait_for(beside(census.take, APP), CENSUS_SECONDS)
+        cluster = await asyncio.wait_for(run_in_daemon_thread(cluster_state.take, APP), CENSUS_SECONDS)
         return "running" in cluster.replicas.values()
     return unknown
 

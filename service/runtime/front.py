@@ -17,8 +17,8 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from attend.model.errors import Overloaded
-from attend.service.generation.aside import Places
-from attend.service.http_api.cors import fields_of, opened
+from attend.service.generation.thread_pools import FairSemaphore
+from attend.service.http_api.cors import fields_of, with_cors
 from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
 from attend.service.http_api.request_ids import ABORT, RequestIds
@@ -195,8 +195,8 @@ class Bounded:
 
     def __init__(self, app: ASGIApp, most: int, cors_origins: Sequence[str] = ()) -> None:
         self.app = app
-        self.places = Places(most, "calls run here")
-        self.refused = opened(RequestIds(self._refuse, behind_serve=False), cors_origins)
+        self.places = FairSemaphore(most, "calls run here")
+        self.refused = with_cors(RequestIds(self._refuse, behind_serve=False), cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or refuse it."""
@@ -308,7 +308,7 @@ def listening(made: socket.socket) -> list[socket.socket]:
     return [made, *(made.dup() for _ in range(ACCEPTS - 1))]
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket that owns the port and does not listen yet: callers are refused until the server serves. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)

@@ -25,7 +25,7 @@ from attend.model.gguf.places import SUFFIX, part_paths
 from attend.model.weights import INDEX, way_out, weight_names
 from attend.service.runtime import partial
 from attend.service.runtime.lines import tell
-from attend.service.runtime.model_path import located
+from attend.service.runtime.model_path import resolve_model
 from attend.service.settings import Settings
 from attend.service.values import HUB, REFERENCE
 
@@ -53,13 +53,13 @@ def with_folder(settings: Settings, say: Say = tell) -> Settings:
 
     Raises CheckpointError.
     """
-    settings = located(settings, say)
+    settings = resolve_model(settings, say)
     if not settings.model.startswith(HUB):
         return settings
     return settings.model_copy(update={"model": str(fetch(settings.model, say)), "served_model_name": settings.name})
 
 
-def pinned(settings: Settings, warn: Say) -> Settings:
+def pin_revision(settings: Settings, warn: Say) -> Settings:
     """The settings with a commit in place of the branch or tag of a hub reference: replicas that start later, after a push,
     serve the same weights. Where the hub does not name one here, `warn` is told, and each replica looks it up.
     """
@@ -84,7 +84,7 @@ def commit_of(folder: Path) -> str | None:
     return names[0] if names else None
 
 
-def cached(reference: str) -> Path | None:
+def cached_folder(reference: str) -> Path | None:
     """The folder of hf://ORG/NAME in the cache, or its GGUF file, without asking the hub; None without its weights."""
     from huggingface_hub import errors, snapshot_download
 
@@ -112,7 +112,7 @@ def fetch(reference: str, say: Say) -> Path:
     try:
         lock = Path(constants.HF_HUB_CACHE) / ".locks" / _home(repository).name / "attend.lock"
         waiting = f"Another process is downloading {HUB}{repository}: waiting for it"
-        with alone(lock, lambda: say(waiting)), _ended_by_interrupt(), _bars():
+        with hold_lock(lock, lambda: say(waiting)), _ended_by_interrupt(), _bars():
             return _fetch(repository, file, revision, say)
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, httpx2.HTTPError, OSError, ValueError) as error:
         raise CheckpointError(f"{reference} {_why(error, repository)}") from error
@@ -126,7 +126,7 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
     wanted = _weights(repository, folder, entries) if file is None else _parts(repository, file, entries)
     missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
-        begun = partial.found(_home(repository), {name: each.sha256 for name, each in missing.items()})
+        begun = partial.find_partials(_home(repository), {name: each.sha256 for name, each in missing.items()})
         size = sum(each.size for each in missing.values()) - sum(each.length for each in begun)
         _check_room(folder, size)
         say(f"Downloading {HUB}{repository} at {folder.name[:12]}: {size / 1e9:.2f} GB to {folder}")
@@ -213,7 +213,7 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 @contextmanager
-def alone(lock: Path, busy: Callable[[], None]) -> Iterator[None]:
+def hold_lock(lock: Path, busy: Callable[[], None]) -> Iterator[None]:
     """One process of this machine, or of all that share the file system, holds the lock; a second one calls `busy` and waits.
 
     Where nothing can be written there is nothing to wait for, and a file system without locks has none.

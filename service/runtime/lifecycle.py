@@ -18,7 +18,7 @@ from attend.service.runtime.renew import BadPair, doubt, pair
 from attend.service.settings import Settings
 
 
-async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work` until `stop` is set: True if it finished first, False if it was cancelled. Raises what `work` raises."""
     task, told = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
@@ -32,7 +32,7 @@ async def before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     return False
 
 
-def beside(function: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
     """Run `function` in a background (daemon) thread, which does not delay the exit: Serve may block in it for ever."""
     loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 

@@ -12,7 +12,7 @@ Report = Callable[[int, int], None]
 
 
 @contextmanager
-def shown(stream: TextIO | None) -> Iterator[Report]:
+def progress_reporter(stream: TextIO | None) -> Iterator[Report]:
     """What `build_engine` reports to. A `stream` that is a terminal shows a bar."""
     columns = (TextColumn("Loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=Console(file=stream), transient=True, disable=stream is None or not stream.isatty())

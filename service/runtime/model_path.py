@@ -16,7 +16,7 @@ PAGE = re.compile(
 """The address of a repository on the hub, and of a revision, or a file, in it."""
 
 
-def located(settings: Settings, say: Callable[[str], None]) -> Settings:
+def resolve_model(settings: Settings, say: Callable[[str], None]) -> Settings:
     """The settings with hf://ORG/NAME where `model` is ORG/NAME, and no such path is here, or the hub's page of it.
 
     `say` is told so. Raises CheckpointError for a path that leads to no checkpoint.

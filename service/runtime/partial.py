@@ -32,7 +32,7 @@ class Partial(NamedTuple):
         return self.path.with_name(self.path.name.partition(".")[0])
 
 
-def found(home: Path, sums: Mapping[str, str | None]) -> list[Partial]:
+def find_partials(home: Path, sums: Mapping[str, str | None]) -> list[Partial]:
     """The longest beginning of each file of these names and SHA-256, in the folder of its repository in the cache."""
     names = {digest: name for name, digest in sums.items() if digest}
     begun: dict[str, Partial] = {}

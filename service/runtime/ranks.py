@@ -45,7 +45,7 @@ class Rank:
         os._exit(1)
 
 
-def started(settings: Settings) -> ProcessGroup:
+def start_ranks(settings: Settings) -> ProcessGroup:
     """The group of this replica, which is its rank 0; its other ranks load their parts. Ray puts them into the placement group
     of the replica, from which they are made.
     """

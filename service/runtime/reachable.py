@@ -17,14 +17,14 @@ async def lead_to(replicas: int, application: str, port: int, *, seconds: float)
     """Whether HAProxy, with its statistics at `port`, has so many replicas for HTTP and for gRPC within `seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while await asyncio.to_thread(known, application, port) < replicas:
+    while await asyncio.to_thread(reachable_replicas, application, port) < replicas:
         if loop.time() > deadline:
             return False
         await asyncio.sleep(0.05)
     return True
 
 
-def known(application: str, port: int) -> int:
+def reachable_replicas(application: str, port: int) -> int:
     """Replicas that calls of either protocol can reach without Serve's own proxy, which is listed as a backup."""
     try:
         rows = statistics("127.0.0.1", port, TIMEOUT_SECONDS)

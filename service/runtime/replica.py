@@ -27,14 +27,14 @@ from attend.model.parallel.group import ProcessGroup
 from attend.model.pooling import chosen_rules, read_rules
 from attend.model.scoring import score_rules
 from attend.model.text.tokenizer import Tokenizer
-from attend.service.access.hosts import allowed
+from attend.service.access.hosts import allowed_names
 from attend.service.access.keys import KeyRing
 from attend.service.batch.desk import Desk
 from attend.service.batch.limits import limits_of
 from attend.service.batch.runner import Runner
 from attend.service.chat.forms import form_of
 from attend.service.contract.shapes import build_all
-from attend.service.generation.adapters import Shelf
+from attend.service.generation.adapters import AdapterRegistry
 from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.unread import CALL_BYTES, MOST_BYTES, Unread
@@ -42,7 +42,7 @@ from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
 from attend.service.http_api.batches import routes_of
 from attend.service.http_api.routes import STALE_SECONDS
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
@@ -75,7 +75,7 @@ class Replica(GrpcMethods):
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         self.callers = callers_of(settings)
-        with log_terminal(settings) as terminal, loading.shown(terminal) as report:
+        with log_terminal(settings) as terminal, loading.progress_reporter(terminal) as report:
             group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
             with ThreadPoolExecutor(1, "tokenizer") as aside:  # weights are unpacked meanwhile, without Python
                 reading = aside.submit(Tokenizer.load, settings.folder)
@@ -134,7 +134,7 @@ class Replica(GrpcMethods):
         behind_serve: bool,
     ) -> ASGIApp:
         """The HTTP application. `page` gives the metrics, `loads` the loads, of all replicas; see `Site` and `build_app`."""
-        site = Site(
+        site = RouteDeps(
             service=self.service,
             metrics=self.metrics,
             version=version("attend-server"),
@@ -157,7 +157,7 @@ class Replica(GrpcMethods):
             site,
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
-            hosts=allowed(self.settings.allowed_hosts, self.settings.host, keyed=self.keys is not None),
+            hosts=allowed_names(self.settings.allowed_hosts, self.settings.host, keyed=self.keys is not None),
             behind_serve=behind_serve,
         )
         if self.desk is not None:
@@ -214,12 +214,12 @@ class Replica(GrpcMethods):
         logs.close()
 
 
-def open_shelf(settings: Settings, engine: AsyncEngine) -> Shelf | None:
+def open_shelf(settings: Settings, engine: AsyncEngine) -> AdapterRegistry | None:
     """The adapters that callers can name; None where none are set. Raises SettingError or CheckpointError."""
     if engine.adapters is None:
         return None
     folder = Path(settings.adapters_folder).absolute() if settings.adapters_folder else None
-    return Shelf(engine.adapters, settings.adapters, folder, most=settings.max_adapters, taken=settings.name)
+    return AdapterRegistry(engine.adapters, settings.adapters, folder, most=settings.max_adapters, taken=settings.name)
 
 
 def open_tracer(settings: Settings, replica: str) -> tracing.Tracer | None:

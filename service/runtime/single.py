@@ -16,7 +16,7 @@ from attend.model.errors import EngineFailed, SettingError
 from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import raise_limit
 from attend.service.runtime.interfaces import check_interfaces
-from attend.service.runtime.lifecycle import before, beside, catch_signals, check_certificate, ready_line
+from attend.service.runtime.lifecycle import catch_signals, check_certificate, ready_line, run_in_daemon_thread, run_until
 from attend.service.runtime.lines import tell
 from attend.service.runtime.ports import is_free
 from attend.service.settings import Settings
@@ -48,7 +48,7 @@ def run(settings: Settings) -> int:
     prepare()
     from attend.service.runtime.front import Loop
 
-    with claimed(settings) as http, asyncio.Runner(loop_factory=Loop) as runner:
+    with claim_port(settings) as http, asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main(settings, http))
 
 
@@ -60,9 +60,9 @@ def prepare() -> None:
     check_interfaces("uvicorn")
 
 
-def claimed(settings: Settings) -> socket.socket:
+def claim_port(settings: Settings) -> socket.socket:
     """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that is taken."""
-    from attend.service.runtime.front import bound
+    from attend.service.runtime.front import bind_socket
 
     if settings.port == settings.grpc_port:
         raise SettingError(f"port and grpc_port are both {settings.port}: they must differ")
@@ -70,7 +70,7 @@ def claimed(settings: Settings) -> socket.socket:
         if not is_free(number := getattr(settings, name)):
             raise SettingError(f"{name} {number} is taken: another process listens on it; choose another {name}")
     try:
-        return bound(settings.host, settings.port)
+        return bind_socket(settings.host, settings.port)
     except OSError as error:
         raise SettingError(f"port {settings.port} on {settings.host}: {error.strerror}") from error
 
@@ -108,8 +108,8 @@ async def main(settings: Settings, http: socket.socket, report: Report | None = 
     stop = catch_signals()
     if report is None:
         tell(f"Loading {settings.name} ...")
-    loading = beside(Replica, settings, REPLICA)
-    if not await before(stop, _finished(loading)):
+    loading = run_in_daemon_thread(Replica, settings, REPLICA)
+    if not await run_until(stop, _finished(loading)):
         os._exit(128 + stop.number)  # the thread that loads cannot be ended
     replica: Replica = loading.result()
     try:
@@ -152,7 +152,7 @@ async def serve(
     else:
         report(facts)
     try:
-        await before(stop, watch(replica, certificate))
+        await run_until(stop, watch(replica, certificate))
     except EngineFailed as error:
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end
@@ -176,7 +176,12 @@ async def watch(replica: "Replica", certificate: "Certificate | None" = None) ->
 def page(replica: "Replica", certificate: "Certificate | None" = None) -> str:
     """The metrics page."""
     from attend.service.observe import edge
-    from attend.service.observe.exposition import counted, merge, serving
+    from attend.service.observe.exposition import merge, replica_counts, serving
 
     own = {} if certificate is None else edge.certificate(REPLICA, certificate.expiry, certificate.is_ok)
-    return merge([(REPLICA, replica.metrics.text())]) + counted(1, 1) + serving(["running"], (), 0) + edge.written(own)
+    return (
+        merge([(REPLICA, replica.metrics.text())])
+        + replica_counts(1, 1)
+        + serving(["running"], (), 0)
+        + edge.to_exposition(own)
+    )

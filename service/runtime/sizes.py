@@ -2,7 +2,7 @@
 
 from attend.model.engine.options import EngineOptions
 from attend.model.machine import usable_cores
-from attend.service.generation.aside import MOST_LARGE
+from attend.service.generation.thread_pools import MOST_LARGE
 from attend.service.grpc_api.limits import MAX_WATCHES
 from attend.service.settings import Settings
 

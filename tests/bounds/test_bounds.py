@@ -61,22 +61,22 @@ def installed(monkeypatch):
     monkeypatch.setattr(bounds, "version", found.__getitem__)
     extra = 'triton<4; extra == "gpu"'
     monkeypatch.setattr(bounds, "requires", lambda name: [*(f"{each}{BOUNDED[each]}" for each in BOUNDED), "numpy", extra])
-    bounds.untested.cache_clear()
+    bounds.untested_packages.cache_clear()
     yield found
-    bounds.untested.cache_clear()
+    bounds.untested_packages.cache_clear()
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.14.1"])
 def test_a_tested_version_is_not_told(installed, version):
     installed["torch"] = version
-    assert bounds.untested() == ()
+    assert bounds.untested_packages() == ()
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.15.0", "2.16.0.dev20261101+cu130"])
 def test_an_untested_version_is_told_in_one_line_before_a_command_computes(installed, version, capsys, monkeypatch):
     installed["torch"] = version
     monkeypatch.setattr(start, "provide", lambda say: None)
-    start.prepared(Settings())
+    start.prepare_settings(Settings())
     told = capsys.readouterr().err
     assert told == f"attend: torch {version} is installed, and Attend was tested with <2.15,>=2.13\n"
 

@@ -13,7 +13,7 @@ from attend.model.engine.pieces import StepPieces
 from attend.model.engine.plan import Plan, Scheduled
 from attend.model.engine.recorder import WARM_UPS, nothing
 from attend.model.engine.runner import ModelRunner
-from attend.model.net.backends import KVCache
+from attend.model.net.paged_attention import KVCache
 from attend.model.net.transformer import Decoder
 from tests.gpu.device import Device, Kernel
 from tests.model.engine.machines import ask, given

@@ -10,7 +10,7 @@ from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.backends import KVCache, TorchBackend
+from attend.model.net.paged_attention import KVCache, TorchBackend
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.pooling import Pooling
 from tests.gpu.device import Device

@@ -12,7 +12,7 @@ from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.memory import SHARE, largest_steps, memory_left
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.runner import ModelRunner
-from attend.model.net.backends import Row
+from attend.model.net.paged_attention import Row
 from tests.gpu.steps import Recorder, machine
 from tests.gpu.test_families import FAMILIES
 from tests.model.checkpoints import tiny_config

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attend.model import transfer
-from attend.model.transfer import Parcel
+from attend.model.transfer import HostToDeviceCopy
 
 NUMBERS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9)
 
@@ -16,7 +16,7 @@ NUMBERS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9)
     st.lists(st.tuples(NUMBERS, st.sampled_from([list, lambda values: array("q", values), np.int64])), min_size=1, max_size=7)
 )
 def test_what_is_put_in_is_read_out(parts):
-    parcel = Parcel("cpu")
+    parcel = HostToDeviceCopy("cpu")
     indices = [parcel.add(kind(values) if values else array("q")) for values, kind in parts]
     assert [parcel[index].tolist() for index in indices] == [values for values, _ in parts]
     assert {parcel[index].dtype for index in indices} == {torch.int64}
@@ -25,7 +25,7 @@ def test_what_is_put_in_is_read_out(parts):
 def test_all_parts_go_in_one_copy_and_none_after_it(monkeypatch):
     copies = []
     monkeypatch.setattr(transfer, "to_device", lambda numbers, device: (copies.append((numbers.tolist(), device)), numbers)[1])
-    parcel = Parcel("cpu")
+    parcel = HostToDeviceCopy("cpu")
     first, second = parcel.add([1, 2]), parcel.add(np.array([[3], [4]]))
     assert copies == []
     assert (parcel[second].tolist(), parcel[first].tolist()) == ([3, 4], [1, 2])

@@ -17,7 +17,7 @@ from attend.service.chat.forms import form_of
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.http_api.app import build_app
 from attend.service.http_api.problems import ANTHROPIC
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.sse import events_of
@@ -66,7 +66,7 @@ def whole_server(
 
     facts = (server.service, server.metrics, "1.2.3", scrape, lambda: False)
     chat, form = ChatTemplate(template), form_of("", "hermes", "think")
-    site = Site(*facts, chat, form, keys, explaining=server.explaining, desk=desk)
+    site = RouteDeps(*facts, chat, form, keys, explaining=server.explaining, desk=desk)
     server.app, server.methods.keys = build_app(site), keys
     server.methods.template, server.methods.form = chat, form
     return server

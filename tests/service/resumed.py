@@ -11,7 +11,7 @@ import torch
 
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
-from attend.service.generation.adapters import Shelf
+from attend.service.generation.adapters import AdapterRegistry
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import END, MODEL, VOCAB, Server, build_server, grpc_channel
@@ -47,7 +47,7 @@ def replica(folder: Path, *, adapters: Sequence[str] = (), **options: Any) -> It
     if adapters:
         modules = linears(folder, ["q_proj", "v_proj", "o_proj", "down_proj"])
         places = {name: write_adapter(folder.parent / name, modules, at) for at, name in enumerate(adapters)}
-        shelf = Shelf(engine.adapters, places, most=8, taken=MODEL)
+        shelf = AdapterRegistry(engine.adapters, places, most=8, taken=MODEL)
     engine.start()
     try:
         yield build_server(engine, shelf=shelf)

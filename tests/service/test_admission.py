@@ -18,7 +18,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import Caller
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
-from attend.service.generation.aside import Places
+from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.http_api import body
 from attend.service.records import Arrival, Command
 from attend.v1 import generation_pb2 as pb
@@ -284,7 +284,7 @@ def test_the_first_grammar_of_a_key_does_not_wait_for_all_grammars_of_another(ri
 def test_a_conversation_is_rendered_within_the_bounds_of_preparation(ring, monkeypatch):
     """Where a template takes its time, a deadline passes, and a place is held."""
     server, gate = whole_server(), threading.Event()
-    server.service._preparing = Places(1, "requests are being prepared")
+    server.service._preparing = FairSemaphore(1, "requests are being prepared")
     monkeypatch.setattr(ChatTemplate, "write", lambda *_, **__: gate.wait(20) and ChatText("a"))
     sent = json.dumps(ROUTES["/v1/chat/completions"] | {"deadline_ms": 1500}).encode()
 
@@ -303,7 +303,7 @@ def test_log_probabilities_of_prompts_are_bounded_over_all_calls_together(ring):
 
     async def run():
         server = build_server(engine)
-        server.service._scores = Places(24, "log probabilities are being computed")
+        server.service._scores = FairSemaphore(24, "log probabilities are being computed")
         asked = {"prompt_logprobs": 1, "max_tokens": 1}
         running = asyncio.create_task(answered(server, command(None, "abcde", n=2, **asked)))  # 20 of them
         await until(lambda: engine.open)

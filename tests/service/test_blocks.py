@@ -15,7 +15,7 @@ from attend.service.chat.prompt import without_oldest
 from attend.service.contract.anthropic import read_count, read_messages
 from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of, to_command
-from attend.service.contract.response_items import sealed, unsealed
+from attend.service.contract.response_items import seal, unseal
 from attend.service.contract.responses import read_response
 from attend.service.remarks import CLAMPED, IGNORED, Remarks
 from tests.fakes import FakeEngine, build_server, info, says
@@ -308,9 +308,9 @@ def test_the_log_probabilities_of_a_text_are_those_of_its_tokens():
 
 
 def test_reasoning_comes_back_as_it_was_given():
-    assert unsealed(sealed("r\u00e9")) == "r\u00e9"
+    assert unseal(seal("r\u00e9")) == "r\u00e9"
     for foreign in (None, "", "gAAAAAB", "attend1.!!!", "attend1./w=="):
-        assert unsealed(foreign) is None
+        assert unseal(foreign) is None
     made = asked("/v1/responses", include=["reasoning.encrypted_content"]).json()["output"][0]
     back = {name: value for name, value in made.items() if name != "content"}
     items = [{"role": "user", "content": "a"}, back, {"role": "assistant", "content": "b"}]

@@ -31,8 +31,8 @@ CARRIED: dict[str, tuple[Changes, Changes]] = {
     "priority": ({"priority": 7}, {"priority": 7}),
     "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "\0mine"}),
     "caller": (
-        {"caller": Caller(Key("ann", Limits(), share=Share(weight=2.5)))},
-        {"owner": "ann", "weight": 2.5, "cache_salt": "key ann\0"},
+        {"caller": Caller(Key("ann", Limits(), share=Share(weight=2.5)), is_batch=True)},
+        {"owner": "ann", "weight": 2.5, "cache_salt": "key ann\0", "is_background": True},
     ),
     "embedding": ({"embedding": EmbeddingRules(Pooling.MEAN)}, {"pooling": Pooling.MEAN}),
     "scored_token_ids": ({"logprobs": 0, "scored_token_ids": (5, 9)}, {"logprobs": 0, "scored_token_ids": (5, 9)}),

@@ -9,10 +9,10 @@ import pytest
 
 from attend.model.errors import InvalidRequest
 from attend.service.chat.forms import CALLS, AnswerFormat
-from attend.service.chat.grammars import enforced
+from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.messages import INVALID_JSON, MAX_DEPTH, arguments_of, json_object
 from attend.service.chat.parser import AnswerParser
-from attend.service.chat.parts import CallArguments, joined
+from attend.service.chat.parts import CallArguments, join_deltas
 from attend.service.contract.conversation import calling_of
 from attend.service.http_api.body import parse
 from tests.model.text.test_grammar import compact, compiled, tokens_of
@@ -60,7 +60,7 @@ def written(name: str, document) -> str:
 def test_a_call_with_sixteen_lists_of_objects_is_taken_enforced_and_read(name, nullable):
     form, read = AnswerFormat(CALLS[name]), parse(body(tools=[tool(lists(LISTS, nullable=nullable))]))
     calling = calling_of(read["tools"], "required", None, form)
-    spec = enforced(form, calling, None, {}, reasoning_open=False)
+    spec = answer_grammar(form, calling, None, {}, reasoning_open=False)
     assert spec is not None
     grammar, text = compiled(spec.kind, spec.text).start(), written(name, value(LISTS))
     for token in tokens_of(text):
@@ -68,7 +68,7 @@ def test_a_call_with_sixteen_lists_of_objects_is_taken_enforced_and_read(name, n
         grammar.advance(token)
     for formed in (False, True):
         parser = AnswerParser(form, calling.tools, calls_formed=formed)
-        arguments = [part.text for part in joined(parser.feed(text) + parser.finish()) if isinstance(part, CallArguments)]
+        arguments = [part.text for part in join_deltas(parser.feed(text) + parser.finish()) if isinstance(part, CallArguments)]
         assert [json.loads(each) for each in arguments] == [value(LISTS)]
 
 

@@ -106,7 +106,7 @@ def over_grpc(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
         responses = asyncio.run(run())
     except grpc.aio.AioRpcError as error:
         status = {row.code: row.status for row in [*TABLE.values(), INTERNAL]}
-        by_code = {row.grpc: status[row.code] for row in [*TABLE.values(), INTERNAL] if row.status not in (413, 415)}
+        by_code = {row.grpc: status[row.code] for row in [*TABLE.values(), INTERNAL] if row.status not in (413, 415, 507)}
         return Outcome(status=by_code[error.code()], message=error.details())
     pieces = []
     for output in (output for response in responses for output in response.outputs):

@@ -14,7 +14,7 @@ import pytest
 
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
-from attend.service.generation import aside
+from attend.service.generation import thread_pools
 from attend.service.generation.unread import CALL_BYTES, Unread
 from attend.service.grpc_api import reading, register
 from attend.service.http_api import body
@@ -36,7 +36,7 @@ LONG = {"prompt": "a " * 10_000, "temperature": "hot"}
 def held_pool(monkeypatch) -> threading.Event:
     """Long calls wait in the pool until the event is set."""
     gate, parse = threading.Event(), body.parse
-    monkeypatch.setattr(body, "parse", lambda data: (len(data) <= aside.SHORT or gate.wait(20)) and parse(data))
+    monkeypatch.setattr(body, "parse", lambda data: (len(data) <= thread_pools.SHORT or gate.wait(20)) and parse(data))
     return gate
 
 
@@ -92,7 +92,7 @@ def test_bodies_of_both_transports_share_one_budget():
         for _ in range(3):
             context = SimpleNamespace(invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1")
             turn = server.methods.turn_of(context)
-            calls.append(asyncio.create_task(reading.received(silent(never), server.methods.unread, turn, 1)))
+            calls.append(asyncio.create_task(reading.receive_message(silent(never), server.methods.unread, turn, 1)))
             await asyncio.sleep(0.05)
         done = [call.done() for call in calls]
         for call in calls:

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from attend.model.engine.request import FinishReason
-from attend.service.chat.parts import Content, Part, joined
+from attend.service.chat.parts import Content, Part, join_deltas
 from attend.service.records import Chunk
 from tests.simulation.model import scored
 from tests.simulation.oracle import Text, parts_of, shown
@@ -98,5 +98,5 @@ class Answered:
             assert self.text == text[self.hidden :], f"said {self.text!r}, alone {text[self.hidden :]!r}"
             return
         parts = parts_of(command, mine.prompt, text, reason, chunk.stop)
-        assert joined(self.parts) == parts, f"said {joined(self.parts)}, alone {parts}"
+        assert join_deltas(self.parts) == parts, f"said {join_deltas(self.parts)}, alone {parts}"
         assert self.text == "".join(part.text for part in parts if isinstance(part, Content)), "content that is none"

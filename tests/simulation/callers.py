@@ -24,8 +24,8 @@ from attend.model.errors import (
 from attend.model.pooling import Pooling
 from attend.service.access import caller
 from attend.service.access.quota import Key
-from attend.service.gathered import Gathered
 from attend.service.generation.embed import embed
+from attend.service.merging import Gathered
 from attend.service.records import Chunk
 from tests.simulation.answered import CLOSE, NEVER, Answered
 from tests.simulation.events import Call

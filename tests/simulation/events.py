@@ -35,7 +35,7 @@ class Setting:
     """Seconds that any call may take."""
     inline: int
     large: int
-    """Work up to `inline` characters is done at once, and from `large` on by one thread; see `service/generation/aside.py`."""
+    """Work up to `inline` characters is done at once, and from `large` on by one thread: `generation/thread_pools.py`."""
     most_large: int
     keys: tuple[Limits, ...]
     """No keys: nobody asks for one."""

@@ -14,7 +14,7 @@ from attend.model.engine.plan import StepInput
 from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler
 from attend.service.access.quota import WINDOW_SECONDS, Key
-from attend.service.generation import aside
+from attend.service.generation import thread_pools
 from attend.service.generation.generation import GenerationService
 from attend.service.observe.metrics import Metrics
 from tests.model.engine.machines import info
@@ -296,7 +296,7 @@ class Life:
         """When every call has ended, and the server too."""
         assert all(not caller.is_open for caller in self.callers)
         self._check_counted()
-        for places in (self.service._preparing, self.service._scores, self.service._vectors, aside._large):
+        for places in (self.service._preparing, self.service._scores, self.service._vectors, thread_pools._large):
             assert not places.taken and not places._held, f"places are held for ever: {places._what}"
         assert not work_waits(), "work waits that nobody will do"
         for key in self.keys:

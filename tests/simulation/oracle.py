@@ -11,9 +11,9 @@ from attend.model.params import SamplingParams
 from attend.model.sampling_plan import SamplingPlan, completing
 from attend.model.text.grammar import GrammarSpec
 from attend.model.text.mask import Grammar
-from attend.service.chat.grammars import enforced
+from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.parser import AnswerParser
-from attend.service.chat.parts import Part, joined
+from attend.service.chat.parts import Part, join_deltas
 from attend.service.records import ChatPrompt, Command
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, VOCAB, WORDS, best_token, compiled, scored, tokenizer
 
@@ -84,7 +84,7 @@ def grammar_of(command: Command, *, is_open: bool) -> GrammarSpec | None:
     if command.chat is None or not command.is_formed:
         return command.grammar
     special = tokenizer().special_ids(FORM.markers)
-    return enforced(FORM, command.chat.calling, command.grammar, special, reasoning_open=is_open)
+    return answer_grammar(FORM, command.chat.calling, command.grammar, special, reasoning_open=is_open)
 
 
 def drawn(
@@ -188,4 +188,4 @@ def parts_of(command: Command, prompt: Sequence[int], text: str, reason: FinishR
         content_formed=command.grammar is not None,
     )
     cut = stop if isinstance(stop, str) and not command.stops.include_stop_str_in_output else ""
-    return joined([*parser.feed(text), *parser.finish(complete=reason is FinishReason.STOP, cut=cut)])
+    return join_deltas([*parser.feed(text), *parser.finish(complete=reason is FinishReason.STOP, cut=cut)])

@@ -13,10 +13,10 @@ from attend.model.engine.request import FinishReason, Request
 from attend.service.access.quota import Key, Lease, _Window
 from attend.service.generation import generation, prepare
 from attend.service.generation.answer import Answer
-from attend.service.generation.aside import Places, TurnPool
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.prepare import Preparation
 from attend.service.generation.text import StopSearch, TextStream
+from attend.service.generation.thread_pools import FairSemaphore, TurnPool
 from attend.service.observe.metrics import Metrics, RequestRecord
 from tests.simulation.life import Life
 
@@ -446,7 +446,7 @@ def refusals_are_counted_under_the_wrong_reason(old):
 # In work beside the event loop.
 
 
-@planted(Places, "hold")
+@planted(FairSemaphore, "hold")
 def places_are_kept_where_work_fails(old):
     @contextmanager
     def hold(self, owner, amount=1):
@@ -460,7 +460,7 @@ def places_are_kept_where_work_fails(old):
     return hold
 
 
-@planted(Places, "hold")
+@planted(FairSemaphore, "hold")
 def places_are_kept_where_a_caller_leaves(old):
     @contextmanager
     def hold(self, owner, amount=1):

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from attend.model.engine import loop as engine_loop
-from attend.service.generation import aside, prepare
+from attend.service.generation import prepare, thread_pools
 from tests.simulation.model import compiled
 from tests.virtual_time import VirtualLoop
 
-POOLS = (aside._quick, aside._alone, aside._short, aside._patient, prepare._compiling)
+POOLS = (thread_pools._quick, thread_pools._alone, thread_pools._short, thread_pools._patient, prepare._compiling)
 
 
 class Broken(AssertionError):
@@ -142,13 +142,15 @@ def one_thread(world: World, seed: int, *, inline: int, large: int, most_large: 
         for pool in POOLS:
             stack.enter_context(patch.object(pool, "_threads", LateThreads(world, longest)))
             stack.enter_context(patch.object(pool, "_rests", False))
-        stack.enter_context(patch.object(aside, "time", SimpleNamespace(monotonic=world.time, thread_time=world.time)))
+        stack.enter_context(patch.object(thread_pools, "time", SimpleNamespace(monotonic=world.time, thread_time=world.time)))
         stack.enter_context(patch.object(engine_loop, "threading", threads))
         stack.enter_context(patch.object(prepare, "secrets", Secrets(seed)))
         stack.enter_context(patch.object(prepare, "INLINE_CHARACTERS", inline))
         stack.enter_context(patch.object(prepare, "GrammarCompiler", Forms))
-        stack.enter_context(patch.object(aside, "LARGE", large))
-        stack.enter_context(patch.object(aside, "_large", aside.Places(most_large, "long texts are waiting")))
+        stack.enter_context(patch.object(thread_pools, "LARGE", large))
+        stack.enter_context(
+            patch.object(thread_pools, "_large", thread_pools.FairSemaphore(most_large, "long texts are waiting"))
+        )
         yield
 
 

@@ -20,7 +20,7 @@ from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.chat.forms import form_of
 from attend.service.http_api.app import build_app
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from tests.fakes import CallContext, FakeEngine, Server, build_server, grpc_channel
 
 SECRET = "att_secret"
@@ -142,7 +142,7 @@ def serve(engine: FakeEngine, limits: Limits | None, template: str | None, folde
     methods, form = server.methods, form_of(template or "")
     methods.template, methods.form, methods.keys = None if template is None else ChatTemplate(template), form, keys
     facts = (server.service, server.metrics, "1.2.3", scrape, lambda: engine.draining)
-    server.app = build_app(Site(*facts, methods.template, form, keys, explaining=server.explaining))
+    server.app = build_app(RouteDeps(*facts, methods.template, form, keys, explaining=server.explaining))
     return server
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attend.model.engine.offload.writer import Text
 
 
-class Wanted(NamedTuple):
+class WantedBlocks(NamedTuple):
     """A block that is to be read."""
 
     place: int
@@ -39,7 +39,7 @@ class Load:
     """Blocks of the prefix that can be used without reading."""
     num_blocks: int
     """Blocks of the prefix that can be used once all is read."""
-    wanted: list[Wanted]
+    wanted: list[WantedBlocks]
     """In the order of their places."""
     lent: dict[int, list[int]] = field(default_factory=dict)
     """By group: where the records of a piece go, in their order."""
@@ -51,9 +51,9 @@ class Load:
         """Bytes of the records that are still to be read."""
         return sum(wanted.num_bytes for wanted in self.wanted)
 
-    def in_pieces(self, num_bytes: int) -> Iterator[list[Wanted]]:
+    def in_pieces(self, num_bytes: int) -> Iterator[list[WantedBlocks]]:
         """What is wanted, about so many bytes at a time."""
-        piece, size = list[Wanted](), 0
+        piece, size = list[WantedBlocks](), 0
         for wanted in self.wanted:
             if piece and size + wanted.num_bytes > num_bytes:
                 yield piece
@@ -154,7 +154,7 @@ def plan(tables: BlockTables, store: BlockStore, sizes: Sequence[int], request: 
     if (usable - computed) * size < least_tokens:
         return None
     wanted = [
-        Wanted(place, at, (digest, at), sizes[at], at == 0 and tables.full is not None)
+        WantedBlocks(place, at, (digest, at), sizes[at], at == 0 and tables.full is not None)
         for place, (digest, have) in enumerate(keys[:usable])
         for at, group in enumerate(tables.groups)
         if at not in have and place >= usable - group.span

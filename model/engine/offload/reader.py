@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from attend.model.engine.blocks import Parent
 from attend.model.engine.offload.layout import BlockLayout
-from attend.model.engine.offload.plan import Load, Wanted, is_on_disk, plan
+from attend.model.engine.offload.plan import Load, WantedBlocks, is_on_disk, plan
 from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler
@@ -31,7 +31,7 @@ LEARNS = 1.25
 """A read that was not worth it makes the next one look so much faster: one slow read must not end all of them."""
 
 
-class Turns:
+class LoadQueue:
     """Loads that wait, by owner: the first of each in turn."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class BlockReader:
         self._scheduler, self._tables, self._store, self._layout = scheduler, scheduler.tables, store, layout
         self._post, self._clock = post, clock
         self._asked: SimpleQueue[Request | None] = SimpleQueue()
-        self._turns = Turns()
+        self._turns = LoadQueue()
         self._reading_since: float | None = None
         self._is_closed = False
         self._reply = Future[bool]()  # of the step thread, which lends blocks
@@ -122,7 +122,7 @@ class BlockReader:
             gained = self._tables.num_usable(request) - load.computed
             self.num_tokens += max(0, gained) * self._tables.config.block_size
 
-    def _lend(self, load: Load, pieces: Sequence[Wanted]) -> bool:
+    def _lend(self, load: Load, pieces: Sequence[WantedBlocks]) -> bool:
         """Take blocks for what was read, and hold what is known before it. Running requests keep one each, to grow."""
         tables, scheduler = self._tables, self._scheduler
         if not self._awaits(load.request):
@@ -153,7 +153,7 @@ class BlockReader:
             yield known
             parent = known[1]
 
-    def _enter(self, load: Load, pieces: Sequence[Wanted]) -> None:
+    def _enter(self, load: Load, pieces: Sequence[WantedBlocks]) -> None:
         """Make blocks that were filled known, as far as the text goes on without a gap."""
         tables, size = self._tables, self._tables.config.block_size
         blocks = {at: iter(some) for at, some in load.lent.items()}
@@ -235,7 +235,7 @@ class BlockReader:
             if not pairs or not self._hand_over(load, pairs) or gap is not None:
                 return
 
-    def _hand_over(self, load: Load, pairs: Sequence[tuple[Wanted, bytes]]) -> bool:
+    def _hand_over(self, load: Load, pairs: Sequence[tuple[WantedBlocks, bytes]]) -> bool:
         """Copy records into blocks that the step thread lends, and have it make them known. False where it lends none."""
         reply, pieces = Future[bool](), [wanted for wanted, _ in pairs]
 

@@ -32,7 +32,7 @@ def read2(raw: Raw) -> ModelConfig:
         "expert_groups": size(raw, "n_group") if limited else 1,
         "groups_per_token": size(raw, "topk_group") if limited else 1,
     }
-    return ModelConfig(**latent(raw, SIZES, (1, 2), interleaved=True) | glm4_moe.routed(raw, 0) | softmax)
+    return ModelConfig(**latent(raw, SIZES, (1, 2), interleaved=True) | glm4_moe.router_fields(raw, 0) | softmax)
 
 
 def read3(raw: Raw) -> ModelConfig:
@@ -51,7 +51,7 @@ def read_flash(raw: Raw) -> ModelConfig:
 def _as_v3(raw: dict[str, Any], sizes: tuple[int, ...], eps: float) -> dict[str, Any]:
     refuse(raw, "topk_method", None, "noaux_tc")
     _refuse_others(raw, "sigmoid", "num_local_experts")
-    return latent(raw, sizes, (0, 1), interleaved=interleaves(raw), eps=eps) | glm4_moe.routed(raw, 0)
+    return latent(raw, sizes, (0, 1), interleaved=interleaves(raw), eps=eps) | glm4_moe.router_fields(raw, 0)
 
 
 def _refuse_others(raw: Raw, scoring: str, alias: str) -> None:

@@ -31,7 +31,7 @@ def read(raw: Raw) -> ModelConfig:
     return ModelConfig(
         **decoder_sizes(raw, eps=1e-5)
         | rope(raw, head_size(raw), partial=0.5)
-        | routed(raw, 1408)
+        | router_fields(raw, 1408)
         | {"qkv_bias": flag(raw, "attention_bias"), "qk_norm": "head" if flag(raw, "use_qk_norm") else "none"}
     )
 
@@ -45,7 +45,7 @@ def read_dots1(raw: Raw) -> ModelConfig:
         **decoder_sizes({"num_key_value_heads": 32, **raw})
         | rope(raw, head_size(raw))
         | windows(raw, need(raw, "sliding_window") if window is None and layers else window, layers)
-        | routed(_without_nulls(raw), 1408)
+        | router_fields(_without_nulls(raw), 1408)
         | {"qkv_bias": bias, "out_bias": bias, "qk_norm": "head"}
     )
 
@@ -61,7 +61,7 @@ def read_exaone(raw: Raw) -> ModelConfig:
         **decoder_sizes({"num_key_value_heads": 32, **with_ends(raw, 1, 53)}, eps=1e-5)
         | rope(raw, head_size(raw))
         | windows(raw, window, layers)
-        | routed(raw, 1024)
+        | router_fields(raw, 1024)
         | expert_layers(raw)
         | {"rope_layers": layers, "qk_norm": "head"}
     )
@@ -84,7 +84,7 @@ def _without_nulls(raw: Raw) -> dict[str, Any]:
     return {"n_routed_experts": known["num_local_experts"], **known} if "num_local_experts" in known else known
 
 
-def routed(raw: Raw, width: int) -> dict[str, Any]:
+def router_fields(raw: Raw, width: int) -> dict[str, Any]:
     """Fields of a mixture with DeepSeek-V3's router; `width` is that of an expert, where no key says it."""
     layers, dense = size(raw, "num_hidden_layers"), count(raw, "first_k_dense_replace", 0)
     width = size(raw, "moe_intermediate_size", width)

@@ -46,7 +46,7 @@ from attend.model.net.families import (
     wrapped,
 )
 from attend.model.net.families.reading import Family, Raw
-from attend.model.net.families.strangers import introduce
+from attend.model.net.families.unsupported import introduce
 from attend.model.weights import read_json
 
 FAMILIES: dict[str, Family] = {
@@ -218,7 +218,7 @@ def spelling_of(family: Family, names: Iterable[str]) -> str:
     return next(iter(found), family.prefix)
 
 
-def respelled(family: Family, prefix: str) -> Family:
+def with_prefix(family: Family, prefix: str) -> Family:
     """The family with another prefix of its names."""
 
     def other(name: str, outside: str = family.older.get(prefix, "")) -> str:
@@ -263,10 +263,10 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
 def context_of(folder: Path) -> int:
     """The positions of a model by its config.json alone, without torch. Raises CheckpointError."""
     raw = read_json(folder, "config.json")
-    return guarded(family_of(raw), raw).max_positions
+    return read_checked(family_of(raw), raw).max_positions
 
 
-def guarded(family: Family, raw: Raw) -> ModelConfig:
+def read_checked(family: Family, raw: Raw) -> ModelConfig:
     """The config of a model. A value of the wrong type deep in the file is the file's fault, not ours: CheckpointError."""
     try:
         return family.read(raw)

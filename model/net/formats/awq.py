@@ -25,12 +25,12 @@ from attend.model.net.formats.reading import (
     count_words,
     flat,
     group_of,
-    grouped,
     has_minima,
     in_groups,
     is_packed,
     module_of,
-    refused,
+    not_supported,
+    regroup,
 )
 
 BITS = 4
@@ -50,7 +50,9 @@ class Awq:
         layout = str(settings.get("version") or settings.get("format") or "gemm").lower()
         if layout != "gemm" or settings.get("backend") == "llm-awq":
             layout = "llm-awq" if settings.get("backend") == "llm-awq" else layout
-            raise refused(f"AWQ in the layout {layout!r} is not supported; known: 'gemm'. Take a checkpoint of AutoAWQ's in it")
+            raise not_supported(
+                f"AWQ in the layout {layout!r} is not supported; known: 'gemm'. Take a checkpoint of AutoAWQ's in it"
+            )
 
     def holds(self, name: str, stored: Stored) -> bool:
         """Whether there is a qweight, or something else of it where there is no plain matrix."""
@@ -73,7 +75,7 @@ class Awq:
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Codes]:
         """Read all rows of a matrix as one piece of codes."""
         zeros_OG = as_values(_rows(tensors["qzeros"]), BITS)
-        yield grouped(INT4, _rows(tensors["qweight"]), tensors["scales"].T, zeros_OG)
+        yield regroup(INT4, _rows(tensors["qweight"]), tensors["scales"].T, zeros_OG)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
         """Never: an AWQ file has no tensor without a use."""

@@ -35,13 +35,13 @@ from attend.model.net.formats.reading import (
     count_groups,
     flat,
     group_of,
-    grouped,
     has_minima,
     in_groups,
     module_of,
-    refused,
+    not_supported,
+    read_integer,
+    regroup,
     unpack,
-    whole,
 )
 
 CLASSES = ("Linear", "Embedding")
@@ -76,7 +76,7 @@ class CompressedTensors:
         if not groups and settings.get("kv_cache_scheme"):
             groups = {}  # weights are plain, and only the cache was to be rounded
         elif not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
-            raise refused(f"config_groups must be an object of groups; got {str(groups)[:64]}")
+            raise not_supported(f"config_groups must be an object of groups; got {str(groups)[:64]}")
         _refuse(settings)
         self.ignored = _names(settings, "ignore")
         self.schemes: dict[str, Scheme] = {}
@@ -176,7 +176,7 @@ class CompressedTensors:
             _check(shape, tensors, scheme.group)
             weight = unpack(weight, scheme.bits)[:, : shape[1]]
             weight = weight if kind.values else as_values(weight, scheme.bits)
-        yield grouped(INT8 if scheme.layout == BYTES else kind, weight, _by_rows(scale, shape[0]), zeros_OG)
+        yield regroup(INT8 if scheme.layout == BYTES else kind, weight, _by_rows(scale, shape[0]), zeros_OG)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
         """Scales of activations are, and zero points that are zero."""
@@ -196,12 +196,12 @@ def _names(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Names and expressions, which are tried here."""
     names = settings.get(key) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise refused(f"{key} must be a list of names; got {str(names)[:64]}")
+        raise not_supported(f"{key} must be a list of names; got {str(names)[:64]}")
     for name in names:
         try:
             re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
         except re.error as error:
-            raise refused(f"{key} has {name!r}, which is no regular expression: {error}") from error
+            raise not_supported(f"{key} has {name!r}, which is no regular expression: {error}") from error
     return tuple(names)
 
 
@@ -211,26 +211,26 @@ def _refuse(settings: Settings) -> None:
         value = settings.get(key)
         found = value.get(named) if isinstance(value, dict) else value
         if found and found != "dense":
-            raise refused(f"{key} is not supported: take a checkpoint without it")
+            raise not_supported(f"{key} is not supported: take a checkpoint without it")
 
 
 def _scheme(group: Mapping[str, Any], layout: str) -> Scheme:
     weights = group["weights"]
     if not isinstance(weights, dict):
-        raise refused(f"weights must be an object; got {str(weights)[:64]}")
+        raise not_supported(f"weights must be an object; got {str(weights)[:64]}")
     layout = group.get("format") or layout
     layout = NAIVE.get(weights.get("type", "int"), layout) if layout == "naive-quantized" else layout
     if layout not in FORMATS:
-        raise refused(f"compressed-tensors in the format {layout!r} is not supported; known: {', '.join(FORMATS)}")
+        raise not_supported(f"compressed-tensors in the format {layout!r} is not supported; known: {', '.join(FORMATS)}")
     order = weights.get("actorder")
     if order not in (None, False, "weight", "static"):
-        raise refused(ORDERED.format(order))
+        raise not_supported(ORDERED.format(order))
     block = weights.get("block_structure")
     if weights.get("strategy") == "block" and (layout != FLOATS or not fp8.is_block(block)):
-        raise refused(f"blocks {block!r} of {layout} weights are not supported; known: blocks of float-quantized weights")
-    grouped_ = weights.get("strategy") in ("group", "tensor_group") or whole(weights, "group_size", default=-1) > 0
+        raise not_supported(f"blocks {block!r} of {layout} weights are not supported; known: blocks of float-quantized weights")
+    grouped_ = weights.get("strategy") in ("group", "tensor_group") or read_integer(weights, "group_size", default=-1) > 0
     if layout == FLOATS and grouped_:
-        raise refused("float-quantized weights in groups are not supported; known: of a matrix, of rows, of blocks")
+        raise not_supported("float-quantized weights in groups are not supported; known: of a matrix, of rows, of blocks")
     bits = bits_of(weights, "num_bits", known={PACKED: (4, 8), MX: (4,)}.get(layout, (8,)))
     group_ = group_of(weights, "group_size") if grouped_ else -1
     return Scheme(layout, bits, group_, weights.get("symmetric", True) is not False, tuple(block) if block else None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import FP8, GROUP, CodeLayout, Codes
-from attend.model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, refused
+from attend.model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, not_supported
 
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
@@ -26,10 +26,10 @@ class Fp8:
     def __init__(self, settings: Settings) -> None:
         block = settings.get("weight_block_size")
         if block is not None and not is_block(block):
-            raise refused(f"weight_block_size must be two numbers of rows and columns; got {block!r}")
+            raise not_supported(f"weight_block_size must be two numbers of rows and columns; got {block!r}")
         self.block: tuple[int, int] | None = None if block is None else (block[0], block[1])
         if settings.get("fmt", "e4m3") != "e4m3":
-            raise refused(f"FP8 in the format {settings['fmt']!r} is not supported; known: 'e4m3'")
+            raise not_supported(f"FP8 in the format {settings['fmt']!r} is not supported; known: 'e4m3'")
         self.title = "FP8, " + (
             "scales of rows or of matrices" if block is None else f"scales of blocks of {block[0]} x {block[1]}"
         )

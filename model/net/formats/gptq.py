@@ -28,12 +28,12 @@ from attend.model.net.formats.reading import (
     count_words,
     flat,
     group_of,
-    grouped,
     has_minima,
     in_groups,
     is_packed,
     module_of,
-    refused,
+    not_supported,
+    regroup,
     unpack,
 )
 
@@ -54,10 +54,10 @@ class Gptq:
         layout = "marlin" if settings.get("is_marlin_format") else layout
         if layout not in LAYOUTS:
             known = "known: gptq, gptq_v2. Take a checkpoint of AutoGPTQ's or GPTQModel's in one of them"
-            raise refused(f"GPTQ in the layout {layout!r} is not supported; {known}")
+            raise not_supported(f"GPTQ in the layout {layout!r} is not supported; {known}")
         others = [pattern for pattern in settings.get("dynamic") or {} if not pattern.startswith("-:")]
         if others:
-            raise refused(f"dynamic has settings of its own for {others[0]!r}, which is not supported")
+            raise not_supported(f"dynamic has settings of its own for {others[0]!r}, which is not supported")
         self.added = LAYOUTS[layout]
         self.title = f"GPTQ ({layout}), {in_groups(self.bits, self.group)}"
 
@@ -86,7 +86,7 @@ class Gptq:
             check_order(tensors["g_idx"], self.group)
         kind, numbers_OI = KINDS[self.bits], _columns(tensors["qweight"], self.bits)
         codes_OI = numbers_OI if kind.values else as_values(numbers_OI, self.bits)
-        yield grouped(kind, codes_OI, tensors["scales"].T, self._zeros(tensors["qzeros"]).T)
+        yield regroup(kind, codes_OI, tensors["scales"].T, self._zeros(tensors["qzeros"]).T)
 
     def _zeros(self, words: Tensor) -> Tensor:
         """[groups, out], as values. One is added to whole words: so 0 - 1, which borrows from its neighbour, is 0 again."""

@@ -85,32 +85,32 @@ def is_packed(name: str, stored: Stored) -> bool:
     return stored(f"{module}.qweight") is not None or (stored(name) is None and stored(f"{module}.scales") is not None)
 
 
-def whole(settings: Settings, *keys: str, default: int | None = None) -> int:
+def read_integer(settings: Settings, *keys: str, default: int | None = None) -> int:
     """A whole number under one of several names."""
     key = next((key for key in keys if settings.get(key) is not None), keys[0])
     value = default if settings.get(key) is None else settings[key]
     if not isinstance(value, int) or isinstance(value, bool):
-        raise refused(f"{key} must be an integer; got {value!r}")
+        raise not_supported(f"{key} must be an integer; got {value!r}")
     return value
 
 
 def bits_of(settings: Settings, *keys: str, known: Sequence[int] = (4, 8)) -> int:
     """Bits of a weight. Raises CheckpointError for those that are not read."""
-    bits = whole(settings, *keys)
+    bits = read_integer(settings, *keys)
     if bits not in known:
-        raise refused(f"weights of {bits} bits are not supported; known: {', '.join(map(str, known))}")
+        raise not_supported(f"weights of {bits} bits are not supported; known: {', '.join(map(str, known))}")
     return bits
 
 
 def group_of(settings: Settings, *keys: str) -> int:
     """Columns that share a scale; -1: all of a row do."""
-    group = whole(settings, *keys, default=-1)
+    group = read_integer(settings, *keys, default=-1)
     if group != -1 and (group < GROUP or group % GROUP):
-        raise refused(f"groups of {group} columns are not supported; known: multiples of {GROUP}, and -1 for whole rows")
+        raise not_supported(f"groups of {group} columns are not supported; known: multiples of {GROUP}, and -1 for whole rows")
     return group
 
 
-def refused(why: str) -> CheckpointError:
+def not_supported(why: str) -> CheckpointError:
     """The error for a `quantization_config` that is not carried out."""
     return CheckpointError(f"config.json: quantization_config: {why}")
 
@@ -176,7 +176,7 @@ def as_values(numbers: Tensor, bits: int) -> Tensor:
     return (numbers ^ (1 << bits - 1)).view(torch.int8) if bits == 8 else numbers.to(torch.int8) - 8
 
 
-def grouped(kind: Kind, codes_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None) -> Codes:
+def regroup(kind: Kind, codes_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None) -> Codes:
     """Codes for (value - zero) scale, with groups of any size that is a multiple of ours, or one for a row."""
     groups = -(-codes_OI.shape[-1] // GROUP)
     scales_OG = scales_OG.float()

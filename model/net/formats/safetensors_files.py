@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attend.model.errors import CheckpointError
 from attend.model.net.families.reading import Family
-from attend.model.net.families.table import respelled, spelling_of, spellings
+from attend.model.net.families.table import spelling_of, spellings, with_prefix
 from attend.model.net.formats.codes import CodeLayout, Codes
 from attend.model.net.formats.compressed import CompressedTensors
 from attend.model.net.formats.reading import Part
@@ -71,7 +71,7 @@ class Safetensors(Weights):
             raise CheckpointError(f"{self.path}: {error}") from error
         if isinstance(self.format, CompressedTensors):
             self.format.spell(prefix, spellings(family))
-        family, fused = respelled(family, prefix), {}
+        family, fused = with_prefix(family, prefix), {}
         for ours, theirs in family.fused.items():
             plain = (family.weights or {})[ours]
             if self._layers_with(theirs[0]):

@@ -10,7 +10,7 @@ from attend.model.net.formats.compressed import CompressedTensors
 from attend.model.net.formats.fp8 import Fp8
 from attend.model.net.formats.gptq import Gptq
 from attend.model.net.formats.mxfp4 import Mxfp4
-from attend.model.net.formats.reading import Format, Settings, refused
+from attend.model.net.formats.reading import Format, Settings, not_supported
 
 FORMATS: dict[str, Callable[[Settings], Format]] = {
     "awq": Awq,
@@ -20,7 +20,7 @@ FORMATS: dict[str, Callable[[Settings], Format]] = {
     "gptq": Gptq,
     "mxfp4": Mxfp4,
 }
-STRANGERS = {
+UNSUPPORTED = {
     "aqlm": "AQLM: sums of vectors from code books",
     "auto-round": "AutoRound in its own layout; it also writes auto_gptq and auto_awq",
     "bitnet": "BitNet: weights of -1, 0 and 1",
@@ -71,15 +71,15 @@ def format_of(raw: Mapping[str, Any]) -> Format | None:
     settings = found[0]
     method = _method(settings) if isinstance(settings, dict) else None
     if method is None:
-        raise refused(f"it must be an object with a quant_method; got {str(settings)[:64]}")
-    known = {name.replace("_", "-"): name for name in (*FORMATS, *STRANGERS)}
+        raise not_supported(f"it must be an object with a quant_method; got {str(settings)[:64]}")
+    known = {name.replace("_", "-"): name for name in (*FORMATS, *UNSUPPORTED)}
     name = known.get(method, method)
     if name not in FORMATS:
-        raise refused(_unread(name))
+        raise not_supported(_unread(name))
     try:
         return FORMATS[name](settings)
     except (TypeError, AttributeError) as error:  # somewhere in it
-        raise refused(f"it has a value of the wrong type: {error}") from error
+        raise not_supported(f"it has a value of the wrong type: {error}") from error
 
 
 def _method(settings: Settings) -> str | None:
@@ -100,7 +100,7 @@ def _is_mlx(settings: object) -> bool:
 
 
 def _unread(name: str) -> str:
-    what = f" ({STRANGERS[name]})" if name in STRANGERS else ""
+    what = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
     return f"quant_method {name!r}{what} is not supported; known: {', '.join(FORMATS)}. Instead {INSTEAD}"
 
 

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attend.model.net.backends import BatchLayout, Paged
 from attend.model.net.delta import GatedDelta
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.drawing import draw_rows
 from attend.model.net.native.library import check, native, variant
 from attend.model.net.native.packing import NO_ROOM, pack
 from attend.model.net.native.structures import Caches, LayerSizes, StepCall, attention_numbers, layer_sizes, model_sizes
+from attend.model.net.paged_attention import BatchLayout, Paged
 from attend.model.net.pulse import Pulse
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.short_conv import ShortConv

@@ -86,7 +86,7 @@ def load() -> ctypes.CDLL | None:
     """
     for place in (library_path, cached_path):
         with suppress(OSError):  # also where the source, which names the library, is missing
-            return opened(place())
+            return open_library(place())
     return None
 
 
@@ -103,7 +103,7 @@ def check(failed: int) -> None:
         raise MemoryError("out of memory: the native decoder's buffers of this step do not fit")
 
 
-def opened(path: Path) -> ctypes.CDLL:
+def open_library(path: Path) -> ctypes.CDLL:
     """A library of this source with the best variant chosen. Raises OSError where it cannot be loaded."""
     library = ctypes.CDLL(str(path))
     for name, (arguments, result) in SIGNATURES.items():

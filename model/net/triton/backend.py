@@ -15,8 +15,8 @@ import triton
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from attend.model.net.backends import BatchLayout, variant_of
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.paged_attention import BatchLayout, variant_of
 from attend.model.net.triton import kernels
 from attend.model.net.triton.processors import DECODES, Processors
 from attend.model.sublayers import AttentionVariant

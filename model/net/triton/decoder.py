@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from triton import cdiv, next_power_of_2
 
 from attend.model.net.attention import MultiHeadAttention
-from attend.model.net.backends import Paged
 from attend.model.net.delta import GatedDelta
 from attend.model.net.linear import replace_linears
+from attend.model.net.paged_attention import Paged
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton import delta, fused

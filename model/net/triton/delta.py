@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from attend.model.net.backends import Paged
 from attend.model.net.delta import NORM_EPS, GatedDelta
+from attend.model.net.paged_attention import Paged
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.fused import activated

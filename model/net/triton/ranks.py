@@ -31,7 +31,7 @@ def add_kernel(
     tl.store(out_ptr + token * E + column, total, mask=column < E)
 
 
-def added(parts_N: Tensor) -> Tensor:
+def add_parts(parts_N: Tensor) -> Tensor:
     """Of parts [N, ..., E] their sum [..., E], in their dtype. Waits for nothing."""
     width = parts_N.shape[-1]
     out = parts_N.new_empty(parts_N.shape[1:])

@@ -16,7 +16,7 @@ from attend.model.gguf.places import SUFFIX, part_paths
 from attend.model.machine import available_memory
 from attend.model.params import describe
 from attend.service.runtime.lines import tell
-from attend.service.runtime.model_path import located
+from attend.service.runtime.model_path import resolve_model
 from attend.service.settings import ALIKE, NEED_RAY, Settings, read_settings
 from attend.service.values import HUB, size_in_bytes
 
@@ -202,7 +202,7 @@ def _settings(entry: Entry, base: Settings, where: str) -> Settings:
     own = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in entry.settings.items()}
     try:
         settings = read_settings(given | own | {"model": entry.model, "served_model_name": entry.name}, {})
-        return located(settings, lambda line: tell(f"attend: {line}")).with_absolute_paths()
+        return resolve_model(settings, lambda line: tell(f"attend: {line}")).with_absolute_paths()
     except AttendError as error:
         raise type(error)(f"{where}: {error}") from error
 

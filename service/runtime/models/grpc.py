@@ -14,16 +14,16 @@ from google.protobuf.message_factory import GetMessageClass
 from attend.model.errors import AttendError, DeadlineExceeded
 from attend.service.access.caller import FORWARDED
 from attend.service.errors import ModelUnavailable
-from attend.service.generation.aside import Places
 from attend.service.generation.stall import Stall
+from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.generation.unread import Unread
 from attend.service.grpc_api.health import HealthMethods
-from attend.service.grpc_api.reading import AioContext, address_of, read, received, refuse
+from attend.service.grpc_api.reading import AioContext, address_of, read, receive_message, refuse
 from attend.service.grpc_api.register import SERVICE
 from attend.service.grpc_api.server import HEALTH, Calls, server_of
 from attend.service.records import REQUEST_ID
 from attend.service.runtime.models.door import Door
-from attend.service.runtime.models.http import found
+from attend.service.runtime.models.http import find_model
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
 
@@ -49,7 +49,7 @@ class Passing:
 
     def __init__(self, door: Door, pool: Pool[ModelProcess], seconds: float, most_calls: int) -> None:
         self._door, self._pool, self._seconds = door, pool, seconds
-        self._places = Places(most_calls, "calls run here")
+        self._places = FairSemaphore(most_calls, "calls run here")
 
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """The handlers of our service."""
@@ -82,7 +82,7 @@ class Passing:
     ) -> AsyncGenerator[bytes]:
         sent, peer = context.invocation_metadata(), address_of(context.peer())
         caller, arrival = self._door.enter(sent, peer, answers=int(method.name != "GetServerInfo"))
-        data = await received(messages, self._door.unread, caller.turn, MOST_MESSAGE)
+        data = await receive_message(messages, self._door.unread, caller.turn, MOST_MESSAGE)
         async with AsyncExitStack() as held:
             held.enter_context(self._places.hold(None))
             message: Any = await read(data, GetMessageClass(method.input_type), arrival)
@@ -109,7 +109,7 @@ class Passing:
     ) -> tuple[ModelProcess, float]:
         """The process of the model that a message names, and how long it took to have it."""
         name = getattr(message, "model", "") or getattr(message, "adapter", "")
-        slot = found(self._pool, name)
+        slot = find_model(self._pool, name)
         asked = getattr(message, "deadline_ms", 0)
         limits = [self._seconds, context.time_remaining(), asked / 1000 if asked > 0 else None]
         began = asyncio.get_running_loop().time()

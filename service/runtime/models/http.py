@@ -97,7 +97,7 @@ async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -
     deadline = deadline if type(deadline) is int and 0 < deadline <= MAX_DEADLINE_MS else None
     query = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "model"])
     ask = Ask(
-        found(pool, name or ""),
+        find_model(pool, name or ""),
         request.method,
         request.scope["path"] + (f"?{query}" if query else ""),
         _passed_on(request),
@@ -111,7 +111,7 @@ async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -
     return ask, recorded.kept
 
 
-def found(pool: Pool[ModelProcess], name: str) -> Slot[ModelProcess]:
+def find_model(pool: Pool[ModelProcess], name: str) -> Slot[ModelProcess]:
     """The model of this name. Raises ModelNotFound."""
     if (slot := pool.find(name)) is None:
         known = ", ".join(map(repr, list(pool.slots)[:16]))

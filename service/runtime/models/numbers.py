@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from attend.service.observe.exposition import counted, merge
+from attend.service.observe.exposition import merge, replica_counts
 from attend.service.runtime.models.door import SERVER, Door
 from attend.service.runtime.models.pool import Pool, Process, State
 
@@ -76,13 +76,13 @@ def own_page(door: Door) -> str:
 async def page(door: Door, pool: "Pool[Any]") -> str:
     """The page over all models that are loaded. The label `replica` is the model's name, or `server`."""
     loaded = {slot.name: slot.process for slot in pool.slots.values() if slot.state is State.LOADED}
-    found = await asyncio.gather(*(fetched(process, "/metrics") for process in loaded.values()))
+    found = await asyncio.gather(*(fetch(process, "/metrics") for process in loaded.values()))
     pages = [(name, text.decode()) for name, text in zip(loaded, found, strict=True) if text is not None]
     merged = await asyncio.to_thread(merge, [*pages, (SERVER, own_page(door))])
-    return merged + counted(len(loaded), len(pages))
+    return merged + replica_counts(len(loaded), len(pages))
 
 
-async def fetched(process: Process | None, path: str, headers: dict[str, str] | None = None) -> bytes | None:
+async def fetch(process: Process | None, path: str, headers: dict[str, str] | None = None) -> bytes | None:
     """What the process of a model answers to a GET; None where it does not, or not in time."""
     session: aiohttp.ClientSession = getattr(process, "http")  # noqa: B009
     try:

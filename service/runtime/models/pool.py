@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from attend.model.errors import Unavailable
 from attend.service.errors import SHUTTING_DOWN, ModelUnavailable
-from attend.service.generation.aside import Places
+from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.runtime.models.entries import Plan, Served, in_words
 
 log = logging.getLogger("attend.models")
@@ -80,7 +80,7 @@ class Slot(Generic[P]):
     process: P | None = None
     calls: int = 0
     """Calls that have the model now."""
-    places: Places = field(init=False)
+    places: FairSemaphore = field(init=False)
     """Those of calls that wait for it."""
     holds: bool = False
     """Whether its memory counts."""
@@ -102,7 +102,7 @@ class Slot(Generic[P]):
     unloads: dict[str, int] = field(default_factory=lambda: {"idle": 0, "memory": 0})
 
     def __post_init__(self) -> None:
-        self.places = Places(MOST_WAITING, f"calls wait for the model {self.name!r}")
+        self.places = FairSemaphore(MOST_WAITING, f"calls wait for the model {self.name!r}")
 
     @property
     def name(self) -> str:

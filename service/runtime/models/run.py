@@ -13,14 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from attend.model.errors import CheckpointError, SettingError
-from attend.service.access.hosts import allowed
+from attend.service.access.hosts import allowed_names
 from attend.service.access.keys import KeyRing
 from attend.service.errors import ModelUnavailable
 from attend.service.observe import edge, logs
 from attend.service.observe.page import Page
 from attend.service.runtime.callers import callers_of
 from attend.service.runtime.files import hold
-from attend.service.runtime.lifecycle import Stop, before, catch_signals, check_certificate, openness, shown_host
+from attend.service.runtime.lifecycle import Stop, catch_signals, check_certificate, openness, run_until, shown_host
 from attend.service.runtime.lines import tell
 from attend.service.runtime.models.door import SERVER, Door
 from attend.service.runtime.models.entries import Plan, Served, in_words, read_plan
@@ -28,8 +28,8 @@ from attend.service.runtime.models.grpc import models_grpc_server
 from attend.service.runtime.models.numbers import PoolCollector, page
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
-from attend.service.runtime.models.site import Site, build_site
-from attend.service.runtime.single import WATCH_SECONDS, claimed, connections
+from attend.service.runtime.models.site import ModelRoutes, build_site
+from attend.service.runtime.single import WATCH_SECONDS, claim_port, connections
 from attend.service.runtime.tls import Certificate
 from attend.service.settings import Settings
 
@@ -51,7 +51,7 @@ def run(settings: Settings) -> int:
 
     logs.configure(settings.log_level, settings.log_format, settings.log_file)
     keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
-    with claimed(settings) as http, folder_of_sockets() as folder, asyncio.Runner(loop_factory=Loop) as runner:
+    with claim_port(settings) as http, folder_of_sockets() as folder, asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main(settings, plan, keys, http, folder))
 
 
@@ -82,7 +82,7 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
     try:
         if pinned := [served.name for served in plan.models.values() if served.pin]:
             tell(f"Loading {', '.join(pinned)} ...")
-        if not await before(stop, pool.load_pinned()):
+        if not await run_until(stop, pool.load_pinned()):
             return 128 + stop.number
         await serve(settings, door, pool, http, stop)
         return 0
@@ -103,10 +103,10 @@ async def serve(settings: Settings, door: Door, pool: Pool[ModelProcess], http: 
 
     async def whole_page() -> str:
         own = {} if certificate is None else edge.certificate(SERVER, certificate.expiry, certificate.is_ok)
-        return await page(door, pool) + edge.written(own)
+        return await page(door, pool) + edge.to_exposition(own)
 
-    site = Site(settings, door, pool, Page(whole_page), version("attend-server"), int(time.time()))
-    app = build_site(site, allowed(settings.allowed_hosts, settings.host, keyed=door.keys is not None))
+    site = ModelRoutes(settings, door, pool, Page(whole_page), version("attend-server"), int(time.time()))
+    app = build_site(site, allowed_names(settings.allowed_hosts, settings.host, keyed=door.keys is not None))
     over_http, over_grpc = (most // 2 for most in connections())  # each call has another one to the process of its model
     server = http_server(app, MOST_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
     rpc = models_grpc_server(
@@ -119,7 +119,7 @@ async def serve(settings: Settings, door: Door, pool: Pool[ModelProcess], http: 
     http.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(listening(http)))
     tell(ready_line(settings, pool.plan))
-    await before(stop, _watch(pool, certificate))
+    await run_until(stop, _watch(pool, certificate))
     tell("Stopping: running streams may end ...")
     await pool.close(settings.drain_seconds)
     server.should_exit = True

@@ -27,23 +27,23 @@ from attend.service.contract.routes import (
 from attend.service.errors import ModelUnavailable, NotThere
 from attend.service.http_api import documents, problems
 from attend.service.http_api.body import Reading
-from attend.service.http_api.cors import opened
+from attend.service.http_api.cors import with_cors
 from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.page import add_pages
 from attend.service.http_api.request_ids import RequestIds
 from attend.service.http_api.routing import bind
 from attend.service.runtime.models.door import Door
 from attend.service.runtime.models.http import Forwarded, read_ask
-from attend.service.runtime.models.numbers import fetched
+from attend.service.runtime.models.numbers import fetch
 from attend.service.runtime.models.pool import Pool, Slot, State
 from attend.service.runtime.models.process import ModelProcess
 from attend.service.settings import Settings
-from attend.service.untested import untested
+from attend.service.untested import untested_packages
 
 Page = Callable[[], Awaitable[str]]
 
 
-class Site:
+class ModelRoutes:
     """What the routes need."""
 
     def __init__(self, settings: Settings, door: Door, pool: Pool[ModelProcess], page: Page, version: str, began: int) -> None:
@@ -61,13 +61,13 @@ class Site:
         return [one for found in await asyncio.gather(*(self._of(slot, headers) for slot in slots)) for one in found]
 
     async def _of(self, slot: Slot[ModelProcess], headers: dict[str, str]) -> list[dict[str, Any]]:
-        told = await fetched(slot.process, MODELS.path, headers) if slot.state is State.LOADED else None
+        told = await fetch(slot.process, MODELS.path, headers) if slot.state is State.LOADED else None
         bare = {"id": slot.name, "object": "model", "created": self.began, "owned_by": "attend"}
         found = [bare] if told is None else orjson.loads(told)["data"]
         return [one | {"status": slot.state.value} for one in found]
 
 
-def build_site(site: Site, hosts: AbstractSet[str]) -> ASGIApp:
+def build_site(site: ModelRoutes, hosts: AbstractSet[str]) -> ASGIApp:
     """The application, which answers to the names `hosts` alone, where there are any."""
     app = documents.bare_app(site.version)
     guarded = APIRouter(dependencies=[_guard(site)])
@@ -87,10 +87,10 @@ def build_site(site: Site, hosts: AbstractSet[str]) -> ASGIApp:
     problems.install(app)
     documents.install(app, keyed=site.door.keys is not None)
     inner = RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=False)
-    return opened(inner, site.settings.origins)
+    return with_cors(inner, site.settings.origins)
 
 
-def _guard(site: Site) -> params.Depends:
+def _guard(site: ModelRoutes) -> params.Depends:
     """What finds the caller, asks for an API key, and charges it, before a body is read. It counts what is refused here."""
 
     async def authenticate(request: Request) -> AsyncIterator[None]:
@@ -107,7 +107,7 @@ def _guard(site: Site) -> params.Depends:
     return params.Depends(authenticate)
 
 
-def _passing(site: Site, path: str) -> Callable[[Request], Awaitable[Response]]:
+def _passing(site: ModelRoutes, path: str) -> Callable[[Request], Awaitable[Response]]:
     """A handler of its own name for each route, as the API's document wants it."""
 
     async def passing(request: Request) -> Response:
@@ -129,7 +129,7 @@ def _refusing(route: Route) -> Callable[[], Awaitable[Response]]:
     return refusing
 
 
-def _add_models(router: APIRouter, site: Site) -> None:
+def _add_models(router: APIRouter, site: ModelRoutes) -> None:
     @bind(router, MODELS)
     async def models(request: Request) -> Response:
         """Every model with its `status`, and the adapters of those that are loaded."""
@@ -149,7 +149,7 @@ def _keys(request: Request) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name in KEY_HEADERS}
 
 
-def _add_numbers(router: APIRouter, site: Site) -> None:
+def _add_numbers(router: APIRouter, site: ModelRoutes) -> None:
     @bind(router, CAPACITY)
     async def capacity(request: Request) -> Response:
         """The load of the model that `?model=` names, or of the default one. It is not loaded for this."""
@@ -164,7 +164,7 @@ def _add_numbers(router: APIRouter, site: Site) -> None:
         return await site.forward(request)
 
 
-def _add_operations(router: APIRouter, site: Site) -> None:
+def _add_operations(router: APIRouter, site: ModelRoutes) -> None:
     """What an operator asks."""
 
     @router.head("/healthz", include_in_schema=False)
@@ -188,7 +188,7 @@ def _add_operations(router: APIRouter, site: Site) -> None:
         facts = {} if default.process is None else default.process.facts
         known = {name: facts.get(name, "not loaded") for name in ("family", "device", "dtype", "weights", "backend")}
         own = {"version": site.version, "model": default.name, "grpc_port": site.settings.grpc_port}
-        rest = {"slower_path": None, "untested": list(untested()), "system_fingerprint": ""}
+        rest = {"slower_path": None, "untested": list(untested_packages()), "system_fingerprint": ""}
         return _json(own | known | rest)
 
     @bind(router, METRICS)

@@ -17,7 +17,7 @@ from attend.model.engine.plan import Plan, StepInput, StepResult
 from attend.model.engine.request import EngineInfo, FinishReason, Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.backends import KVCache
+from attend.model.net.paged_attention import KVCache
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan

@@ -8,7 +8,7 @@ from itertools import chain
 from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.plan import Plan, Scheduled, StepResult
-from attend.model.engine.repeat import by_halves, failed
+from attend.model.engine.repeat import by_halves, failed_step
 from attend.model.engine.request import FinishReason, Output, Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import OutOfMemory
@@ -279,7 +279,7 @@ class Simulation:
     def failed(self, plan: Plan, error: Exception) -> StepResult:
         """All of the step fails."""
         self.due |= {item.request.request_id for item in plan.scheduled}
-        return failed(plan.scheduled, error)
+        return failed_step(plan.scheduled, error)
 
     def take(self, output: Output) -> None:
         """An output reached its caller: one of a live request, and the tokens that the request alone would get."""

@@ -15,7 +15,7 @@ from attend.model.engine.plan import StepResult
 from attend.model.engine.request import FinishReason, TokenLogprob
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.backends import KVCache
+from attend.model.net.paged_attention import KVCache
 from attend.model.net.transformer import Decoder
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.pooling import Pooling

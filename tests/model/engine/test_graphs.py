@@ -8,7 +8,7 @@ from attend.model.engine.plan import Plan, Scheduled
 from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT
 from attend.model.engine.runner import ModelRunner
-from attend.model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row, TorchBackend
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
 from attend.model.sampling import sample
 from attend.model.sampling_plan import Draw, SamplingPlan

@@ -8,9 +8,9 @@ from array import array
 import pytest
 import torch
 
-from attend.model.engine.lines import TableLines
+from attend.model.engine.device_tables import TableLines
 from attend.model.engine.tables import BlockTables
-from attend.model.net.backends import BatchLayout, Row
+from attend.model.net.paged_attention import BatchLayout, Row
 from tests.model.engine.machines import ask, sizes
 from tests.model.engine.simulation import Simulation
 
@@ -87,7 +87,7 @@ def test_a_version_ends_where_a_table_changes_but_at_its_end_or_from_its_beginni
     seen.append(second.version)
     tables.restart(second)
     seen.append(second.version)
-    tables.give_back(second)
+    tables.free(second)
     assert tables.admit(second)
     seen.append(second.version)
     assert 5 == len({*seen} - {0})

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from attend.model.engine.pace import MOST_SECONDS, SECONDS_OF_A_STREAM, Pace
+from attend.model.engine.pace import MOST_SECONDS, SECONDS_OF_A_STREAM, OutputCoalescer
 from attend.model.engine.request import FinishReason, Output
 
 STEP = 1.9e-3
@@ -26,7 +26,7 @@ def steps_of(num_streams: int, num_steps: int) -> list[list[Output]]:
 
 def paced(steps: list[list[Output]], seconds: float = STEP) -> list[tuple[int, list[Output]]]:
     """(after which step, what was due) of steps that take as long as each other."""
-    pace = Pace()
+    pace = OutputCoalescer()
     found = [(at, pace.due(outputs, 1 + at * seconds, seconds)) for at, outputs in enumerate(steps)]
     return [(at, outputs) for at, outputs in found if outputs]
 
@@ -58,7 +58,7 @@ def test_a_first_token_and_an_end_wait_for_nothing_and_take_the_others_along(las
 
 def test_every_output_comes_once_and_in_order_through_any_life():
     for seed in range(50):
-        dice, pace, running, made, come = random.Random(seed), Pace(), [], [], []
+        dice, pace, running, made, come = random.Random(seed), OutputCoalescer(), [], [], []
         for at in range(200):
             running += [f"{at}"] * (dice.random() < 0.2)
             outputs = [end(name, at) if dice.random() < 0.03 else token(name, at) for name in running]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attend.model.engine.packing import ALL_SCORES, needs_best_alone, packed, unpacked
+from attend.model.engine.packing import ALL_SCORES, needs_best_alone, pack_step, unpack_step
 from attend.model.engine.plan import PromptScores, StepInput
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan, TextCounts
@@ -33,13 +33,13 @@ def test_a_step_comes_back_as_it_was():
     """With requests that have odd names, and seeds of 64 bits."""
     draws = [Draw(SamplingPlan(GREEDY, seed=-(1 << 63)), 10), Draw(SamplingPlan(WARM, seed=(1 << 64) - 1, answer_index=3), 4)]
     there = step(draws, prompt_scores=[PromptScores("s", 1, [6, 7], 2)], request_ids=["\n", "é"], draw_ids=["\n", "é"])
-    assert unpacked(packed(there)) == there
-    assert [draw.plan.key for draw in unpacked(packed(there)).draws] == [draw.plan.key for draw in draws]
+    assert unpack_step(pack_step(there)) == there
+    assert [draw.plan.key for draw in unpack_step(pack_step(there)).draws] == [draw.plan.key for draw in draws]
 
 
 def test_a_step_whose_tokens_are_pending_and_one_without_requests_come_back():
     for there in (step([], early=True, pending={"a": 0}), StepInput()):
-        assert unpacked(packed(there)) == there
+        assert unpack_step(pack_step(there)) == there
 
 
 def test_draws_mean_the_same_to_every_rank():
@@ -61,7 +61,7 @@ def test_draws_mean_the_same_to_every_rank():
     ]
     grammars = [Draw(SamplingPlan(params, 7, has_grammar=True), 5) for params in (GREEDY, WARM)]
     for draw in draws + grammars:
-        [told] = unpacked(packed(step([draw]))).draws
+        [told] = unpack_step(pack_step(step([draw]))).draws
         assert told.takes_the_best == draw.takes_the_best
         assert needs_best_alone(told) == needs_best_alone(draw)
         if needs_best_alone(draw):
@@ -75,6 +75,6 @@ def test_draws_mean_the_same_to_every_rank():
 def test_neither_texts_nor_masks_nor_hidden_sums_are_sent():
     mask, text = np.ones(1 << 17, np.bool_), TextCounts(*(array("q", [0] * 9999) for _ in range(3)))
     limited = SamplingPlan(SamplingParams(top_p=0.5), seed=1, decoding=DecodingParams(repetition_penalty=1.5))
-    sent = packed(step([Draw(limited, 5, (1, 2), text, mask)] * 2))
+    sent = pack_step(step([Draw(limited, 5, (1, 2), text, mask)] * 2))
     assert len(sent) < 500
-    assert unpacked(sent).draws == [ALL_SCORES] * 2
+    assert unpack_step(sent).draws == [ALL_SCORES] * 2

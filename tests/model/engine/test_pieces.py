@@ -5,7 +5,7 @@ import torch
 
 from attend.model.engine.pieces import StepPieces, token_sizes
 from attend.model.engine.recorder import CudaRecorder
-from attend.model.net.backends import BatchLayout, KVCache, Paged, Row, TorchBackend
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row, TorchBackend
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import run, tiny_engine, told
 from tests.model.engine.test_graphs import crowd, scores

@@ -2,16 +2,18 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
-import attend.model.engine.build
+from attend.model.backends.torch import Torch
 from attend.model.engine.build import build_engine
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import nothing
+from attend.model.errors import EngineFailed
 from attend.model.net.checkpoint import save
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.machines import ask
@@ -39,16 +41,16 @@ class Watched:
         return self(lambda between: step())
 
     @torch.inference_mode()
-    def steps(self, net, backend, cache, config, *, shared):
-        """In place of `record_steps`, which records nothing on a CPU."""
-        graphs = DecodeGraphs(net, backend, cache, config.max_model_len, 2, self.one_piece, scores=not shared)
-        return graphs, StepPieces(net, backend, cache, 16, self)
+    def steps(self, backend, net, cache, config, *, shared=False):
+        """In place of a backend's `record`, which records nothing on a CPU."""
+        graphs = DecodeGraphs(net, backend.attention, cache, config.max_model_len, 2, self.one_piece, scores=not shared)
+        return graphs, StepPieces(net, backend.attention, cache, 16, self)
 
 
 @pytest.fixture
 def watched(monkeypatch):
     made = Watched()
-    monkeypatch.setattr(attend.model.engine.build, "record_steps", made.steps)
+    monkeypatch.setattr(Torch, "record", lambda backend, *given, **named: made.steps(backend, *given, **named))
     return made
 
 
@@ -75,13 +77,19 @@ def test_the_thread_that_replays_has_recorded(engine, watched):
     assert len(watched.replayed) > 3
 
 
-def test_a_recording_that_fails_is_told_by_the_start(monkeypatch, tmp_path):
+@pytest.mark.parametrize("check", ["replace", "fail", "off"])
+def test_a_recording_that_fails_is_told_by_the_start(monkeypatch, tmp_path, check):
     def fails(*_, **__):
         raise RuntimeError("no graphs here")
 
-    monkeypatch.setattr(attend.model.engine.build, "record_steps", fails)
+    monkeypatch.setattr(Torch, "record", fails)
     save(tiny_decoder(tiny_config()), tmp_path, torch.float32)
-    made = build_engine(tmp_path, OPTIONS)
-    with pytest.raises(RuntimeError, match="no graphs here"):
+    made = build_engine(tmp_path, replace(OPTIONS, kernel_check=check))
+    if check == "replace":
         made.start()
+        assert made.info.slower_path.reason == "kernel_fails"
+        assert "no graphs here" in made.info.slower_path.cause
+    else:
+        with pytest.raises(RuntimeError if check == "off" else EngineFailed, match="no graphs here"):
+            made.start()
     made.close()

@@ -7,7 +7,7 @@ from attend.model.engine.plan import Plan, Scheduled
 from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
 from attend.model.engine.runner import ModelRunner, PendingStep
 from attend.model.errors import DeviceFailed, OutOfMemory
-from attend.model.net.backends import KVCache, ReferenceBackend
+from attend.model.net.paged_attention import KVCache, ReferenceBackend
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config, tiny_decoder

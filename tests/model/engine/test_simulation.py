@@ -569,11 +569,11 @@ class FreesOneBlockEarly(Scheduler):
 
     def __init__(self, config, clock):
         super().__init__(config, clock)
-        self.let_go, self.tables.let_go = self.tables.let_go, self._let_go
+        self.evict_out_of_window, self.tables.evict_out_of_window = self.tables.evict_out_of_window, self._let_go
 
     def _let_go(self, request):
         request.num_computed += self.config.block_size
-        self.let_go(request)
+        self.evict_out_of_window(request)
         request.num_computed -= self.config.block_size
 
 
@@ -582,7 +582,7 @@ class FreesOneTokenEarly(FreesOneBlockEarly):
 
     def _let_go(self, request):
         request.num_computed += 1
-        self.let_go(request)
+        self.evict_out_of_window(request)
         request.num_computed -= 1
 
 
@@ -640,7 +640,7 @@ class LosesClaims(Scheduler):
     def __init__(self, config, clock):
         super().__init__(config, clock)
         for group in self.tables.groups[1:]:
-            group.give_back = group.restart
+            group.free = group.restart
 
 
 class BreaksStates(Scheduler):

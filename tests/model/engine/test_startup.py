@@ -21,14 +21,14 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.runner import device_errors
-from attend.model.engine.small import NARROW, VOCAB, WINDOW, reduced
+from attend.model.engine.small import NARROW, VOCAB, WINDOW, reduce_config
 from attend.model.engine.startup import check_decoder, check_draws, check_recorded, differs, look
 from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
-from attend.model.net.backends import KVCache, TorchBackend
 from attend.model.net.checkpoint import read_config
 from attend.model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4
 from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.native.library import variant
+from attend.model.net.paged_attention import KVCache, TorchBackend
 from attend.model.sampling import sample
 from tests.model.checkpoints import KINDS, tiny_config, tiny_decoder, write_checkpoint
 from tests.model.net.formats.test_fp8 import BLOCKS, fp8
@@ -108,16 +108,16 @@ def test_the_law_of_the_shipped_model_takes_a_moment():
 def test_a_small_model_has_a_layer_of_each_kind():
     full, windowed = {"window_layers": (0, 1, 3, 4)}, {"sliding_window": 4096, "num_layers": 6}
     config = tiny_config(**full, **windowed, hidden_size=4096, mlp_size=14336, vocab_size=128256)
-    small = reduced(config, narrow=True)
+    small = reduce_config(config, narrow=True)
     assert (small.num_layers, small.window_layers, small.sliding_window) == (2, (0,), WINDOW)
     assert (small.hidden_size, small.mlp_size, small.vocab_size) == (NARROW, NARROW, VOCAB)
-    on_gpu = reduced(config, narrow=False)
+    on_gpu = reduce_config(config, narrow=False)
     assert (on_gpu.hidden_size, on_gpu.mlp_size, on_gpu.sliding_window) == (4096, 14336, 4096)
 
 
 def test_a_small_model_has_few_experts_in_the_models_groups():
     config = tiny_config(num_experts=256, experts_per_token=8, expert_groups=8, groups_per_token=4, group_top=2)
-    small = reduced(config, narrow=False)
+    small = reduce_config(config, narrow=False)
     assert (small.num_experts, small.experts_per_token, small.expert_groups) == (16, 8, 8)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attend.model.net.backends import GATHERED, LEAST_KEYS, BatchLayout, KVCache, Row
+from attend.model.net.paged_attention import GATHERED, LEAST_KEYS, BatchLayout, KVCache, Row
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
 

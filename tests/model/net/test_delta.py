@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.delta import CHUNK, causal_convolution, chunked_delta_rule, delta_rule
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec

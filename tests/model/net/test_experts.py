@@ -11,10 +11,10 @@ from torch import Tensor
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.experts import Mixture, route
 from attend.model.net.linear import ExpertLinear, Linear
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
 from attend.model.net.transformer import Decoder
 from attend.model.rope import LongScaling
 from attend.model.train.loss import hidden_states

@@ -16,12 +16,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from attend.model.errors import CheckpointError
-from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.checkpoint import load, read_config, save
 from attend.model.net.families.positions import KEYS, _tell
 from attend.model.net.families.reading import POSITIONS as POSITIONS_OF
-from attend.model.net.families.strangers import STRANGERS
 from attend.model.net.families.table import FAMILIES
+from attend.model.net.families.unsupported import STRANGERS
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
 from attend.model.net.rope import rotary_table
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states

@@ -15,12 +15,12 @@ from attend.model.backends.choice import choose_backend
 from attend.model.backends.native import Native
 from attend.model.errors import CheckpointError
 from attend.model.explain.reference import reference
-from attend.model.net.backends import TorchBackend
 from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.formats.codes import INT8
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.paged_attention import TorchBackend
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attend.model.net.backends import BatchLayout, Row
 from attend.model.net.kv_cache import KVCache, decode, encode
 from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeBackend
+from attend.model.net.paged_attention import BatchLayout, Row
 from tests.model.checkpoints import tiny_config
 
 SIZES = [8, 10, 32, 36, 64, 80, 96, 128, 256]

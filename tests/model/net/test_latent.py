@@ -11,12 +11,12 @@ from attend.model.errors import CheckpointError, SettingError
 from attend.model.explain.explainer import Explainer, Question
 from attend.model.net.adapters import targets_of
 from attend.model.net.attention import causal_mask
-from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.checkpoint import load, read_config
 from attend.model.net.formats.codes import INT8
 from attend.model.net.latent import LatentAttention
 from attend.model.net.linear import Linear
 from attend.model.net.packed import PackedLinear, multiplies_bfloat16, pack
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.rope import Rotation, apply_rotary, rotary_table
 from attend.model.sublayers import LatentSpec

@@ -5,7 +5,7 @@ import torch
 
 import attend.model.net.room as room
 from attend.model.errors import SettingError
-from attend.model.net.checkpoint import formed, load, save
+from attend.model.net.checkpoint import load, quantised_decoder, save
 from attend.model.net.quantised import count_bytes
 from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.gguf_files import Type, make, stored_as, write_gguf
@@ -20,7 +20,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("dummy", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, dtype, dummy, monkeypatch):
-    needed = count_bytes(formed(folder), dtype)
+    needed = count_bytes(quantised_decoder(folder), dtype)
     monkeypatch.setattr(room, "available_memory", lambda: needed)
     load(folder, dtype, "cpu", dummy=dummy)
     monkeypatch.setattr(room, "available_memory", lambda: needed - 1)
@@ -33,7 +33,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, dtype,
 def test_what_the_form_that_serves_takes_is_what_counts(tmp_path, monkeypatch):
     """Codes of 8 bits take about half of bfloat16."""
     path = write_gguf(make("llama", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
-    monkeypatch.setattr(room, "available_memory", lambda: count_bytes(formed(path), torch.bfloat16))
+    monkeypatch.setattr(room, "available_memory", lambda: count_bytes(quantised_decoder(path), torch.bfloat16))
     load(path, torch.bfloat16, "cpu", keep_codes=True)
     with pytest.raises(SettingError, match="does not fit"):
         load(path, torch.bfloat16, "cpu")

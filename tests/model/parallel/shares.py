@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from attend.model.net.backends import BatchLayout, Paged, Row
 from attend.model.net.checkpoint import read_config
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.paged_attention import BatchLayout, Paged, Row
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import load_shard

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, normalizers
 from attend.model.errors import InvalidRequest
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.control_tokens import ControlTokens
-from attend.model.text.marks import CLOSE, EDGE, OPEN, ChatText, Fragment, read, touches, trimmed, unmarked
+from attend.model.text.marks import CLOSE, EDGE, OPEN, ChatText, Fragment, read, strip, touches, without_marks
 from attend.model.text.tokenizer import Tokenizer
 from tests.model.chat_templates import CONVERSATIONS, PAPERS, TEMPLATES, TOOLS
 from tests.model.tokenizers import KINDS
@@ -356,8 +356,8 @@ def test_letters_of_the_template_between_marks_of_two_tokens_are_its_own():
 def test_a_text_with_marks_is_trimmed_as_without_and_loses_none(text, letters):
     for options in ({}, {"left": False}, {"right": False}):
         method = {"left": str.rstrip, "right": str.lstrip}.get(next(iter(options), ""), str.strip)
-        found = trimmed(text, letters, **options)
-        assert unmarked(found) == method(unmarked(text), letters)
+        found = strip(text, letters, **options)
+        assert without_marks(found) == method(without_marks(text), letters)
         assert [each for each in found if each in OPEN + CLOSE + EDGE] == [each for each in text if each in OPEN + CLOSE + EDGE]
 
 

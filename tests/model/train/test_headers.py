@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from attend.model.train.headers import Header, Verdict, choose_headers, count_verdicts, cut, headers_of, is_python, judge
+from attend.model.train.headers import (
+    Header,
+    Verdict,
+    choose_headers,
+    count_verdicts,
+    first_block,
+    headers_of,
+    is_python,
+    judge,
+)
 
 
 def held_out_names(count: int) -> list[str]:
@@ -45,20 +54,20 @@ CUTS = {
 
 @pytest.mark.parametrize(("body", "rest"), CUTS.values(), ids=CUTS.keys())
 def test_a_body_ends_before_the_first_line_in_column_0_that_is_not_blank(body, rest):
-    assert cut(body + rest.removeprefix("\n")) == body
+    assert first_block(body + rest.removeprefix("\n")) == body
 
 
 @pytest.mark.parametrize(("body", "rest"), CUTS.values(), ids=CUTS.keys())
 def test_blank_lines_before_the_dedent_are_no_dedent(body, rest):
-    assert cut(body + "\n  \n" + rest.removeprefix("\n")) == body + "\n  \n"
+    assert first_block(body + "\n  \n" + rest.removeprefix("\n")) == body + "\n  \n"
 
 
 @pytest.mark.parametrize("body", [body for body, _ in CUTS.values()], ids=CUTS.keys())
 def test_a_body_alone_has_no_end(body):
     """Neither the end of the completion nor blank lines are a dedent: more of the body might follow."""
-    assert cut(body) is None
-    assert cut(body + "\n \n\n") is None
-    assert cut("") is None
+    assert first_block(body) is None
+    assert first_block(body + "\n \n\n") is None
+    assert first_block("") is None
 
 
 @pytest.mark.parametrize("name", CUTS.keys())

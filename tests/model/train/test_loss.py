@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import attend.model.train.loss
 from attend.model.net.transformer import Decoder
-from attend.model.train.loss import IGNORED, backward, bits_per_byte, hidden_states, summed_loss, unlearned
+from attend.model.train.loss import IGNORED, backward, bits_per_byte, hidden_states, summed_loss, unlikelihood_targets
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 
@@ -41,7 +41,7 @@ def test_an_unlearned_token_costs_what_the_others_lack():
     ours = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
     tokens = np.array([3, 0, 8])
-    loss = summed_loss(ours, torch.tensor([2, *unlearned(tokens), IGNORED, 5]))
+    loss = summed_loss(ours, torch.tensor([2, *unlikelihood_targets(tokens), IGNORED, 5]))
     loss.backward()
     logs = theirs.log_softmax(dim=-1)
     others = (1 - logs[1:4].exp()[torch.arange(3), torch.from_numpy(tokens)]).log()
@@ -53,7 +53,7 @@ def test_an_unlearned_token_costs_what_the_others_lack():
 
 def test_a_token_that_is_almost_sure_is_unlearned_with_all_force_and_finite():
     logits = torch.tensor([[10.0, 0.0], [200.0, 0.0], [0.0, 0.0]], requires_grad=True)
-    loss = summed_loss(logits, torch.from_numpy(unlearned(np.array([0, 0, 0]))))
+    loss = summed_loss(logits, torch.from_numpy(unlikelihood_targets(np.array([0, 0, 0]))))
     loss.backward()
     assert loss.isfinite()
     torch.testing.assert_close(logits.grad, torch.tensor([[1.0, -1.0], [0.0, 0.0], [0.5, -0.5]]), atol=1e-2, rtol=0)

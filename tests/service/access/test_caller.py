@@ -248,13 +248,13 @@ def test_good_settings_of_tenants_are_kept():
 
 @pytest.mark.parametrize(("who", "turn"), [({}, "127.0.0.1"), ({FORWARDED: "203.0.113.5"}, "203.0.113.5")])
 def test_a_long_body_is_read_in_the_turn_of_the_tenant_or_else_of_the_address(monkeypatch, who, turn):
-    turns, genuine = [], body.alone
+    turns, genuine = [], body.run_exclusive
 
     def watched(work, arrival):
         turns.append(arrival.turn)
         return genuine(work, arrival)
 
-    monkeypatch.setattr(body, "alone", watched)
+    monkeypatch.setattr(body, "run_exclusive", watched)
     _, server = gateway()
     server.post({"prompt": "a", "unknown": "x" * body.INLINE_BYTES}, headers=who)
     assert turns == [turn]

@@ -12,7 +12,7 @@ from attend.model.text.grammar import GrammarSpec, _limits, _source
 from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.grammars import CallGrammar
 from attend.service.chat.parser import AnswerParser
-from attend.service.chat.parts import CallArguments, CallStart, Content, Reasoning, Tool, joined
+from attend.service.chat.parts import CallArguments, CallStart, Content, Reasoning, Tool, join_deltas
 from tests.service.chat.test_parser import form_named
 
 SCHEMA = {
@@ -115,7 +115,7 @@ def obeys(parts, tools) -> int:
 
 def parsed(shape: AnswerFormat, text: str, tools, **more):
     parser = AnswerParser(shape, tools, calls_formed=True, **more)
-    return joined(parser.feed(text) + parser.finish())
+    return join_deltas(parser.feed(text) + parser.finish())
 
 
 def grammar(shape, tools=TOOLS, special=None, *, reasoning_open=False) -> CallGrammar:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.json_text import MAX_DEPTH
 from attend.service.chat.parser import MAX_HEADER, AnswerParser
-from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, joined
+from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, join_deltas
 from tests.service.chat.examples import TOOLS, form, rows
 
 ROWS = rows()
@@ -17,7 +17,7 @@ ROWS = rows()
 
 def parts_of(shape: AnswerFormat, pieces, tools=TOOLS, *, reasoning_open=False, calls_formed=False, **end) -> list[Part]:
     parser = AnswerParser(shape, tools, reasoning_open=reasoning_open, calls_formed=calls_formed)
-    return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish(**end))
+    return join_deltas([part for piece in pieces for part in parser.feed(piece)] + parser.finish(**end))
 
 
 def form_named(name: str) -> AnswerFormat:
@@ -98,7 +98,7 @@ def test_a_string_between_tags_is_handed_on_as_it_is_written():
     parser.feed("<tool_call>\n<function=write>\n<parameter=text>\n")
     assert parser.feed("one\ntwo") == [CallArguments(0, "one\\ntwo")]
     assert parser.feed("\n</para") == []
-    assert joined(parser.feed("meter>\n</function>")) == [CallArguments(0, '"}')]
+    assert join_deltas(parser.feed("meter>\n</function>")) == [CallArguments(0, '"}')]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_string_between_tags_is_handed_on_as_it_is_written():
 )
 def test_what_cannot_be_a_call_is_content_from_the_first_character_that_shows_it(text, shown):
     parser = AnswerParser(form("hermes"), TOOLS)
-    parts = joined([part for one in text + '": 1' for part in parser.feed(one)])
+    parts = join_deltas([part for one in text + '": 1' for part in parser.feed(one)])
     assert parts[0].text.startswith(shown)
 
 
@@ -122,7 +122,7 @@ def test_reasoning_begins_an_answer_and_stands_nowhere_else():
 def test_markers_in_formed_content_are_text():
     formed = '"<tool_call>{"name": "now"}</tool_call>", "<think>"'
     parser = AnswerParser(form("hermes"), TOOLS, content_formed=True)
-    assert joined([part for one in formed for part in parser.feed(one)]) == [Content(formed)]
+    assert join_deltas([part for one in formed for part in parser.feed(one)]) == [Content(formed)]
 
 
 def test_reasoning_that_the_prompt_opened_goes_on():

@@ -93,7 +93,7 @@ def real(rule: Rule) -> Iterator[Real]:
 
     async def serve() -> None:
         server = build_server(FakeEngine(rule), template=ChatTemplate("{{ messages[0].content }}"))
-        http, sock = front.http_server(server.app, 64), front.bound("127.0.0.1", 0)
+        http, sock = front.http_server(server.app, 64), front.bind_socket("127.0.0.1", 0)
         grpc = grpc_server(server.methods, "127.0.0.1", 0, 64)
         port = grpc.add_insecure_port("127.0.0.1:0")
         await grpc.start()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.service.client.errors import Broken, CallFailed, DeadlinePassed, GaveUp, OtherFingerprint, Refused
-from attend.service.client.retry import Call, Delta, Failed, Means, Policy, resumed, resumed_async
+from attend.service.client.retry import Call, Delta, Failed, Means, Policy, resume, resumed_async
 from tests.service.client.tries import CUT, SEED, Try, World
 
 FULL = Failed("queue full", again=True, after=3.0)
@@ -21,7 +21,7 @@ Run = Callable[[World, Call], list[Delta]]
 
 
 def run(world: World, call: Call) -> list[Delta]:
-    return list(resumed(call, world.attempt, world.sleep))
+    return list(resume(call, world.attempt, world.sleep))
 
 
 def run_async(world: World, call: Call) -> list[Delta]:
@@ -185,7 +185,7 @@ def test_a_caller_who_stops_reading_ends_the_try(run):
         finally:
             ended.append(True)
 
-    deltas = resumed(Call(world.means(), SEED), attempt, world.sleep)
+    deltas = resume(Call(world.means(), SEED), attempt, world.sleep)
     next(deltas)
     deltas.close()
     assert ended == [True]

@@ -119,14 +119,14 @@ def test_a_message_that_cannot_be_answered_is_one_sentence_and_is_not_remembered
 
 def test_a_message_whose_answer_never_began_is_not_remembered(talk, monkeypatch):
     """Two messages of the user in a row are more than many chat templates take."""
-    honest, stops = chat.chatted, iter([True])
+    honest, stops = chat.run_chat, iter([True])
 
     async def stopped(*given):
         if next(stops, False):
             raise KeyboardInterrupt
         return await honest(*given)
 
-    monkeypatch.setattr(chat, "chatted", stopped)
+    monkeypatch.setattr(chat, "run_chat", stopped)
     *_, err, prompts = talk("a", "b")
     assert "the answer was stopped" in err
     assert prompts[-1] == [{"role": "user", "content": "b"}]
@@ -142,14 +142,14 @@ def test_ctrl_c_leaves_at_the_empty_prompt_alone(talk, monkeypatch):
 
 def test_control_tokens_that_are_typed_are_plain_text(talk, monkeypatch):
     sizes = []
-    honest = chat.chatted
+    honest = chat.run_chat
 
     async def spy(service, asked, write):
         tokens = await service.tokens_of(asked[1].prompts[0])
         sizes.append(len(tokens))
         return await honest(service, asked, write)
 
-    monkeypatch.setattr(chat, "chatted", spy)
+    monkeypatch.setattr(chat, "run_chat", spy)
     talk("<|endoftext|>")
     assert sizes == [len("[u]<|endoftext|>[a]")]
 

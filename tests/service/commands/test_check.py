@@ -27,7 +27,7 @@ from attend.service.commands.check import CHECKS, Result, run
 from attend.service.commands.probe import Probe, Unreachable, target
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.http_api.app import build_app
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from tests.fakes import CallContext, RayLike, build_server, says
 from tests.fakes import FakeEngine as Engine
 
@@ -130,7 +130,7 @@ def running(keys: KeyRing | None = None, key: str = "", template: ChatTemplate |
     async def scrape() -> str:
         return replica.metrics.text() + "attend_scrape_replicas_expected 1\nattend_scrape_replicas_answered 1\n"
 
-    site = Site(replica.service, replica.metrics, "1.2.3", scrape, lambda: False, template, keys=keys)
+    site = RouteDeps(replica.service, replica.metrics, "1.2.3", scrape, lambda: False, template, keys=keys)
     replica.methods.keys = keys
     ports, done = queue.Queue(), threading.Event()
     main = serve(sabotage.wrap(build_app(site)), BentMethods(replica.methods, sabotage), ports, done)

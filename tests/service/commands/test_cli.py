@@ -368,7 +368,7 @@ def test_inspect_tells_how_many_tokens_a_cache_of_a_gib_holds(attend, monkeypatc
     for request in (one, *several):
         request.tables = tables.new()
     assert tables.grow(one, tokens) and not tables.grow(one, tokens + 1)
-    tables.give_back(one)
+    tables.free(one)
     assert all(tables.grow(request, tokens // requests // config.block_size * config.block_size) for request in several)
 
 

@@ -126,7 +126,7 @@ def test_a_library_that_is_not_built_is_said_with_what_to_do(look, folder, monke
     [("hf://org/name", "is not in the cache of the hub: attend pull brings it"), ("broken", "config.json")],
 )
 def test_a_model_that_would_not_be_served_is_not_fine(look, folder, tmp_path, monkeypatch, model, words):
-    monkeypatch.setattr(doctor.hub, "cached", lambda reference: None)
+    monkeypatch.setattr(doctor.hub, "cached_folder", lambda reference: None)
     if model == "broken":
         (folder / "config.json").write_text('{"model_type": "llama"}')
         model = str(folder)

@@ -5,7 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from attend.service.contract.shapes import Shape, build_all, built, told
+from attend.service.contract.shapes import Shape, build_all, optional_field, validator_of
 
 SEEN = """
 import attend.service.http_api.documents
@@ -28,14 +28,14 @@ def test_a_shape_is_whole_whoever_asks_first():
     class Body(Shape):
         """A body."""
 
-        one: int | None = told()
-        two: str | None = told()
+        one: int | None = optional_field()
+        two: str | None = optional_field()
 
     barrier = Barrier(8)
 
     def read(_: int) -> Body:
         barrier.wait()
-        return built(Body).model_validate({"one": 1, "two": "b"})
+        return validator_of(Body).model_validate({"one": 1, "two": "b"})
 
     with ThreadPoolExecutor(8) as threads:
         assert all((body.one, body.two) == (1, "b") for body in threads.map(read, range(8)))

@@ -16,9 +16,9 @@ from attend.service.chat.forms import TEXT_ALONE
 from attend.service.contract.chat import OFF, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
 from attend.service.contract.conversation import messages_of
-from attend.service.gathered import whole
 from attend.service.http_api.body import parse
 from attend.service.http_api.chat_writer import ChatWriter
+from attend.service.merging import merge_chunks
 from attend.service.records import ChatRules, Chunk, Command, PromptPart, TokenCounts
 from tests.service.contract.wrong import wrong_types
 from tests.service.http_api.described import as_read
@@ -363,7 +363,7 @@ def test_a_whole_object_is_golden():
     one = writer()
     one.usage.add(pieces)
     message = {"role": "assistant", "content": "ab", "refusal": None}
-    assert one.whole(whole(pieces)) == HEAD | {
+    assert one.full_response(merge_chunks(pieces)) == HEAD | {
         "object": "chat.completion",
         "choices": [
             {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": "END"},
@@ -379,7 +379,9 @@ def test_the_deltas_put_together_are_the_message():
     for piece in pieces:
         for event in stream.events(piece):
             texts[event["choices"][0]["index"]] += event["choices"][0]["delta"]["content"]
-    assert texts == {choice["index"]: choice["message"]["content"] for choice in writer(n=2).whole(whole(pieces))["choices"]}
+    assert texts == {
+        choice["index"]: choice["message"]["content"] for choice in writer(n=2).full_response(merge_chunks(pieces))["choices"]
+    }
 
 
 def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
@@ -399,7 +401,7 @@ def test_log_probabilities_are_golden_and_never_infinite():
     assert rows == {"content": [a | {"top_logprobs": [a, e, end]}], "refusal": None}
     part = replace(chunk(0, "", 1), logprobs=(TokenLogprob(302, -1.0),))
     assert as_read(writer(logprobs=True).chunk(part))["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xC3]
-    rows = as_read(writer(logprobs=True).whole(whole([piece, piece])))["choices"][0]["logprobs"]
+    rows = as_read(writer(logprobs=True).full_response(merge_chunks([piece, piece])))["choices"][0]["logprobs"]
     assert rows["content"] == [a | {"top_logprobs": []}] * 2
     assert writer(logprobs=False).chunk(piece)["choices"][0]["logprobs"] is None
 
@@ -410,13 +412,13 @@ def test_token_ids_are_there_when_asked_for():
     begin, rest = map(as_read, writer(return_token_ids=True).events(piece))
     assert begin["choices"][0]["prompt_token_ids"] == [1, 2] and "token_ids" not in begin["choices"][0]
     assert rest["choices"][0]["token_ids"] == [97, 98] and "prompt_token_ids" not in rest["choices"][0]
-    choice = as_read(writer(return_token_ids=True).whole([piece]))["choices"][0]
+    choice = as_read(writer(return_token_ids=True).full_response([piece]))["choices"][0]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [97, 98])
-    assert "token_ids" not in json.dumps([*writer().events(piece), writer().whole([piece])])
+    assert "token_ids" not in json.dumps([*writer().events(piece), writer().full_response([piece])])
 
 
 def test_times_are_there_when_asked_for():
     ended = chunk(0, "a", 1, FinishReason.STOP, times=Times(0.001, 0.002, 0.5))
     wanted = {"queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 500.0, "cached_tokens": 0}
-    assert writer(timing=True).chunk(ended)["timing"] == wanted == writer(timing=True).whole([ended])["timing"]
+    assert writer(timing=True).chunk(ended)["timing"] == wanted == writer(timing=True).full_response([ended])["timing"]
     assert "timing" not in writer(timing=True).chunk(chunk(0, "a", 1)) and "timing" not in writer().chunk(ended)

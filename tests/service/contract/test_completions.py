@@ -12,8 +12,8 @@ from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopR
 from attend.service.contract.answers import usage as usage_of
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import bias_tokens, read_completion
-from attend.service.gathered import whole
 from attend.service.http_api.completion_writer import CompletionWriter
+from attend.service.merging import merge_chunks
 from attend.service.records import Chunk, Command, PromptPart, TokenCounts
 from tests.fakes import byte_tokenizer
 from tests.service.http_api.described import as_read
@@ -206,12 +206,12 @@ def test_token_ids_are_there_when_asked_for():
 def test_timing_is_that_of_the_slowest_answer_and_only_where_it_is_asked_for():
     ends = [chunk(index, "a", 1, FinishReason.STOP) for index in (0, 1)]
     timing = {"queue_ms": 250, "prefill_ms": 500, "decode_ms": 1000, "cached_tokens": 0}
-    assert writer(timing=True, n=2).whole(ends)["timing"] == timing
+    assert writer(timing=True, n=2).full_response(ends)["timing"] == timing
     assert writer(timing=True).chunk(ends[1])["timing"] == timing
     assert "timing" not in writer(timing=True).chunk(chunk(0, "a", 1))
     for asked in ({}, {"timing": False}):
         assert "timing" not in writer(**asked).chunk(ends[1])
-        assert "timing" not in writer(**asked).whole(ends)
+        assert "timing" not in writer(**asked).full_response(ends)
 
 
 def test_a_whole_object_joins_the_pieces_and_orders_the_answers():
@@ -224,7 +224,7 @@ def test_a_whole_object_joins_the_pieces_and_orders_the_answers():
     ]
     one = writer(n=3)
     one.usage.add(pieces)
-    document = one.whole(whole(pieces))
+    document = one.full_response(merge_chunks(pieces))
     shown = [(c["index"], c["text"], c["finish_reason"], c["stop_reason"]) for c in document["choices"]]
     assert shown == [(0, "ab", "length", None), (1, "xy", "stop", "END"), (2, "", "length", "abort")]
     assert document["usage"] == {

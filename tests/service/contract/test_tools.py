@@ -8,7 +8,7 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.grammar import GrammarSpec
 from attend.service.chat.admitted import Admitted
 from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
-from attend.service.chat.grammars import enforced
+from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, check_schema
 from attend.service.chat.values import tagged_value
 from attend.service.contract.conversation import calling_of, is_callable
@@ -119,7 +119,7 @@ def test_a_schema_that_nothing_enforces_is_shown_as_it_came(schema):
     given = [tool(parameters=schema)]
     read = calling(given)
     assert read.shown == tuple(given) and not read.is_enforced and read.tools[0].parameters == schema
-    assert enforced(FORM, read, None, {}, reasoning_open=False) is None
+    assert answer_grammar(FORM, read, None, {}, reasoning_open=False) is None
     for key in ("a", "x", "email"):
         for text in ("1", "y", '{"z": [1]}'):
             tagged_value(Admitted(schema).argument(key), text)
@@ -127,7 +127,7 @@ def test_a_schema_that_nothing_enforces_is_shown_as_it_came(schema):
 
 @pytest.mark.parametrize("schema", [each for name, each in OLD.items() if name.startswith("draft")])
 def test_a_schema_of_an_older_draft_is_taken_where_it_is_enforced(schema):
-    spec = enforced(FORM, calling([tool(parameters=schema)], "required"), None, {}, reasoning_open=False)
+    spec = answer_grammar(FORM, calling([tool(parameters=schema)], "required"), None, {}, reasoning_open=False)
     assert '"exclusiveMinimum": true' in spec.text or '"additionalItems": false' in spec.text
 
 
@@ -148,7 +148,7 @@ def test_what_is_no_schema_is_refused_where_it_is_enforced_with_place_and_action
     ]:
         tools = [tool("g"), tool(parameters=schema, strict=how.get("strict", False))]
         with pytest.raises(InvalidRequest) as caught:
-            enforced(FORM, calling(tools, how.get("choice")), content, {}, reasoning_open=False)
+            answer_grammar(FORM, calling(tools, how.get("choice")), content, {}, reasoning_open=False)
         said = str(caught.value)
         assert said.startswith(f"tools[1].function.parameters{place} is no JSON schema: ") and words in said
         assert said.endswith("; or enforce no calls: tool_choice auto, no strict tool, no structured output")

@@ -12,7 +12,7 @@ import pytest
 
 from attend.model.errors import CheckpointError, SettingError
 from attend.service.commands.cli import with_settings
-from attend.service.generation.adapters import Shelf
+from attend.service.generation.adapters import AdapterRegistry
 from attend.service.settings import Settings, read_settings
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -50,9 +50,11 @@ def put(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
-def shelf_of(folder: Path | None, *, most: int = 8, clock: Clock | None = None, **fixed: Path) -> tuple[Shelf, FakeReader]:
+def shelf_of(
+    folder: Path | None, *, most: int = 8, clock: Clock | None = None, **fixed: Path
+) -> tuple[AdapterRegistry, FakeReader]:
     reader = FakeReader()
-    return Shelf(reader, fixed, folder, most=most, taken=MODEL, clock=clock or Clock()), reader
+    return AdapterRegistry(reader, fixed, folder, most=most, taken=MODEL, clock=clock or Clock()), reader
 
 
 # --- the folder
@@ -160,7 +162,7 @@ def test_the_flag_may_stand_several_times():
 
 
 @pytest.fixture
-def shelf(tmp_path) -> Shelf:
+def shelf(tmp_path) -> AdapterRegistry:
     put(tmp_path, "tone", "1"), put(tmp_path, "code", "2")
     return shelf_of(tmp_path)[0]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from attend.model.errors import Overloaded
 from attend.service.access.caller import Address
-from attend.service.generation import aside as aside_module
-from attend.service.generation.aside import LARGE, MOST_LARGE, SHORT, Places, TurnPool, alone, aside
+from attend.service.generation import thread_pools as aside_module
+from attend.service.generation.thread_pools import LARGE, MOST_LARGE, SHORT, FairSemaphore, TurnPool, run_exclusive, run_in_pool
 from attend.service.records import Arrival
 
 
@@ -26,7 +26,7 @@ def policy() -> int:
 
 def test_large_work_runs_when_nothing_else_wants_to_and_small_work_at_once():
     async def run() -> list[int]:
-        return [await aside(policy, size) for size in (1, LARGE, LARGE + 1)]
+        return [await run_in_pool(policy, size) for size in (1, LARGE, LARGE + 1)]
 
     assert [os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_IDLE] == asyncio.run(run())
     assert os.SCHED_OTHER == policy(), "the caller's own thread is as it was"
@@ -35,8 +35,8 @@ def test_large_work_runs_when_nothing_else_wants_to_and_small_work_at_once():
 def test_small_work_does_not_wait_for_large_work():
     async def run() -> str:
         gate = threading.Event()
-        large = asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1))
-        told = await asyncio.wait_for(aside(lambda: "small", 1), 20)
+        large = asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1))
+        told = await asyncio.wait_for(run_in_pool(lambda: "small", 1), 20)
         gate.set()
         assert await large
         return told
@@ -48,13 +48,13 @@ def test_no_more_than_so_many_large_ones_wait(monkeypatch):
     gate = threading.Event()
 
     async def run() -> list[bool]:
-        waiting = [asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1)) for _ in range(MOST_LARGE)]
+        waiting = [asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1)) for _ in range(MOST_LARGE)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="long texts are waiting"):
-            await aside(lambda: "one more", LARGE + 1)
-        assert await aside(lambda: "small", LARGE) == "small"
+            await run_in_pool(lambda: "one more", LARGE + 1)
+        assert await run_in_pool(lambda: "small", LARGE) == "small"
         gate.set()
-        return [*(await asyncio.gather(*waiting)), await aside(lambda: True, LARGE + 1)]
+        return [*(await asyncio.gather(*waiting)), await run_in_pool(lambda: True, LARGE + 1)]
 
     assert all(asyncio.run(run()))
 
@@ -62,7 +62,7 @@ def test_no_more_than_so_many_large_ones_wait(monkeypatch):
 @pytest.mark.parametrize("size", [1, LARGE + 1])
 def test_an_error_comes_back_to_the_caller(size):
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(aside(lambda: 1 // 0, size))
+        asyncio.run(run_in_pool(lambda: 1 // 0, size))
 
 
 def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_works():
@@ -76,7 +76,7 @@ def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_w
         ended.append(time.perf_counter())
 
     async def run() -> None:
-        await asyncio.gather(*(alone(partial(work, 0.05), Arrival(owner)) for owner in "abcd"))
+        await asyncio.gather(*(run_exclusive(partial(work, 0.05), Arrival(owner)) for owner in "abcd"))
 
     asyncio.run(run())
     rests = [after - before for before, after in zip(ended, began[1:], strict=False)]
@@ -135,11 +135,11 @@ def test_of_large_texts_one_key_may_not_have_all_places():
         try:
             waiting = []
             for _ in range(MOST_LARGE // 4):
-                waiting.append(asyncio.ensure_future(aside(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
+                waiting.append(asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
                 await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="'greedy'"):
-                await asyncio.wait_for(aside(lambda: "one more", LARGE + 1, owner="greedy"), 5)
-            waiting.append(asyncio.ensure_future(aside(lambda: True, LARGE + 1, owner="other")))
+                await asyncio.wait_for(run_in_pool(lambda: "one more", LARGE + 1, owner="greedy"), 5)
+            waiting.append(asyncio.ensure_future(run_in_pool(lambda: True, LARGE + 1, owner="other")))
             await asyncio.sleep(0)
         finally:
             gate.set()
@@ -151,8 +151,8 @@ def test_of_large_texts_one_key_may_not_have_all_places():
 def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter():
     async def run() -> str:
         gate = threading.Event()
-        long = [asyncio.ensure_future(alone(lambda: gate.wait(20), Arrival("a", size=SHORT + 1))) for _ in range(8)]
-        told = await asyncio.wait_for(alone(lambda: "short", Arrival("a", size=SHORT)), 20)
+        long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival("a", size=SHORT + 1))) for _ in range(8)]
+        told = await asyncio.wait_for(run_exclusive(lambda: "short", Arrival("a", size=SHORT)), 20)
         gate.set()
         assert all(await asyncio.gather(*long))
         return told
@@ -183,12 +183,12 @@ def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them()
     gate = threading.Event()
 
     async def run() -> bool:
-        long = [asyncio.ensure_future(alone(lambda: gate.wait(20), Arrival(size=LARGE + 1))) for _ in range(MOST_LARGE)]
+        long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival(size=LARGE + 1))) for _ in range(MOST_LARGE)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="long request bodies are waiting"):
-            await alone(lambda: "one more", Arrival(size=LARGE + 1))
-        waits = asyncio.ensure_future(alone(lambda: True, Arrival(size=LARGE)))
-        assert await alone(lambda: True, Arrival(size=SHORT))
+            await run_exclusive(lambda: "one more", Arrival(size=LARGE + 1))
+        waits = asyncio.ensure_future(run_exclusive(lambda: True, Arrival(size=LARGE)))
+        assert await run_exclusive(lambda: True, Arrival(size=SHORT))
         gate.set()
         return all(await asyncio.gather(*long, waits))
 
@@ -196,7 +196,7 @@ def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them()
 
 
 def test_one_address_leaves_places_for_others_but_may_have_most_of_them():
-    places = Places(64, "are held")
+    places = FairSemaphore(64, "are held")
     with ExitStack() as stack:
         count = 0
         with suppress(Overloaded):
@@ -218,7 +218,7 @@ moves = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 6), st.bool
 def test_no_owner_holds_more_than_a_quarter_beyond_his_first_and_whoever_holds_nothing_finds_a_place_while_one_is_free(
     most, moves
 ):
-    places, held = Places(most, "are held"), []
+    places, held = FairSemaphore(most, "are held"), []
     for owner, amount, stays in moves:
         mine, free = sum(n for who, n, _ in held if who == owner), most - sum(n for _, n, _ in held)
         with ExitStack() as stack:
@@ -237,7 +237,7 @@ def test_no_owner_holds_more_than_a_quarter_beyond_his_first_and_whoever_holds_n
 
 def test_one_key_alone_gets_a_quarter_and_ten_of_them_leave_places_free():
     def taken(owners: int) -> int:
-        places, count = Places(320, "are held"), 0
+        places, count = FairSemaphore(320, "are held"), 0
         with ExitStack() as stack:
             for owner in [*range(owners)] * 320:
                 with suppress(Overloaded):
@@ -249,6 +249,6 @@ def test_one_key_alone_gets_a_quarter_and_ten_of_them_leave_places_free():
 
 
 def test_callers_without_keys_share_all_places():
-    places = Places(3, "are held")
+    places = FairSemaphore(3, "are held")
     with places.hold(None), places.hold(None), places.hold(None), pytest.raises(Overloaded, match="3 are held already"):
         places.hold(None).__enter__()

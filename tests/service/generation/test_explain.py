@@ -356,7 +356,7 @@ def test_a_long_answer_is_made_in_pieces_which_together_are_the_answer():
     command = ExplainCommand(prompt=(1,) * 400, layers=(0,), request_id="mine")
     record = server.metrics.open("http", "/v1/attention")
     explained = asyncio.run(server.explaining.explain(command, record, ExitStack()))
-    parts = list(pieces(AttentionWriter(server.explaining, explained).whole()))
+    parts = list(pieces(AttentionWriter(server.explaining, explained).full_response()))
     assert len(parts) > 10
     assert max(map(len, parts)) < 256 << 10
     TypeAdapter(Attention).validate_json(b"".join(parts))

@@ -20,8 +20,8 @@ from attend.model.errors import (
 )
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 from attend.model.text.mask import DEAD_END, TOO_COMPLEX
-from attend.service.gathered import whole
-from attend.service.generation.aside import Places
+from attend.service.generation.thread_pools import FairSemaphore
+from attend.service.merging import merge_chunks
 from attend.service.records import Chunk, Command
 from tests.fakes import CONTEXT, END, FakeEngine, Server, build_server, byte_tokenizer, info, says, seeded, successor, until
 
@@ -54,7 +54,7 @@ def generate(engine: FakeEngine, asked: Command) -> list[Chunk]:
     """The answers, whole, in the order of their indices."""
     seen: list[list[Chunk]] = []
     asyncio.run(batches(build_server(engine), asked, seen))
-    return whole(chunk for chunks in seen for chunk in chunks)
+    return merge_chunks(chunk for chunks in seen for chunk in chunks)
 
 
 def test_an_answer_ends_at_max_tokens():
@@ -262,7 +262,7 @@ def test_no_tokens_at_all_tell_of_the_prompt_alone(prompt, more):
 @pytest.mark.parametrize("calls", [1, 3])
 def test_the_deadline_counts_from_the_call_on_and_preparing_is_bounded(monkeypatch, calls):
     server, never = build_server(), asyncio.Event()
-    server.service._preparing = Places(1, "requests are being prepared")
+    server.service._preparing = FairSemaphore(1, "requests are being prepared")
     monkeypatch.setattr(server.service.preparation, "answers", lambda command: never.wait())
 
     async def run() -> list[BaseException | None]:
@@ -376,7 +376,7 @@ def test_the_default_deadline_is_for_calls_that_name_none_and_no_call_outlives_t
 
 def test_after_the_first_token_the_deadline_ends_each_answer_with_what_there_is():
     _, seen = held(command(n=2, deadline_ms=50_000, max_tokens=50), 2, ring)
-    assert [(chunk.text, chunk.finish_reason) for chunk in whole(chain(*seen))] == [("bc", FinishReason.DEADLINE)] * 2
+    assert [(chunk.text, chunk.finish_reason) for chunk in merge_chunks(chain(*seen))] == [("bc", FinishReason.DEADLINE)] * 2
 
 
 def test_a_deadline_that_is_found_together_with_the_first_token_does_not_lose_it():
@@ -387,13 +387,13 @@ def test_a_deadline_that_is_found_together_with_the_first_token_does_not_lose_it
         ring(engine)
 
     _, seen = held(command(max_tokens=50, deadline_ms=50_000), 0, both)
-    (chunk,) = whole(chain(*seen))
+    (chunk,) = merge_chunks(chain(*seen))
     assert (chunk.text, chunk.finish_reason) == ("b", FinishReason.DEADLINE)
 
 
 def test_a_drain_ends_started_answers_with_abort_and_refuses_the_others():
     _, seen = held(command(max_tokens=50), 3, FakeEngine.drain)
-    (chunk,) = whole(chain(*seen))
+    (chunk,) = merge_chunks(chain(*seen))
     assert (chunk.text, chunk.finish_reason) == ("bcd", FinishReason.ABORT)
     with pytest.raises(Unavailable):
         held(command(), 0, FakeEngine.drain)

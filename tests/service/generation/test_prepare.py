@@ -127,7 +127,7 @@ def test_the_largest_calls_that_are_prepared_on_the_event_loop_stay_within_the_b
 
 
 def test_a_plain_call_is_prepared_without_a_change_of_threads(monkeypatch):
-    monkeypatch.setattr("attend.service.generation.prepare.aside", None)
+    monkeypatch.setattr("attend.service.generation.prepare.run_in_pool", None)
     assert asyncio.run(preparation().answers(command("def f(x):" * 100, n=2)))
 
 

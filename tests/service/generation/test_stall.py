@@ -60,7 +60,7 @@ Read = Callable[[], Awaitable[int]]
 @asynccontextmanager
 async def over_http(endless: Endless) -> AsyncIterator[Read]:
     server = front.http_server(RequestIds(endless.app, behind_serve=False), 8)
-    with front.bound("127.0.0.1", 0) as sock, socket.socket() as caller:
+    with front.bind_socket("127.0.0.1", 0) as sock, socket.socket() as caller:
         task = asyncio.create_task(server.serve([sock]))
         await until(lambda: server.started)
         endless.connections = server.server_state.connections
@@ -86,7 +86,7 @@ async def over_http(endless: Endless) -> AsyncIterator[Read]:
 
 @asynccontextmanager
 async def over_grpc(endless: Endless) -> AsyncIterator[Read]:
-    with front.bound("127.0.0.1", 0) as sock:
+    with front.bind_socket("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
     server = grpc_server(endless, "127.0.0.1", port, 8)
     await server.start()

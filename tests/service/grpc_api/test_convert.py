@@ -8,9 +8,9 @@ import pytest
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
-from attend.service.gathered import whole
 from attend.service.grpc_api import convert
 from attend.service.grpc_api.convert import REASONS, Responses, check_sizes
+from attend.service.merging import merge_chunks
 from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CONTEXT, VOCAB, info
@@ -20,7 +20,7 @@ R = pb.ResponseOptions
 
 
 def to_response(chunks: Sequence[Chunk], request: pb.GenerateRequest, fingerprint: str) -> pb.GenerateResponse:
-    return asyncio.run(Responses(request.response, fingerprint, "id").whole(chunks))
+    return asyncio.run(Responses(request.response, fingerprint, "id").full_response(chunks))
 
 
 SCORES = (TokenLogprob(2, -1.5, ((9, -0.5), (8, -1.0))), TokenLogprob(3, float("-inf"), ((9, -0.5), (8, -1.0))))
@@ -63,7 +63,7 @@ def test_messages_of_a_stream_are_the_same_whether_filled_in_or_made_anew(with_i
     batches = [*([each] for each in chunks), plain]
     responses = Responses(asked.response, "fp", "id")
     kept = [asyncio.run(responses.of(batch)) for batch in batches]
-    anew = [to_response(whole(batch), asked, "fp") for batch in batches]
+    anew = [to_response(merge_chunks(batch), asked, "fp") for batch in batches]
     assert kept == anew, "each message is its own, to be kept or changed"
     assert [each.SerializeToString() for each in kept] == [each.SerializeToString() for each in anew]
 
@@ -146,7 +146,7 @@ def test_a_response_with_many_scores_is_made_in_turns():
                 rounds += 1
 
         neighbour = asyncio.create_task(count())
-        made = await Responses(asked.response, "fp", "id").whole([answer])
+        made = await Responses(asked.response, "fp", "id").full_response([answer])
         neighbour.cancel()
         return made
 

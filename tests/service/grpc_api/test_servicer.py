@@ -229,13 +229,13 @@ LARGE = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 2 * reading.INLINE_BY
 
 
 def test_large_messages_are_read_beside_the_event_loop_and_small_ones_on_it(monkeypatch):
-    alone, sizes = reading.alone, []
+    alone, sizes = reading.run_exclusive, []
 
     def watched(work, arrival):
         sizes.append(arrival.size)
         return alone(work, arrival)
 
-    monkeypatch.setattr(reading, "alone", watched)
+    monkeypatch.setattr(reading, "run_exclusive", watched)
     server = build_server()
     assert refused(generate, server, LARGE)[0] is refused(stream, server, LARGE)[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert sizes == [LARGE.ByteSize()] * 4, "each is read, and each makes a command"
@@ -332,13 +332,13 @@ def test_tokens_are_made_by_the_served_model_alone(method, fields, code):
 
 
 def test_log_probabilities_of_a_prompt_hold_their_places_until_they_are_written(monkeypatch):
-    server, taken, write = build_server(), [], Responses.whole
+    server, taken, write = build_server(), [], Responses.full_response
 
     async def watched(*given):
         taken.append(server.service._scores.taken)
         return await write(*given)
 
-    monkeypatch.setattr(Responses, "whole", watched)
+    monkeypatch.setattr(Responses, "full_response", watched)
     asked = pb.GenerateRequest(text="abc", max_tokens=1, response=pb.ResponseOptions(prompt_logprobs=1))
     assert len(ask(server, "Generate", asked).prompt_info.logprobs) == 3
     assert taken == [6]

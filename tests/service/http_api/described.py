@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from attend.service.http_api.pieces import pieces
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from tests.fakes import FakeEngine, Server, build_server
 from tests.service.sse import events_of, named_events_of
 
@@ -36,7 +36,7 @@ LEAST: dict[str, dict[str, Any]] = {
 
 def chatting_server(engine: FakeEngine | None = None, **more: Any) -> Server:
     """A replica without Ray whose checkpoint has a chat template."""
-    with patch("tests.fakes.Site", partial(Site, **more)):
+    with patch("tests.fakes.RouteDeps", partial(RouteDeps, **more)):
         return build_server(engine, template=TEMPLATE, form=form_of("", "hermes", "think"))
 
 

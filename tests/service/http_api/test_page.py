@@ -19,7 +19,7 @@ from attend.service.contract.conversation import calling_of
 from attend.service.http_api.app import build_app
 from attend.service.http_api.documents import schemas
 from attend.service.http_api.page import PAGES, STATIC
-from attend.service.http_api.site import Site
+from attend.service.http_api.site import RouteDeps
 from tests.fakes import build_server
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +43,7 @@ def app_with_keys(folder: Path):
     (folder / "keys").write_text(json.dumps({"ci": {"sha256": hashlib.sha256(SECRET.encode()).hexdigest()}}))
     (folder / "keys").chmod(0o600)
     server = build_server()
-    return build_app(Site(server.service, server.metrics, "1.2.3", scrape, lambda: False, keys=KeyRing(folder / "keys")))
+    return build_app(RouteDeps(server.service, server.metrics, "1.2.3", scrape, lambda: False, keys=KeyRing(folder / "keys")))
 
 
 def get(app, path: str, **headers: str) -> httpx.Response:

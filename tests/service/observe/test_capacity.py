@@ -18,9 +18,9 @@ from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import InvalidRequest
 from attend.model.params import SamplingParams
 from attend.service.observe.capacity import (
+    CompletionRate,
     Load,
     LoadMeter,
-    Pace,
     Question,
     answer_seconds,
     estimate,
@@ -33,7 +33,7 @@ from tests.fakes import info
 from tests.model.engine.machines import Clock, Done
 
 INFO = info(max_batch_requests=8, num_blocks=64, block_size=16, max_model_len=512)
-BUSY = Pace(1000, 200, step_seconds=0.01, prompt_tokens_per_second=5000, steps_per_request=40)
+BUSY = CompletionRate(1000, 200, step_seconds=0.01, prompt_tokens_per_second=5000, steps_per_request=40)
 """A request takes 0.4 s; eight at once end every 0.05 s."""
 
 
@@ -147,9 +147,9 @@ def test_a_call_that_the_next_step_takes_up_waits_no_time_and_one_more_would():
 
 
 def test_an_idle_queue_needs_no_measurement_to_know_that_there_is_no_wait_but_says_nothing_of_the_rest():
-    assert wait_seconds(load(pace=Pace()), Question()) == 0
-    assert answer_seconds(load(pace=Pace()), Question()) is None
-    assert wait_seconds(load(8, 5, 30, Pace()), Question()) is None
+    assert wait_seconds(load(pace=CompletionRate()), Question()) == 0
+    assert answer_seconds(load(pace=CompletionRate()), Question()) is None
+    assert wait_seconds(load(8, 5, 30, CompletionRate()), Question()) is None
     unended = replace(BUSY, steps_per_request=None)
     assert wait_seconds(load(8, 5, 30, unended), Question()) is None
 
@@ -162,7 +162,7 @@ def test_the_wait_is_the_requests_that_must_end_over_how_fast_they_end():
 
 counts = st.integers(0, 200)
 some = st.one_of(st.none(), st.floats(1e-6, 1e6))
-paces = st.builds(Pace, st.just(0.0), st.just(0.0), some, some, some)
+paces = st.builds(CompletionRate, st.just(0.0), st.just(0.0), some, some, some)
 questions = st.builds(Question, st.integers(0, 600), st.integers(0, 600))
 
 
@@ -187,7 +187,7 @@ def test_a_call_that_cannot_fit_has_no_times():
 def test_rates_are_those_of_the_last_ten_seconds():
     clock = Clock(1000.0)
     meter = LoadMeter(clock)
-    assert meter.pace() == Pace()
+    assert meter.pace() == CompletionRate()
     for _ in range(400):  # twenty seconds of twenty steps each
         clock.now += 0.05
         meter.stepped(StepReport(0.05, 4, 6, num_drawn=4))
@@ -243,9 +243,9 @@ def test_the_document_sums_over_replicas_and_tells_the_times_of_the_least_wait()
 
 
 def test_a_wait_that_is_known_is_told_before_one_that_is_not():
-    told = estimate([load(8, 9, 60, Pace()), load(8, 9, 60)], 2, Question())
+    told = estimate([load(8, 9, 60, CompletionRate()), load(8, 9, 60)], 2, Question())
     assert told["estimated_wait_seconds"] == pytest.approx(0.5)
-    assert estimate([load(8, 9, 60, Pace())], 1, Question())["estimated_wait_seconds"] is None
+    assert estimate([load(8, 9, 60, CompletionRate())], 1, Question())["estimated_wait_seconds"] is None
 
 
 def test_no_answer_at_all_is_a_document_that_says_so():
@@ -276,8 +276,8 @@ def test_a_query_with_an_unknown_or_repeated_name_is_refused(pairs):
 
 def test_a_refused_call_is_told_to_come_back_when_the_queue_has_moved_on():
     """After as long as a call would wait now; 1 to 60 s, and 1 while nothing is known."""
-    pace = Pace(step_seconds=0.05, steps_per_request=40)
+    pace = CompletionRate(step_seconds=0.05, steps_per_request=40)
     assert retry_seconds(load(8, 8, 60, pace)) == math.ceil(9 * 40 * 0.05 / 8)
     assert retry_seconds(load(8, 0, 60, pace)) == 1
-    assert retry_seconds(load(8, 8, 60, Pace())) == 1
-    assert retry_seconds(load(8, 8, 60, Pace(step_seconds=9.0, steps_per_request=400))) == 60
+    assert retry_seconds(load(8, 8, 60, CompletionRate())) == 1
+    assert retry_seconds(load(8, 8, 60, CompletionRate(step_seconds=9.0, steps_per_request=400))) == 60

@@ -10,7 +10,7 @@ from attend.service.observe import edge
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
-    from attend.service.observe import census
+    from attend.service.observe import cluster_state
 
 ROWS = [
     {"pxname": "http_frontend", "svname": "FRONTEND", "scur": "7", "slim": "6144", "hrsp_5xx": "9", "req_tot": "50"},
@@ -163,8 +163,8 @@ def test_before_haproxy_has_a_way_for_calls_nothing_is_made_up(told):
 @pytest.mark.parametrize("haproxy", [True, False])
 def test_only_where_haproxy_stands_in_front_is_it_asked(told, monkeypatch, haproxy):
     told(a=ROWS)
-    monkeypatch.setattr(census, "RAY_SERVE_ENABLE_HA_PROXY", haproxy)
-    monkeypatch.setattr(census, "RAY_SERVE_HAPROXY_STATS_PORT", 8404)
-    page = census.page(census.Census(addresses={"0123456789abcdef": "a"}))
+    monkeypatch.setattr(cluster_state, "RAY_SERVE_ENABLE_HA_PROXY", haproxy)
+    monkeypatch.setattr(cluster_state, "RAY_SERVE_HAPROXY_STATS_PORT", 8404)
+    page = cluster_state.page(cluster_state.ClusterState(addresses={"0123456789abcdef": "a"}))
     assert ("attend_edge_errors_total" in page) == haproxy
     assert ('node="01234567"' in page) == haproxy

@@ -81,7 +81,7 @@ def test_the_usage_of_the_cache_is_that_of_the_fullest_group_of_layers():
         request = Request("a", [1], 1, SamplingParams(), tables=tables.new())
         assert tables.grow(request, num_tokens)
         shown = server.value("attend_kv_cache_usage")
-        tables.give_back(request)
+        tables.free(request)
         return shown
 
     assert usage(16) == pytest.approx(4 / 19, abs=1 / 64), "4 blocks of 64, and 4 of 19 under the window"

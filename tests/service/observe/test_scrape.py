@@ -118,7 +118,7 @@ def test_a_family_that_one_replica_lacks_is_there_for_the_other():
 
 def test_no_page_at_all_is_an_empty_page_that_says_so():
     assert scrape.merge([]) == ""
-    assert samples(scrape.counted(3, 0)) == {
+    assert samples(scrape.replica_counts(3, 0)) == {
         ("attend_scrape_replicas_expected", ()): 3,
         ("attend_scrape_replicas_answered", ()): 0,
     }
@@ -200,7 +200,7 @@ def test_pages_of_metrics_are_merged_beside_the_event_loop(monkeypatch):
         return 1, [("a", "x 1.0\n")]
 
     threads = []
-    monkeypatch.setattr(scrape, "asked", asked)
+    monkeypatch.setattr(scrape, "ask_replicas", asked)
     monkeypatch.setattr(scrape, "cluster_page", no_cluster)
     monkeypatch.setattr(scrape, "merge", lambda pages: threads.append(threading.current_thread()) or "page\n")
     assert asyncio.run(scrape.over_replicas(None)).startswith("page\n")
@@ -240,7 +240,7 @@ def test_all_who_ask_for_the_loads_while_they_are_asked_for_get_the_same(monkeyp
         first = await asyncio.gather(*(loads() for _ in range(100)))
         return first, await loads()
 
-    monkeypatch.setattr(scrape, "asked", ask)
+    monkeypatch.setattr(scrape, "ask_replicas", ask)
     first, later = run_at_once(main())
     assert first == [(2, [1])] * 100 and later == (2, [2])
     assert asked == ["load_local"] * 2

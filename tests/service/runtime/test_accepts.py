@@ -19,7 +19,7 @@ async def nothing(scope: Any, receive: Any, send: Any) -> None:
 async def most_at_once() -> int:
     """How many connections the server takes in one round of the event loop, of many that wait."""
     server = front.http_server(nothing, 8)
-    with front.bound("127.0.0.1", 0) as sock, ExitStack() as callers:
+    with front.bind_socket("127.0.0.1", 0) as sock, ExitStack() as callers:
         sock.listen(2048)
         task = asyncio.create_task(server.serve(front.listening(sock)))
         await until(lambda: server.started)

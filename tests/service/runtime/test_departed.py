@@ -41,7 +41,7 @@ class Waits:
 @contextlib.asynccontextmanager
 async def serving(app):
     server = front.http_server(app, 8)
-    with front.bound("127.0.0.1", 0) as sock:
+    with front.bind_socket("127.0.0.1", 0) as sock:
         task = asyncio.create_task(server.serve([sock]))
         try:
             await until(lambda: server.started)

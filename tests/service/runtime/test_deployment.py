@@ -54,6 +54,6 @@ def test_what_serve_listens_on_is_not_known_here_so_that_any_host_is_answered_un
 
 def test_a_branch_of_the_hub_is_looked_up_once_for_all_replicas(monkeypatch):
     commit = "hf://org/tiny@" + "1" * 40
-    monkeypatch.setattr(hub, "pinned", lambda settings, warn: settings.model_copy(update={"model": commit}))
+    monkeypatch.setattr(hub, "pin_revision", lambda settings, warn: settings.model_copy(update={"model": commit}))
     (settings,) = build({"model": "hf://org/tiny", "max_replicas": 2})._bound_deployment.init_args
     assert Settings.from_json(settings).model == commit

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     import ray
 
-    from attend.service.observe import census
+    from attend.service.observe import cluster_state
     from attend.service.runtime import driver
 
 TWO_CORES = {"CPU": 2.0}
@@ -92,9 +92,9 @@ def test_a_stop_ends_a_start_that_waits_for_ever():
         asyncio.get_running_loop().call_soon(stop.set)
 
         async def start() -> None:
-            await driver.beside(never.wait)
+            await driver.run_in_daemon_thread(never.wait)
 
-        return await driver.before(stop, start())
+        return await driver.run_until(stop, start())
 
     assert asyncio.run(main()) is False
 
@@ -102,16 +102,30 @@ def test_a_stop_ends_a_start_that_waits_for_ever():
 def test_a_start_that_fails_says_why():
     async def main() -> bool:
         async def start() -> None:
-            await driver.beside(lambda: 1 / 0)
+            await driver.run_in_daemon_thread(lambda: 1 / 0)
 
-        return await driver.before(asyncio.Event(), start())
+        return await driver.run_until(asyncio.Event(), start())
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main())
 
 
-FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
-FACTS |= {"backend": "native-avx2", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True, "sampling": {}}
+FACTS = {
+    "family": "llama",
+    "parameters": 1e6,
+    "device": "cpu",
+    "device_name": "a CPU",
+    "recorded": [0, 0],
+    "dtype": "float32",
+    "weights": "float32",
+}
+FACTS |= {
+    "backend": "native-avx2",
+    "kv_tokens": 32,
+    "kv_bytes": 1e8,
+    "chats": True,
+    "sampling": {},
+}
 
 
 def test_a_replica_that_dies_while_it_is_asked_is_asked_again(monkeypatch, capsys):
@@ -143,26 +157,26 @@ def test_replicas_that_never_answer_end_the_start_with_a_sentence(monkeypatch):
 
 def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsys):
     looks = [
-        census.Census({"a": "running"}),
+        cluster_state.ClusterState({"a": "running"}),
         ray.exceptions.GetTimeoutError("silent"),
-        census.Census({"b": "starting"}, {}, frozenset({"a"})),
+        cluster_state.ClusterState({"b": "starting"}, {}, frozenset({"a"})),
     ]
 
     async def main() -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        def take(application: str) -> census.Census:
+        def take(application: str) -> cluster_state.ClusterState:
             if not looks:  # what the last look showed has been told
                 loop.call_soon_threadsafe(over.set)
-                return census.Census({"b": "starting"}, {}, frozenset({"a"}))
+                return cluster_state.ClusterState({"b": "starting"}, {}, frozenset({"a"}))
             look = looks.pop(0)
             if isinstance(look, Exception):
                 raise look
             return look
 
-        monkeypatch.setattr(census, "take", take)
+        monkeypatch.setattr(cluster_state, "take", take)
         monkeypatch.setattr(driver, "WATCH_SECONDS", 0)
-        assert not await driver.before(over, driver.tell_changes(None))
+        assert not await driver.run_until(over, driver.tell_changes(None))
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert capsys.readouterr().err == "Replica a died\nReplica b: starting\n"
@@ -171,11 +185,11 @@ def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsy
 def test_a_cluster_in_which_nothing_changes_is_looked_at_seldom_and_one_that_changes_each_second(monkeypatch):
     looks: list[float] = []
 
-    async def take(census_of: object, application: str) -> census.Census:
+    async def take(census_of: object, application: str) -> cluster_state.ClusterState:
         looks.append(asyncio.get_running_loop().time())
-        return census.Census({"a": "running" if looks[-1] < 1000 else "stopping"})
+        return cluster_state.ClusterState({"a": "running" if looks[-1] < 1000 else "stopping"})
 
-    monkeypatch.setattr(driver, "beside", take)
+    monkeypatch.setattr(driver, "run_in_daemon_thread", take)
 
     async def main() -> None:
         with contextlib.suppress(TimeoutError):

@@ -71,7 +71,7 @@ class Served(App):
 async def serving(most_calls: int = 8, of: Any = None, **limits: Any) -> AsyncIterator[Served]:
     app = Served()
     server = front.http_server(of or app, most_calls, **limits)
-    with front.bound("127.0.0.1", 0) as sock:
+    with front.bind_socket("127.0.0.1", 0) as sock:
         app.port = sock.getsockname()[1]
         task = asyncio.create_task(server.serve([sock]))
         try:

@@ -233,7 +233,7 @@ def test_with_a_folder_in_place_of_the_reference_the_name_stays(at):
 @pytest.mark.parametrize("model", [MODEL, f"{MODEL}@main", "hf://org/tiny/a.gguf", "hf://org/tiny/a.gguf@main"])
 def test_an_application_of_ray_names_the_commit_for_all_its_replicas(at, model):
     """A branch may move before a replica starts that the autoscaler adds."""
-    settings = hub.pinned(Settings(model=model), at.said.append)
+    settings = hub.pin_revision(Settings(model=model), at.said.append)
     assert settings.model == f"{model.removesuffix('@main')}@{COMMIT}"
     assert (settings.name, at.said) == ("org/tiny", [])
 
@@ -241,7 +241,7 @@ def test_an_application_of_ray_names_the_commit_for_all_its_replicas(at, model):
 @pytest.mark.parametrize("model", ["", "/some/folder", "org/tiny", f"{MODEL}@{COMMIT}"])
 def test_what_is_no_branch_is_not_looked_up(at, server, model):
     settings = Settings(model=model)
-    assert hub.pinned(settings, at.said.append) is settings
+    assert hub.pin_revision(settings, at.said.append) is settings
     assert (server.asked, at.said) == ([], [])
 
 
@@ -249,7 +249,7 @@ def test_what_is_no_branch_is_not_looked_up(at, server, model):
 def test_a_branch_that_cannot_be_looked_up_stays_and_is_told(at, model):
     """The head of a cluster may have no token, and its workers one."""
     settings = Settings(model=model)
-    assert hub.pinned(settings, at.said.append) is settings
+    assert hub.pin_revision(settings, at.said.append) is settings
     [line] = at.said
     assert line.startswith(f"{model} is not pinned to a commit, and replicas may serve different ones: it ")
 
@@ -257,7 +257,7 @@ def test_a_branch_that_cannot_be_looked_up_stays_and_is_told(at, model):
 def test_without_a_hub_a_branch_stays_and_is_told(at):
     at.leave()
     settings = Settings(model=MODEL)
-    assert hub.pinned(settings, at.said.append) is settings and len(at.said) == 1
+    assert hub.pin_revision(settings, at.said.append) is settings and len(at.said) == 1
 
 
 def test_a_folder_of_the_cache_has_a_commit(at, tmp_path):

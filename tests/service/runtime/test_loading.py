@@ -2,7 +2,7 @@
 
 import io
 
-from attend.service.runtime.loading import shown
+from attend.service.runtime.loading import progress_reporter
 
 
 class Terminal(io.StringIO):
@@ -11,7 +11,7 @@ class Terminal(io.StringIO):
 
 
 def load(stream) -> None:
-    with shown(stream) as report:
+    with progress_reporter(stream) as report:
         for done in (1_000_000_000, 2_000_000_000):
             report(done, 2_000_000_000)
 

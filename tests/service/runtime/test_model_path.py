@@ -4,7 +4,7 @@ import pytest
 
 from attend.model.errors import CheckpointError
 from attend.service.runtime import hub
-from attend.service.runtime.model_path import located
+from attend.service.runtime.model_path import resolve_model
 from attend.service.settings import Settings
 
 
@@ -18,7 +18,7 @@ def here(tmp_path, monkeypatch):
 def found(model):
     """(model, lines)."""
     lines = []
-    return located(Settings(model=model), lines.append).model, lines
+    return resolve_model(Settings(model=model), lines.append).model, lines
 
 
 @pytest.mark.parametrize(

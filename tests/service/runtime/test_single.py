@@ -18,7 +18,7 @@ import pytest
 
 from attend.model.errors import EngineFailed
 from attend.service.runtime import single
-from attend.service.runtime.front import bound
+from attend.service.runtime.front import bind_socket
 from attend.service.runtime.interfaces import check_interfaces
 from attend.service.settings import Settings
 from attend.v1 import generation_pb2 as pb
@@ -232,7 +232,7 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
         monkeypatch.setattr(single, "watch", lambda *given: stop.wait())
         return await single.serve(other, Settings(), http, stop)  # type: ignore[arg-type]
 
-    with bound("127.0.0.1", 0) as http:
+    with bind_socket("127.0.0.1", 0) as http:
         assert asyncio.run(serve()) == 0
     assert connected[0] == 0
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from attend.model.errors import SettingError
 from attend.service.grpc_api.server import grpc_server
 from attend.service.runtime import renew
-from attend.service.runtime.front import HttpServer, Loop, bound, http_server
+from attend.service.runtime.front import HttpServer, Loop, bind_socket, http_server
 from attend.service.runtime.lifecycle import check_certificate, ready_line
 from attend.service.runtime.renew import BadPair, doubt, pair
 from attend.service.runtime.tls import Certificate
@@ -170,7 +170,7 @@ def secure(files) -> Iterator[Secure]:
     async def serve() -> None:
         replica, certificate = build_server(engine), Certificate(*map(str, files))
         place = free_port()
-        server, listening = http_server(replica.app, 8, certificate.context), bound("127.0.0.1", 0)
+        server, listening = http_server(replica.app, 8, certificate.context), bind_socket("127.0.0.1", 0)
         rpcs = grpc_server(replica.methods, "127.0.0.1", place, 8, certificate.credentials)
         await rpcs.start()
         serving = asyncio.create_task(server.serve([listening]))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import formed, inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load, quantised_decoder, read_config
 from attend.model.net.formats.codes import INT4, INT8, MXFP4
 from attend.model.net.formats.compressed import CompressedTensors
 from attend.model.net.quantised import QuantisedLinear
@@ -299,7 +299,7 @@ def test_a_config_may_name_modules_with_another_prefix_than_the_files(tmp_path):
 def test_codes_are_filled_without_a_second_copy(tmp_path):
     plain, weights = plain_folder(tmp_path / "plain", vocab_size=8), args(4, "group")
     folder = pack_folder(plain, compressed("pack-quantized", weights), settings("pack-quantized", weights))
-    assert filling(formed(folder), folder)[1] < 4 * 256 * 128
+    assert filling(quantised_decoder(folder), folder)[1] < 4 * 256 * 128
 
 
 NAME = "model.layers.1.mlp.down_proj"

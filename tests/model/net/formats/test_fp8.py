@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import formed, load, read_config
+from attend.model.net.checkpoint import load, quantised_decoder, read_config
 from attend.model.net.formats.codes import FP8, INT8
 from attend.model.net.formats.fp8 import dense
 from attend.model.net.quantised import QuantisedLinear
@@ -125,7 +125,7 @@ def test_it_may_be_quantised_as_plain_weights_are(tmp_path):
 def test_it_is_filled_with_one_matrix_in_float32_beside(tmp_path):
     plain = plain_folder(tmp_path / "plain", vocab_size=8)
     folder = pack_folder(plain, fp8("blocks"), BLOCKS)
-    assert filling(formed(folder), folder)[1] <= 4 * 256 * 128 * 1.1
+    assert filling(quantised_decoder(folder), folder)[1] <= 4 * 256 * 128 * 1.1
 
 
 def test_experts_in_one_tensor_have_blocks_each():

@@ -14,13 +14,13 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.backends import ReferenceBackend
 from attend.model.net.checkpoint import inspect, load, read_config
 from attend.model.net.formats.codes import GROUP, INT8
 from attend.model.net.formats.ggml import FORMS, NATIVE
 from attend.model.net.formats.gguf import READ
 from attend.model.net.linear import Linear
 from attend.model.net.native.decoder import NativeDecoder
+from attend.model.net.paged_attention import ReferenceBackend
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states

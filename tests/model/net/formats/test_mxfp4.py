@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import formed, inspect, load
+from attend.model.net.checkpoint import inspect, load, quantised_decoder
 from attend.model.net.formats.codes import MXFP4
 from attend.model.net.formats.mxfp4 import codes_of
 from attend.model.net.linear import Linear
@@ -112,9 +112,9 @@ def test_experts_that_are_not_kept_as_codes_are_the_same_numbers(folder, plain):
 
 def test_experts_are_filled_one_by_one(folder, plain):
     """What is owned beside the decoder is less than one expert in float32, however many there are."""
-    net = formed(folder)
+    net = quantised_decoder(folder)
     owned, beside = filling(net, folder)
-    assert owned < 0.7 * filling(formed(plain), plain)[0]
+    assert owned < 0.7 * filling(quantised_decoder(plain), plain)[0]
     assert beside < 4 * 64 * 64, beside
 
 

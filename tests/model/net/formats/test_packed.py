@@ -17,7 +17,7 @@ from attend.model.__main__ import complete
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.net.checkpoint import formed, inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load, quantised_decoder, read_config
 from attend.model.net.formats.codes import INT4, INT8, MXFP4, CodeLayout
 from attend.model.net.formats.gptq import Gptq
 from attend.model.net.linear import Linear
@@ -218,7 +218,7 @@ def test_weights_of_codes_are_filled_without_a_second_copy(tmp_path):
     """What is owned beside the decoder is less than the largest part in float32, and the decoder is a quarter of bfloat16."""
     plain = plain_folder(tmp_path / "plain", vocab_size=8)
     folder = pack_folder(plain, gptq(4, 128, zeros=False), GPTQ | {"bits": 4, "group_size": 128})
-    net, large = formed(folder), formed(plain)
+    net, large = quantised_decoder(folder), quantised_decoder(plain)
     owned, beside = filling(net, folder)
     whole, _ = filling(large, plain)
     assert owned < 0.32 * whole

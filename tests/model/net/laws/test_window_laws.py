@@ -69,8 +69,8 @@ def window_engine(way: Way, config: ModelConfig, *, num_blocks: int = 64, **chan
     machine = engine(way, config, num_blocks=groups[0].num_blocks, groups=tuple(groups), max_model_len=256, **changes)
     commit = machine.scheduler.commit
 
-    def poisoning(plan, result):
-        outputs = commit(plan, result)
+    def poisoning(plan, result, dropped):
+        outputs = commit(plan, result, dropped)
         poison(machine)
         return outputs
 

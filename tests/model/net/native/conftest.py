@@ -36,7 +36,7 @@ def stand_ins(pytestconfig: pytest.Config) -> ctypes.CDLL:
             command = [compiler, *library.FLAGS, *FLAGS, str(library.SOURCE / "decoder.cpp"), "-o", str(folder / "unfinished")]
             subprocess.run(command, check=True)
             (folder / "unfinished").rename(path)
-    return library.opened(path)
+    return library.open_library(path)
 
 
 @pytest.fixture(params=range(len(library.VARIANTS)), ids=library.VARIANTS)

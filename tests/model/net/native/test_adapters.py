@@ -8,11 +8,11 @@ from torch import Tensor
 
 from attend.model.errors import CheckpointError
 from attend.model.net.adapters import Adapter, AdapterBatch, LowRank, Part
-from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.native import library
 from attend.model.net.native.adapters import NativeAdapters
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
 from attend.model.net.native.packing import numbers_of_matrices
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_decoder

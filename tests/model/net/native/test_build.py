@@ -43,7 +43,7 @@ def opened(monkeypatch):
         tried.append(path)
         raise OSError
 
-    monkeypatch.setattr(library, "opened", refuse)
+    monkeypatch.setattr(library, "open_library", refuse)
     return tried
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from attend.model.net.attention import MultiHeadAttention
-from attend.model.net.backends import ReferenceBackend, TorchBackend
 from attend.model.net.checkpoint import load
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
+from attend.model.net.paged_attention import ReferenceBackend, TorchBackend
 from attend.model.net.transformer import Decoder
 from tests.model.checkpoints import KINDS, TORCH_ALONE, write_checkpoint
 from tests.model.net.margins import margins

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
 from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeBackend
+from attend.model.net.paged_attention import BatchLayout, KVCache, ReferenceBackend, Row
 from tests.model.net.native.test_native import dirty_cache, distance, needs_library, pair, run_native, shaped
 
 SPLIT = 1024

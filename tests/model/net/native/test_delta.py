@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attend.model.net.backends import BatchLayout, Paged, ReferenceBackend, Row, TorchBackend
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.paged_attention import BatchLayout, Paged, ReferenceBackend, Row, TorchBackend
 from attend.model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import dirty_cache, distance, needs_library, random_text, run, run_native
 from tests.model.net.native.test_switches import CONV, DELTA, nets_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attend.model.net.backends import ReferenceBackend, TorchBackend
+from attend.model.net.paged_attention import ReferenceBackend, TorchBackend
 from attend.model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import SHAPES, distance, needs_library, pair, run, run_native, shaped
 

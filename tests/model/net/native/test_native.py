@@ -9,10 +9,10 @@ from attend.model.backends.backend import Placement
 from attend.model.backends.choice import choose_backend
 from attend.model.backends.native import Native
 from attend.model.errors import SettingError
-from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.features import NATIVE
 from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attend.model.net.backends import ReferenceBackend
 from attend.model.net.formats.codes import GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind
 from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeDecoder
+from attend.model.net.paged_attention import ReferenceBackend
 from attend.model.net.quantised import PLAIN, QuantisedEmbedding, QuantisedLinear
 from attend.model.net.transformer import Decoder
 from tests.model.checkpoints import tiny_config, tiny_decoder

@@ -13,10 +13,10 @@ from attend.model.backends.backend import Placement
 from attend.model.backends.native import Native
 from attend.model.config import NormPlace
 from attend.model.net.attention import MultiHeadAttention
-from attend.model.net.backends import ReferenceBackend, TorchBackend
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.layers import ACTIVATIONS
+from attend.model.net.paged_attention import ReferenceBackend, TorchBackend
 from attend.model.net.transformer import Decoder
 from attend.model.rope import LongScaling, ProportionalScaling, YarnScaling
 from attend.model.sublayers import DeltaSpec

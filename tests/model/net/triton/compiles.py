@@ -25,9 +25,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from attend.model.engine.sampler import TokenSampler
-from attend.model.net.backends import BatchLayout, KVCache, Paged, Row
 from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from attend.model.net.linear import Linear
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton import backend, codes, delta, fused, grouped, kernels, limits, ranks, sampling
@@ -308,7 +308,7 @@ def compiled(capability: int) -> list[dict]:
         launch_layer(LAYERS["gpt-oss-120b"], torch.float32)
         for kind in (INT8, INT4, MXFP4, FP8):
             launch_codes(kind, 4096, 14336)
-        ranks.added(torch.empty(4, 1, 8192, dtype=torch.bfloat16))
+        ranks.add_parts(torch.empty(4, 1, 8192, dtype=torch.bfloat16))
         TokenSampler(128256, "cpu").warm_up(torch.bfloat16)
     assert all(stand.seen for stand in stands), "a kernel was not launched"
     return [each for stand in stands for each in stand.found]

@@ -11,10 +11,10 @@ from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.pieces import StepPieces
 from attend.model.engine.recorder import CudaRecorder
-from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
 from attend.model.net.experts import Mixture
 from attend.model.net.features import TRITON, features
 from attend.model.net.layers import MLP, GatedMLP
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
 from attend.model.net.triton import mlp
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend
 from attend.model.net.triton.decoder import TritonDecoder

@@ -10,8 +10,8 @@ from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
 from attend.model.net.delta import GatedDelta
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.triton import delta
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend

@@ -13,7 +13,7 @@ import torch
 
 from attend.model.backends.backend import Placement
 from attend.model.backends.triton import Triton
-from attend.model.net.backends import BatchLayout, KVCache, ReferenceBackend, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, ReferenceBackend, Row
 from attend.model.net.triton import backend as under_test
 from attend.model.net.triton import kernels
 from attend.model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend

@@ -6,11 +6,11 @@ import torch
 from attend.model.backends.backend import Placement
 from attend.model.backends.choice import choose_backend
 from attend.model.errors import SettingError
-from attend.model.net.backends import TorchBackend
 from attend.model.net.checkpoint import read_config, save
+from attend.model.net.paged_attention import TorchBackend
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.decoder import TritonDecoder
-from attend.model.net.triton.ranks import added
+from attend.model.net.triton.ranks import add_parts
 from attend.model.parallel import group
 from attend.model.parallel.shards import config_of, load_shard
 from tests.model.checkpoints import tiny_config
@@ -40,7 +40,7 @@ def test_ranks_compute_what_one_decoder_does(name, tmp_path):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 40), (4, 2, 1100), (8, 1, 2048)], ids=str)
 def test_parts_are_added_in_the_order_of_the_ranks_to_the_bit(dtype, shape):
     parts_N = (100 * torch.randn(shape, generator=torch.Generator().manual_seed(1))).to(dtype)
-    assert torch.equal(added(parts_N.to(DEVICE)).cpu(), group.added(parts_N))
+    assert torch.equal(add_parts(parts_N.to(DEVICE)).cpu(), group.sum_parts(parts_N))
 
 
 @pytest.mark.parametrize(

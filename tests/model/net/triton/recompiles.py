@@ -28,7 +28,7 @@ from attend.model.engine.request import Request
 from attend.model.engine.runner import DrawTokens, ModelRunner
 from attend.model.engine.sampler import TokenSampler
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.backends import KVCache
+from attend.model.net.paged_attention import KVCache
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton import delta, fused, grouped, kernels, limits, sampling
 from attend.model.net.triton.backend import TritonBackend

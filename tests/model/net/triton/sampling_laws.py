@@ -10,14 +10,14 @@ import torch
 
 from attend.model import sampling, transfer
 from attend.model.engine import sampler as under_test
-from attend.model.engine.sampler import TokenSampler, mixed
+from attend.model.engine.sampler import TokenSampler, mix_all
 from attend.model.net.triton import limits
 from attend.model.net.triton import sampling as kernels
 from attend.model.net.triton.backend import INTERPRETED
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.sampling import EXCLUDED, UNSCORED, sample
 from attend.model.sampling_plan import Draw, History, SamplingPlan, mix
-from attend.model.transfer import Parcel
+from attend.model.transfer import HostToDeviceCopy
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 CHUNK = 64
@@ -116,7 +116,7 @@ def test_changed_scores_have_the_references_bits():
 
 def test_keys_are_mixed_as_the_plan_mixes_them():
     values = [0, 1, 2**63, 2**64 - 1, 12345678901234567]
-    assert mixed(np.array(values, np.uint64)).tolist() == [mix(value) for value in values]
+    assert mix_all(np.array(values, np.uint64)).tolist() == [mix(value) for value in values]
 
 
 def near(scores_RV, draws, tokens_R):
@@ -377,7 +377,7 @@ def test_a_step_is_two_launches_and_five_where_candidates_are_chosen(monkeypatch
 
 
 def test_what_went_to_the_device_with_other_numbers_is_drawn_as_what_went_alone():
-    scores_RV, draws, parcel = scores_of(32), changing(32), Parcel(DEVICE)
+    scores_RV, draws, parcel = scores_of(32), changing(32), HostToDeviceCopy(DEVICE)
     told, alone = TokenSampler(VOCAB, DEVICE), TokenSampler(VOCAB, DEVICE)
     before, after = parcel.add([5]), (told.tell(draws, parcel), parcel.add([6, 7]))[1]
     assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
@@ -393,7 +393,7 @@ def test_counts_that_were_told_and_never_written_are_sent_again():
     for position in range(4):
         draws = [draw(position, text=history.follow(prompt, output), decoding=penalties, temperature=0.0)]
         if position in (0, 2):
-            drawer.tell(draws, Parcel(DEVICE))
+            drawer.tell(draws, HostToDeviceCopy(DEVICE))
         else:
             assert drawer(scores_RV, draws).tolist() == sample(scores_RV, draws).tolist()
             [line] = [known.line for known in drawer._texts._known.values()]

@@ -8,8 +8,8 @@ import torch
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.sampler import TokenSampler
-from attend.model.net.backends import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.formats.codes import FP8, INT4, INT8
+from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend
 from attend.model.net.triton.codes import CodesLinear

@@ -18,7 +18,7 @@ from attend.service.runtime.models import http
 from attend.service.runtime.models.door import Door
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, Served
 from attend.service.runtime.models.pool import LoadFailed, Pool
-from attend.service.runtime.models.site import Site, build_site
+from attend.service.runtime.models.site import ModelRoutes, build_site
 from attend.service.settings import Settings
 
 
@@ -77,7 +77,7 @@ async def served(played: Played, **settings):
         file = ModelsFile(models=[Entry(name="m", memory=1)])
         pool = Pool(Plan({"m": Served(file.models[0], Settings())}, file, 10), played.start)
         door = Door(None, Callers(), lambda: pool.is_closing)
-        site = Site(Settings(**settings), door, pool, None, "0", 0)
+        site = ModelRoutes(Settings(**settings), door, pool, None, "0", 0)
         connector = aiohttp.UnixConnector(str(Path(folder, "http")))
         transport = httpx.ASGITransport(build_site(site, frozenset()), client=("10.0.0.9", 1))
         try:

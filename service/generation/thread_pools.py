@@ -37,7 +37,7 @@ THREADS = 4
 """For work that is not large and mostly runs without the interpreter lock, as the tokenizer does."""
 
 
-class Places:
+class FairSemaphore:
     """Places that callers hold for a while, at most `most` at a time. For one event loop.
 
     An owner who holds some may take more as long as all of his are no more than a third of what is then left free: a quarter of
@@ -156,12 +156,12 @@ _alone = TurnPool(1, "attend-alone", rests=True)
 _short = TurnPool(1, "attend-short", rests=True)
 """For such work on short calls."""
 _patient = TurnPool(1, "attend-aside", stand_back)
-_large = Places(MOST_LARGE, "long texts are waiting")
-long_bodies = Places(MOST_LARGE, "long request bodies are waiting")
+_large = FairSemaphore(MOST_LARGE, "long texts are waiting")
+long_bodies = FairSemaphore(MOST_LARGE, "long request bodies are waiting")
 """Those of more than LARGE bytes that have come, and are read or wait for it."""
 
 
-async def aside(work: Callable[[], T], size: int, pool: TurnPool | None = None, owner: str | None = None) -> T:
+async def run_in_pool(work: Callable[[], T], size: int, pool: TurnPool | None = None, owner: str | None = None) -> T:
     """The result of `work`, whose input has `size` characters, tokens or bytes; in `pool` unless that is large.
 
     Raises Overloaded where too many large ones are waiting.
@@ -172,7 +172,7 @@ async def aside(work: Callable[[], T], size: int, pool: TurnPool | None = None, 
         return await asyncio.wrap_future(_patient.submit(owner, work, size))
 
 
-async def alone(work: Callable[[], T], arrival: Arrival) -> T:
+async def run_exclusive(work: Callable[[], T], arrival: Arrival) -> T:
     """The result of work on a call that holds the interpreter lock. One piece at a time, with a rest after each as long as
     itself; short calls have a thread of their own. Raises Overloaded where too many large ones are waiting.
 

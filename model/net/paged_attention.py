@@ -24,7 +24,7 @@ from attend.model.net.kv_cache import KVCache
 from attend.model.net.pulse import Pulse
 from attend.model.net.states import Recurrence, StateSlots, advance
 from attend.model.sublayers import AttentionVariant
-from attend.model.transfer import Parcel, integers
+from attend.model.transfer import HostToDeviceCopy, integers
 
 LEAST_KEYS = 64
 """Rows with fewer keys are computed together, whatever their lengths are."""
@@ -68,7 +68,7 @@ class BatchLayout:
         cls,
         rows: Sequence[Row],
         block_size: int,
-        device: str | torch.device | Parcel,
+        device: str | torch.device | HostToDeviceCopy,
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
         sources: Sequence[int] | None = None,
@@ -77,7 +77,7 @@ class BatchLayout:
         layers, `others` [G - 1][R] those of the others. Without `sources` states are read where they are written. A parcel in
         the place of a device is sent: all that is in it goes to its device with the layout.
         """
-        parcel = device if isinstance(device, Parcel) else Parcel(device)
+        parcel = device if isinstance(device, HostToDeviceCopy) else HostToDeviceCopy(device)
         num_single = sum(row.count == 1 for row in rows)
         assert all(row.count == 1 for row in rows[:num_single]), "rows of one token come first"
         num_tokens = sum(row.count for row in rows)
@@ -321,10 +321,10 @@ class TorchBackend:
             pages = cache.read(layer, slots, q_THD.dtype)
             k, v = (page.unflatten(0, (len(rows_N), -1)).transpose(1, 2) for page in pages)
             q = q_THD.index_select(0, rows_N)[:, None].transpose(1, 2)
-            out_THD.index_copy_(0, rows_N, fused(q, k, v, mask, variant, sinks_H)[:, :, 0])
+            out_THD.index_copy_(0, rows_N, fused_attention(q, k, v, mask, variant, sinks_H)[:, :, 0])
         for tokens, slots_S, mask_TS in reads.longer:
             q, k, v = (x.transpose(0, 1)[None] for x in (q_THD[tokens], *cache.read(layer, slots_S, q_THD.dtype)))
-            out_THD[tokens] = fused(q, k, v, mask_TS, variant, sinks_H)[0].transpose(0, 1)
+            out_THD[tokens] = fused_attention(q, k, v, mask_TS, variant, sinks_H)[0].transpose(0, 1)
         return out_THD
 
 
@@ -333,7 +333,7 @@ def variant_of(variants: Sequence[AttentionVariant] | None, layer: int) -> Atten
     return PLAIN if variants is None else variants[layer]
 
 
-def fused(
+def fused_attention(
     q_RHTD: Tensor, k_RKSD: Tensor, v_RKSD: Tensor, mask: Tensor, variant: AttentionVariant, sinks_H: Tensor | None = None
 ) -> Tensor:
     """torch's fused kernel; with a soft cap or sinks, which it does not know, the equation in float32. [R, H, T, D]."""

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from attend.model.engine.request import TokenLogprob
-from attend.service.chat.parts import Part, joined
+from attend.service.chat.parts import Part, join_deltas
 from attend.service.records import Chunk
 
 
-def whole(chunks: Iterable[Chunk]) -> list[Chunk]:
+def merge_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
     """One chunk for each answer, with its pieces put together."""
     gathered = Gathered()
     gathered.add(chunks)
@@ -58,5 +58,5 @@ class _Pieces:
             token_ids=token_ids,
             logprobs=logprobs,
             prompt=self.first.prompt,
-            parts=tuple(joined(self.parts)) or None,
+            parts=tuple(join_deltas(self.parts)) or None,
         )

@@ -24,7 +24,7 @@ SIGN_OUT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class ClusterState:
     """One look at the cluster. `replicas` has each one's state, as `running`, `proxies` (status, id of the process) by node."""
 
     replicas: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def sign_out(replica: str) -> None:
     thread.join(SIGN_OUT_SECONDS)
 
 
-def take(application: str) -> Census:
+def take(application: str) -> ClusterState:
     """Ask Serve's controller and the store. Blocks until both answer; raises RayError or RayServeException."""
     before = signed_in()
     details = _get_global_client().get_serve_details()
@@ -68,16 +68,16 @@ def signed_in() -> set[str]:
     return {key.removeprefix(PREFIX).decode() for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)}
 
 
-def read(details: Mapping[str, Any], signed: set[str], application: str) -> Census:
+def read(details: Mapping[str, Any], signed: set[str], application: str) -> ClusterState:
     """A census from the controller's answer, and the replicas that were signed in before and after it."""
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
     replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
     proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
     healthy = {node: each["node_ip"] for node, each in details.get("proxies", {}).items() if proxies[node][0] == "healthy"}
-    return Census(replicas, proxies, frozenset(signed - replicas.keys()), healthy)
+    return ClusterState(replicas, proxies, frozenset(signed - replicas.keys()), healthy)
 
 
-def news(before: Census, after: Census) -> list[str]:
+def news(before: ClusterState, after: ClusterState) -> list[str]:
     """The changes, one sentence each."""
     lines = [f"Replica {name} died" for name in sorted(after.dead - before.dead)]
     lines += [
@@ -91,7 +91,7 @@ def news(before: Census, after: Census) -> list[str]:
     return lines + [f"Proxy of node {node[:8]} is gone" for node in sorted(before.proxies.keys() - after.proxies.keys())]
 
 
-def page(census: Census) -> str:
+def page(census: ClusterState) -> str:
     """The census, and what its HAProxies tell, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
     told = serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))
     edges = {node[:8]: address for node, address in census.addresses.items()}
