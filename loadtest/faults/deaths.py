@@ -204,6 +204,34 @@ def replica_killed_while_it_writes() -> list[Measure]:
         return [*found, Measure("answers that changed", int(again != text), "", 0)]
 
 
+def of_api(target: Target, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
+    """What a route of files and batches answers to a GET, or to a POST of this body."""
+    request = urllib.request.Request(f"{target.address.http}/v1/{path}", body, target.headers() | {"content-type": kind})
+    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+@death
+def replica_killed_in_the_middle_of_a_batch() -> list[Measure]:
+    """SIGKILL of the only replica in the middle of a batch (`batch_folder`), which the next one goes on with"""
+    count, body = 60, {"prompt": "def f(", "max_tokens": 64}
+    lines = [{"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": body} for at in range(count)]
+    parts = {'purpose"': "batch", 'file"; filename="lines.jsonl"': "\n".join(map(json.dumps, lines))}
+    form = "".join(f'--b\r\ncontent-disposition: form-data; name="{name}\r\n\r\n{text}\r\n' for name, text in parts.items())
+    with tempfile.TemporaryDirectory() as folder, running((*FAST, "--batch-folder", folder)) as target:
+        file = json.loads(of_api(target, "files", f"{form}--b--\r\n".encode(), "multipart/form-data; boundary=b"))["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        place = f"batches/{json.loads(of_api(target, 'batches', json.dumps(asked).encode()))['id']}"
+        wait_for(lambda: json.loads(of_api(target, place))["request_counts"]["completed"] > 0, WATCH_SECONDS)
+        found = struck(target, REPLICA, signal.SIGKILL, REPLACE_SECONDS)
+        wait_for(lambda: json.loads(of_api(target, place))["status"] == "completed", 4 * WATCH_SECONDS)
+        answers = of_api(target, f"files/{json.loads(of_api(target, place))['output_file_id']}/content").splitlines()
+        names = [json.loads(line)["custom_id"] for line in answers]
+        found.append(Measure("lines without an answer", count - len(set(names)), "", 0))
+        return [*found, Measure("lines answered twice", len(names) - len(set(names)), "", 0)]
+
+
 @death
 def one_of_two_replicas_killed() -> list[Measure]:
     """SIGKILL of one of two replicas"""
