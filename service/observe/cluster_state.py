@@ -92,7 +92,7 @@ def news(before: ClusterState, after: ClusterState) -> list[str]:
 
 
 def page(census: ClusterState) -> str:
-    """The state of the cluster, and what its HAProxies tell, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
+    """The cluster's state, and what its HAProxies report, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
     told = serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))
     edges = {node[:8]: address for node, address in census.addresses.items()}
     running = list(census.replicas.values()).count("running")
