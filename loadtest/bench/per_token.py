@@ -25,7 +25,7 @@ from attend.service.generation.generation import GenerationService
 from attend.service.generation.unread import Unread
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
-from attend.service.http_api.routes import Site
+from attend.service.http_api.site import RouteDeps
 from attend.service.observe.metrics import Metrics
 from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns
@@ -133,7 +133,7 @@ def http(service: GenerationService, metrics: Metrics, **more: Any) -> Stream:
 
     chats = "messages" in more
     template, form = ChatTemplate("{{ messages[0].content }}"), form_of("", "hermes", "think")
-    app = build_app(Site(service, metrics, "0", scrape, lambda: False, template, form))
+    app = build_app(RouteDeps(service, metrics, "0", scrape, lambda: False, template, form))
     headers = [(b"content-type", b"application/json")]
     path = "/v1/chat/completions" if chats else "/v1/completions"
     asked = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}

@@ -3,7 +3,7 @@
     Attention(Q, K, V) = softmax(Q Kᵀ / sqrt(d_k) + mask) V        (Vaswani et al. 2017, equation 1)
     MultiHead(X)       = Concat(head_1, ..., head_H) W_O           (section 3.2.2)
 
-`attend` is the oracle: every faster path in `backends.py` is tested against it. An `AttentionVariant` says how a layer of
+`attend` is the oracle: each path of `paged_attention.py` is tested against it. An `AttentionVariant` says how a layer of
 a later family departs from the equation: a sliding window, soft-capped scores, a scale of its own. With sinks, each head has
 one more score, learned, which takes its part of the softmax and has no value:
 

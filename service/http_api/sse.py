@@ -42,7 +42,7 @@ class Gatherer(Protocol):
         """Take in chunks, in the order in which they were made."""
 
     def answers(self) -> list[Chunk]:
-        """One chunk for each answer, for `Writer.whole`."""
+        """One chunk for each answer, for `Writer.full_response`."""
 
 
 class Writer:

@@ -69,7 +69,7 @@ def signed_in() -> set[str]:
 
 
 def read(details: Mapping[str, Any], signed: set[str], application: str) -> ClusterState:
-    """A census from the controller's answer, and the replicas that were signed in before and after it."""
+    """The state from the controller's answer, and the replicas that were signed in before and after it."""
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
     replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
     proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
@@ -92,7 +92,7 @@ def news(before: ClusterState, after: ClusterState) -> list[str]:
 
 
 def page(census: ClusterState) -> str:
-    """The census, and what its HAProxies tell, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
+    """The cluster's state, and what its HAProxies report, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
     told = serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))
     edges = {node[:8]: address for node, address in census.addresses.items()}
     running = list(census.replicas.values()).count("running")

@@ -133,7 +133,7 @@ class Replica(GrpcMethods):
         *,
         behind_serve: bool,
     ) -> ASGIApp:
-        """The HTTP application. `page` gives the metrics, `loads` the loads, of all replicas; see `Site` and `build_app`."""
+        """The HTTP application. `page` gives the metrics, `loads` the loads, of all replicas; see `build_app`."""
         site = RouteDeps(
             service=self.service,
             metrics=self.metrics,

@@ -11,7 +11,7 @@ from attend.model.engine.request import Request
 from attend.model.params import DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling
 from attend.model.text.grammar import GrammarSpec
-from attend.service.access.caller import Caller
+from attend.service.access.caller import BATCH_WEIGHT, BATCHES, Caller
 from attend.service.access.quota import Key, Limits, Share
 from attend.service.records import Command
 from tests.fakes import END, FakeEngine, build_server
@@ -19,6 +19,10 @@ from tests.fakes import END, FakeEngine, build_server
 PLAIN = Command(prompts=("abcd",), sampling=SamplingParams(seed=5), stops=StopRules(max_tokens=4), request_id="plain")
 SAMPLING = SamplingParams(temperature=0.5, top_k=3, top_p=0.75, min_p=0.125, seed=6)
 DECODING = DecodingParams(presence_penalty=0.5, bad_words=("x",))
+
+ANN = Caller(Key("ann", Limits(), share=Share(weight=2.5)))
+OF_A_BATCH = {"owner": BATCHES, "weight": BATCH_WEIGHT, "cache_salt": "key ann\0", "is_background": True}
+"""What a line of a batch changes in the request, whoever sent the batch."""
 
 Changes = dict[str, Any]
 CARRIED: dict[str, tuple[Changes, Changes]] = {
@@ -31,8 +35,8 @@ CARRIED: dict[str, tuple[Changes, Changes]] = {
     "priority": ({"priority": 7}, {"priority": 7}),
     "cache_salt": ({"cache_salt": "mine"}, {"cache_salt": "\0mine"}),
     "caller": (
-        {"caller": Caller(Key("ann", Limits(), share=Share(weight=2.5)), is_batch=True)},
-        {"owner": "ann", "weight": 2.5, "cache_salt": "key ann\0", "is_background": True},
+        {"caller": ANN},
+        {"owner": "ann", "weight": 2.5, "cache_salt": "key ann\0"},
     ),
     "embedding": ({"embedding": EmbeddingRules(Pooling.MEAN)}, {"pooling": Pooling.MEAN}),
     "scored_token_ids": ({"logprobs": 0, "scored_token_ids": (5, 9)}, {"logprobs": 0, "scored_token_ids": (5, 9)}),
@@ -103,7 +107,8 @@ def changed(before: Request, after: Request) -> Changes:
 
 
 def test_it_is_said_of_every_field_where_it_goes():
-    assert {field.name for field in fields(Command)} == CARRIED.keys() | ELSEWHERE.keys()
+    said = CARRIED.keys() | ELSEWHERE.keys()
+    assert {field.name for field in fields(Command)} == said, "CARRIED or ELSEWHERE says where each field of Command goes"
     assert {field.name for field in fields(StopRules)} == STOPS.keys() | STOPS_ELSEWHERE.keys()
     assert not CARRIED.keys() & ELSEWHERE.keys()
 
@@ -114,6 +119,11 @@ def test_a_field_of_the_command_reaches_the_engines_request_and_changes_nothing_
     assert name in given
     (before,), (after,) = requests_of(PLAIN), requests_of(replace(PLAIN, **given))
     assert changed(before, after) == expected
+
+
+def test_a_line_of_a_batch_runs_in_the_turn_of_all_batches_and_shares_prefixes_with_its_key():
+    (before,), (after,) = requests_of(PLAIN), requests_of(replace(PLAIN, caller=replace(ANN, is_batch=True)))
+    assert changed(before, after) == OF_A_BATCH
 
 
 @pytest.mark.parametrize("name", STOPS)
@@ -138,7 +148,7 @@ def test_each_answer_has_a_matcher_of_its_own():
 
 def test_every_field_that_the_caller_of_the_engine_fills_is_filled_by_something():
     """The rest is the scheduler's, and fresh."""
-    filled = {name for _, expected in (*CARRIED.values(), *STOPS.values()) for name in expected}
+    filled = {name for _, expected in (*CARRIED.values(), *STOPS.values()) for name in expected} | OF_A_BATCH.keys()
     names = {field.name for field in fields(Request)}
     assert names == filled | {"request_id", "answer_index", "grammar", "adapter"} | OF_THE_SCHEDULER
     (request,) = requests_of(PLAIN)

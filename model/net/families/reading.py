@@ -19,8 +19,8 @@ Raw = Mapping[str, Any]
 class Family:
     """How to read, and to write, one `model_type`.
 
-    `{}` in a weight's name stands for the number of the block. Several names on the right of one on the left are laid under
-    each other, in that order. `{e}` stands for the number of an expert, or of a head: first all names of the first one, then
+    `{}` in a weight's name stands for the number of the block. The rows of several names on the right of one on the left are
+    concatenated, in that order. `{e}` stands for the number of an expert, or of a head: first all names of the first one, then
     the next's.
     """
 

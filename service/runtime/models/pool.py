@@ -24,7 +24,7 @@ log = logging.getLogger("attend.models")
 TURN_SECONDS = 10.0
 """How long a model that is busy keeps others waiting for its memory."""
 MOST_WAITING = 256
-"""Calls that wait for one model to load; of one caller a part of them (`Places`)."""
+"""Calls that wait for one model to load; of one caller a part of them (`FairSemaphore`)."""
 STABLE_SECONDS = 60.0
 """A process that lived so long starts anew at once, however often others died before."""
 MOST_PAUSE_SECONDS = 60.0

@@ -33,4 +33,4 @@ def test_the_checkpoints_that_torch_alone_computes_are_those_that_ask_for_more()
 
 
 def test_every_family_has_a_title():
-    assert TITLES.keys() == FAMILIES.keys()
+    assert TITLES.keys() == FAMILIES.keys(), "TITLES of net/families/table.py names the models of each family"

@@ -60,4 +60,5 @@ def test_help_asks_for_no_value_where_none_is_taken(monkeypatch):
     assert "<bool>" not in out
     for name, field in Settings.model_fields.items():
         flag = name.replace("_", "-")
-        assert (f"  --{flag} / --no-{flag}" if field.annotation is bool else f"  --{flag} VALUE") in out
+        shown = f"  --{flag} / --no-{flag}" if field.annotation is bool else f"  --{flag} VALUE"
+        assert shown in out, f"{name} has no such flag: GROUPS of service/commands/flags.py names each setting"

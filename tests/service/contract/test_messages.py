@@ -65,9 +65,11 @@ def test_every_field_of_a_message_is_a_field_of_its_body_and_the_other_way_round
     """A field that is added to the proto alone fails here: it would be refused."""
     known = set(messages.places(kind))
     more = NOT_OF_CHATS if message is pb.ChatRequest else set()
-    assert set(leaves(message.DESCRIPTOR, known)) - messages.NOT_ASKED - more == known
+    proto = set(leaves(message.DESCRIPTOR, known)) - messages.NOT_ASKED - more
+    assert not proto - known, f"no field of {kind.__name__} has these as `proto=`; if chats refuse them: NOT_OF_CHATS"
+    assert not known - proto, f"`proto=` of {kind.__name__} names what {message.DESCRIPTOR.name} lacks: run `make protos`"
     without = {name for name in kind.model_fields if name not in messages.places(kind).values()}
-    assert without <= HTTP_ONLY
+    assert not without - HTTP_ONLY, "fields without `proto=`; if only HTTP has them: HTTP_ONLY"
 
 
 def over_grpc(message: pb.GenerateRequest | pb.ChatRequest) -> Command:
@@ -76,6 +78,7 @@ def over_grpc(message: pb.GenerateRequest | pb.ChatRequest) -> Command:
 
 SHOWN = {"return_token_ids", "timing"}
 """What an answer shows, which a command does not know."""
+NOT_IN_A_COMMAND = "a field either changes the Command or stands in SHOWN"
 SPECIAL = {"prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "structured_outputs", "adapter"}
 SPECIAL |= {"chat_template_kwargs", "reasoning_effort", "top_logprobs", "continue_final_message"}
 """Fields that mean something only with others, or are written in another way: tests of their own have them."""
@@ -95,7 +98,7 @@ def test_each_field_of_a_completion_means_the_same_in_a_message(name, value):
     body = {"prompt": "a"} | {name: value}
     found = over_grpc(generate_message(body))
     assert found == to_command(read_completion(body), "id")
-    assert (found == over_grpc(generate_message({"prompt": "a"}))) is (name in SHOWN)
+    assert (found == over_grpc(generate_message({"prompt": "a"}))) is (name in SHOWN), NOT_IN_A_COMMAND
 
 
 @pytest.mark.parametrize(("name", "value"), cases(ChatMessageRequest, ChatRequest, CHAT))
@@ -108,7 +111,7 @@ def test_each_field_of_a_chat_means_the_same_in_a_message(name, value):
     assert found.prompts[0].write() == wanted.prompts[0].write()
     assert replace(found, prompts=("",)) == replace(wanted, prompts=("",))
     plain = over_grpc(chat_message(hello))
-    assert (replace(found, prompts=("",)) == replace(plain, prompts=("",))) is (name in SHOWN)
+    assert (replace(found, prompts=("",)) == replace(plain, prompts=("",))) is (name in SHOWN), NOT_IN_A_COMMAND
 
 
 def test_a_bare_text_means_the_contracts_defaults():
