@@ -297,7 +297,7 @@ def grpc_calls(server: Server, ca: Path, end: float) -> int:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """A Prometheus that has watched a server of two replicas, with TLS, under load for a while, and watches on."""
+    """A Prometheus that has watched a server of two replicas, with TLS and batches, under load for a while, and watches on."""
     tmp = tmp_path_factory.mktemp("prometheus")
     tool("prometheus")  # before the server, which takes its time
     authority = Authority(tmp)
@@ -319,6 +319,8 @@ def watched(tmp_path_factory):
         "200000000",
         "--kv-disk-folder",
         str(tmp / "kv"),
+        "--batch-folder",
+        str(tmp / "batches"),
     )
     with (
         running(tmp / "server", *flags, ca=authority.ca) as server,
