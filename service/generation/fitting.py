@@ -15,7 +15,7 @@ from attend.service.records import ChatPrompt, Command
 async def fit_conversation(command: Command, most: int, num_tokens: Callable[[ChatText], int]) -> Command:
     """The command with a conversation that fits in `most` tokens, where it may lose its oldest messages: as few as possible.
 
-    `num_tokens` counts those of a prompt; it and the template run beside the event loop.
+    `num_tokens` counts those of a prompt; it and the template run in a thread pool.
     """
     prompt = command.prompts[0]
     if not isinstance(prompt, ChatPrompt) or not prompt.most_dropped:

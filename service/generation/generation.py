@@ -222,7 +222,7 @@ class GenerationService:
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, caller: Caller = NOBODY, arrival: Arrival = UNKNOWN
     ) -> list[int]:
-        """Token ids of a text, made beside the event loop. Counts as an answer of the caller's key while it lasts."""
+        """Token ids of a text, made in a thread pool. Counts as an answer of the caller's key while it lasts."""
         with admission(caller):
             encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
             return await run_in_pool(encode, len(text), owner=arrival.turn)

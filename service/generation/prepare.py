@@ -83,7 +83,7 @@ class Preparation:
     async def answers(self, command: Command) -> dict[str, Answer]:
         """The answers to make, by the ids of their engine requests. Raises InvalidRequest with the field named.
 
-        Work that may take longer than a millisecond runs beside the event loop.
+        Work that may take longer than a millisecond runs in a thread pool.
         """
         if command.embedding is None:
             self.check_text()
@@ -102,7 +102,7 @@ class Preparation:
         return len(self._tokens(text, "messages")) if len(text.text) <= self._most_characters else self.info.max_model_len + 1
 
     async def tokens_of(self, prompt: Prompt, arrival: Arrival) -> list[int]:
-        """The tokens of a prompt, made beside the event loop. Raises InvalidRequest."""
+        """The tokens of a prompt, made in a thread pool. Raises InvalidRequest."""
         if isinstance(prompt, tuple):
             return self.tokens(prompt)
         if isinstance(prompt, str):
@@ -129,7 +129,7 @@ class Preparation:
         return await run_exclusive(write, command.arrival)
 
     async def compiled(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
-        """A grammar, compiled beside the event loop. Raises InvalidRequest that says where it is wrong."""
+        """A grammar, compiled in a thread pool. Raises InvalidRequest that says where it is wrong."""
         return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
 
     async def _written(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
 INLINE_BYTES = 16 << 10
-"""Larger messages are read beside the event loop: reading these takes up to a millisecond."""
+"""Larger messages are read in a thread pool: reading these takes up to a millisecond."""
 GRACE_SECONDS = 1.0
 """A message that has not come by then counts as if all of the longest one were held for it."""
 
@@ -100,7 +100,7 @@ async def count_bytes(message: Incoming, arrival: Arrival, unread: Unread) -> As
 
 
 async def convert_message(message: bytes, make: Callable[[], T], arrival: Arrival, deadline: float | None = None) -> T:
-    """What `make` makes of a message; of a large one beside the event loop, and before `deadline`. Raises DeadlineExceeded."""
+    """What `make` makes of a message; of a large one in a thread pool, and before `deadline`. Raises DeadlineExceeded."""
     if len(message) <= INLINE_BYTES:
         return make()
     try:
@@ -111,7 +111,7 @@ async def convert_message(message: bytes, make: Callable[[], T], arrival: Arriva
 
 
 async def read(message: bytes, kind: type[M], arrival: Arrival) -> M:
-    """The message in these bytes; a large one is read beside the event loop. Raises InvalidRequest."""
+    """The message in these bytes; a large one is read in a thread pool. Raises InvalidRequest."""
     try:
         return await convert_message(message, partial(kind.FromString, message), arrival)
     except DecodeError as error:

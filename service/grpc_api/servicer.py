@@ -170,7 +170,7 @@ class GrpcMethods(OtherMethods, HealthMethods):
     ) -> tuple[M, C]:
         """The request and its command, after the check of the API key. A plain id in the message becomes the call's.
 
-        The command of a long message is made beside the event loop, as the message is read.
+        The command of a long message is made in a thread pool, as the message is read.
         """
         caller, arrival = await self._charged(context, record)
         async with count_bytes(message, arrival, self.unread) as (data, arrival):

@@ -67,7 +67,7 @@ class Reading:
 
 
 async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int) -> T:
-    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read beside the event loop.
+    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read in a thread pool.
     The request's `state.arrival` has its size then.
 
     Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone, Overloaded where too many bodies are held, and
