@@ -70,9 +70,6 @@ class Backend:
     """The features (net/features.py) that it computes."""
     loss: ClassVar[str] = ""
     """What is said of a slower backend where this one was meant to serve: "slower than the native decoder"."""
-    keeps_codes: ClassVar[bool] = False
-    """Whether it multiplies quantized weights as they are; without, each product dequantizes its weights first."""
-
     checked: ClassVar[bool] = False
     """Whether it is compared with torch's way at the start: `engine/startup.py`."""
 
@@ -110,7 +107,7 @@ class Backend:
             raise SettingError(
                 f"quantize is {wanted}, but the {self.name} backend does not multiply quantised weights on {device}"
             )
-        if not self.keeps_codes:
+        if not self.load_options()["keep_codes"]:
             log.warning(
                 "quantize is %s without the native backend: each matrix product first dequantises its weights, which is slow",
                 wanted,

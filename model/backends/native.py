@@ -33,7 +33,6 @@ class Native(Backend):
     name = "native"
     computes = NATIVE
     loss = "slower than the native decoder"
-    keeps_codes = True
     checked = True
 
     @cached_property

@@ -43,7 +43,6 @@ class Triton(Backend):
     name = "triton"
     computes = TRITON
     loss = "slower than Triton's kernels"
-    keeps_codes = True
     checked = True
 
     @cached_property

