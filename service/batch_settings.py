@@ -1,8 +1,8 @@
-"""The settings of files and batches, as fields of `Settings`."""
+"""The settings of files and batches."""
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from attend.service.values import size_in_bytes
 
@@ -15,24 +15,31 @@ FOLDERS = (BATCH_FOLDER, "kv_disk_folder")
 OFF = f"files and batches are switched off on this server: the setting {BATCH_FOLDER} names the folder that they need"
 """What the routes say where no folder is set."""
 
-FOLDER = Field(
-    "",
-    description="folder of uploaded files and batches: turns /v1/files and /v1/batches on; on a disk of this machine; the "
-    "replicas of one machine share it; it holds what callers wrote; empty: off",
-)
-TOTAL_BYTES = Field(10 << 30, description="bound of batch_folder in bytes, also as 20GiB; beyond it uploads are refused")
-KEY_BYTES = Field(
-    2 << 30, description="bytes in batch_folder of one API key, or tenant; beyond it its uploads are refused, its batches fail"
-)
-FILE_BYTES = Field(200 << 20, description="maximum size of an uploaded file in bytes, also as 100MiB")
-KEY_FILES = Field(1000, description="maximum number of files, and of batches, of one API key, or tenant")
-LINES = Field(50_000, description="maximum number of lines, each a request, in the input file of a batch")
-CONCURRENCY = Field(
-    None,
-    description="lines of batches that a replica computes at a time while no other call runs, and an eighth of them beside "
-    "others; default: a quarter of max_batch_requests",
-)
-RETENTION = Field(
-    168.0,
-    description="hours after which a file, and a batch that has ended, is deleted; an input file not before its batch ends",
-)
+
+class BatchSettings(BaseModel):
+    """What files and batches may take, a part of `Settings`."""
+
+    batch_folder: str = Field(
+        "",
+        description="folder of uploaded files and batches: turns /v1/files and /v1/batches on; on a disk of this machine; the "
+        "replicas of one machine share it; it holds what callers wrote; empty: off",
+    )
+    batch_bytes: Bytes = Field(
+        10 << 30, description="bound of batch_folder in bytes, also as 20GiB; beyond it uploads are refused"
+    )
+    batch_key_bytes: Bytes = Field(
+        2 << 30,
+        description="bytes in batch_folder of one API key, or tenant; beyond it its uploads are refused, its batches fail",
+    )
+    batch_file_bytes: Bytes = Field(200 << 20, description="maximum size of an uploaded file in bytes, also as 100MiB")
+    batch_key_files: Count = Field(1000, description="maximum number of files, and of batches, of one API key, or tenant")
+    batch_lines: Count = Field(50_000, description="maximum number of lines, each a request, in the input file of a batch")
+    batch_concurrency: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None,
+        description="lines of batches that a replica computes at a time while no other call runs, and an eighth of them beside "
+        "others; default: a quarter of max_batch_requests",
+    )
+    batch_retention_hours: Annotated[float, Field(gt=0, le=87600)] = Field(
+        168.0,
+        description="hours after which a file, and a batch that has ended, is deleted; an input file not before its batch ends",
+    )

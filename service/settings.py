@@ -12,17 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.options import FLUSH_SECONDS
 from attend.model.errors import SettingError
 from attend.model.gguf.places import SUFFIX, only_gguf
-from attend.service import batch_settings as batch
+from attend.service.batch_settings import FOLDERS, BatchSettings
 from attend.service.chat.forms import ReasoningParser, ToolParser
+from attend.service.engine_settings import EngineSettings
 from attend.service.remarks import Beyond
-from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, pairs, size_in_bytes, to_integer
+from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, pairs
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -32,7 +33,7 @@ ALIKE = 0.75
 """How much of a name must be that of a setting to be taken for a mistyped one, as `difflib` counts it: SINGEL has 0.83 of
 SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
 Port = Annotated[int, Field(ge=1, le=65535)]
-PATHS = (*batch.FOLDERS, "models", "chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
+PATHS = (*FOLDERS, "models", "chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
 NEED_RAY = (
     *("replicas", "max_replicas", "tensor_parallel", "prefix_routing", "proxy"),
@@ -43,8 +44,11 @@ OF_ONE_MODEL = ("model", "served_model_name", "adapter", "adapters_folder")
 """Settings that the file of `models` has for each model."""
 
 
-class Settings(BaseModel):
-    """What shapes a server. Sizes are in tokens, requests, bytes or seconds, as each line says."""
+class Settings(EngineSettings, BatchSettings):
+    """What shapes a server. Sizes are in tokens, requests, bytes or seconds, as each line says.
+
+    Those of the engine and of batches are fields of the base classes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -107,82 +111,6 @@ class Settings(BaseModel):
     )
     adapters_folder: str = Field("", description="folder of LoRA adapters, each named as its folder; scanned once a second")
     max_adapters: Annotated[int, Field(ge=1, le=1024)] = Field(8, description="maximum number of loaded LoRA adapters")
-    max_model_len: Annotated[int, Field(ge=16)] | None = Field(
-        None, description="context length: tokens of prompt and answer; default: the model's"
-    )
-    max_batch_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
-        None,
-        description="maximum batch size in requests; default: 64, and 256 on a GPU; with more than 16 CPU threads 4 a thread, "
-        "up to 256",
-    )
-    max_batch_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="token budget of a step; default: 1024, and 8192 on a GPU"
-    )
-    max_queued_requests: Annotated[int, Field(ge=0)] = Field(
-        256, description="maximum queue length in requests; more are rejected with 429"
-    )
-    max_queued_tokens: Annotated[int, Field(ge=1)] = Field(
-        1 << 19,
-        description="maximum queue length in prompt tokens; beyond it requests are rejected with 429, unless it is empty",
-    )
-    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(to_integer)] = Field(
-        32, description="tokens in a KV cache block: what every backend takes"
-    )
-    kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] | None = Field(
-        None,
-        description="size of the KV cache in bytes, also as 512MiB or 2GB, of each rank with tensor_parallel; default: on a "
-        "GPU the memory that is left, on a CPU a full context for every 4 requests of a batch, 16 at least, but at most a "
-        "quarter of the free memory",
-    )
-    kv_dtype: Literal["auto", "int8"] = Field(
-        "auto",
-        description="data type of the KV cache; auto: that of the computation; int8: half the memory of bfloat16, CPU only",
-    )
-    prefix_caching: bool = Field(
-        True, description="prefix caching: reuse the KV cache of earlier requests with the same prefix"
-    )
-    kv_idle_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
-        1800.0, description="how long an idle replica on a CPU keeps cached prefixes in memory that nobody uses; 0: always"
-    )
-    state_cache_share: Annotated[float, Field(ge=0, le=0.5)] = Field(
-        0.25,
-        description="share of kv_cache_memory for snapshots of recurrent states, without which prefix caching cannot reuse "
-        "prefixes of models that have some; 0: none",
-    )
-    kv_disk_folder: str = Field(
-        "",
-        description="KV offloading: folder for prefix blocks that the KV cache forgets, and for the next process; several "
-        "may share it; it holds what callers wrote, in numbers; empty: none",
-    )
-    kv_disk_bytes: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] = Field(
-        10 << 30, description="bound of kv_disk_folder in bytes, also as 20GiB: what was used the longest ago goes first"
-    )
-    batch_folder: str = batch.FOLDER
-    batch_bytes: batch.Bytes = batch.TOTAL_BYTES
-    batch_key_bytes: batch.Bytes = batch.KEY_BYTES
-    batch_file_bytes: batch.Bytes = batch.FILE_BYTES
-    batch_key_files: batch.Count = batch.KEY_FILES
-    batch_lines: batch.Count = batch.LINES
-    batch_concurrency: Annotated[int, Field(ge=1, le=4096)] | None = batch.CONCURRENCY
-    batch_retention_hours: Annotated[float, Field(gt=0, le=87600)] = batch.RETENTION
-    draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
-        0,
-        description="speculative decoding by prompt lookup in texts of the same API key: draft tokens of a step; "
-        "answers do not change; 0: off",
-    )
-    deterministic: bool = Field(
-        False,
-        description="batch invariance: a request gets the same bits in any batch; the start fails where the backend cannot",
-    )
-    kernel_check: Literal["replace", "fail", "off"] = Field(
-        "replace",
-        description="at the start kernels are compared with torch on the device; replace: torch serves in place of those that "
-        "differ or fail, and the log and attend_slower_path_info say so; fail: the start fails; off: no comparison",
-    )
-    num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
-        0,
-        description="CPU threads of the engine; 0: one a physical core that affinity and cgroup allow, divided among ranks",
-    )
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="maximum duration of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(
         None,

@@ -8,6 +8,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from attend.model.errors import AttendError, DeadlineExceeded, RateLimited, Unauthenticated
 from attend.service.contract.answers import Error
@@ -17,6 +18,7 @@ from attend.service.errors import INTERNAL, SPENT, advice, field_of, sentence, w
 
 log = logging.getLogger("attend.http")
 PATHS = [route.path for route in ROUTES if "{" not in route.path]
+PATTERNS = [(compile_path(route.path)[0], route.method) for route in ROUTES]
 ALIKE, MOST_COMPARED = 0.85, 64
 """How much of a path must be that of a route to be taken for it, as `difflib` counts; and its characters that are compared."""
 
@@ -74,12 +76,18 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
 def _way_out(error: HTTPException, request: Request) -> str:
     """What to do about a path that is no route, or a method that its route does not take."""
     if error.status_code == 405:
-        return f": it takes {(error.headers or {}).get('Allow')}"
+        return f": it takes {_allow(error, request)}"
     if error.status_code != 404:
         return ""
     near = difflib.get_close_matches(request.url.path[:MOST_COMPARED], PATHS, 1, ALIKE)
     about = ": /docs has the routes" if any(getattr(route, "path", "") == "/docs" for route in request.app.routes) else ""
     return f": did you mean {near[0]}?" if near else about
+
+
+def _allow(error: HTTPException, request: Request) -> str:
+    """The methods of a path. Several routes may have it, and the router names those of the first."""
+    methods = dict.fromkeys(method for pattern, method in PATTERNS if pattern.match(request.url.path))
+    return ", ".join(methods) or (error.headers or {}).get("Allow", "")
 
 
 def install(app: FastAPI) -> None:
@@ -98,7 +106,8 @@ def install(app: FastAPI) -> None:
         shaped: object = document
         if is_anthropics(request.url.path):
             shaped = in_anthropics(document, error.status_code, request.state.request_id)
-        return Response(orjson.dumps(shaped), error.status_code, error.headers, "application/json")
+        headers = {**(error.headers or {})} | ({"Allow": _allow(error, request)} if error.status_code == 405 else {})
+        return Response(orjson.dumps(shaped), error.status_code, headers, "application/json")
 
     app.add_exception_handler(AttendError, ours)
     app.add_exception_handler(HTTPException, routers)

@@ -24,6 +24,7 @@ from attend.service.records import Arrival, Command
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import END, CallContext, FakeEngine, Server, build_server, says, until
 from tests.service.bad_calls import asgi, grpc_bytes, whole_server
+from tests.service.http_api.described import LEAST
 
 HEADER = {"authorization": "Bearer att_ci"}
 METADATA = (("authorization", "Bearer att_ci"),)
@@ -66,14 +67,7 @@ async def answered(server: Server, asked: Command, most: int = 1000) -> int:
 
 # Before anything is worked out
 
-ROUTES = {
-    "/v1/completions": {"prompt": "a"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
-    "/v1/embeddings": {"input": "a"},
-    "/v1/rerank": {"query": "a", "documents": ["b"]},
-    "/v1/score": {"text_1": "a", "text_2": "b"},
-    "/tokenize": {"prompt": "a"},
-    "/detokenize": {"tokens": [97]},
+ROUTES = LEAST | {
     "Generate": pb.GenerateRequest(text="a"),
     "GenerateStream": pb.GenerateRequest(text="a"),
     "Chat": pb.ChatRequest(messages=[{"role": "user", "content": "a"}]),

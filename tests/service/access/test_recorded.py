@@ -15,16 +15,11 @@ from attend.service.observe.failures import MOST_LINES, SECONDS
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, Server
 from tests.service.bad_calls import whole_server
+from tests.service.http_api.described import LEAST
 
 SECRET = "att_secret"
 BEARER = f"Bearer {SECRET}"
-CHAT = {"messages": [{"role": "user", "content": "a"}]}
-BODIES = {
-    "/tokenize": {"prompt": "a"},
-    "/detokenize": {"tokens": [97]},
-    "/v1/messages/count_tokens": CHAT,
-    "/v1/batches/{batch_id}/cancel": {},
-}
+BODIES = LEAST | {"/v1/batches/{batch_id}/cancel": {}}
 MESSAGES = {
     "Tokenize": pb.TokenizeRequest(text="a"),
     "Detokenize": pb.DetokenizeRequest(token_ids=[97]),

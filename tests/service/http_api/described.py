@@ -31,7 +31,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
 }
-"""The least that each route with a body takes."""
+"""The least that each route with a body takes. A new route needs its row."""
 
 
 def chatting_server(engine: FakeEngine | None = None, **more: Any) -> Server:

@@ -67,6 +67,8 @@ def test_every_route_that_is_shown_is_described_and_no_other():
     found = get_openapi(title="", version="", routes=app.routes)["paths"]
     routes = {(method, path) for path, item in found.items() for method in item}
     assert routes == set(OPERATIONS)
+    bodies = {path for (_, path), each in OPERATIONS.items() if each.body is not None and not path.startswith(KEPT)}
+    assert set(LEAST) == bodies, "a route with a body has a row in LEAST of tests/service/http_api/described.py"
     assert routes == {(method, path) for path, item in document()["paths"].items() for method in item}
 
 

@@ -407,6 +407,21 @@ def test_the_routers_own_errors_have_openais_shape(method, path, status):
     assert ("allow" in answer.headers) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/files", "POST, GET"),
+        ("/v1/files/a", "GET, DELETE"),
+        ("/v1/files/a/content", "GET"),
+        ("/static/page.css", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(path, methods):
+    answer = get(build_server(), path, "PUT")
+    assert {*answer.headers["allow"].split(", ")} == {*methods.split(", ")}
+    assert answer.json()["error"]["message"].endswith(f": it takes {answer.headers['allow']}")
+
+
 def test_the_docs_are_off_together():
     for path in ("/openapi.json", "/docs"):
         assert get(build_server(), path).status_code == 200
