@@ -121,17 +121,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def thinned(items: list[pytest.Item], most: int) -> set[pytest.Item]:
-    """At most so many cases of each test: those whose names have the smallest digests, so that they vary in all parameters.
-
-    All cases of the tests beside this file: each is about another file or page of the tree, and stands for no other.
-    """
+    """At most so many cases of each test: those whose names have the smallest digests, so that they vary in all parameters."""
     tests: dict[str, list[pytest.Item]] = {}
-    whole = [item for item in items if item.path.parent == Path(__file__).parent]
-    for item in {*items}.difference(whole):
+    for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {*whole} | {
-        case for cases in tests.values() for case in sorted(cases, key=lambda case: crc32(case.nodeid.encode()))[:most]
-    }
+    return {case for cases in tests.values() for case in sorted(cases, key=lambda case: crc32(case.nodeid.encode()))[:most]}
 
 
 @pytest.fixture(autouse=True)
