@@ -8,7 +8,7 @@ from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.shapes import Shape, wires
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from tests.service.http_api.described import schemas
+from attend.service.http_api.documents import schemas
 
 BODIES: dict[str, type[Shape]] = {
     "POST /v1/completions": CompletionRequest,

@@ -18,13 +18,13 @@ from attend.service.contract.requests import CompletionRequest, GenerateRequest,
 from attend.service.contract.shapes import Shape
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
 from attend.service.grpc_api import convert
+from attend.service.http_api.documents import schemas
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import info
 from tests.service.contract.test_chat import EVERYTHING as CHAT
 from tests.service.contract.test_completions import EVERYTHING as COMPLETION
 from tests.service.contract.wrong import scalar_of
-from tests.service.http_api.described import schemas
 from tests.service.messages import chat_message, generate_message
 
 D, R = pb.DecodingParameters, pb.ResponseOptions

@@ -12,7 +12,6 @@ from jsonschema import Draft202012Validator
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
-from attend.service.http_api import documents
 from attend.service.http_api.pieces import pieces
 from attend.service.http_api.site import RouteDeps
 from tests.fakes import FakeEngine, Server, build_server
@@ -33,8 +32,6 @@ LEAST: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [97]},
 }
 """The least that each route with a body takes."""
-schemas = cache(documents.schemas)
-"""Every body and answer of the document, made once: it takes a second, and files ask for it while they are collected."""
 
 
 def chatting_server(engine: FakeEngine | None = None, **more: Any) -> Server:

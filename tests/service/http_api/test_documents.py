@@ -20,6 +20,7 @@ from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import documents
 from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts
+from attend.service.http_api.documents import schemas
 from attend.service.http_api.event_ids import HEADER, digest, request_digest
 from attend.service.http_api.operations import OPERATIONS
 from tests.fakes import CONTEXT, INFO, FakeEngine, build_server
@@ -34,7 +35,6 @@ from tests.service.http_api.described import (
     fastapi_of,
     faults,
     operation,
-    schemas,
 )
 
 BODIES = [

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from attend.model.params import MAX_INT32
+from attend.service.http_api.documents import schemas
 from attend.service.http_api.operations import OPERATIONS
 from tests.fakes import FakeEngine, info
 from tests.service.contract import test_chat, test_requests
-from tests.service.http_api.described import LEAST, ask, chatting_server, faults, operation, schemas
+from tests.service.http_api.described import LEAST, ask, chatting_server, faults, operation
 
 
 def body_schema(path: str) -> dict[str, Any]:

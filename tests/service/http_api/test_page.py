@@ -17,10 +17,10 @@ from attend.service.chat.prompt import EFFORTS
 from attend.service.chat.tools import CHOICES
 from attend.service.contract.conversation import calling_of
 from attend.service.http_api.app import build_app
+from attend.service.http_api.documents import schemas
 from attend.service.http_api.page import PAGES, STATIC
 from attend.service.http_api.site import RouteDeps
 from tests.fakes import build_server
-from tests.service.http_api.described import schemas
 
 ROOT = Path(__file__).parents[3]
 LIBRARY = STATIC / "markdown-it.js"
