@@ -9,6 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 """gRPC notes on standard error when a process with its threads starts another one; tests read standard error."""
@@ -99,14 +100,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Remember `--cases` for the modules that ask for `examples`."""
     global share
     share = 10 if config.getoption("--cases") else 1
+    settings.register_profile("attend", max_examples=examples(settings.default.max_examples))
+    settings.load_profile("attend")
 
 
 share = 1
 
 
 def examples(count: int) -> int:
-    """How many examples of a law Hypothesis draws: `count`, or a tenth of it with `--cases`."""
-    return count // share
+    """How many random examples a law is tried with: `count`, or a tenth of it with `--cases`, five at least."""
+    return max(count // share, min(count, 5))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -121,17 +124,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def thinned(items: list[pytest.Item], most: int) -> set[pytest.Item]:
-    """At most so many cases of each test: those whose names have the smallest digests, so that they vary in all parameters.
-
-    All cases of the tests beside this file: each is about another file or page of the tree, and stands for no other.
-    """
+    """At most so many cases of each test: those whose names have the smallest digests, so that they vary in all parameters."""
     tests: dict[str, list[pytest.Item]] = {}
-    whole = [item for item in items if item.path.parent == Path(__file__).parent]
-    for item in {*items}.difference(whole):
+    for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {*whole} | {
-        case for cases in tests.values() for case in sorted(cases, key=lambda case: crc32(case.nodeid.encode()))[:most]
-    }
+    return {case for cases in tests.values() for case in sorted(cases, key=lambda case: crc32(case.nodeid.encode()))[:most]}
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
 from grpc import StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 from typer.core import TyperArgument, TyperGroup
@@ -148,7 +149,8 @@ def compared() -> dict[str, list[ModelConfig]]:
     """What each tiny checkpoint says of itself, by `model_type`."""
     found: dict[str, list[ModelConfig]] = {}
     for make in KINDS.values():
-        raw = json.loads(make().config.to_json_string(use_diff=False))
+        with torch.device("meta"):  # no weights are wanted
+            raw = json.loads(make().config.to_json_string(use_diff=False))
         found.setdefault(raw["model_type"], []).append(FAMILIES[raw["model_type"]].read(raw))
     return found
 

@@ -44,8 +44,6 @@ UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-each_file = pytest.mark.parametrize("path", SOURCES, ids=str)
-each_house_file = pytest.mark.parametrize("path", HOUSE, ids=str)
 
 
 @cache
@@ -71,6 +69,7 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+@cache
 def calls(path: Path) -> list[str]:
     return [ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
 
@@ -101,10 +100,9 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *OTHERS], ids=str)
-def test_our_modules_have_one_name(path):
+def test_our_modules_have_one_name():
     """A second one makes a second copy of each class: an error of one is not caught as an error of the other."""
-    assert set(old_names(path)) == set()
+    assert {path: names for path in (*SOURCES, *OTHERS) if (names := old_names(path))} == {}
 
 
 @pytest.mark.parametrize(
@@ -123,14 +121,9 @@ def test_an_old_name_is_found(line, monkeypatch):
     assert old_names(Path("a.py"))
 
 
-@each_house_file
-def test_no_module_leaves_the_package_by_following_its_link(path):
+def test_no_module_leaves_the_package_by_following_its_link():
     """`resolve()` of `__file__` gives the folder at the top of the tree, whose modules have the old names."""
-    assert not [
-        call
-        for call in ast.walk(tree(path))
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Path(__file__).resolve"
-    ]
+    assert [path for path in HOUSE if "Path(__file__).resolve" in calls(path)] == []
 
 
 def test_there_is_code_to_look_at():
@@ -138,9 +131,9 @@ def test_there_is_code_to_look_at():
     assert len(SOURCES) > 40
 
 
-@each_file
-def test_no_file_is_longer_than_a_reader_bears(path):
-    assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) <= MAX_FILE
+def test_no_file_is_longer_than_a_reader_bears():
+    lengths = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {path: length for path, length in lengths.items() if length > MAX_FILE} == {}
 
 
 def test_functions_are_short():
@@ -150,42 +143,42 @@ def test_functions_are_short():
     assert quantiles(lengths.values(), n=10)[-1] <= MAX_P90
 
 
-@each_house_file
-def test_every_module_and_public_name_has_a_docstring(path):
+def undocumented(path: Path) -> list[str]:
+    """The public functions and classes of a file without a docstring, and `module` where it has none itself."""
     module = tree(path)
     public = [node for node in module.body if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_")]
     silent = [node.name for node in public if ast.get_docstring(node) is None]
-    assert [] == silent
-    assert path.name == "__init__.py" or ast.get_docstring(module)
+    return silent if path.name == "__init__.py" or ast.get_docstring(module) else ["module", *silent]
+
+
+def test_every_module_and_public_name_has_a_docstring():
+    assert {path: names for path in HOUSE if (names := undocumented(path))} == {}
 
 
 def test_the_environment_is_read_in_one_place():
     assert READS_ENVIRONMENT == {path for path in HOUSE if reads_environment(path)}
 
 
-@each_house_file
-def test_nothing_that_runs_what_it_reads_is_used(path):
+def test_nothing_that_runs_what_it_reads_is_used():
     """Checkpoints, requests and messages are data: no pickle in any form, no eval."""
-    assert set() == {name.partition(".")[0] for name in imported(path)} & UNSAFE_MODULES
-    assert set() == set(calls(path)) & UNSAFE_CALLS
+    assert [path for path in HOUSE if {name.partition(".")[0] for name in imported(path)} & UNSAFE_MODULES] == []
+    assert [path for path in HOUSE if set(calls(path)) & UNSAFE_CALLS] == []
 
 
-@pytest.mark.parametrize("path", [path for path in HOUSE if path.parts[0] == "model"], ids=str)
-def test_the_model_prints_only_where_it_is_a_program(path):
+def test_the_model_prints_only_where_it_is_a_program():
     """Training and `python -m attend.model` talk to a terminal; all else has a log."""
-    assert path.parts[1] == "train" or path.name == "__main__.py" or "print" not in calls(path)
+    silent = [path for path in HOUSE if path.parts[0] == "model" and path.parts[1] != "train" and path.name != "__main__.py"]
+    assert [path for path in silent if "print" in calls(path)] == []
 
 
-@pytest.mark.parametrize("path", PACKAGES, ids=str)
-def test_parent_packages_run_nothing(path):
+def test_parent_packages_run_nothing():
     """What stands there is imported with every module below it, unseen by import-linter."""
-    module = tree(path)
-    assert len(module.body) == (ast.get_docstring(module) is not None)
+    assert [path for path in PACKAGES if len(tree(path).body) != (ast.get_docstring(tree(path)) is not None)] == []
 
 
-@pytest.mark.parametrize("room", [path for path in PACKAGES if path.parts[0] == "service" and len(path.parts) == 3], ids=str)
-def test_each_room_of_the_service_says_what_its_job_is(room):
-    assert len((ast.get_docstring(tree(room)) or "").splitlines()) >= 3
+def test_each_room_of_the_service_says_what_its_job_is():
+    rooms = [path for path in PACKAGES if path.parts[0] == "service" and len(path.parts) == 3]
+    assert [room for room in rooms if len((ast.get_docstring(tree(room)) or "").splitlines()) < 3] == []
 
 
 def test_the_files_whose_tests_begin_first_are_there():

@@ -18,7 +18,6 @@ ROOMS = ("attend", "model", "service", "protos", "deploy", "docs", "loadtest", "
 PAGES = [
     page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *(page for room in ROOMS for page in (ROOT / room).rglob("*.md")))
 ]
-each_page = pytest.mark.parametrize("page", PAGES, ids=str)
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)|(?:src|srcset|href)=\"([^\"]+)\"")
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -95,9 +94,10 @@ def test_there_are_pages_to_look_at():
     assert {"README.md", "TUTORIAL.md", "model/README.md", "service/README.md", "loadtest/README.md"} <= set(map(str, PAGES))
 
 
-@each_page
-def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading(page):
-    for link in links_of(page):
+def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading():
+    links = [(page, link) for page in PAGES for link in links_of(page)]
+    assert len(links) > 60
+    for page, link in links:
         path, _, anchor = urllib.parse.unquote(link).partition("#")
         target = (ROOT / page).parent / path if path else ROOT / page
         assert target.exists(), f"{page}: {link}"
@@ -106,23 +106,18 @@ def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading(page):
 
 def test_links_are_found_in_every_form():
     assert {"model/FAMILIES.md#families-that-are-refused", "service/README.md"} <= set(links_of(Path("README.md")))
-    assert len([link for page in PAGES for link in links_of(page)]) > 60
     assert LINK.findall('![a](b.png "c") <img src="d.png">') == [("b.png", ""), ("", "d.png")]
 
 
-@each_page
-def test_every_function_and_test_that_is_named_exists(page):
-    for path, name in NAMED.findall(text_of(page)):
-        assert defines(path, name), f"{page}: {path}::{name}"
+def test_every_function_and_test_that_is_named_exists():
+    named = [(page, *each) for page in PAGES for each in NAMED.findall(text_of(page))]
+    assert [each for each in named if not defines(*each[1:])] == []
 
 
-@each_page
-def test_every_path_that_is_named_exists(page):
-    if page == SAMPLES:
-        return
-    for span in SPAN.findall(text_of(page)):
-        if PATH.fullmatch(span) and not re.search("NAME|/out/", span):
-            assert any((start / span).exists() for start in (ROOT, (ROOT / page).parent)), f"{page}: {span}"
+def test_every_path_that_is_named_exists():
+    spans = [(page, span) for page in PAGES if page != SAMPLES for span in SPAN.findall(text_of(page))]
+    paths = [(page, span) for page, span in spans if PATH.fullmatch(span) and not re.search("NAME|/out/", span)]
+    assert [each for each in paths if not any((start / each[1]).exists() for start in (ROOT, (ROOT / each[0]).parent))] == []
 
 
 @pytest.mark.parametrize(
@@ -143,9 +138,9 @@ LONGEST = {"README.md": 140, "model/README.md": 250, "service/README.md": 250, "
 """Lines of a guide at most: what is longer has a page of its own."""
 
 
-@pytest.mark.parametrize("page", LONGEST)
-def test_a_guide_is_short(page):
-    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= LONGEST[page]
+def test_a_guide_is_short():
+    lengths = {page: len((ROOT / page).read_text(encoding="utf-8").splitlines()) for page in LONGEST}
+    assert {page: length for page, length in lengths.items() if length > LONGEST[page]} == {}
 
 
 def too_long(text: str) -> list[str]:
@@ -155,17 +150,18 @@ def too_long(text: str) -> list[str]:
     return [line for line in lines if shown(line) > WIDTH and len(re.sub("`[^`]*`", "x", line).split()) > 1]
 
 
-@each_page
-def test_no_line_of_prose_is_longer_than_a_screen_is_wide(page):
-    assert too_long((ROOT / page).read_text(encoding="utf-8")) == [], "python -m tests.wrap PAGE"
+def test_no_line_of_prose_is_longer_than_a_screen_is_wide():
+    found = {page: too_long((ROOT / page).read_text(encoding="utf-8")) for page in PAGES}
+    assert {page: lines for page, lines in found.items() if lines} == {}, "python -m tests.wrap PAGE"
 
 
-@each_page
-def test_wrapping_a_page_loses_no_word_and_changes_nothing_the_second_time(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert wrapped(text).split() == text.split()
-    assert wrapped(wrapped(text)) == wrapped(text)
-    assert too_long(wrapped(text)) == []
+def test_wrapping_a_page_loses_no_word_and_changes_nothing_the_second_time():
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        once = wrapped(text)
+        assert once.split() == text.split(), page
+        assert wrapped(once) == once, page
+        assert too_long(once) == [], page
 
 
 def test_what_is_no_prose_is_not_wrapped():
@@ -183,10 +179,9 @@ def test_a_long_line_is_seen_and_what_has_no_limit_is_not():
         assert len(too_long(text)) == 1, text
 
 
-@pytest.mark.parametrize("page", ["README.md", "model/README.md", "service/README.md"])
-def test_every_name_in_a_tree_exists(page):
+def test_every_name_in_a_tree_exists():
     parents: dict[int, Path] = {}
-    for line in tree(page):
+    for line in (line for page in ("README.md", "model/README.md", "service/README.md") for line in tree(page)):
         depth, names = (len(line) - len(line.lstrip()) - 4) // 2, re.match(r"\s+(\S+(?: \S+\.py| \S+/)*)", line)
         assert names is not None
         parent = parents.get(depth - 1, ROOT)
@@ -195,29 +190,33 @@ def test_every_name_in_a_tree_exists(page):
         parents[depth] = parent / names[1].split()[0]
 
 
-@pytest.mark.parametrize("room", ["model", "service"])
-def test_every_file_of_a_package_stands_in_its_tree_or_its_folder_does(room):
-    lines = tree(f"{room}/README.md")
-    named = {word for line in lines for word in line.split("  ")[len(line) - len(line.lstrip()) >> 1].split()}
-    files = [path for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py"]
-    assert len(files) > 30
-    left_out = [path for path in files if path.name not in named and f"{path.parent.name}/" not in named - {f"{room}/"}]
-    assert left_out == []
+def test_every_file_of_a_package_stands_in_its_tree_or_its_folder_does():
+    for room in ("model", "service"):
+        lines = tree(f"{room}/README.md")
+        named = {word for line in lines for word in line.split("  ")[len(line) - len(line.lstrip()) >> 1].split()}
+        files = [path for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py"]
+        left_out = [path for path in files if path.name not in named and f"{path.parent.name}/" not in named - {f"{room}/"}]
+        assert len(files) > 30 and left_out == []
 
 
-@each_page
-def test_every_verb_that_is_named_is_in_the_makefile(page):
+def found_in(pattern: str) -> dict[str, Path]:
+    """What a pattern finds in the pages, code between fences too, and a page that has it."""
+    return {
+        found: page for page in PAGES for found in re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+
+def test_every_verb_that_is_named_is_in_the_makefile():
     verbs = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    whole = (ROOT / page).read_text(encoding="utf-8")
-    assert set(re.findall(r"(?:`|^ *)make ([a-z][\w-]*)", whole, re.MULTILINE)) <= verbs
+    named = found_in(r"(?:`|^ *)make ([a-z][\w-]*)")
+    assert "serve" in named and {verb: page for verb, page in named.items() if verb not in verbs} == {}
 
 
-@each_page
-def test_every_command_that_is_named_is_one_of_attends(page):
+def test_every_command_that_is_named_is_one_of_attends():
     commands = {command.name or command.callback.__name__ for command in app.registered_commands}
     commands |= {group.name for group in app.registered_groups}
-    whole = (ROOT / page).read_text(encoding="utf-8")
-    assert set(re.findall(r"(?:`|^ *)attend ([a-z]+)", whole, re.MULTILINE)) <= commands
+    named = found_in(r"(?:`|^ *)attend ([a-z]+)")
+    assert "serve" in named and {name: page for name, page in named.items() if name not in commands} == {}
 
 
 FLAG = re.compile(r"(?<=\s)--?[a-z][\w-]*")
@@ -237,10 +236,8 @@ def flags_of(words: list[str]) -> set[str] | None:
     return {"--help", "-h", *(flag for each in command.params for flag in (*each.opts, *each.secondary_opts))}
 
 
-@each_page
-def test_every_flag_of_a_command_is_one_of_its_own(page):
-    whole = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
-    for typed in re.findall(r"(?:`|^ *)attend ([a-z][^`\n|#;]*)", whole, re.MULTILINE):
+def test_every_flag_of_a_command_is_one_of_its_own():
+    for typed, page in found_in(r"(?:`|^ *)attend ([a-z](?:\\\n|[^`\n|#;])*)").items():
         known = flags_of(typed.split())
         assert known is None or set(FLAG.findall(typed)) <= known, f"{page}: attend {typed}"
 
@@ -251,11 +248,9 @@ def test_a_wrong_flag_is_seen():
     assert flags_of(["serve"]) is not None and flags_of(["keys"]) is None
 
 
-@each_page
-def test_every_benchmark_that_is_named_exists(page):
-    whole = (ROOT / page).read_text(encoding="utf-8")
-    for what in set(re.findall(r"attend bench ([a-z_]+)\b", whole)):
-        assert (ROOT / f"loadtest/bench/{what}.py").exists(), f"{page}: {what}"
+def test_every_benchmark_that_is_named_exists():
+    named = found_in(r"attend bench ([a-z_]+)\b")
+    assert {what: page for what, page in named.items() if not (ROOT / f"loadtest/bench/{what}.py").exists()} == {}
 
 
 def test_nobody_is_told_to_install_another_project():

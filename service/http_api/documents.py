@@ -6,6 +6,7 @@ fails. Nothing here takes part in answering another request.
 """
 
 import json
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -244,8 +245,9 @@ def example(schema: Schema, defined: dict[str, Schema]) -> Any:
     return schema.get("minimum")
 
 
+@cache
 def schemas() -> dict[str, Schema]:
-    """Every body and answer, by its model's name."""
+    """Every body and answer, by its model's name. Made once, since it takes a second: the caller changes nothing in it."""
     rows = OPERATIONS.values()
     found = [model for row in rows for model in (row.body, row.answer, row.stream and row.stream.event)]
     models = [model for model in (*found, *(row.failure for row in rows)) if isinstance(model, type)]

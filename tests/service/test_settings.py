@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from attend.model.engine.options import BATCHES, EngineOptions
 from attend.model.errors import SettingError
 from attend.service.settings import PREFIX, Settings, read_settings, unknown_variables
+from tests.conftest import examples
 
 BAD = {
     "port": ["0", "65536", "eighty", "80.5", "-1"],
@@ -174,7 +175,7 @@ def test_each_setting_has_a_description_and_a_default_that_can_be_written_as_tex
             assert getattr(again, name) == field.default
 
 
-@law(derandomize=True, deadline=None, max_examples=50)
+@law(derandomize=True, deadline=None, max_examples=examples(50))
 @given(
     st.fixed_dictionaries(
         {},

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from attend.model.engine.blocks import BlockPool
+from tests.conftest import examples
 
 
 def test_every_block_but_block_0_is_given_out_once():
@@ -143,4 +144,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=40, stateful_step_count=30, derandomize=True, deadline=None)
+TestPoolMachine.settings = settings(max_examples=examples(40), stateful_step_count=30, derandomize=True, deadline=None)

@@ -14,6 +14,7 @@ from attend.model.gguf import container
 from attend.model.gguf.container import MOST_ITEMS, read_container
 from attend.model.net.checkpoint import inspect, load
 from attend.model.text.tokenizer import Tokenizer
+from tests.conftest import examples
 from tests.model.gguf_files import Type, make, write_gguf
 
 U32, STRING, ARRAY = 4, 8, 9
@@ -66,7 +67,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(part, sound, tmp_path):
 def test_a_damaged_file_is_a_sentence_and_never_a_traceback(sound, tmp_path):
     whole, chance = sound.read_bytes(), random.Random(5)
     broken = tmp_path / "broken.gguf"
-    for _ in range(300):
+    for _ in range(examples(300)):
         spoiled = bytearray(whole)
         for _ in range(chance.choice([1, 1, 2, 8])):
             spoiled[chance.randrange(5500)] = chance.choice([0, 1, 9, 127, 128, 255, chance.randrange(256)])

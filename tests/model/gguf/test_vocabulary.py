@@ -21,11 +21,12 @@ from attend.model.gguf.vocabulary import Vocabulary, _merges
 from attend.model.net.checkpoint import read_config
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
+from tests.conftest import examples
 from tests.model import tokenizers
 from tests.model.gguf_files import byte_level, make, scored, write_gguf
 from tests.model.text.test_tokenizer_kinds import NASTY
 
-law = settings(max_examples=40, derandomize=True, deadline=None)
+law = settings(max_examples=examples(40), derandomize=True, deadline=None)
 SPECIAL = ["<s>", "</s>", "<|turn|>"]
 BYTE_LEVEL = {"gpt2": "gpt-2", "llama3": "llama-bpe", "qwen": "qwen2"}
 """Kinds of tests/model/tokenizers.py, and what GGUF calls their splits."""

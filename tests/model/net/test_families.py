@@ -280,7 +280,9 @@ def test_angles_are_those_of_transformers_or_the_config_is_refused(plain, parame
 
 @pytest.mark.parametrize("base", [{}, GOOD_ROPE], ids=["default", "llama3"])
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(key=st.text(min_size=1, max_size=12), value=st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5))
 def test_a_key_of_rope_that_is_not_understood_is_passed_over_with_a_line(plain, base, name, key, value, caplog):
     """As `transformers` does it, which warns."""

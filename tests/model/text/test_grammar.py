@@ -23,6 +23,7 @@ from attend.model.text.grammar import _probed as probed
 from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack
 from attend.model.text.schema import MAX_WHITESPACE, Whitespace
 from attend.model.text.tokenizer import Tokenizer
+from tests.conftest import examples
 
 DEFAULT = Path(__file__).parents[3] / "model" / "default"
 PADDING = 37  # scores beyond the tokenizer, as padded checkpoints have
@@ -190,14 +191,14 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.one_of(st.tuples(st.just(POINT), points), st.tuples(st.just(TREE), trees)))
 def test_every_valid_document_is_accepted_in_its_own_tokens(pair):
     schema, value = pair
     assert accepts(compiled("json_schema", json.dumps(schema)).start(), compact(value))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.dictionaries(st.text(characters, max_size=4), values, max_size=3))
 def test_every_json_object_is_accepted_in_its_own_tokens(value):
     assert accepts(compiled("json_object", "").start(), compact(value))
@@ -248,7 +249,7 @@ def test_white_space_in_strings_is_as_it_was():
     assert accepts(compiled("json_object", "").start(), compact(value))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.one_of(st.tuples(st.just(POINT), points), st.tuples(st.just(TREE), trees)), st.sampled_from([None, 1, 3]))
 def test_every_valid_document_is_accepted_with_flexible_white_space(pair, indent):
     schema, value = pair
@@ -258,7 +259,7 @@ def test_every_valid_document_is_accepted_with_flexible_white_space(pair, indent
     assert accepts(compiler_of("flexible").compile(spec).start(), text) == (depth < MAX_WHITESPACE)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     st.sampled_from(sorted(REGEXES)).flatmap(
         lambda name: st.tuples(st.just(name), st.from_regex(REGEXES[name], fullmatch=True))
@@ -269,7 +270,7 @@ def test_every_text_of_a_regex_is_accepted_in_its_own_tokens(case):
     assert accepts(compiled("regex", REGEXES[name]).start(), text)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(8))
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8), min_size=1, max_size=6))
 def test_a_choice_accepts_its_strings_and_nothing_else(strings):
     grammar = compiler().compile(GrammarSpec("choice", json.dumps(strings)))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.text.reasoning import ReasoningBudget, ReasoningLimit
+from tests.conftest import examples
 from tests.fakes import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -65,7 +66,7 @@ def test_reasoning_may_come_again_where_an_answer_is_a_row_of_messages():
     assert written(text, 3).count(END) == 1
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=examples(200), derandomize=True, deadline=None)
 @given(
     st.lists(st.sampled_from(["a", " ", "é", BEGIN, END, "<", "</", "think>", "\n"]), max_size=30),
     st.integers(0, 9),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from attend.model.errors import InvalidRequest
 from attend.model.text.grammar import _compiled, _fault, _source, _try
 from attend.model.text.schema import FORMATS, pointed_at, rewritten
+from tests.conftest import examples
 from tests.model.text.test_grammar import compiled
 
 CLOSED = {"type": "object", "additionalProperties": False}
@@ -63,7 +64,7 @@ VALUES = st.sampled_from([True, {}, {"type": "integer", "minimum": 3, "maximum":
 PATTERNS = st.sampled_from(["^a$", "^(a|b)$", "^[ab]$", "^x_", "^score$", "b$", "^(?:ab)$", "^(score)$|^a$", "^a|b$"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.dictionaries(NAMES, VALUES, max_size=3), st.lists(NAMES, max_size=2, unique=True),
     st.dictionaries(PATTERNS, VALUES, min_size=1, max_size=2), st.integers(0, 99),

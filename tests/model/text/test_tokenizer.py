@@ -14,11 +14,12 @@ from transformers import PreTrainedTokenizerFast
 from attend.model.errors import CheckpointError
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 from attend.model.train.corpus import END_OF_TEXT
+from tests.conftest import examples
 from tests.model.checkpoints import byte_level_tokenizer, write_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
 END = BYTE_LEVEL.bos_token_id
-law = settings(max_examples=150, derandomize=True, deadline=None)
+law = settings(max_examples=examples(150), derandomize=True, deadline=None)
 
 
 def metaspace_tokenizer() -> Tokenizer:

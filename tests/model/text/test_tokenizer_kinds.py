@@ -11,9 +11,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
+from tests.conftest import examples
 from tests.model.tokenizers import KINDS, complete
 
-law = settings(max_examples=30, derandomize=True, deadline=None)
+law = settings(max_examples=examples(30), derandomize=True, deadline=None)
 kinds = pytest.mark.parametrize("kind", list(KINDS))
 
 NASTY = [

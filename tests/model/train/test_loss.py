@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import attend.model.train.loss
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import IGNORED, backward, bits_per_byte, hidden_states, summed_loss, unlikelihood_targets
+from tests.conftest import examples
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=examples(50), derandomize=True, deadline=None)
 @given(
     tokens=st.integers(1, 12),
     vocab=st.integers(1, 40),

@@ -32,8 +32,9 @@ from attend.service.access.keys import (
 )
 from attend.service.access.quota import LIMITS, Limits, Share
 from attend.service.commands.keys import app
+from tests.conftest import examples
 
-law = settings(max_examples=150, derandomize=True, deadline=None)
+law = settings(max_examples=examples(150), derandomize=True, deadline=None)
 SECRET = "att_correct-horse"
 HASH = digest_of(SECRET.encode()).hex()
 

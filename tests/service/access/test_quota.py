@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from attend.model.errors import InvalidRequest, RateLimited
 from attend.service.access.quota import LIMITS, Key, Limits
+from tests.conftest import examples
 
-law = settings(max_examples=150, derandomize=True, deadline=None)
+law = settings(max_examples=examples(150), derandomize=True, deadline=None)
 MINUTE = 60.0
 
 

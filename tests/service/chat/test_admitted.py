@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from attend.service.chat.admitted import ANY, MAX_DEPTH, TEXT, Admitted
 from attend.service.chat.parts import CallArguments, Tool
 from attend.service.chat.values import as_json, python_value, tagged_value
+from tests.conftest import examples
 from tests.service.chat.examples import form
 from tests.service.chat.test_parser import parts_of
 
@@ -151,7 +152,7 @@ WRITTEN = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(SCHEMAS, WRITTEN, st.integers(1, 9))
 def test_what_was_read_is_valid_where_any_reading_of_the_text_is(schema, text, cut):
     parameters = {"type": "object", "properties": {"x": schema}, "$defs": DEFS}

@@ -10,6 +10,7 @@ from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.json_text import MAX_DEPTH
 from attend.service.chat.parser import MAX_HEADER, AnswerParser
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning, join_deltas
+from tests.conftest import examples
 from tests.service.chat.examples import TOOLS, form, rows
 
 ROWS = rows()
@@ -49,7 +50,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(sorted(CALLS)), st.lists(FRAGMENTS, max_size=14), st.data())
 def test_cuts_change_nothing_in_any_text(name, fragments, data):
     text, shape = "".join(fragments), form_named(name)
@@ -63,14 +64,14 @@ def test_cuts_change_nothing_in_any_text(name, fragments, data):
     assert parts_of(shape, text, reasoning_open=reasoning_open, **end) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(sorted(set(CALLS) - {"harmony"})), st.lists(FRAGMENTS, max_size=14))
 def test_without_tools_and_reasoning_nothing_is_changed(name, fragments):
     text = "".join(fragments)
     assert parts_of(AnswerFormat(CALLS[name]), [text], ()) == ([Content(text)] if text else [])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(FRAGMENTS.filter(lambda text: "tool_call" not in text and "think" not in text), max_size=14))
 def test_text_without_markers_is_content_to_the_last_character(fragments):
     text = "".join(fragments)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from attend.model.errors import SettingError
 from attend.service.commands import cli
 from attend.service.commands.replay import STATUS, is_precise, read, replay
+from tests.conftest import examples
 from tests.fakes import FakeEngine, build_server, info, seeded
 from tests.model.checkpoints import write_checkpoint, write_letters
 from tests.service.client.cutting import real
@@ -49,7 +50,7 @@ def test_an_answer_of_any_form_is_the_same_again(form):
     assert ("all tokens" in detail) == ("return_token_ids" in form)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 1), st.integers(0, 4), st.integers(-1, 300), st.booleans())
 def test_one_changed_token_or_character_is_found_at_its_place(choice, place, value, by_text):
     asked = ASKED | {"n": 2, "seed": 3, **({} if by_text else {"return_token_ids": True})}

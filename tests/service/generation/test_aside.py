@@ -18,6 +18,7 @@ from attend.service.access.caller import Address
 from attend.service.generation import thread_pools as aside_module
 from attend.service.generation.thread_pools import LARGE, MOST_LARGE, SHORT, FairSemaphore, TurnPool, run_exclusive, run_in_pool
 from attend.service.records import Arrival
+from tests.conftest import examples
 
 
 def policy() -> int:
@@ -209,7 +210,7 @@ def test_one_address_leaves_places_for_others_but_may_have_most_of_them():
             places.hold(Address("10.0.0.1")).__enter__()
 
 
-law = settings(max_examples=100, derandomize=True, deadline=None)
+law = settings(max_examples=examples(100), derandomize=True, deadline=None)
 moves = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 6), st.booleans()), max_size=60)
 
 

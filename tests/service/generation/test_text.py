@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from attend.model.params import StopRules
 from attend.service.generation.text import StopSearch, TextStream
+from tests.conftest import examples
 from tests.fakes import END, byte_tokenizer
 
-law = settings(max_examples=200, derandomize=True, deadline=None)
+law = settings(max_examples=examples(200), derandomize=True, deadline=None)
 stop_strings = st.lists(st.text("ab!é", min_size=1, max_size=4), max_size=4).map(tuple)
 answers = st.lists(st.sampled_from([*b"aaabbb!", *"é".encode(), 0xF0, END]), max_size=24)
 

@@ -14,6 +14,7 @@ from attend.service.grpc_api import server as grpc_server
 from attend.service.http_api import body, routes
 from attend.service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_PARTS, parse
 from attend.v1 import generation_pb2 as pb
+from tests.conftest import examples
 from tests.fakes import FakeEngine, build_server, info
 
 JSON = {"content-type": "application/json"}
@@ -24,13 +25,13 @@ trees = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(st.dictionaries(texts, trees, max_size=5), st.booleans())
 def test_whatever_json_can_say_is_read_back(document, ascii_only):
     assert parse(json.dumps(document, ensure_ascii=ascii_only).encode()) == document
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(st.binary(max_size=40) | st.text('{}[]":,\\u0d8 1eE-', max_size=40).map(str.encode))
 def test_any_other_bytes_are_refused_in_a_sentence_and_never_crash(data):
     document, refusal = None, ""

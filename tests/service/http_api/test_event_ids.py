@@ -14,6 +14,7 @@ from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec
 from attend.service.http_api.event_ids import DIGITS, Numbering, place_of, request_digest
 from attend.service.records import Chunk, Command, digest_of
+from tests.conftest import examples
 from tests.fakes import END, MODEL, FakeEngine, Rule, build_server, info, says, seeded
 from tests.service.sse import error_of, events, joined
 
@@ -66,7 +67,7 @@ def test_a_stream_goes_on_after_any_event_as_if_it_had_not_ended(fields, burst, 
         assert joined([*documents[:place], *(document for _, document in rest)]) == joined(documents), last
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 3000), st.booleans())
 def test_no_byte_at_which_a_stream_breaks_shows(first, second, drawn):
     """A client that knows server-sent events and nothing of this server, whose streams break twice. Without a seed of its own

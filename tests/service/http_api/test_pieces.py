@@ -20,6 +20,7 @@ from attend.service.generation.turns import in_turns, yield_to_loop
 from attend.service.http_api import documents
 from attend.service.http_api.pieces import PIECE, pieces
 from attend.service.http_api.sse import EventStream
+from tests.conftest import examples
 from tests.fakes import FakeEngine, Server, build_server, info
 from tests.service.http_api.described import ask
 from tests.service.sse import events_of
@@ -29,7 +30,7 @@ LEAVES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(al
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=6)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.dictionaries(WORDS, VALUES, max_size=4), st.lists(LEAVES, max_size=40), st.lists(VALUES, max_size=4))
 def test_pieces_together_are_what_orjson_writes(document, leaves, nested):
     items = leaves + nested

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from attend.service.contract.answers import Error
 from attend.service.contract.anthropic_answers import AnthropicError
+from tests.conftest import examples
 from tests.fakes import MODEL, VOCAB
 from tests.service.http_api.described import chatting_server, document
 
@@ -90,7 +91,7 @@ api.app = server.app
 
 @api.parametrize()
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     derandomize=True,
     database=None,

@@ -18,6 +18,7 @@ from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer, begin, one_line
 from attend.service.records import Chunk, PromptPart, TokenCounts
+from tests.conftest import examples
 from tests.fakes import byte_tokenizer
 from tests.virtual_time import run_at_once
 
@@ -120,7 +121,7 @@ def writer_of(chat: bool, name: str, options: dict | None, flags: dict, *, score
     return ChatWriter(ChatRequest(messages=[], logprobs=scored, **asked), "id", name, "fp", usage, tokenizer, created=1)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None)
 @given(
     pieces=st.lists(PIECES, min_size=1, max_size=2),
     chat=st.booleans(),

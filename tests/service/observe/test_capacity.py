@@ -29,6 +29,7 @@ from attend.service.observe.capacity import (
     retry_seconds,
     wait_seconds,
 )
+from tests.conftest import examples
 from tests.fakes import info
 from tests.model.engine.machines import Clock, Done
 
@@ -166,7 +167,7 @@ paces = st.builds(CompletionRate, st.just(0.0), st.just(0.0), some, some, some)
 questions = st.builds(Question, st.integers(0, 600), st.integers(0, 600))
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(st.integers(0, 8), counts, st.integers(0, 64), paces, questions)
 def test_an_estimate_is_never_negative_never_nan_and_never_shrinks_with_the_queue(running, waiting, free, pace, question):
     now, later = (wait_seconds(load(running, n, free, pace), question) for n in (waiting, waiting + 1))

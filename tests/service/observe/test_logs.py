@@ -27,6 +27,7 @@ from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_
 from attend.service.grpc_api.reading import address_of
 from attend.service.observe import logs
 from attend.v1 import generation_pb2 as pb
+from tests.conftest import examples
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.server import wait_for
 
@@ -99,7 +100,7 @@ def with_extra(**fields) -> logging.LogRecord:
     return made
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.text())
 @example("\ud800 from a file name")
 @example("two\nlines\r\x1b[31m")

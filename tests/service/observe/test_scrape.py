@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.conftest import examples
+
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
@@ -90,7 +92,7 @@ def test_types_survive_and_histograms_keep_their_buckets():
     assert buckets == [0, 1, 1] * 2
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.text('\\"\nn', max_size=5))
 def test_any_label_and_any_replica_name_parse_back(label, replica):
     label = label.replace("\r", "")  # the parser reads lines, and takes a return for an end

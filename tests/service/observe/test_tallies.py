@@ -7,11 +7,12 @@ from prometheus_client import Histogram as SharedHistogram
 
 from attend.service.observe.metrics import STEP_SECONDS, TOKENS
 from attend.service.observe.tallies import Count, Histogram
+from tests.conftest import examples
 
 LABELS = {"model": 'a "name"\\'}
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=examples(100), derandomize=True, deadline=None)
 @given(values=st.lists(st.floats(0, 700) | st.sampled_from(STEP_SECONDS) | st.sampled_from(TOKENS), max_size=20))
 def test_a_histogram_counts_as_the_shared_one_does(values):
     for buckets in (STEP_SECONDS, TOKENS):
