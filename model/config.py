@@ -174,7 +174,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in SIZES:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not (self._is_optional(name) and value is None) and not (type(value) is int and value > 0):
                 raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
         for name, known in CHOICES.items():
             if getattr(self, name) not in get_args(known):
@@ -183,13 +183,15 @@ class ModelConfig:
                 )
         for name in NUMBERS:
             value = getattr(self, name)
-            optional = type(self).__dataclass_fields__[name].default is None
-            if not (optional and value is None) and not (type(value) in (int, float) and 0 < value < math.inf):
+            if not (self._is_optional(name) and value is None) and not (type(value) in (int, float) and 0 < value < math.inf):
                 raise CheckpointError(f"config.json: {name} must be a positive number; got {value!r}")
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
         check(self)
+
+    def _is_optional(self, name: str) -> bool:
+        return type(self).__dataclass_fields__[name].default is None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -306,6 +308,8 @@ class ModelConfig:
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
     *("experts_per_token", "expert_groups", "groups_per_token", "group_top", "query_scale_length"),
+    *("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel", "global_head_size"),
+    *("global_kv_heads", "kv_shared_mlp_size", "per_layer_input_size", "per_layer_vocab_size"),
 )
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing, "scoring_func": Scoring}

@@ -127,7 +127,7 @@ class Draw:
 
     @property
     def key(self) -> int:
-        """The 64 bits that its noise is a hash of: `row_key` of seed, answer index and position."""
+        """The 64 bits that its noise is a hash of: mixed of seed, answer index and position."""
         return mix(self.plan.key ^ self.position)
 
     @property
@@ -153,11 +153,6 @@ def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tup
 def answer_key(seed: int, answer_index: int) -> int:
     """64 mixed bits of (seed, answer index)."""
     return mix(mix(seed & MASK_64) ^ answer_index)
-
-
-def row_key(seed: int, answer_index: int, position: int) -> int:
-    """64 mixed bits of (seed, answer index, position)."""
-    return mix(answer_key(seed, answer_index) ^ position)
 
 
 def reach(min_p: float) -> float:

@@ -81,7 +81,7 @@ class Engine:
         """Queue a request."""
         self.scheduler.add(request)
         if self.offload is not None:
-            self.offload.begin(request)
+            self.offload.reader.begin(request)
 
     def abort(self, request_id: str, reason: FinishReason) -> Output | None:
         """End a request."""

@@ -142,10 +142,6 @@ class FairShare:
         run = {request.owner for request in running}
         return self._heads((request for request in waiting if request.owner not in run), ())
 
-    def has_newcomers(self, waiting: Iterable[Request], running: Iterable[Request]) -> bool:
-        """Whether one of these was not tried yet."""
-        return any(not request.was_let_in for request in self.newcomers(waiting, running))
-
     def _heads(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
         """The first request of each owner, the lowest counters first; of two equal ones who has fewer that run."""
         first: dict[Owner, Request] = {}

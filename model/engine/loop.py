@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.engine import Engine
@@ -230,7 +231,7 @@ class AsyncEngine:
             self.abort(request_id, FinishReason.ABORT)
         if (offload := self._engine.offload) is not None:
             written = threading.Event()
-            self._command(lambda: offload.flush(written))  # behind the aborted requests
+            self._command(lambda: offload.writer.flush(written))  # behind the aborted requests
             await asyncio.to_thread(written.wait, FLUSH_SECONDS)
 
     def close(self) -> None:
@@ -276,7 +277,7 @@ class AsyncEngine:
             self._queued_tokens += len(request.prompt)
             self._owned_tokens[stream.owner] += len(request.prompt)
             self._owned[stream.owner] += 1
-        if self._command(*(self._adder(request) for request in part)):
+        if self._command(*(partial(self._engine.add, request) for request in part)):
             return True
         for request in part:
             self._forget(request.request_id)
@@ -303,9 +304,6 @@ class AsyncEngine:
         if stream is not None:
             self._leave_queue(stream, request_id)
             _lower(self._owned, stream.owner, 1)
-
-    def _adder(self, request: Request) -> Callable[[], None]:
-        return lambda: self._engine.add(request)
 
     def _command(self, *commands: Callable[[], Output | None]) -> bool:
         """Queue commands for the step thread; False where that thread has ended."""

@@ -133,7 +133,9 @@ class Scheduler(PromptParts):
     def _admits(self) -> bool:
         """Whether the next step may admit a request."""
         is_full = len(self._running) >= self.config.max_batch_requests
-        return bool(self._ready()) and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
+        if not is_full:
+            return bool(self._ready())
+        return any(not request.was_let_in for request in self._shares.newcomers(self._ready(), self._running))
 
     def _followers(self, drawing: Set[Request]) -> tuple[list[Request], list[Request]]:
         """The streams of the step after one in which `drawing` draw, and the running requests that lack more than a token."""

@@ -58,12 +58,18 @@ def _experts(config: ModelConfig, number: int) -> int:
     return min(number, each * config.expert_groups)
 
 
-def random_net(config: ModelConfig, dtype: torch.dtype, device: str, kind: Kind | None, context: int) -> Decoder:
-    """A decoder with random weights, gains and biases too, the same each time."""
+def on_meta(config: ModelConfig, kind: Kind | None, context: int) -> Decoder:
+    """A decoder without numbers, in the form that is served. A kind of 4 bits with a table of its own is int4 here."""
     with torch.device("meta"):
         net = Decoder(config, context)
     if kind is not None:
         quantise_matrices(net, INT4 if kind.values else kind)
+    return net
+
+
+def random_net(config: ModelConfig, dtype: torch.dtype, device: str, kind: Kind | None, context: int) -> Decoder:
+    """A decoder with random weights, gains and biases too, the same each time."""
+    net = on_meta(config, kind, context)
     draw_weights(net, dtype, device)
     if kind is not None and kind.values:
         _read_as(net, kind)

@@ -23,11 +23,11 @@ from attend.model.engine.fallback import Fallback
 from attend.model.engine.memory import step_of
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner
-from attend.model.engine.small import kinds, random_net, with_layers
-from attend.model.net.formats.codes import INT4, Kind
+from attend.model.engine.small import kinds, on_meta, random_net, with_layers
+from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.linear import ExpertLinear, Linear
-from attend.model.net.quantised import QuantisedLinear, quantise_matrices
+from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 
 MOST = {"cpu": 120_000_000, "cuda": 1_500_000_000}
@@ -97,8 +97,8 @@ def measure(
     context, most = min(CONTEXT, config.max_positions), min(PROMPT[device], config.max_positions)
     net = random_net(small, dtype, device, kind, max(context, most))
     runner, sizes = _runner(net, type(backend)(small), dtype, held, device, max(context, most), fallback)
-    whole, speeds = on_meta(config, kind), []
-    part = on_meta(small, kind)
+    whole, speeds = on_meta(config, kind, 0), []
+    part = on_meta(small, kind, 0)
     for streams in STREAMS[device]:
         needed = read_bytes(whole, dtype, streams)
         seconds = _seconds(runner, _step(small, sizes, [context] * streams, 1)) * needed / read_bytes(part, dtype, streams)
@@ -149,18 +149,9 @@ def _seconds(runner: ModelRunner, step: StepInput) -> float:
     return min(found)
 
 
-def on_meta(config: ModelConfig, kind: Kind | None) -> Decoder:
-    """A decoder without numbers, in the form that is served."""
-    with torch.device("meta"):
-        net = Decoder(config, context=0)
-    if kind is not None:
-        quantise_matrices(net, INT4 if kind.values else kind)
-    return net
-
-
 def count(config: ModelConfig) -> int:
     """Parameters of a model."""
-    return on_meta(config, None).num_parameters
+    return on_meta(config, None, 0).num_parameters
 
 
 def read_bytes(net: Decoder, dtype: torch.dtype, streams: int) -> float:

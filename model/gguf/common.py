@@ -120,6 +120,22 @@ def experts(keys: Keys, *, renormed: bool) -> Raw:
     return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": renormed}
 
 
+def shared_experts(keys: Keys) -> Raw:
+    """The mixture of DeepSeek-V2, V3 and GLM-4.5 as keys of config.json: the first layers are dense, the rest has experts."""
+    return {
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "n_routed_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "n_shared_experts": keys.size("expert_shared_count"),
+        "first_k_dense_replace": keys.get("leading_dense_block_count") or 0,
+        "n_group": keys.get("expert_group_count") or 1,
+        "topk_group": keys.get("expert_group_used_count") or 1,
+        "norm_topk_prob": keys.get("expert_weights_norm") or False,
+        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,
+    }
+
+
 def sliding(keys: Keys, raw: Raw, pattern: int, window: int | None = None) -> Raw:
     """A window in all layers but every `pattern`-th, where the file does not name the layers."""
     window = keys.size("attention.sliding_window", window)

@@ -69,14 +69,6 @@ def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
     return found | has_biases(keys) | {"logits_scaling": keys.number("logit_scale")}
 
 
-def _smollm3(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4}
-
-
-def _qwen2(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "qwen2"}
-
-
 def _qwen3(keys: Keys, raw: Raw) -> Raw:
     return eps(keys) | {"model_type": "qwen3", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
@@ -91,14 +83,6 @@ def _qwen2moe(keys: Keys, raw: Raw) -> Raw:
 def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     size = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     return eps(keys) | experts(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
-
-
-def _olmoe(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | experts(keys, renormed=False) | {"model_type": "olmoe"}
-
-
-def _gemma(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"}
 
 
 def _query_scalar(raw: Raw, odd_layers: int) -> Raw:
@@ -210,27 +194,6 @@ def _starcoder2(keys: Keys, raw: Raw) -> Raw:
     return eps | {"model_type": "starcoder2", "use_bias": keys.has("blk.0.attn_q.bias"), "sliding_window": None}
 
 
-def _glm4(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")}
-
-
-def _arcee(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | has_biases(keys) | {"model_type": "arcee"}
-
-
-def _seed_oss(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | has_biases(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
-
-
-def _ernie(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")}
-
-
-def _hunyuan(keys: Keys, raw: Raw) -> Raw:
-    """Its theta is stretched already."""
-    return eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
-
-
 def _exaone4(keys: Keys, raw: Raw) -> Raw:
     """The model of 64 layers has a window, also where no key says it."""
     slides: Raw = {"sliding_window": None}
@@ -304,10 +267,6 @@ def _lfm2(keys: Keys, raw: Raw) -> Raw:
     return eps | sizes | biased | own | {"layer_types": kinds}
 
 
-def _qwen35(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"}
-
-
 def _with_shared(keys: Keys, raw: Raw) -> Raw:
     """A mixture with a shared expert beside layers of the delta rule."""
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
@@ -315,29 +274,28 @@ def _with_shared(keys: Keys, raw: Raw) -> Raw:
     return eps(keys) | delta_layers(keys, raw) | experts(keys, renormed=True) | sizes
 
 
-def _qwen35moe(keys: Keys, raw: Raw) -> Raw:
-    return _with_shared(keys, raw) | {"model_type": "qwen3_5_moe_text"}
-
-
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
-    "arcee": _arcee,
+    "arcee": lambda keys, raw: eps(keys) | has_biases(keys) | {"model_type": "arcee"},
     "cohere2": _cohere2,
     "command-r": _command_r,
     "deepseek2": latent.deepseek2,
-    "ernie4_5": _ernie,
+    "ernie4_5": lambda keys, raw: eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")},
     "ernie4_5-moe": mixtures.ernie4_5_moe,
     "exaone4": _exaone4,
-    "gemma": _gemma,
+    "gemma": lambda keys, raw: eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"},
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "glm4": _glm4,
+    "glm4": lambda keys, raw: eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")},
     "glm4moe": mixtures.glm4moe,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
     "granitehybrid": _granite,
     "granitemoe": _granite,
-    "hunyuan-dense": _hunyuan,
+    # its theta is stretched already
+    "hunyuan-dense": lambda keys, raw: (
+        eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
+    ),
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "llama": _llama,
@@ -346,20 +304,22 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,
-    "olmoe": _olmoe,
+    "olmoe": lambda keys, raw: eps(keys) | experts(keys, renormed=False) | {"model_type": "olmoe"},
     "phi3": _phi3,
-    "qwen2": _qwen2,
+    "qwen2": lambda keys, raw: eps(keys) | {"model_type": "qwen2"},
     "qwen2moe": _qwen2moe,
     "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
-    "qwen35": _qwen35,
-    "qwen35moe": _qwen35moe,
+    "qwen35": lambda keys, raw: eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"},
+    "qwen35moe": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_5_moe_text"},
     "qwen3moe": _qwen3moe,
     "qwen3next": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_next"},
     "qwen3vl": _qwen3vl,
     "qwen3vlmoe": _qwen3vlmoe,
-    "seed_oss": _seed_oss,
-    "smollm3": _smollm3,
+    "seed_oss": lambda keys, raw: (
+        eps(keys) | has_biases(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
+    ),
+    "smollm3": lambda keys, raw: eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4},
     "starcoder2": _starcoder2,
 }
 """By `general.architecture`."""

@@ -235,8 +235,22 @@ class AttentionBackend(Protocol):
         ...
 
 
-class Attending(AttentionBackend, Protocol):
+class Attending:
     """A backend that also attends by itself, where others have written this step's keys and values."""
+
+    def forward(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
+        return self.attend(layer, q_THD, cache, layout, sinks_H)
 
     def attend(
         self,
@@ -248,7 +262,7 @@ class Attending(AttentionBackend, Protocol):
         out_THD: Tensor | None = None,
     ) -> Tensor:
         """The heads' outputs [T, H, D], in `out_THD` if it is given."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass
@@ -284,25 +298,12 @@ class ReferenceBackend:
 
 
 @dataclass
-class TorchBackend:
+class TorchBackend(Attending):
     """Gather the pages, then torch's fused attention: rows of one token in groups of like length, the others one by one."""
 
     variants: Sequence[AttentionVariant] | None = None
     """One for each layer; None: the plain equation in all of them."""
     name: ClassVar[str] = "torch"
-
-    def forward(
-        self,
-        layer: int,
-        q_THD: Tensor,
-        k_TKD: Tensor,
-        v_TKD: Tensor,
-        cache: KVCache,
-        layout: BatchLayout,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
-        return self.attend(layer, q_THD, cache, layout, sinks_H)
 
     def attend(
         self,

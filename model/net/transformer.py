@@ -109,26 +109,18 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens: nn.Module = empty_table(config.vocab_size, config.hidden_size)
         self.scale = config.embedding_scale
-        self.positions: nn.Embedding | None = None
-        if config.positions == "learned":
-            self.positions = empty_table(config.max_positions, config.hidden_size)
-        elif config.positions == "sinusoidal":
-            table = sinusoidal_table(context, config.hidden_size)
-            self.register_buffer("sinusoids", table, persistent=False)
-        self.added = {"rotary": None, "learned": self._learned, "sinusoidal": self._sinusoidal}[config.positions]
-
-    def _learned(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor:
-        assert self.positions is not None
-        return self.positions(positions_T)
-
-    def _sinusoidal(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.sinusoids[positions_T].to(dtype)
+        learned, sinusoidal = config.positions == "learned", config.positions == "sinusoidal"
+        self.positions = empty_table(config.max_positions, config.hidden_size) if learned else None
+        table = sinusoidal_table(context, config.hidden_size) if sinusoidal else None
+        self.register_buffer("sinusoids", table, persistent=False)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
         vectors_TE: Tensor = self.tokens(tokens_T)
         if self.scale != 1:
             vectors_TE = vectors_TE * self.scale
-        return vectors_TE if self.added is None else vectors_TE + self.added(positions_T, vectors_TE.dtype)
+        if self.positions is not None:
+            return vectors_TE + self.positions(positions_T)
+        return vectors_TE if self.sinusoids is None else vectors_TE + self.sinusoids[positions_T].to(vectors_TE.dtype)
 
 
 class Decoder(nn.Module):

@@ -193,12 +193,6 @@ class GrammarCompiler:
         self._probes = threading.BoundedSemaphore(_MAX_PROBES)
         self._vocabulary_lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self.hits = self.misses = 0
-
-    @property
-    def cached(self) -> tuple[int, int]:
-        """Grammars in the cache, and about how many bytes they hold."""
-        return len(self._compiled), self._compiled.size_bytes
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar of `spec`, from the cache if it is there. InvalidRequest names the field and what is wrong with it."""
@@ -213,15 +207,12 @@ class GrammarCompiler:
     def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         with self._lock:
             found, refused = self._compiled.get(spec), self._refused.get(spec)
-            self.hits += found is not None or refused is not None
         if refused is not None:
             raise InvalidRequest(refused, spec.kind)
         return found
 
     def _make(self, spec: GrammarSpec, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
         """The grammar of a spec that is new, kept for the next caller; or why there is none."""
-        with self._lock:
-            self.misses += 1
         try:
             made = self._compile(spec.kind, vocabulary, _probed(spec, self._whitespace))
         except InvalidRequest as error:

@@ -27,7 +27,6 @@ _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
 BYTE_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
 """How byte-level tokenizers write a byte (GPT-2): as itself where it can be printed, else as a letter from U+0100 on."""
-LETTERS = {byte: letter for letter, byte in BYTE_LETTERS.items()}
 NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How the others write a byte that no token of theirs covers."""
@@ -177,10 +176,6 @@ class Tokenizer:
         if token_id not in self._bytes:
             self._bytes[token_id] = self._find_bytes(token_id)
         return self._bytes[token_id]
-
-    def letters_of(self, text: str) -> str:
-        """A text as the vocabulary of a byte-level tokenizer spells it."""
-        return "".join(LETTERS[byte] for byte in text.encode())
 
     def text_of(self, token_id: int) -> str:
         """One token inside a text; one that is no whole characters as `bytes:\\xc3`, an id without a token as `token_id:7`."""

@@ -10,7 +10,6 @@ request's adapter and salt: see `Request.root`.
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -76,19 +75,11 @@ class KVOffload:
         """Whether blocks are held for no request."""
         return any(group.borrowed for group in self._scheduler.tables.groups)
 
-    def begin(self, request: Request) -> None:
-        """See `BlockReader.begin`."""
-        self.reader.begin(request)
-
     def take_results(self) -> None:
         """Do what the threads ask for, and let go on who has waited too long."""
         while self._results:
             self._results.popleft()()
         self.reader.let_go()
-
-    def flush(self, done: threading.Event) -> None:
-        """See `BlockWriter.flush`."""
-        self.writer.flush(done)
 
     def _finished(self, request: Request) -> None:
         """A text is written once its logits were seen to be finite, and removed where they are not: it may be at fault."""

@@ -43,11 +43,6 @@ def read(raw: Raw) -> ModelConfig:
     return ModelConfig(**decoder_sizes(raw) | rope(raw, head_size(raw)) | norms | {"qkv_bias": bias, "out_bias": bias})
 
 
-def read2(raw: Raw) -> ModelConfig:
-    """Read OLMo 2."""
-    return ModelConfig(**_common(raw) | rope(raw, head_size(raw)))
-
-
 def read3(raw: Raw) -> ModelConfig:
     """Read OLMo 3."""
     layers = sliding_layers(raw, lambda layer: (layer + 1) % 4 != 0)
@@ -120,7 +115,7 @@ HYBRID = WEIGHTS | in_block("model.layers", llama.PRE_NORMS | DELTA)
 HYBRID |= {f"blocks.{{}}.attention.{ours}": (f"model.layers.{{}}.linear_attn.{name}",) for ours, name in ALONE.items()}
 FAMILIES = {
     "olmo": Family(read, llama.WEIGHTS, gainless=re.compile(r"norm\.weight$")),
-    "olmo2": Family(read2, WEIGHTS),
+    "olmo2": Family(lambda raw: ModelConfig(**_common(raw) | rope(raw, head_size(raw))), WEIGHTS),
     "olmo3": Family(read3, WEIGHTS),
     "olmo_hybrid": Family(read_hybrid, HYBRID, fused=PUBLISHED),
     "olmoe": Family(read_moe, qwen_moe.WEIGHTS),

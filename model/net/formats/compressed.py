@@ -25,6 +25,7 @@ from attend.model.net.formats.reading import (
     SCALES,
     WORDS,
     Find,
+    Format,
     Part,
     Settings,
     Stored,
@@ -68,7 +69,7 @@ class Scheme(NamedTuple):
     """Of floats: rows and columns that share a scale."""
 
 
-class CompressedTensors:
+class CompressedTensors(Format):
     """All matrices that are targets, and are there in the format of their group."""
 
     def __init__(self, settings: Settings) -> None:

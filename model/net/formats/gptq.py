@@ -16,6 +16,7 @@ from attend.model.net.formats.reading import (
     SCALES,
     WORDS,
     Find,
+    Format,
     Part,
     Settings,
     Stored,
@@ -30,7 +31,6 @@ from attend.model.net.formats.reading import (
     group_of,
     has_minima,
     in_groups,
-    is_packed,
     module_of,
     not_supported,
     regroup,
@@ -43,10 +43,8 @@ ONES = {4: 0x11111111, 8: 0x01010101}
 """A 32-bit word whose codes are all 1, by bits of a code."""
 
 
-class Gptq:
+class Gptq(Format):
     """All matrices that have a qweight."""
-
-    notes = ()
 
     def __init__(self, settings: Settings) -> None:
         self.bits, self.group = bits_of(settings, "bits"), group_of(settings, "group_size")
@@ -60,10 +58,6 @@ class Gptq:
             raise not_supported(f"dynamic has settings of its own for {others[0]!r}, which is not supported")
         self.added = LAYOUTS[layout]
         self.title = f"GPTQ ({layout}), {in_groups(self.bits, self.group)}"
-
-    def holds(self, name: str, stored: Stored) -> bool:
-        """Whether there is a qweight, or something else of it where there is no plain matrix."""
-        return is_packed(name, stored)
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
         """The four tensors; a file whose columns were never sorted may do without g_idx."""

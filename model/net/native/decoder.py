@@ -267,7 +267,7 @@ def _added(embedding: Embedding) -> Tensor | None:
     """The vectors of positions [P, E], float32, where they are added."""
     if embedding.positions is not None:
         return embedding.positions.weight.float()
-    return embedding.sinusoids.float() if hasattr(embedding, "sinusoids") else None
+    return None if embedding.sinusoids is None else embedding.sinusoids.float()
 
 
 def _norms(block: Block) -> list[nn.Module]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.paged_attention import BatchLayout, variant_of
+from attend.model.net.paged_attention import Attending, BatchLayout, variant_of
 from attend.model.net.triton import kernels
 from attend.model.net.triton.processors import DECODES, Processors
 from attend.model.sublayers import AttentionVariant
@@ -341,7 +341,7 @@ class _Layer:
         return self.tiles.lanes // int(self.sizes["GROUP"])
 
 
-class TritonBackend:
+class TritonBackend(Attending):
     """Keys and values lie in the cache as [slots, K, D]; the kernels read them there, page by page."""
 
     name = "triton"
@@ -350,20 +350,6 @@ class TritonBackend:
         """With one variant for each layer; None: the plain equation in all of them."""
         self.variants = variants
         self._plan: StepPlan | None = None
-
-    def forward(
-        self,
-        layer: int,
-        q_THD: Tensor,
-        k_TKD: Tensor,
-        v_TKD: Tensor,
-        cache: KVCache,
-        layout: BatchLayout,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        """See `AttentionBackend.forward`."""
-        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
-        return self.attend(layer, q_THD, cache, layout, sinks_H)
 
     def attend(
         self,

@@ -100,7 +100,7 @@ def finished(engine: Engine, requests: Iterable[Request], seconds: float = 30.0)
 
 def flushed(offload: KVOffload) -> bool:
     done = threading.Event()
-    offload.flush(done)
+    offload.writer.flush(done)
     return done.wait(30)
 
 
