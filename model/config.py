@@ -1,4 +1,4 @@
-"""What a model is, as frozen, validated, torch-free records."""
+"""The architecture of a model, as frozen, validated, torch-free records."""
 
 import math
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class MemoryGroup:
     window: int | None = None
     """Tokens that a query sees at most, itself included: older ones need not be kept. None: all are kept."""
     has_state: bool = False
-    """They keep one state for each sequence, and no keys and values."""
+    """Layers that keep one recurrent state for each sequence, in place of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     norm_place: NormPlace = "pre"
     post_norm_eps: float | None = None
-    """That of the norms of sublayers' outputs (Muse Glimmer); None: norm_eps."""
+    """The eps of the norms of sublayers' outputs (Muse Glimmer); None: norm_eps."""
     positions: Positions = "rotary"
     rope_theta: float = 10000.0
     rope_size: int | None = None
@@ -81,13 +81,13 @@ class ModelConfig:
     gated_mlp: bool = True
     qkv_bias: bool = False
     out_bias: bool = False
-    """Bias on the attention output."""
+    """Whether the output projection of attention has a bias."""
     mlp_bias: bool = False
     """Bias on the projections of the MLP, or of the experts and their router."""
     swiglu_limit: float | None = None
     """Gates are cut to it from above and ups from both sides, and 1 is added to ups (gpt-oss); None: none of that."""
     swiglu_slope: float = 1.702
-    """With a limit the activation is gate * sigmoid(slope * gate)."""
+    """With `swiglu_limit`, the activation is gate * sigmoid(slope * gate)."""
     num_experts: int | None = None
     """None: every layer has an MLP; or else see MixtureSpec."""
     experts_per_token: int = 1
@@ -161,7 +161,7 @@ class ModelConfig:
     delta_layers: tuple[int, ...] = ()
     """The layers, counted from 0, that keep a state in place of keys and values."""
     delta_norm_place: NormPlace | None = None
-    """Where `delta_layers` norm (OLMo Hybrid); None: where the others do."""
+    """Place of the norms in `delta_layers` (OLMo Hybrid); None: as in the other layers."""
     conv_kernel: int | None = None
     """Tokens that the short convolution of `conv_layers` sees, the token itself included; at least 2."""
     conv_bias: bool = False

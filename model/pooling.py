@@ -1,4 +1,4 @@
-"""How a text's hidden states become its embedding, as the files of sentence-transformers beside a checkpoint say it, or a GGUF
+"""How hidden states are pooled into an embedding, as the files of sentence-transformers beside a checkpoint say it, or a GGUF
 file's own metadata.
 
 modules.json lists what a text goes through: Transformer, Pooling, and mostly Normalize. The Pooling has a folder of its own.
@@ -30,14 +30,14 @@ class Pooling(StrEnum):
 
 
 GGUF_WAYS = ("NONE", "MEAN", "CLS", "LAST", "RANK")
-"""What `pooling_type` of a GGUF file counts, from 0."""
+"""The values of `pooling_type` in a GGUF file, counted from 0."""
 OF_GGUF = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}
 MODES = {
     **{"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.CLS},
     **{"mean_tokens": Pooling.MEAN, "cls_token": Pooling.CLS},
 }
 CHOICES = {"mean": Pooling.MEAN, "last": Pooling.LAST, "cls": Pooling.CLS}
-"""What the setting `pooling` may be, beside auto."""
+"""The values of the setting `pooling` beside auto."""
 HINT = "the server's --pooling can say it"
 KNOWN = ("Transformer", "Pooling", "Normalize")
 

@@ -25,7 +25,7 @@ YES, NO = "yes", "no"
 
 
 class ScoreWay(StrEnum):
-    """How scores are made."""
+    """How a model scores a pair of texts."""
 
     COSINE = "cosine"
     YES_NO = "yes_no"
@@ -33,7 +33,7 @@ class ScoreWay(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScoreRules:
-    """How a model's scores are made, or why none are."""
+    """How a checkpoint scores pairs of texts, or why it cannot."""
 
     way: ScoreWay | None = None
     tokens: tuple[int, int] = (-1, -1)

@@ -1,4 +1,4 @@
-"""Numbers on their way from Python to a device, which is not waited for.
+"""Asynchronous copies of numbers from Python to a device, through pinned memory.
 
 A plain copy to a GPU waits until the GPU has done all that it was given before. From pinned memory it takes its turn instead.
 Each copy costs a launch, so a step gathers its numbers in a `HostToDeviceCopy`.

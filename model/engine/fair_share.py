@@ -1,4 +1,4 @@
-"""Whose turn it is among owners, by virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models").
+"""Fair scheduling among owners by virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models").
 
 The counter of an owner has the tokens that steps have computed for its requests, over its weight. Who has the lowest counter
 goes first: into the batch, and with a part of a prompt. An owner without requests in flight has no counter, and begins with the

@@ -1,4 +1,4 @@
-"""What torch computes in place of kernels that differ from it, or fail, on this device: as `slower_path` is told.
+"""Falls back to torch where kernels differ from it, or fail, on this device; the reason is told as `slower_path`.
 
 A decoder's kernels are not exchanged one by one: torch computes the whole model then. Recorded steps, and draws, are.
 """
@@ -35,13 +35,13 @@ class Fallback:
         self._options, self._device, self._ranks = options, device, ranks
         self._paths: list[SlowerPath] = []
         self.findings: list[Finding] = []
-        """What was looked at."""
+        """Result of each check of a kernel against torch."""
         self._records = True
         if options.device == "auto" and (why := unused_gpu()):
             self._paths.append(SlowerPath("gpu", f"the CPU serves: {why}; device = cpu is without this line"))
 
     def note(self, path: SlowerPath | None) -> None:
-        """One more reason; None: there is none."""
+        """Add a reason why the engine is slower than it could be, if there is one."""
         self._paths += () if path is None else (path,)
 
     def path(self) -> SlowerPath | None:

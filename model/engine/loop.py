@@ -47,9 +47,9 @@ class _Stream:
     owner: str | None
     loop: asyncio.AbstractEventLoop
     later: deque[Request]
-    """Those that are not handed over yet, in order."""
+    """Requests of the call that were not handed to the engine yet, in order."""
     at_once: int | None
-    """How many may be in the engine at a time; None: all."""
+    """How many requests of the call may be in the engine at a time; None: all."""
     running: dict[str, int] = field(default_factory=dict)
     """Prompt tokens of those that are in the engine, by id."""
     reader: asyncio.Future[None] | None = None
@@ -148,7 +148,7 @@ class AsyncEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is."""
+        """See `TokenEngine.info`."""
         return self._info
 
     @property
@@ -319,7 +319,7 @@ class AsyncEngine:
             self._wake.notify()
 
     def _run(self) -> None:
-        """The step thread."""
+        """Body of the step thread: build the engine, then compute steps until the loop is closed."""
         try:
             self._info = self._prepare()
             self._beat = self._clock()

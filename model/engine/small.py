@@ -1,4 +1,4 @@
-"""Small models with random weights that have a served model's layers: for a law at the start, and to measure speed."""
+"""Small models with random weights and a served model's kinds of layers: for the kernel check, and to measure speed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def kinds(config: ModelConfig) -> list[list[int]]:
 
 
 def _experts(config: ModelConfig, number: int) -> int:
-    """As few experts as can be chosen from as in the model."""
+    """Number of experts in the small model: as few as routing allows."""
     each = max(-(-config.experts_per_token // config.groups_per_token), -(-EXPERTS // config.expert_groups), config.group_top)
     return min(number, each * config.expert_groups)
 

@@ -39,33 +39,33 @@ CONTEXT = 256
 STREAMS = {"cpu": (1, 8), "cuda": (1, 32)}
 PROMPT = {"cpu": 256, "cuda": 2048}
 SECONDS, AT_ONCE = 0.8, 4
-"""For how long a kind of step is timed, and how many are submitted together."""
+"""Seconds for which a kind of step is timed, and how many steps are submitted together."""
 
 
 class Speed(NamedTuple):
-    """Of one kind of step."""
+    """Measured speed of one kind of step, and the limit that memory or matrix products set."""
 
     work: str
     """`R streams` or `prompt of T`."""
     tokens_per_second: float
     limit: float
-    """What the measured memory, or the measured product, allows."""
+    """Tokens per second that the measured memory bandwidth, or the measured matrix product, allows."""
 
     @property
     def share(self) -> float:
-        """Of the limit that is reached."""
+        """Measured speed as a share of the limit, 0 to 1."""
         return self.tokens_per_second / self.limit
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was measured."""
+    """Speeds of an engine's steps, and how they were measured."""
 
     speeds: list[Speed]
     num_layers: int
-    """That were measured; the rest was calculated."""
+    """Layers that were measured; the time of the others was calculated from these."""
     graphs: tuple[int, int]
-    """Recorded steps, and those in pieces."""
+    """Recorded CUDA graphs: of whole steps, and of steps in pieces."""
 
 
 def measured_layers(config: ModelConfig, device: str) -> ModelConfig | None:
@@ -150,7 +150,7 @@ def _seconds(runner: ModelRunner, step: StepInput) -> float:
 
 
 def count(config: ModelConfig) -> int:
-    """Parameters of a model."""
+    """Number of a model's parameters."""
     return on_meta(config, None, 0).num_parameters
 
 

@@ -42,7 +42,7 @@ CONVOLVING = ("lfm2", "lfm2moe")
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
-    """Those of a layer that attends."""
+    """Key/value heads of the layers with attention; those of a short convolution count as 0."""
     counts = keys.layers("attention.head_count_kv") if keys.arch in CONVOLVING else None
     if counts is None:
         return keys.size("attention.head_count_kv", heads)
@@ -100,7 +100,7 @@ def scaling_of(keys: Keys) -> Raw | None:
 
 
 def eps(keys: Keys) -> Raw:
-    """The eps of RMS norms."""
+    """The entry `rms_norm_eps` of a config.json."""
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 

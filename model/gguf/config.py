@@ -166,7 +166,7 @@ def _olmo2(keys: Keys, raw: Raw) -> Raw:
 
 
 def _olmo(keys: Keys, raw: Raw) -> Raw:
-    """Its reference knows one eps alone."""
+    """OLMo's LayerNorm knows one eps alone. Raises CheckpointError for another."""
     if (eps := keys.number("attention.layer_norm_epsilon")) != 1e-5:
         raise keys.wrong(f"olmo.attention.layer_norm_epsilon = {eps} is not supported")
     return {"model_type": "olmo"}
@@ -220,7 +220,7 @@ def _with_images(keys: Keys) -> None:
 
 
 def _qwen2vl(keys: Keys, raw: Raw) -> Raw:
-    """Qwen2-VL and Qwen2.5-VL."""
+    """Qwen2-VL and Qwen2.5-VL, of which only the text model is read."""
     _with_images(keys)
     return eps(keys) | {"model_type": "qwen2_vl"}
 
@@ -247,7 +247,7 @@ def _cohere2(keys: Keys, raw: Raw) -> Raw:
 
 
 def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
-    """Its columns of YaRN are not rounded, as its makers have them; llama.cpp rounds."""
+    """The bounds of YaRN are not rounded, as in the original; llama.cpp rounds them."""
     size = {"intermediate_size": keys.size("expert_feed_forward_length")}
     scaling = raw.get("rope_scaling") or {"rope_type": "default"}
     if scaling["rope_type"] == "yarn":
@@ -322,4 +322,4 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "smollm3": lambda keys, raw: eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4},
     "starcoder2": _starcoder2,
 }
-"""By `general.architecture`."""
+"""By `general.architecture`: the function that gives the entries of config.json beyond the common ones."""

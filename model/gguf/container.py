@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a file."""
+    """A tensor's type, shape and place in a file."""
 
     file: Path
     kind: GGMLQuantizationType

@@ -212,7 +212,7 @@ def forms_of(net: Decoder, folder: Path, say: Callable[..., None] = log.info) ->
 
 
 def whole_numbers(forms: Mapping[str, CodeLayout]) -> dict[str, CodeLayout]:
-    """Those of the forms that are not of floats."""
+    """The forms whose codes are integers: all but float8."""
     return {path: form for path, form in forms.items() if form.kind != FP8}
 
 

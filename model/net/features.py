@@ -1,5 +1,5 @@
-"""What a model asks of those who compute it, as a set of names. Each of them lists what it computes: what it does not
-list it refuses, so that nothing new is left out in silence.
+"""The features that a model needs of a backend, as a set of names. Each backend lists what it computes: a model with any other
+feature is refused, so that nothing new is left out in silence.
 
 Every field of ModelConfig stands in one of the three tables.
 """
@@ -106,7 +106,7 @@ stands here first, and in KERNELS, or in NATIVE or TRITON alone, once they compu
 
 
 def features(config: ModelConfig) -> frozenset[str]:
-    """What a model asks for."""
+    """The features that a backend must have to compute a model."""
     chosen = {f"{name}={getattr(config, name)}" for name in CHOICES}
     default = {field.name: field.default for field in fields(ModelConfig)}
     return frozenset(chosen | {feature for name, feature in SWITCHES.items() if getattr(config, name) != default[name]})

@@ -35,7 +35,7 @@ class Linear(nn.Linear):
     ATTRIBUTES: tuple[str, ...] = SHAPE
     """What `of` takes over from another matrix: forms may add theirs."""
     unread: tuple[Unread, ...] = ()
-    """In place of the weight: its rows in a mapped file, from the first to the last."""
+    """The rows of the weight in a mapped file, in place of the weight."""
 
     def __init__(self, size_in: int, parts: Sequence[int], *, bias: bool, cut: Cut | None = None, unit: int = 1) -> None:
         """`parts`: rows of each. `unit`: rows or columns that no shard divides, such as those of a head."""
@@ -194,7 +194,7 @@ class ExpertLinear(Linear):
         return self.of(self, rows=[rows], first=mine.start)
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
-        """What one expert makes of [T, I]."""
+        """One expert's product with x [T, I]: [T, O]."""
         expert -= self.first
         return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
 

@@ -55,7 +55,7 @@ class Block(nn.Module):
         return x_TE if self.layer_scale is None else x_TE * self.layer_scale
 
     def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        """Attention and the MLP."""
+        """The residual stream after attention and MLP, [T, E]."""
         update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
         x_TE = x_TE + self.attention_post_norm(update_TE) * self.scale
         return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
@@ -80,7 +80,7 @@ class PostNormBlock(Block):
     """norm(x + f(x)): Add & Norm as first published (Vaswani et al. 2017, section 3.1)."""
 
     def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        """See Block."""
+        """See Block: the norms come after the sums."""
         x_TE = self.attention_norm(x_TE + self.attention(x_TE, rotation, layer, attention) * self.scale)
         return self.mlp_norm(x_TE + self.mlp(x_TE) * self.scale)
 
@@ -93,7 +93,7 @@ class ParallelBlock(Block):
         self.shared = config.norm_place == "shared"
 
     def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        """See Block."""
+        """See Block: attention and MLP read the same input."""
         normed_TE = self.attention_norm(x_TE)
         update_TE = self.mlp(normed_TE if self.shared else self.mlp_norm(x_TE))
         return x_TE + (self.attention(normed_TE, rotation, layer, attention) + update_TE) * self.scale
@@ -182,7 +182,7 @@ class Decoder(nn.Module):
         return self.norm(x_TE)
 
     def outputs(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Iterator[Tensor]:
-        """What each layer ends with, [T, E], before the last norm."""
+        """The output of each layer, [T, E], before the last norm."""
         x_TE = self.embedding(tokens_T, positions_T)
         rotations = self._rotations(positions_T, x_TE.dtype)
         inputs = [None] * len(self.blocks) if self.per_layer is None else self.per_layer(tokens_T, x_TE).unbind(1)

@@ -79,7 +79,7 @@ _CAUSES: dict[int, str] = {
 """What it says of a grammar that a signal ended its compilation."""
 
 _SPECIAL = re.compile(r"<\[\d+\]>")
-"""A special token by its id, in a grammar of ours."""
+"""A special token by its id, `<[id]>`, in our grammars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,18 +279,18 @@ def _source(kind: Kind, text: str, whitespace: Whitespace = "compact") -> str:
 
 
 def _compiled(schema: Any) -> llguidance.LLMatcher:
-    """A schema over single bytes, to see what becomes of it."""
+    """A schema compiled over single bytes, to learn whether it compiles."""
     return llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
 
 
 def _fault(schema: Any) -> str:
-    """What is wrong with a schema, "" for nothing."""
+    """Why a schema does not compile; empty: it does."""
     matcher = _compiled(schema)
     return reason(matcher) if matcher.is_error() else ""
 
 
 def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
-    """What is wrong with a grammar, and in which schema of it."""
+    """Why a grammar does not compile, and in which of its schemas."""
     where, schema = "", dict[str, Any]()
     if kind == "json_schema":
         schema = rewritten(read_schema(text), _compiled)
@@ -303,7 +303,7 @@ def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
 
 
 def _escape(text: str) -> str:
-    """A regex in Rust's syntax that matches only `text`."""
+    """A regex in Rust's syntax that matches `text` alone."""
     return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
 
 

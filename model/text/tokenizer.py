@@ -154,7 +154,7 @@ class Tokenizer:
         return (skip_special_tokens and token_id in self._special) or self.raw.id_to_token(token_id) is None
 
     def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
-        """Those of the texts that are special tokens, with their ids."""
+        """Ids of those texts that are special tokens."""
         ids = {text: self.raw.token_to_id(text) for text in texts}
         return {text: token for text, token in ids.items() if token is not None and token in self._special}
 
@@ -306,7 +306,7 @@ class StreamDecoder:
         return piece
 
     def flush(self) -> str:
-        """What was held back, at the end of the stream."""
+        """The characters that were held back, at the end of the stream."""
         if self._alone is not None:
             return self._utf8.decode(b"", True)
         self._tokens += self._tokenizer.sound(None, self._utf8)

@@ -30,7 +30,7 @@ from attend.model.net.kv_cache import KVCache
 log = logging.getLogger("attend.offload")
 
 SUBFOLDER = "attend-kv"
-"""Of `kv_disk_folder`, which a cluster may hand out with any owner and mode: this one is the user's alone."""
+"""Subfolder of `kv_disk_folder`, which a cluster may create with any owner and mode: this one is the user's alone."""
 BYTES_PER_SECOND = 200e6
 """Written over time: reads, and other processes, need the disk too."""
 CODE = Path(__file__).parents[2] / "net"
@@ -110,7 +110,7 @@ class KVOffload:
 
 
 def code_digest() -> bytes:
-    """Of the code that computes keys and values."""
+    """Digest of the source code that computes keys and values, 16 bytes."""
     digest = blake2b(digest_size=16)
     for path in sorted(CODE.rglob("*.py")):
         digest.update(path.read_bytes())

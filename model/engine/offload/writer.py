@@ -24,7 +24,7 @@ FILE_BYTES = 16 << 20
 PIECE_BYTES = 4 << 20
 """Bytes that are copied at a time."""
 MOST_QUEUED_TOKENS = 1 << 22
-"""Of texts that wait to be written. Beyond them a text is not written."""
+"""Tokens of texts that may wait to be written. Texts beyond that are not written."""
 REFRESH_SECONDS = 5.0
 """How often other processes' files are looked for."""
 PAUSE_SECONDS = 30.0

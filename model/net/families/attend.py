@@ -71,7 +71,7 @@ def _scaling(name: str, given: Any) -> RopeScaling:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """The inverse of `read`."""
+    """A config's entries in config.json, which `read` turns into the same config."""
     values = asdict(config)
     del values["family"]
     names = {kind: name for name, kind in SCALINGS.items()}

@@ -54,7 +54,7 @@ def _experts(raw: Raw, shared: int) -> dict[str, Any]:
 
 
 def read_shared(raw: Raw) -> ModelConfig:
-    """With experts, and a shared one where it has a width."""
+    """Read a GraniteMoeShared config.json: experts, and a shared one where it has a width."""
     return ModelConfig(**_common(raw) | _experts(raw, count(raw, "shared_intermediate_size", 0)))
 
 

@@ -36,7 +36,7 @@ def _common(raw: Raw, eps: float = 1e-5) -> dict[str, Any]:
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Read an OLMo config.json."""
+    """Read an OLMo config.json; `clip_qkv` is refused."""
     refuse(raw, "clip_qkv", None)
     bias = flag(raw, "attention_bias")
     norms = {"norm": "layernorm_without_bias", "norm_eps": 1e-5}
@@ -44,7 +44,7 @@ def read(raw: Raw) -> ModelConfig:
 
 
 def read3(raw: Raw) -> ModelConfig:
-    """Read OLMo 3."""
+    """Read an OLMo 3 config.json: three layers of four have a sliding window, and a RoPE of their own."""
     layers = sliding_layers(raw, lambda layer: (layer + 1) % 4 != 0)
     fields = _common(raw) | two_ropes(raw, head_size(raw), theta=500000.0, local_key="rope_theta", local_theta=500000.0)
     return ModelConfig(**fields | local_windows(raw, raw.get("sliding_window", 4096), layers))

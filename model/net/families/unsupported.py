@@ -45,7 +45,7 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "t5": (None, BOTH),
     "zamba2": ("llama", MAMBA),
 }
-"""By `model_type`: the nearest that is served, None where none is near; and what differs."""
+"""By `model_type`: the family that is nearest to it (None: no family is near), and what differs."""
 
 
 def introduce(kind: object) -> str:

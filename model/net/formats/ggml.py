@@ -35,7 +35,7 @@ def numbers_of(kind: Type, bytes_RB: Tensor) -> Tensor:
 
 
 def codes_of(kind: Type, bytes_RB: Tensor) -> Codes:
-    """What rows of whole blocks hold, of a type in `CODED`."""
+    """The codes of whole blocks of a type in `CODED`."""
     meaning, codes, scales, minima = CODED[kind](_blocks(kind, bytes_RB))
     return Codes(meaning, codes.flatten(1), scales.flatten(1), None if minima is None else minima.flatten(1))
 

@@ -13,7 +13,7 @@ from attend.model.net.formats.codes import GROUP, MXFP4, CodeLayout, Codes
 from attend.model.net.formats.reading import Find, Format, Part, Settings, Stored, Tensors, count_groups
 
 BYTES = ("U8",)
-"""What both tensors are, under safetensors' name."""
+"""Dtype of both tensors, by its name in safetensors."""
 
 
 class Mxfp4(Format):

@@ -19,7 +19,7 @@ from attend.model.net.formats.codes import GROUP, INT4, INT8, CodeLayout, Codes,
 Settings = Mapping[str, Any]
 """`quantization_config` of config.json."""
 Tensors = Mapping[str, Tensor]
-"""What holds a matrix, by the roles that `Format.parts` names."""
+"""The tensors that hold a matrix, by their roles in `Format.parts`."""
 Stored = Callable[[str], str | None]
 """What a tensor of the files is stored in, under safetensors' name; None where there is no tensor of this name."""
 Find = Callable[[str], Tensor | None]
@@ -32,13 +32,13 @@ KINDS = {4: INT4, 8: INT8}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor that holds a share of a matrix."""
+    """A tensor that holds a share of a quantised matrix."""
 
     name: str
     stored: tuple[str, ...]
     """Names of the dtypes that it may be stored in."""
     shapes: tuple[tuple[int, ...], ...]
-    """Shapes that it may have."""
+    """The shapes that it may have."""
     optional: bool = False
 
 
@@ -46,7 +46,7 @@ class Format:
     """How some of the matrices of a checkpoint are written. Methods raise ValueError where they cannot be what was found."""
 
     title: str
-    """For people: the name of the format and its bits."""
+    """Name of the format and its bits, for the log."""
     notes: tuple[str, ...] = ()
     """What is not carried out, or carried out in another way: for the log."""
 
@@ -58,7 +58,7 @@ class Format:
         return stored(f"{module}.qweight") is not None or (stored(name) is None and stored(f"{module}.scales") is not None)
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
-        """By their roles, the tensors that hold a matrix of this shape."""
+        """The tensors that hold a matrix of this shape, by their roles."""
         raise NotImplementedError
 
     def form(self, name: str, tensor: Find) -> CodeLayout | None:

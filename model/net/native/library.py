@@ -43,7 +43,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
 
 
 def library_path() -> Path:
-    """Where the library of this source belongs: beside it, under a name that changes with it."""
+    """Path of the library for this source, beside it: its name has the digest of the source."""
     return SOURCE.with_name(library_name())
 
 
@@ -55,7 +55,7 @@ def library_name() -> str:
 
 
 def cache_folder() -> Path:
-    """Where a library is kept that was built for this user. Raises OSError where nothing may be loaded from there."""
+    """Where the library that was built for this user is kept. Raises OSError where its folder is not safe to load from."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "attend"
