@@ -21,7 +21,7 @@ from attend.model.sublayers import (
 )
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
-"""The shipped checkpoint."""
+"""Folder of the shipped checkpoint."""
 Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
 QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""

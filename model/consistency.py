@@ -93,7 +93,7 @@ def _check_experts(config: "ModelConfig", count: int) -> None:
     groups, chosen = config.expert_groups, config.groups_per_token
     if groups > 1 and (count % groups or count < config.group_top * groups):
         raise CheckpointError(
-            f"config.json: {count} experts cannot be shared by {groups} groups of at least {config.group_top}"
+            f"config.json: {count} experts cannot be divided into {groups} groups of at least {config.group_top}"
         )
     if chosen > groups or chosen * (count // groups) < config.experts_per_token:
         raise CheckpointError(

@@ -39,9 +39,9 @@ def gpu_dtype(wanted: str, family: str = "") -> torch.dtype:
         return DTYPES["bfloat16" if wanted == "auto" else wanted]
     lacking = f"this GPU has compute capability {capability_text(found)}, and bfloat16 needs {capability_text(BFLOAT16)}"
     if wanted == "bfloat16":
-        raise SettingError(f"dtype is bfloat16, but {lacking}: float16 or float32 serve there")
+        raise SettingError(f"dtype is bfloat16, but {lacking}: use float16 or float32")
     if wanted == "auto" and family in OVERFLOWS:
-        raise SettingError(f"dtype is auto, but {lacking}, and {family} overflows float16: dtype = float32 serves it")
+        raise SettingError(f"dtype is auto, but {lacking}, and {family} overflows float16: use dtype = float32")
     return DTYPES["float16" if wanted == "auto" else wanted]
 
 
@@ -74,7 +74,7 @@ def why_no_cuda(root: Path = ROOT) -> str:
     if not nvidia_here(root):
         return "no NVIDIA driver is here; install it, or start the container with its GPU (--gpus all)"
     if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()) in HIDING:
-        return f"CUDA_VISIBLE_DEVICES is {hidden!r} and hides it, as Ray has it where it counts no GPU (ray start --num-gpus)"
+        return f"CUDA_VISIBLE_DEVICES is {hidden!r} and hides it; Ray does so where it has no GPUs (ray start --num-gpus)"
     words = _words_of_torch()
     if "driver" in words and "old" in words:
         return f"{words}; update the driver, or install a torch that was built for CUDA {_driver_cuda(words)}"

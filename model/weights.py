@@ -130,7 +130,7 @@ def way_out(folder: Path, names: Collection[str], first: str = "") -> str:
         return ggufs
     others = sorted(name for name in names if name.endswith(".safetensors"))
     foreign = others and all(name.startswith("consolidated") for name in others)
-    why = "with Mistral's own names of tensors, which are not read" if foreign else "and no whole set of shards"
+    why = "with Mistral's own tensor names, which are not supported" if foreign else "but not all shards of a set"
     return f"; {_few(others)} there, {why}" if others else ""
 
 

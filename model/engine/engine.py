@@ -78,17 +78,17 @@ class Engine:
         return scheduler.num_running + scheduler.num_waiting > len(scheduler.awaiting_kv)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request for the scheduler."""
         self.scheduler.add(request)
         if self.offload is not None:
             self.offload.reader.begin(request)
 
     def abort(self, request_id: str, reason: FinishReason) -> Output | None:
-        """End a request."""
+        """End a request, and free its blocks; None where it is not in flight."""
         return self.scheduler.abort(request_id, reason)
 
     def abort_all(self, reason: FinishReason) -> list[Output]:
-        """End every request."""
+        """End every request that is in flight."""
         return self.scheduler.abort_all(reason)
 
     def step(self) -> list[Output]:

@@ -196,9 +196,7 @@ class AsyncEngine:
             stays = in_flight >= most >= 2 * self._info.max_batch_requests and self._ends_slowly()  # as many wait as run
             raise QueueFull(f"the queue is full: {in_flight} requests are in flight, {most} is the limit", stays=stays)
         if not _has_share(owner, self._owned, count, most - in_flight):
-            raise QueueFull(
-                f"the queue has no room for more of {owner!r}, who has {self._owned[owner]} of {in_flight} requests in flight"
-            )
+            raise QueueFull(f"the queue is full for {owner!r}, who has {self._owned[owner]} of {in_flight} requests in flight")
 
     def _ends_slowly(self) -> bool:
         """Whether as many requests as may wait have not ended within QueueFull.STAYS_SECONDS of late."""

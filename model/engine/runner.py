@@ -53,7 +53,7 @@ def device_errors() -> Iterator[None]:
         if plain and any(name in text for name in DEVICE_ERRORS):
             raise DeviceFailed(f"the device failed: {text}") from error
         if type(error).__module__.partition(".")[0] == "triton":  # which may not be there, and whose errors are of its own
-            raise EngineFailed(f"a kernel cannot run on this device: {in_words(error)}; backend = torch serves") from error
+            raise EngineFailed(f"a kernel cannot run on this device: {in_words(error)}; use backend = torch") from error
         raise
 
 

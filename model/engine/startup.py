@@ -97,7 +97,7 @@ def look(part: str, law: Callable[[], str], device: str = "cpu") -> Finding:
     except Exception as error:  # of Triton, its compiler, or the driver
         reason, found = "kernel_fails", in_words(error)
         if not _is_alive(device):
-            raise EngineFailed(f"the start-up check of the {part} has made the device fail: {found}") from error
+            raise EngineFailed(f"the device failed in the start-up check of the {part}: {found}") from error
     return Finding(part, reason, found, time.perf_counter() - began)
 
 
@@ -230,7 +230,7 @@ def differs(ours_TE: Tensor, torch_TE: Tensor, exact_TE: Tensor, floor: float, s
         place = round(part * (len(ours_T) - 1))
         ours, allowed = float(ours_T[place]), max(TIMES * float(torch_T[place]), floor)
         if ours > allowed:
-            return f"the {name} token lies {ours:.1%} from float32, where rounding explains {allowed:.1%}"
+            return f"the {name} token differs from float32 by {ours:.1%}, of which rounding explains {allowed:.1%}"
     return ""
 
 

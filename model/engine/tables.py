@@ -217,7 +217,7 @@ class BlockTables:
             again = request.known_until - request.num_computed
             if request.reason == "evicted" and not self.lost["evicted"]:
                 log.warning(
-                    "%d tokens of a known prefix are computed again: their state was evicted, see state_cache_share", again
+                    "%d tokens of a known prefix are recomputed: their recurrent state was evicted (state_cache_share)", again
                 )
             self.lost[request.reason] += again
 

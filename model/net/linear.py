@@ -73,7 +73,7 @@ class Linear(nn.Linear):
         sizes = self.parts if self.cut == "rows" else (self.in_features,)
         alone = self.cut == "columns" or self.unit == 1  # a unit that two shards have would be added twice
         if any(size % (ranks * self.unit) and (alone or ranks * self.unit % size) for size in sizes):
-            raise ValueError(f"{sizes} {self.cut} in units of {self.unit} cannot be shared by {ranks}")
+            raise ValueError(f"{sizes} {self.cut} in units of {self.unit} cannot be divided among {ranks} ranks")
         begins = [sum(sizes[:n]) for n in range(len(sizes))]
         mine = [
             range(begin + low, begin + low + max(self.unit, size // ranks))

@@ -92,7 +92,7 @@ class QuantisedLinear(Linear):
         return quantise(tensor.dense(), self.kind)
 
     def dense(self) -> Tensor:
-        """The matrix [O, I], float32."""
+        """The dequantised matrix [O, I], float32."""
         return self.select(torch.arange(self.units.numel())).view(*self.units.shape, self.in_features)
 
     def select(self, rows_N: Tensor) -> Tensor:

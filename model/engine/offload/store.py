@@ -79,7 +79,9 @@ class BlockStore:
         except OSError as error:
             raise SettingError(f"kv_disk_folder: {str(folder)!r} cannot be written to: {error.strerror}") from error
         if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SettingError(f"kv_disk_folder: other users may write to {str(folder)!r}, and what it holds is believed")
+            raise SettingError(
+                f"kv_disk_folder: other users may write to {str(folder)!r}, and its files are trusted: chmod 700"
+            )
         if most_bytes < max(self.sizes) + HEAD.size + ENTRY.size:
             raise SettingError(f"kv_disk_bytes is {most_bytes}, but one block takes {max(self.sizes)}: raise it")
         self.refresh()
@@ -163,7 +165,7 @@ class BlockStore:
     def _discard(self, name: str) -> None:
         """Remove a damaged file."""
         self.num_errors += 1
-        log.warning("%s is no good, and is removed", self.folder / name)
+        log.warning("%s is damaged, and is removed", self.folder / name)
         with suppress(OSError):
             self._remove(name, (self.folder / name).stat().st_size)
 

@@ -73,7 +73,7 @@ class Awq(Format):
 
 
 def _rows(words_IW: Tensor) -> Tensor:
-    """Words [in, out / 8] to numbers [out, in]."""
+    """From 32-bit words [in, out / 8] to numbers [out, in]."""
     bytes_WIN = as_bytes(words_IW.T).unflatten(-1, (-1, 4))
     rows_WNI = torch.empty(words_IW.shape[1], len(ORDER), len(words_IW), dtype=torch.uint8)
     for place, neighbour in enumerate(ORDER):

@@ -33,7 +33,7 @@ class Blocks:
     """Puts the rows in our order, without mixing them; None: they are in our order."""
 
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of the matrix."""
         return len(self.bytes_RB) * self.columns
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Blocks":
@@ -88,5 +88,5 @@ class Unread(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
+        """Number of rows of the matrix."""
         return self.rows.numel() // (self.rows.columns if isinstance(self.rows, Blocks) else self.rows.shape[-1])

@@ -76,7 +76,7 @@ class Codes(NamedTuple):
         return self.codes_OI.shape
 
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of the matrix."""
         return self.codes_OI.numel()
 
     def dense(self) -> Tensor:

@@ -92,7 +92,7 @@ class Gptq(Format):
 
 
 def _columns(words_WO: Tensor, bits: int) -> Tensor:
-    """Words [in * bits / 32, out] to numbers [out, in]."""
+    """From 32-bit words [in * bits / 32, out] to numbers [out, in]."""
     bytes_OWN = as_bytes(words_WO).unflatten(-1, (-1, 4)).transpose(0, 1)
     if bits == 8:
         return bytes_OWN.flatten(1)

@@ -55,7 +55,7 @@ class Safetensors(Weights):
                 self.problems.append(f"{INDEX} says that tensor {name} is in {file}, which lacks it")
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files that were opened."""
         self._opened.clear()
 
     def dtypes(self) -> set[str]:

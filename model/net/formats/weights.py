@@ -54,7 +54,7 @@ class Weights:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; a kind of files that opens none does nothing."""
 
     def spelled(self, family: Family) -> Family:
         """The family with the names of the tensors that are there."""

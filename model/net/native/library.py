@@ -75,7 +75,7 @@ def cached_path() -> Path:
     for place in {*folder.parents, *folder.resolve().parents}:
         about = place.stat()
         if about.st_uid not in (0, os.getuid()) or (about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX):
-            raise OSError(f"other users could replace {folder}: {place} is theirs, or they can write to it")
+            raise OSError(f"other users could replace {folder}: {place} is another user's, or others can write to it")
     return folder / library_name()
 
 
