@@ -1,4 +1,4 @@
-"""What a model is, as frozen, validated, torch-free records."""
+"""The architecture of a model, as frozen, validated, torch-free records."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from attend.model.sublayers import (
 )
 
 DEFAULT_MODEL = Path(__file__).parent / "default"
-"""The shipped checkpoint."""
+"""Folder of the shipped checkpoint."""
 Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias"]
 QKNorm = Literal["none", "head", "all"]
 """What queries and keys are normed over: nothing, each head by itself (Qwen3), or all heads side by side (OLMo 2)."""
@@ -39,7 +39,7 @@ class MemoryGroup:
     window: int | None = None
     """Tokens that a query sees at most, itself included: older ones need not be kept. None: all are kept."""
     has_state: bool = False
-    """They keep one state for each sequence, and no keys and values."""
+    """Layers that keep one recurrent state for each sequence, in place of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     norm_place: NormPlace = "pre"
     post_norm_eps: float | None = None
-    """That of the norms of sublayers' outputs (Muse Glimmer); None: norm_eps."""
+    """The eps of the norms of sublayers' outputs (Muse Glimmer); None: norm_eps."""
     positions: Positions = "rotary"
     rope_theta: float = 10000.0
     rope_size: int | None = None
@@ -81,13 +81,13 @@ class ModelConfig:
     gated_mlp: bool = True
     qkv_bias: bool = False
     out_bias: bool = False
-    """Bias on the attention output."""
+    """Whether the output projection of attention has a bias."""
     mlp_bias: bool = False
     """Bias on the projections of the MLP, or of the experts and their router."""
     swiglu_limit: float | None = None
     """Gates are cut to it from above and ups from both sides, and 1 is added to ups (gpt-oss); None: none of that."""
     swiglu_slope: float = 1.702
-    """With a limit the activation is gate * sigmoid(slope * gate)."""
+    """With `swiglu_limit`, the activation is gate * sigmoid(slope * gate)."""
     num_experts: int | None = None
     """None: every layer has an MLP; or else see MixtureSpec."""
     experts_per_token: int = 1
@@ -161,7 +161,7 @@ class ModelConfig:
     delta_layers: tuple[int, ...] = ()
     """The layers, counted from 0, that keep a state in place of keys and values."""
     delta_norm_place: NormPlace | None = None
-    """Where `delta_layers` norm (OLMo Hybrid); None: where the others do."""
+    """Place of the norms in `delta_layers` (OLMo Hybrid); None: as in the other layers."""
     conv_kernel: int | None = None
     """Tokens that the short convolution of `conv_layers` sees, the token itself included; at least 2."""
     conv_bias: bool = False
@@ -174,7 +174,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in SIZES:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not (self._is_optional(name) and value is None) and not (type(value) is int and value > 0):
                 raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
         for name, known in CHOICES.items():
             if getattr(self, name) not in get_args(known):
@@ -183,13 +183,15 @@ class ModelConfig:
                 )
         for name in NUMBERS:
             value = getattr(self, name)
-            optional = type(self).__dataclass_fields__[name].default is None
-            if not (optional and value is None) and not (type(value) in (int, float) and 0 < value < math.inf):
+            if not (self._is_optional(name) and value is None) and not (type(value) in (int, float) and 0 < value < math.inf):
                 raise CheckpointError(f"config.json: {name} must be a positive number; got {value!r}")
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
         check(self)
+
+    def _is_optional(self, name: str) -> bool:
+        return type(self).__dataclass_fields__[name].default is None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -306,6 +308,8 @@ class ModelConfig:
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
     *("experts_per_token", "expert_groups", "groups_per_token", "group_top", "query_scale_length"),
+    *("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel", "global_head_size"),
+    *("global_kv_heads", "kv_shared_mlp_size", "per_layer_input_size", "per_layer_vocab_size"),
 )
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
 CHOICES |= {"routing": Routing, "scoring_func": Scoring}

@@ -1,4 +1,4 @@
-"""Which device serves, what it is, and which numbers it computes in. No GPU that torch cannot use is passed over in silence.
+"""Choice of device and dtype, and what the device is. No GPU that torch cannot use is passed over in silence.
 
 Not yet run on a GPU.
 """
@@ -39,14 +39,14 @@ def gpu_dtype(wanted: str, family: str = "") -> torch.dtype:
         return DTYPES["bfloat16" if wanted == "auto" else wanted]
     lacking = f"this GPU has compute capability {capability_text(found)}, and bfloat16 needs {capability_text(BFLOAT16)}"
     if wanted == "bfloat16":
-        raise SettingError(f"dtype is bfloat16, but {lacking}: float16 or float32 serve there")
+        raise SettingError(f"dtype is bfloat16, but {lacking}: use float16 or float32")
     if wanted == "auto" and family in OVERFLOWS:
-        raise SettingError(f"dtype is auto, but {lacking}, and {family} overflows float16: dtype = float32 serves it")
+        raise SettingError(f"dtype is auto, but {lacking}, and {family} overflows float16: use dtype = float32")
     return DTYPES["float16" if wanted == "auto" else wanted]
 
 
 def capability() -> tuple[int, int]:
-    """Of the first GPU, as (8, 0); where there is none, BFLOAT16, for what is compiled or tried without one."""
+    """Compute capability of the first GPU, as (8, 0); without a GPU, BFLOAT16: for kernels that are compiled or tried there."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else BFLOAT16
 
 
@@ -62,7 +62,7 @@ def nvidia_here(root: Path = ROOT) -> str:
 
 
 def unused_gpu(root: Path = ROOT) -> str:
-    """That a GPU is here which torch cannot use, why, and what to do; empty where that is not so."""
+    """Why torch cannot use the GPU of this machine, and what to do; empty where it can, or where there is none."""
     place = "" if torch.cuda.is_available() else nvidia_here(root)
     return place and f"an NVIDIA GPU is here ({place}), and torch cannot use it: {why_no_cuda(root)}"
 
@@ -74,7 +74,7 @@ def why_no_cuda(root: Path = ROOT) -> str:
     if not nvidia_here(root):
         return "no NVIDIA driver is here; install it, or start the container with its GPU (--gpus all)"
     if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()) in HIDING:
-        return f"CUDA_VISIBLE_DEVICES is {hidden!r} and hides it, as Ray has it where it counts no GPU (ray start --num-gpus)"
+        return f"CUDA_VISIBLE_DEVICES is {hidden!r} and hides it; Ray does so where it has no GPUs (ray start --num-gpus)"
     words = _words_of_torch()
     if "driver" in words and "old" in words:
         return f"{words}; update the driver, or install a torch that was built for CUDA {_driver_cuda(words)}"
@@ -140,7 +140,7 @@ def read_rate() -> float:
 
 
 TURNS, ROUNDS = 5, 3
-"""Of what is timed, after three turns more: the fastest round counts, as others may have the cores meanwhile."""
+"""Rounds that are timed, after three that are not: the fastest one counts, since other processes may use the cores."""
 
 
 def rates(device: str, size: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:

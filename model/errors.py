@@ -75,8 +75,8 @@ class QueueFull(Overloaded):
     reason = "queue"
     STAYS_SECONDS = 0.1
 
-    def __init__(self, message: str, retry_after: int = 1, *, stays: bool = False) -> None:
-        super().__init__(message, retry_after)
+    def __init__(self, message: str, *, stays: bool = False) -> None:
+        super().__init__(message)
         self.stays = stays
 
 

@@ -34,7 +34,7 @@ class Defaults:
         return {name: getattr(sampling, name) for name in SAMPLING} | {name: getattr(decoding, name) for name in DECODING}
 
     def changed(self) -> dict[str, float]:
-        """Those with which tokens are drawn otherwise than without a file."""
+        """The parameters whose values differ from those without a file."""
         return {name: value for name, value in self.values().items() if value != NO_DEFAULTS.values()[name]}
 
 

@@ -64,11 +64,11 @@ INSTRUCTION_SETS = {
     "avx_vnni": "AVX-VNNI",
     "avx2": "AVX2",
 }
-"""Of x86, by the kernel's flags: what multiplies most numbers at once comes first."""
+"""Instruction sets of x86 by the kernel's flags, the one with the widest matrix products first."""
 
 
 def instruction_sets(root: Path = ROOT) -> list[str]:
-    """Those of the processor that multiply matrices, the best one first."""
+    """The processor's instruction sets for matrix products, the best one first."""
     flags = flags_of_processor(root)
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
 
@@ -79,7 +79,7 @@ def flags_of_processor(root: Path = ROOT) -> list[str]:
 
 
 def processor_name(root: Path = ROOT) -> str:
-    """As the kernel has it, or the machine's architecture."""
+    """The processor's name as the kernel gives it, or else the machine's architecture."""
     return _of_processor(root, "model name") or platform.machine()
 
 

@@ -1,4 +1,4 @@
-"""What a caller may ask of the engine. The one validator of both transports: types and ranges, with the field named."""
+"""Sampling parameters and stop rules of a request. The one validator of both transports: types and ranges, by field."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -83,7 +83,7 @@ def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> tuple[int, .
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a token is drawn from the model's scores."""
+    """The settings of a request by which a token is drawn from the model's scores."""
 
     temperature: float = 1.0
     """0 is greedy: the likeliest token, of equals the one with the lowest id."""
@@ -157,7 +157,7 @@ NO_CHANGE = DecodingParams()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
-    """When a choice ends."""
+    """The limits and texts that end an answer."""
 
     max_tokens: int | None = 16
     """None takes what the context has left; 0 computes the prompt alone, for its log probabilities or its echo."""

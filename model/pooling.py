@@ -1,4 +1,4 @@
-"""How a text's hidden states become its embedding, as the files of sentence-transformers beside a checkpoint say it, or a GGUF
+"""How hidden states are pooled into an embedding, as the files of sentence-transformers beside a checkpoint say it, or a GGUF
 file's own metadata.
 
 modules.json lists what a text goes through: Transformer, Pooling, and mostly Normalize. The Pooling has a folder of its own.
@@ -30,14 +30,14 @@ class Pooling(StrEnum):
 
 
 GGUF_WAYS = ("NONE", "MEAN", "CLS", "LAST", "RANK")
-"""What `pooling_type` of a GGUF file counts, from 0."""
+"""The values of `pooling_type` in a GGUF file, counted from 0."""
 OF_GGUF = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}
 MODES = {
     **{"lasttoken": Pooling.LAST, "mean": Pooling.MEAN, "cls": Pooling.CLS},
     **{"mean_tokens": Pooling.MEAN, "cls_token": Pooling.CLS},
 }
 CHOICES = {"mean": Pooling.MEAN, "last": Pooling.LAST, "cls": Pooling.CLS}
-"""What the setting `pooling` may be, beside auto."""
+"""The values of the setting `pooling` beside auto."""
 HINT = "the server's --pooling can say it"
 KNOWN = ("Transformer", "Pooling", "Normalize")
 
@@ -107,7 +107,7 @@ def _gguf_rules(path: Path) -> EmbeddingRules:
         else f"pooling_type {describe(kind)}"
     )
     silent = kind in (None, 0)
-    computed = f"computed are 1 (MEAN), 2 (CLS) and 3 (LAST){f'; {HINT}' if silent else ''}"
+    computed = f"supported: 1 (MEAN), 2 (CLS), 3 (LAST){f'; {HINT}' if silent else ''}"
     return EmbeddingRules(refusal=f"this model makes no embeddings: its file has {said}; {computed}", is_silent=silent)
 
 
@@ -123,7 +123,7 @@ def _module_paths(folder: Path) -> Mapping[str, str]:
             raise CheckpointError(f"{MODULES} must list objects with a type and a path; got {describe(module)}")
         kind = kind.rpartition(".")[2]
         if kind not in KNOWN or kind in paths:
-            raise CheckpointError(f"{MODULES} has the module {kind[:64]!r}; computed are one each of {', '.join(KNOWN)}")
+            raise CheckpointError(f"{MODULES} has the module {kind[:64]!r}; supported: one each of {', '.join(KNOWN)}")
         paths[kind] = path
     if "Pooling" not in paths:
         raise CheckpointError(f"{MODULES} has no Pooling")
@@ -137,9 +137,7 @@ def _pooling(folder: Path, paths: Mapping[str, str]) -> Pooling:
     if "pooling_mode" in raw:  # as newer versions of sentence-transformers write it
         asked.append(str(raw["pooling_mode"]))
     if len(asked) != 1 or asked[0] not in MODES:
-        raise CheckpointError(
-            f"{name} asks for {' and '.join(asked)[:128] or 'no pooling'}; computed are lasttoken, mean and cls"
-        )
+        raise CheckpointError(f"{name} asks for {' and '.join(asked)[:128] or 'no pooling'}; supported: lasttoken, mean, cls")
     return MODES[asked[0]]
 
 
@@ -148,7 +146,7 @@ def _max_tokens(folder: Path) -> int | None:
         return None
     raw = read_json(folder, SENTENCES)
     if raw.get("do_lower_case"):
-        raise CheckpointError(f"{SENTENCES} has do_lower_case, which is not done here")
+        raise CheckpointError(f"{SENTENCES} sets do_lower_case, which is not supported")
     most: Any = raw.get("max_seq_length")
     if most is not None and (type(most) is not int or most < 1):
         raise CheckpointError(f"{SENTENCES}: max_seq_length must be a positive integer; got {describe(most)}")

@@ -42,7 +42,7 @@ class Scorer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary, V."""
+        """V, the size of the vocabulary."""
         ...
 
     def read(self, tokens: Sequence[int], first: int) -> Callable[[int, int], Tensor]:
@@ -52,20 +52,20 @@ class Scorer(Protocol):
 
 @dataclass(slots=True)
 class Quality:
-    """What a form makes of a text, summed over its positions."""
+    """How well a form predicts a text, summed over its positions."""
 
     positions: int = 0
     nats: float = 0.0
     """-log p of the text's tokens."""
     squares: float = 0.0
-    """Of what a token costs more, or less, than with the first form."""
+    """Sum of the squared differences in cost of each token, in nats, from the first form."""
     divergence: float = 0.0
     """Kullback-Leibler divergence from the first form's probabilities to these, in nats."""
     agreed: int = 0
     """Positions whose likeliest token is the first form's."""
 
     def bits_per_byte(self, num_bytes: int) -> float:
-        """Of a text of so many bytes."""
+        """Bits per byte of a text of `num_bytes` bytes."""
         return self.nats / math.log(2) / num_bytes
 
     def uncertainty(self, first: "Quality") -> float:

@@ -87,7 +87,7 @@ class YarnScaling(RopeScaling):
     beta_slow: float = 1.0
     """Columns that turn less often are stretched by the whole factor."""
     attention_factor: float = 1.0
-    """What rotated queries and keys are multiplied by."""
+    """A factor of rotated queries and keys."""
     truncate: bool = True
     """Whether the two bounds are rounded to whole columns."""
 
@@ -103,7 +103,7 @@ class LongScaling(RopeScaling):
     long_factors: tuple[float, ...]
     original_positions: int
     attention_factor: float = 1.0
-    """What rotated queries and keys are multiplied by."""
+    """A factor of rotated queries and keys."""
 
     def check(self, size: int) -> None:
         """See RopeScaling."""

@@ -1,4 +1,4 @@
-"""From scores to tokens, as pure functions on rows. A row's token depends on that row alone.
+"""Draws tokens from scores: pure functions on rows. A row's token depends on that row alone.
 
 Randomness has no state: the noise of a token is a hash of (seed, answer index, position, token id), and the drawn
 token is argmax(score / temperature + Gumbel noise), which draws from softmax(score / temperature) exactly
@@ -26,7 +26,7 @@ UNSCORED, EXCLUDED = -1, -2
 
 
 SHORT_LIST = 1024
-"""Of the likeliest tokens: where they reach top-p, the others need not be sorted."""
+"""How many of the likeliest tokens are sorted first: where they reach top-p, the others need not be sorted."""
 WHOLE = 2.0**44
 """What the likeliest token weighs in top-p. Weights are whole numbers: their sums have no order. V may be 2^19."""
 
@@ -102,7 +102,7 @@ def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tenso
 
 
 def sample_by_row(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """As `sample`, so that no row's token can depend on the others.
+    """As `sample`, row by row where needed, so that no row's token can depend on the others.
 
     Torch may round logarithms and exponentials at the end of a tensor otherwise than in its middle: rows that need them go one
     by one. The largest of a row is the largest.

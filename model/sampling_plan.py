@@ -74,14 +74,14 @@ class SamplingPlan:
 
 
 class TextCounts(NamedTuple):
-    """What the penalties look at. Arrays of int64."""
+    """How often tokens occur in a text, for the penalties. Arrays of int64."""
 
     seen: "array[int]"
     """Ids that stand in the prompt or the output, each once."""
     drawn: "array[int]"
     """Ids that stand in the output, each once."""
     counts: "array[int]"
-    """How often they do, in the same order."""
+    """The number of occurrences of each token, in the same order."""
 
 
 class History:
@@ -111,7 +111,7 @@ class History:
 
 @dataclass(slots=True)  # freezing it would cost each request two microseconds a step
 class Draw:
-    """What decides one row's token besides its scores."""
+    """The inputs of one row's draw beside its scores."""
 
     plan: SamplingPlan
     position: int
@@ -119,15 +119,15 @@ class Draw:
     banned: tuple[int, ...] = ()
     """Token ids that must not be drawn."""
     text: TextCounts | None = None
-    """What the penalties look at; None: an empty text."""
+    """Token counts for the penalties; None: an empty text."""
     mask: "NDArray[np.bool_] | None" = None
     """Tokens that a grammar allows, bool [V]."""
     awaits_mask: bool = False
-    """Its mask is worked out beside the step, and it draws once that is there: until then any token serves."""
+    """Its grammar mask is computed beside the step, and the token is drawn again with it: until then any token serves."""
 
     @property
     def key(self) -> int:
-        """The 64 bits that its noise is a hash of: `row_key` of seed, answer index and position."""
+        """The 64 bits that its noise is a hash of: mixed of seed, answer index and position."""
         return mix(self.plan.key ^ self.position)
 
     @property
@@ -153,11 +153,6 @@ def completing(bad_words: Sequence[Sequence[int]], tokens: Sequence[int]) -> tup
 def answer_key(seed: int, answer_index: int) -> int:
     """64 mixed bits of (seed, answer index)."""
     return mix(mix(seed & MASK_64) ^ answer_index)
-
-
-def row_key(seed: int, answer_index: int, position: int) -> int:
-    """64 mixed bits of (seed, answer index, position)."""
-    return mix(answer_key(seed, answer_index) ^ position)
 
 
 def reach(min_p: float) -> float:

@@ -25,7 +25,7 @@ YES, NO = "yes", "no"
 
 
 class ScoreWay(StrEnum):
-    """How scores are made."""
+    """How a model scores a pair of texts."""
 
     COSINE = "cosine"
     YES_NO = "yes_no"
@@ -33,12 +33,12 @@ class ScoreWay(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScoreRules:
-    """How a model's scores are made, or why none are."""
+    """How a checkpoint scores pairs of texts, or why it cannot."""
 
     way: ScoreWay | None = None
     tokens: tuple[int, int] = (-1, -1)
     """The ids of yes and no, where they are asked for."""
-    refusal: str = "this model gives no scores: its files and name say nothing of them; the server's --score or --pooling can"
+    refusal: str = "this model gives no scores: neither its files nor its name say how; the server's --score or --pooling can"
 
 
 NO_SCORES = ScoreRules()
@@ -50,7 +50,7 @@ def score_rules(folder: Path, name: str, choice: str, embedding: EmbeddingRules,
     tokens = _one_token(tokenizer, YES), _one_token(tokenizer, NO)
     if choice == ScoreWay.YES_NO or (choice == "auto" and _answers_yes_or_no(folder, name, tokens)):
         if None in tokens:
-            return ScoreRules(refusal=f"this model gives no scores: its tokenizer has no single token for {YES} and for {NO}")
+            return ScoreRules(refusal=f"this model gives no scores: its tokenizer lacks a single token for {YES} or for {NO}")
         return ScoreRules(ScoreWay.YES_NO, (tokens[0] or 0, tokens[1] or 0), "")
     if embedding.pooling is not None:
         return COSINE

@@ -1,4 +1,4 @@
-"""What a layer is, and what it may have in place of attention or of an MLP, as frozen, torch-free records."""
+"""The architecture of a layer: attention or a recurrence, an MLP or experts, as frozen, torch-free records."""
 
 import math
 from dataclasses import dataclass
@@ -43,11 +43,11 @@ class MixtureSpec:
     group_top: int = 2
     """A group counts what so many of its best experts sum up to: two in DeepSeek-V3, one in V2."""
     routing_eps: float | None = None
-    """What is added to the sum that weights are divided by."""
+    """Added to the sum by which weights are divided; None: nothing is."""
     routing_floor: float | None = None
     """The least that they are divided by (ERNIE 4.5)."""
     routed_scaling_factor: float = 1.0
-    """What the weights are multiplied by in the end."""
+    """A factor of the routing weights."""
     experts_beside_mlp: bool = False
     """Beside an MLP, not in its place: both are normed before and after by themselves, the router has a norm of its own, and
     each expert's weight is multiplied by a learned number (Gemma 4)."""
@@ -75,7 +75,7 @@ class DeltaSpec:
     negative_eigenvalues: bool = False
     """Rates lie in (0, 2) in place of (0, 1): along its key a state may change its sign (Grazzi et al. 2024)."""
     norm_eps: float | None = None
-    """Of the norm of the heads' outputs; None: that of the model's norms."""
+    """The eps of the norm of the heads' outputs; None: that of the model's norms."""
 
     def __post_init__(self) -> None:
         for name in ("key_heads", "value_heads", "key_size", "value_size", "kernel"):
@@ -130,7 +130,7 @@ class ConvSpec:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """What a layer keeps of a sequence, in float32."""
+        """Shapes of the state that a layer keeps of a sequence, in float32."""
         return ((self.channels, self.kernel - 1),)
 
     @property
@@ -166,7 +166,7 @@ class LatentSpec:
 
     @property
     def query_size(self) -> int:
-        """Columns of a head's query."""
+        """Size of a head's query."""
         return self.key_size + self.rope_size
 
     @property
@@ -184,7 +184,7 @@ class AttentionVariant:
     softcap: float | None = None
     """Scores s become softcap * tanh(s / softcap) before the mask (Gemma 2)."""
     scale: float | None = None
-    """What Q Kᵀ is multiplied by; None: 1 / sqrt(head size)."""
+    """The factor of Q Kᵀ; None: 1 / sqrt(head size)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +196,9 @@ class LayerSpec:
     """None: queries and keys are not rotated."""
     norm_place: NormPlace = "pre"
     experts: MixtureSpec | None = None
-    """None: an MLP."""
+    """The experts; None: a single MLP."""
     recurrence: DeltaSpec | ConvSpec | None = None
-    """What the layer has in place of attention; None: it attends."""
+    """The recurrence in place of attention; None: the layer has attention."""
     num_heads: int = 1
     num_kv_heads: int = 1
     head_size: int = 1
@@ -206,13 +206,13 @@ class LayerSpec:
     kv_layer: int | None = None
     """The layer whose keys and values it reads; None: it has its own."""
     keys_are_values: bool = False
-    """Its values are what its keys are before their norm."""
+    """Whether its values are its keys before their norm."""
     cached_parts: int = 2
     """What the KV cache holds of a token in each head: its key and its value, or the latent vector that is both."""
 
     @property
     def state_bytes(self) -> int:
-        """Of the state that it keeps for each sequence in place of keys and values; 0: it keeps keys and values."""
+        """Bytes of recurrent state per sequence; 0 for a layer with keys and values."""
         return 0 if self.recurrence is None else self.recurrence.state_bytes
 
     @property

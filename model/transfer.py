@@ -1,4 +1,4 @@
-"""Numbers on their way from Python to a device, which is not waited for.
+"""Asynchronous copies of numbers from Python to a device, through pinned memory.
 
 A plain copy to a GPU waits until the GPU has done all that it was given before. From pinned memory it takes its turn instead.
 Each copy costs a launch, so a step gathers its numbers in a `HostToDeviceCopy`.
@@ -24,7 +24,7 @@ class HostToDeviceCopy:
     def add(self, numbers: "Sequence[int] | array[int] | NDArray[np.int64]") -> int:
         """Put numbers in; returns by which index they are read. Raises RuntimeError after the first was read."""
         if self._sent is not None:
-            raise RuntimeError("the parcel has been sent")
+            raise RuntimeError("the copy has been started already")
         self._parts.append(np.asarray(numbers, np.int64).reshape(-1))
         return len(self._parts) - 1
 

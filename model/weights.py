@@ -19,7 +19,7 @@ from attend.model.gguf.places import SUFFIX, is_gguf
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 SHOWN = 5
-"""At most so many files are named in one message."""
+"""How many files one message names at most."""
 PICKLES = (".bin", ".pt", ".pth")
 NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
 """How the names of pickles begin that training leaves beside the weights."""
@@ -130,12 +130,12 @@ def way_out(folder: Path, names: Collection[str], first: str = "") -> str:
         return ggufs
     others = sorted(name for name in names if name.endswith(".safetensors"))
     foreign = others and all(name.startswith("consolidated") for name in others)
-    why = "with Mistral's own names of tensors, which are not read" if foreign else "and no whole set of shards"
+    why = "with Mistral's own tensor names, which are not supported" if foreign else "but not all shards of a set"
     return f"; {_few(others)} there, {why}" if others else ""
 
 
 def one_gguf(folder: Path, names: Collection[str]) -> str:
-    """That one of several GGUF files is to be named: the end of a sentence, or nothing where there are none."""
+    """The end of a message: which of several GGUF files is to be named; empty where there are none."""
     ggufs = sorted(name for name in names if name.endswith(SUFFIX))
     return f"; name one of its GGUF files, as in {shlex.quote(str(folder / ggufs[0]))}" if ggufs else ""
 

@@ -122,7 +122,7 @@ def test_every_path_that_is_named_exists():
 
 @pytest.mark.parametrize(
     ("page", "heading", "stations"),
-    [("model/README.md", "The way of a token", 18), ("service/README.md", "The way of a request", 15)],
+    [("model/README.md", "Code and law of each station", 18), ("service/README.md", "The way of a request", 15)],
 )
 def test_each_station_of_a_way_names_its_code_and_the_test_of_its_law(page, heading, stations):
     found = rows(page, heading)

@@ -1,1 +1,1 @@
-"""What computes a model on this machine: one class for each way, and the choice between them."""
+"""The backends, which compute a model on this machine: a class for each, and the choice among them."""

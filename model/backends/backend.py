@@ -1,4 +1,4 @@
-"""One way of computing a model: whether it can, how it loads, decodes, draws and records. The engine tests no names."""
+"""The interface of a backend: which models it computes, and how it loads, decodes, draws and records."""
 
 import logging
 from collections.abc import Callable
@@ -38,13 +38,13 @@ Form: TypeAlias = "Decoder | NativeDecoder | TritonDecoder"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a model is to be computed, and what decides whether a backend can."""
+    """Dtype, device, block size and ranks with which a model is to be computed: they decide whether a backend can."""
 
     dtype: torch.dtype
     device: str
-    """"cpu" or "cuda"."""
+    """The device's type: "cpu" or "cuda"."""
     block_size: int
-    """Tokens of a KV block."""
+    """Tokens in a block of the KV cache."""
     shared: bool = False
     """Whether several ranks compute the model; the config is then what each of them has of it."""
 
@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
     reason: str
     """A label of the metric: `model`, `heads`, `dtype`, `device`, `block_size`, `tensor_parallel`, `not_built`, ..."""
     why: str
-    """A clause about the backend: "it takes ..."."""
+    """A clause that goes on from the backend's name: "it takes ..."."""
 
 
 class Backend:
@@ -65,7 +65,7 @@ class Backend:
     """
 
     name: ClassVar[str]
-    """As the setting `backend` names it."""
+    """The backend's name in the setting `backend`."""
     computes: ClassVar[frozenset[str]] = ALL
     """The features (net/features.py) that it computes."""
     loss: ClassVar[str] = ""
@@ -187,7 +187,7 @@ def wide_heads(config: ModelConfig, most_group: int, most_size: int) -> Refusal 
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A dtype as settings name it: "bfloat16"."""
+    """The name of a dtype in the settings: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,4 +1,4 @@
-"""The native decoder (net/native): bfloat16 on a CPU, a step in one call."""
+"""The native backend: our C++ decoder (net/native) in bfloat16 on a CPU, a step in one call."""
 
 from collections.abc import Callable
 from functools import cached_property

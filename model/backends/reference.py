@@ -1,4 +1,4 @@
-"""The equation itself, request by request in float32: slow, and right by inspection."""
+"""The reference backend: the equations, request by request in float32; slow, and right by inspection."""
 
 from functools import cached_property
 

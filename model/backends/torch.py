@@ -1,4 +1,4 @@
-"""torch's matrix products and fused attention: computes every model on every device."""
+"""The torch backend: matrix products and fused attention of torch, for every model on every device."""
 
 from functools import cached_property
 

@@ -1,4 +1,4 @@
-"""Triton's kernels (net/triton) on a GPU, in steps that CUDA graphs replay. Not run on a GPU yet: see net/triton."""
+"""The Triton backend: kernels (net/triton) on a GPU, in steps that CUDA graphs replay. Not run on a GPU yet: see net/triton."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -54,7 +54,7 @@ class Triton(Backend):
 
     @classmethod
     def absence(cls) -> Refusal | None:
-        """It comes with the wheels of torch for CUDA."""
+        """Triton is installed only with the wheels of torch for CUDA."""
         return None if find_spec("triton") is not None else Refusal("not_built", "triton is not installed")
 
     @classmethod

@@ -23,7 +23,7 @@ LEAST_SECONDS = 0.1
 """A step beside streams may compute parts of prompts for so long at least, however slow it is: no prompt waits for ever, and
 small parts cost more for each token than large ones."""
 FEW = 8
-"""Where a chunk takes longer than LEAST_SECONDS, a part has a multiple of so many tokens."""
+"""Where a chunk takes longer than LEAST_SECONDS, a prompt's part is a multiple of so many tokens."""
 FIRST_CONTEXT = 1024
 """The first guess of the context in which a prompt token takes twice the seconds of one without: of small models on a CPU."""
 
@@ -75,7 +75,7 @@ class StepCost:
         return self.fixed_seconds, self.stream_seconds * streams, self.token_seconds * tokens, self.pair_seconds * pairs
 
     def pairs(self, start: int, count: int) -> float:
-        """Those of `count` tokens of a prompt from `start` on."""
+        """Query/key pairs that attention computes for `count` tokens of a prompt, the first at position `start`."""
         return count * min(start + count / 2, self.reach)
 
     def weight(self, start: int) -> float:

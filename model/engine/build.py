@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a running engine: device, dtype, weights, backend, cache."""
+"""Builds an engine from a checkpoint folder: device, dtype, weights, backend, KV cache."""
 
 import logging
 import sys
@@ -67,15 +67,15 @@ class Built:
 
     runner: ModelRunner
     net: Decoder
-    """Its own matrices, as they were read; `runner` has the form that serves."""
+    """Its share of the weights as they were read from the files; `runner` has the converted form that computes."""
     model: ModelConfig
     config: EngineConfig
     backend: str
     dtype: torch.dtype
     weights: str
-    """How weights are kept."""
+    """How weights are kept in memory: a dtype, "int8" or "int4"."""
     setup: str
-    """What answers depend on beside the weights."""
+    """What outputs depend on beside the checkpoint: backend, dtypes, processor and versions, for the fingerprint."""
     slower_path: SlowerPath | None
     fallback: Fallback
 
@@ -278,7 +278,7 @@ def use_threads(options: EngineOptions) -> None:
 
 
 def _threads(options: EngineOptions) -> str:
-    """With another number of threads sums may run in another order."""
+    """The number of CPU threads, for the fingerprint: with another one, sums may be added in another order."""
     return "deterministic" if options.deterministic else str(options.num_threads or torch.get_num_threads())
 
 

@@ -15,9 +15,9 @@ from attend.model.machine import available_memory
 
 log = logging.getLogger("attend.engine")
 CPU_SHARE = 0.25
-"""Of the memory that is available, where nothing is set: other replicas and processes live there too."""
+"""Default share of the available memory for the cache: other replicas and processes use memory too."""
 REQUESTS_PER_CONTEXT = 4
-"""Of a CPU's cache, where nothing is set: requests of a batch that share the room of one of the longest kind."""
+"""By default, so many requests of a batch share the room of one full context in a CPU's cache."""
 USUAL_CONTEXTS = 16
 """Whole contexts that a CPU's cache holds at least."""
 SNAPSHOTS_PER_CONTEXT = 4
@@ -124,7 +124,7 @@ def _least(group: MemoryGroup, config: EngineConfig, num_tokens: int) -> int:
 
 
 def _filled(least: Sequence[int], most: Sequence[int], each: Sequence[int], memory: int) -> list[int] | None:
-    """The same number of blocks for each group, within its bounds, and as large as fits beside the reserved blocks."""
+    """Blocks of each group: the largest number, cut to the group's bounds, that fits beside the reserved blocks; None: none."""
 
     def at(level: int) -> list[int]:
         return [min(high, max(low, level)) for low, high in zip(least, most, strict=True)]

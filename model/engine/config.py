@@ -14,7 +14,7 @@ class GroupSize:
     """The blocks of one group of layers, as the scheduler hands them out. See `MemoryGroup`."""
 
     num_blocks: int
-    """Without the reserved block 0."""
+    """Blocks that can be allocated: the reserved block 0 is not counted."""
     window: int | None = None
     """A block goes back once all its tokens are out of sight of later queries; None: at the request's end."""
     has_state: bool = False

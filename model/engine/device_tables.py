@@ -17,14 +17,14 @@ Tables = Sequence[Sequence[Sequence[int]]]
 
 
 class News(NamedTuple):
-    """What a step's tables have that the device does not have."""
+    """Entries of a step's block tables that the device does not have yet."""
 
     lines: "array[int]"
-    """[R]: the line of each row."""
+    """[R]: for each request of the step its line in `tables_GLB`."""
     places: "array[int]"
-    """Each one once, in the flat memory of `tables_GLB`."""
+    """Flat indices into `tables_GLB`, each of them once."""
     values: "array[int]"
-    """What is to be written there."""
+    """The block numbers to write at `places`, int64."""
 
 
 class TableLines:
@@ -32,7 +32,7 @@ class TableLines:
 
     def __init__(self, num_groups: int, num_lines: int, width: int, device: str | torch.device) -> None:
         self.tables_GLB = torch.zeros(num_groups, num_lines + 1, width, dtype=torch.int64, device=device)
-        """As requests have them, and 0 behind their ends. The last line belongs to nobody: it stays 0."""
+        """Block tables on the device, 0 behind their ends. The last line belongs to no request: it stays 0."""
         self.padding = num_lines
         self._width = width
         self._lengths, self._zeros = ([[0] * num_lines for _ in range(num_groups)] for _ in range(2))

@@ -27,10 +27,10 @@ log = logging.getLogger("attend.engine")
 
 
 class Pending(Drawn, Protocol):
-    """A step under way."""
+    """A step that was submitted and whose result was not read yet."""
 
     def result(self) -> StepResult:
-        """Wait for it."""
+        """Wait for the step and return its result. Raises what computing it raised."""
         ...
 
 
@@ -38,12 +38,12 @@ class Runner(Protocol):
     """What computes steps: `ModelRunner`, or a fake."""
 
     def submit(self, step: StepInput) -> Pending:
-        """Start a step."""
+        """Start computing a step, without waiting for its result where the runner can."""
         ...
 
 
 class Engine:
-    """A scheduler and a runner."""
+    """The loop of scheduling, submitting and committing steps, over a scheduler and a runner."""
 
     def __init__(
         self,
@@ -78,17 +78,17 @@ class Engine:
         return scheduler.num_running + scheduler.num_waiting > len(scheduler.awaiting_kv)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request for the scheduler."""
         self.scheduler.add(request)
         if self.offload is not None:
-            self.offload.begin(request)
+            self.offload.reader.begin(request)
 
     def abort(self, request_id: str, reason: FinishReason) -> Output | None:
-        """End a request."""
+        """End a request, and free its blocks; None where it is not in flight."""
         return self.scheduler.abort(request_id, reason)
 
     def abort_all(self, reason: FinishReason) -> list[Output]:
-        """End every request."""
+        """End every request that is in flight."""
         return self.scheduler.abort_all(reason)
 
     def step(self) -> list[Output]:
@@ -125,7 +125,7 @@ class Engine:
         return self._num_ended - before
 
     def stats(self) -> EngineStats:
-        """Load after the last step."""
+        """The load after the last step."""
         scheduler, lost = self.scheduler, self.scheduler.tables.lost
         return EngineStats(
             scheduler.num_running,
@@ -194,13 +194,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was submitted."""
+    """A submitted step: its plan, its input and its pending result."""
 
     plan: Plan
     given: StepInput
     pending: Pending
     masks: Future[None] | None
-    """What works out the masks that its draws await."""
+    """Ends once the grammar masks are computed that some draws wait for; None: no draw waits."""
 
 
 @dataclass(frozen=True)
@@ -210,15 +210,15 @@ class _Failed:
     error: Exception
 
     def tokens(self) -> Sequence[int]:
-        """Raise what went wrong."""
+        """Raise the error of the submission."""
         raise self.error
 
     def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> Sequence[int]:
-        """Raise what went wrong."""
+        """Raise the error of the submission."""
         raise self.error
 
     def result(self) -> StepResult:
-        """Raise what went wrong."""
+        """Raise the error of the submission."""
         raise self.error
 
 

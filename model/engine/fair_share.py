@@ -1,4 +1,4 @@
-"""Whose turn it is among owners, by virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models").
+"""Fair scheduling among owners by virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models").
 
 The counter of an owner has the tokens that steps have computed for its requests, over its weight. Who has the lowest counter
 goes first: into the batch, and with a part of a prompt. An owner without requests in flight has no counter, and begins with the
@@ -141,10 +141,6 @@ class FairShare:
             return []
         run = {request.owner for request in running}
         return self._heads((request for request in waiting if request.owner not in run), ())
-
-    def has_newcomers(self, waiting: Iterable[Request], running: Iterable[Request]) -> bool:
-        """Whether one of these was not tried yet."""
-        return any(not request.was_let_in for request in self.newcomers(waiting, running))
 
     def _heads(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
         """The first request of each owner, the lowest counters first; of two equal ones who has fewer that run."""

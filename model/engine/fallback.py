@@ -1,4 +1,4 @@
-"""What torch computes in place of kernels that differ from it, or fail, on this device: as `slower_path` is told.
+"""Falls back to torch where kernels differ from it, or fail, on this device; the reason is told as `slower_path`.
 
 A decoder's kernels are not exchanged one by one: torch computes the whole model then. Recorded steps, and draws, are.
 """
@@ -35,13 +35,13 @@ class Fallback:
         self._options, self._device, self._ranks = options, device, ranks
         self._paths: list[SlowerPath] = []
         self.findings: list[Finding] = []
-        """What was looked at."""
+        """Result of each check of a kernel against torch."""
         self._records = True
         if options.device == "auto" and (why := unused_gpu()):
-            self._paths.append(SlowerPath("gpu", f"the CPU serves: {why}; device = cpu is without this line"))
+            self._paths.append(SlowerPath("gpu", f"the CPU serves: {why}; device = cpu silences this"))
 
     def note(self, path: SlowerPath | None) -> None:
-        """One more reason; None: there is none."""
+        """Add a reason why the engine is slower than it could be, if there is one."""
         self._paths += () if path is None else (path,)
 
     def path(self) -> SlowerPath | None:
@@ -76,7 +76,7 @@ class Fallback:
         asked = f"backend is {options.backend}" if options.backend != "auto" else ""
         asked = f"tensor_parallel is {self._ranks}" if self._ranks > 1 else asked
         if asked:
-            raise EngineFailed(f"{asked}, and {what}; backend = torch serves, and kernel_check = off leaves the check out")
+            raise EngineFailed(f"{asked}, and {what}; use backend = torch, or kernel_check = off to skip the check")
         self._replaced(bad, f"the torch backend serves, {backend.loss}: {what}", what)
         return False
 
@@ -121,7 +121,7 @@ class Fallback:
 
     def _replaced(self, finding: Finding, cause: str, what: str) -> None:
         if self._options.kernel_check == "fail":
-            raise EngineFailed(f"kernel_check is fail, and {what}; with kernel_check = replace torch serves in its place")
+            raise EngineFailed(f"kernel_check is fail, and {what}; kernel_check = replace lets torch compute instead")
         self._paths.append(SlowerPath(finding.reason, cause))
 
 

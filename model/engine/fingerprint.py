@@ -1,4 +1,4 @@
-"""What answers depend on beside their requests, as a short name: a client resumes an answer only where it is the same."""
+"""The engine's fingerprint: what answers depend on beside requests. A client resumes an answer only under an equal one."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ HEAD, SAMPLE, EVERY = 1 << 20, 1 << 12, 1 << 20
 
 
 def own_version() -> str:
-    """That of the installed package; a source tree computes without being installed."""
+    """Version of the installed package, or a fixed text where a source tree runs without being installed."""
     try:
         return version("attend-server")
     except PackageNotFoundError:
@@ -44,7 +44,7 @@ def _native() -> str:
 
 
 def _triton() -> str:
-    """Its version; it comes with the wheels of torch for CUDA."""
+    """Triton's version, "none" where it is not installed: it comes with the wheels of torch for CUDA."""
     return version("triton") if find_spec("triton") is not None else "none"
 
 

@@ -1,4 +1,6 @@
-"""Keeps the drawn tokens of a step within their grammars. It runs beside the scheduler: the runner sees masks, and no grammar.
+"""Structured output in the engine: keeps the drawn tokens of a step within their grammars.
+
+It runs beside the scheduler: the runner sees masks, and no grammar.
 
 Where possible a token is drawn without a mask and checked here afterwards: a mask takes longer, and mostly the token fits.
 Where limits need the mask first, it is worked out while a device computes the scores, and the token drawn then.

@@ -1,4 +1,4 @@
-"""Steps in which every request has one token, recorded once as CUDA graphs and replayed, without the cost of their launches.
+"""CUDA graphs of decode steps, in which every request has one token: recorded once and replayed, without launches.
 
 A graph has fixed shapes and fixed addresses. So there is one for each of a few batch sizes. The inputs of a step are copied
 into the same buffers each time; block tables stay on the device, and a step copies what is new in them (`device_tables.py`).
@@ -107,7 +107,7 @@ class DecodeGraphs:
         return step
 
     def _layout(self, size: int) -> BatchLayout:
-        """That of the first `size` rows of the input buffers, for requests of any length."""
+        """Layout of the first `size` rows of the input buffers, for requests of any length."""
         rows = [Row((), self._max_model_len - 1, 1)] * size  # the most that a backend makes room for
         _, positions_T, lines_T, states_T, sources_T, *slots_GT = self._inputs_NT[:, :size].unbind()
         layout, *others = (

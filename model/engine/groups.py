@@ -31,7 +31,7 @@ class KVCacheGroup(Protocol):
     """Blocks that are held for no request."""
 
     def borrow(self, count: int) -> list[int] | None:
-        """So many blocks for no request, or None where there is no room: they are filled from elsewhere."""
+        """Allocate `count` blocks without a request, to be filled from elsewhere; None where too few are free."""
         ...
 
     def return_borrowed(self, blocks: Sequence[int]) -> None:

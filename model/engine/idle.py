@@ -1,4 +1,4 @@
-"""What an idle engine gives back to the system: the memory of KV cache blocks that nobody has used for a while, and malloc's.
+"""Frees memory of an idle engine: pages of KV cache blocks that nobody has used for a while, and what malloc keeps.
 
 On a CPU the cache is a range of addresses whose pages are taken as steps write to them (`mapped.py`). Once no request is in
 flight, and the step thread has nothing else to do,
@@ -43,14 +43,14 @@ PART = 1 << 21
 FREE_SECONDS = 30.0
 """For how long a block without a known text is free before its memory is given back: the next request would take it anew."""
 SLICE_SECONDS = 0.003
-"""How long the step thread works at it at a time. The longest single piece of work takes about as long again."""
+"""Seconds that the step thread spends on it at a time. The longest single piece of work takes about as long again."""
 PARTS_AT_ONCE = 8
 """Parts of one call of the system: 2 ms, if they lie in small pages."""
 BLOCKS_AT_ONCE = 2048
 """Blocks that are looked at at a time."""
 
 Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Where runs begin, and where they end: the first number beyond."""
+"""Begin and end of each run; the end is the first number beyond it."""
 
 
 class Layer(NamedTuple):
@@ -170,10 +170,10 @@ class IdleMemory:
                 self._pass = None
 
     def _give_back(self, now: float) -> Iterator[None]:
-        """One pass, piece by piece."""
+        """One pass over all KV blocks, which gives the memory of free ones back to the system; it yields between slices."""
         due, busy, old = math.inf, list[Runs](), list[Runs]()
         order: list[tuple[BlockPool, list[int], list[int]]] = []
-        """Of each pool the blocks that are spare then, and the others without a known text."""
+        """For each pool: blocks whose memory can go now, and other blocks without a known text."""
         for pool in self._pools:
             is_old, is_spare = np.zeros((2, pool.num_blocks + 1), np.bool_)
             is_spare[0] = True

@@ -1,4 +1,4 @@
-"""From a plan to the runner's input: the scheduler's requests as plain numbers, and how each of them draws."""
+"""Converts a scheduler's plan into the runner's input: requests as plain numbers, and how each of them draws."""
 
 from attend.model.engine.plan import HiddenSum, Plan, PromptScores, Scheduled, StepInput
 from attend.model.engine.request import Request

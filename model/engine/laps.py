@@ -1,4 +1,4 @@
-"""What the time until an engine is built was spent on: one line of the log."""
+"""Times the phases of building an engine, for one line of the log."""
 
 import logging
 import time

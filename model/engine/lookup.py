@@ -31,7 +31,7 @@ FIRST = 4
 """Length of a request's first draft."""
 LONGEST_PAUSE = 64
 MOST_TOKENS = 1 << 16
-"""Of the ended requests of an owner whose texts are kept; the last text is kept whatever its length."""
+"""Tokens of one owner's ended requests whose texts are kept; the last text is kept whatever its length."""
 MOST_OWNERS = 32
 PART_TOKENS = 256
 """Tokens of a request that a step indexes at most, in a quarter of a millisecond: a long prompt takes several steps."""
@@ -119,7 +119,7 @@ class Lookup:
         return (known * length)[:length] if text is self._text else known  # what repeats itself goes on so
 
     def learn(self, guessed: int, right: int) -> None:
-        """Of a draft of `guessed` tokens the first `right` were drawn. Right ones make drafts longer, wrong ones rarer."""
+        """Note that `right` of a draft's `guessed` tokens were accepted: the next drafts become longer, or rarer."""
         if right:
             self._misses = 0
             self._length = min(LONGEST_DRAFT, 2 * guessed if right == guessed else right + 1)
@@ -147,7 +147,7 @@ class Lookups:
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str | None, str], Texts] = {}
-        """By owner, and adapter and cache salt; those whose requests began last are the last."""
+        """Texts by owner, and adapter with cache salt; those whose requests began last are the last."""
 
     def guess(self, streams: Sequence[Scheduled], most_tokens: int, tables: BlockTables) -> int:
         """Give streams that no prompt runs beside drafts, as long as each may have one; returns how many tokens they are."""

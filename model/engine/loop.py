@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.engine import Engine
@@ -46,9 +47,9 @@ class _Stream:
     owner: str | None
     loop: asyncio.AbstractEventLoop
     later: deque[Request]
-    """Those that are not handed over yet, in order."""
+    """Requests of the call that were not handed to the engine yet, in order."""
     at_once: int | None
-    """How many may be in the engine at a time; None: all."""
+    """How many requests of the call may be in the engine at a time; None: all."""
     running: dict[str, int] = field(default_factory=dict)
     """Prompt tokens of those that are in the engine, by id."""
     reader: asyncio.Future[None] | None = None
@@ -147,7 +148,7 @@ class AsyncEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is."""
+        """See `TokenEngine.info`."""
         return self._info
 
     @property
@@ -195,9 +196,7 @@ class AsyncEngine:
             stays = in_flight >= most >= 2 * self._info.max_batch_requests and self._ends_slowly()  # as many wait as run
             raise QueueFull(f"the queue is full: {in_flight} requests are in flight, {most} is the limit", stays=stays)
         if not _has_share(owner, self._owned, count, most - in_flight):
-            raise QueueFull(
-                f"the queue has no room for more of {owner!r}, who has {self._owned[owner]} of {in_flight} requests in flight"
-            )
+            raise QueueFull(f"the queue is full for {owner!r}, who has {self._owned[owner]} of {in_flight} requests in flight")
 
     def _ends_slowly(self) -> bool:
         """Whether as many requests as may wait have not ended within QueueFull.STAYS_SECONDS of late."""
@@ -230,7 +229,7 @@ class AsyncEngine:
             self.abort(request_id, FinishReason.ABORT)
         if (offload := self._engine.offload) is not None:
             written = threading.Event()
-            self._command(lambda: offload.flush(written))  # behind the aborted requests
+            self._command(lambda: offload.writer.flush(written))  # behind the aborted requests
             await asyncio.to_thread(written.wait, FLUSH_SECONDS)
 
     def close(self) -> None:
@@ -276,7 +275,7 @@ class AsyncEngine:
             self._queued_tokens += len(request.prompt)
             self._owned_tokens[stream.owner] += len(request.prompt)
             self._owned[stream.owner] += 1
-        if self._command(*(self._adder(request) for request in part)):
+        if self._command(*(partial(self._engine.add, request) for request in part)):
             return True
         for request in part:
             self._forget(request.request_id)
@@ -304,9 +303,6 @@ class AsyncEngine:
             self._leave_queue(stream, request_id)
             _lower(self._owned, stream.owner, 1)
 
-    def _adder(self, request: Request) -> Callable[[], None]:
-        return lambda: self._engine.add(request)
-
     def _command(self, *commands: Callable[[], Output | None]) -> bool:
         """Queue commands for the step thread; False where that thread has ended."""
         with self._wake:
@@ -321,7 +317,7 @@ class AsyncEngine:
             self._wake.notify()
 
     def _run(self) -> None:
-        """The step thread."""
+        """Body of the step thread: build the engine, then compute steps until the loop is closed."""
         try:
             self._info = self._prepare()
             self._beat = self._clock()

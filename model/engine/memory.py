@@ -1,5 +1,5 @@
-"""How much memory steps take on a device beside weights and cache, measured on a cache of one block: the rest is for keys and
-values. Kernels, libraries, recorded steps and the allocator take what no formula says.
+"""Profiles the memory that steps take on a device beside weights and KV cache, on a cache of one block; the rest is for the
+cache. Kernels, libraries, recorded steps and the allocator take what no formula says.
 
 Not yet run on a GPU: on the CPU it is tested with a device that counts.
 """
@@ -19,7 +19,7 @@ from attend.model.params import SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan
 
 SHARE = 0.97
-"""Of the memory that the largest steps left: others lie in the allocator's pieces in other ways."""
+"""Share of the memory that the largest steps left: other steps may fragment the allocator's memory more."""
 LIMITED = SamplingParams(temperature=1.0, top_p=0.5)
 """What takes most memory to draw: it sorts all scores."""
 

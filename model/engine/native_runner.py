@@ -17,7 +17,7 @@ class NativeRunner(ModelRunner):
     @device_errors()
     @torch.inference_mode()
     def submit(self, step: StepInput) -> PendingStep:
-        """Compute a step."""
+        """Compute a step, and return once it is done."""
         assert not step.pending, "a step on a CPU is submitted when the tokens before it are there"
         others, places, sources = other_groups(step.tables, self.has_states)
         drafts = [len(step.drafts.get(name, ())) for name in step.request_ids] if step.drafts else [0] * len(step.counts)

@@ -1,4 +1,4 @@
-"""What a user may set of an engine, and what is usual where nothing is set."""
+"""The options of an engine that a user may set, and their defaults."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,11 +45,11 @@ class EngineOptions:
     """`auto` is the dtype of the weights; int8 takes about half of the memory of bfloat16, see `KVCache`."""
     prefix_caching: bool = True
     kv_disk_folder: str = ""
-    """Where blocks are kept that the KV cache forgets, and for the next process; empty: nowhere."""
+    """Folder of KV blocks that the cache has evicted, also for the next process; empty: they are dropped."""
     kv_disk_bytes: int = 10 << 30
     """Bytes of all files in `kv_disk_folder`, at most."""
     kv_idle_seconds: float = 1800.0
-    """For how long cached prefixes that nobody uses stay in a CPU's memory, see `idle.py`; 0: for ever."""
+    """Seconds that unused cached prefixes stay in a CPU's memory, see `idle.py`; 0: for ever."""
     state_cache_share: float = 0.25
     """Of the memory for the cache, for snapshots of recurrent states, by which prefixes are reused; 0: they are not."""
     draft_tokens: int = 0

@@ -1,4 +1,4 @@
-"""When outputs are handed to their readers: a message costs more than the token in it.
+"""Groups streamed outputs before they are handed to their readers: a message costs more than the token in it.
 
 A stream that runs alone gets each token at once. The more streams there are, the longer tokens may wait for each other, up to
 a delay that no reader notices. First tokens and ends do not wait, and all waiting outputs go with them.
@@ -11,7 +11,7 @@ from attend.model.engine.request import Output
 SECONDS_OF_A_STREAM = 0.6e-3
 """Seconds that tokens may wait for each running stream: five times the CPU time of a message on its way to its client."""
 MOST_SECONDS = 10e-3
-"""And never longer than this: 100 messages a second of an answer are more than a screen shows."""
+"""The longest delay of an output: 100 messages a second of an answer are more than a screen shows."""
 
 
 class OutputCoalescer:

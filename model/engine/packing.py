@@ -22,7 +22,7 @@ def needs_best_alone(draw: Draw) -> bool:
 
 
 def pack_step(step: StepInput) -> bytes:
-    """What `unpacked` reads."""
+    """A step as bytes for the other ranks; `unpack_step` reads them."""
     numbers, sizes = array("q"), []
     for part in (
         step.starts,

@@ -1,4 +1,4 @@
-"""Steps with prompts, recorded in pieces: CUDA graphs of all that lies between the attentions of two layers.
+"""Piecewise CUDA graphs, for steps with prompts: all that lies between the attentions of two layers is recorded.
 
 The launches of attention depend on how many requests a step has and how long they are. What lies between depends on the number
 of tokens alone. So there are graphs for each of a few numbers of tokens, and attention is launched between them as it is in a
@@ -55,7 +55,7 @@ class Cut(Paged):
         return self.attend(layer, q_THD, *sinks_H)
 
     def attend(self, layer: int, q_THD: Tensor, *sinks_H: Tensor, out_THD: Tensor | None = None) -> Tensor:
-        """See `Paged`. The queries are in one buffer then, and what is computed of them comes into the other."""
+        """See `Paged`. Queries are read from one buffer, and outputs are written to the other."""
         heads_of(self.queries, *q_THD.shape).copy_(q_THD)
         self.between(layer, *sinks_H)
         return heads_of(self.outputs, *q_THD.shape)

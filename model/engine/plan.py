@@ -53,7 +53,7 @@ class Plan:
     num_drafted: int = 0
     """Tokens of the streams' drafts."""
     early: bool = False
-    """It was planned before the step before it had ended."""
+    """Whether it was planned before the previous step had ended (async scheduling)."""
 
     @property
     def has_parts(self) -> bool:
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Those of them that are parts of prompts."""
+        """Tokens of the step that belong to prompts."""
         return sum(item.count for item in self.scheduled[self.num_streams :])
 
 
@@ -108,21 +108,21 @@ class StepInput:
     """A step for the runner: R requests, those with one token first, and T tokens, in the order of their requests."""
 
     early: bool = False
-    """It was submitted before the step before it had ended."""
+    """Whether it was submitted before the previous step had ended (async scheduling)."""
     pending: dict[str, int] = field(default_factory=dict)
     """By request id the place in T of its one token, where that is drawn by the step before: it has not reached the host."""
     request_ids: list[str] = field(default_factory=list)
-    """[R], as are starts and counts."""
+    """[R]: id of each request; `starts` and `counts` stand in the same order."""
     tables: list[list["array[int]"]] = field(default_factory=list)
     """[G][R]: block tables, int64, of each group of layers. That of a state has the slot where the step reads it, and the one
     where it writes it if that is another one.
     """
     versions: list[int] = field(default_factory=list)
-    """Those of the tables, see `Request.version`; 0 where nothing is known of them."""
+    """[R]: version of each request's tables, see `Request.version`; 0 where nothing is known of them."""
     starts: list[int] = field(default_factory=list)
-    """Positions of the first tokens."""
+    """[R]: position of each request's first token in this step."""
     counts: list[int] = field(default_factory=list)
-    """How many tokens, drafts among them."""
+    """[R]: how many tokens each request computes, draft tokens among them."""
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
     """[T], int64; 0 where they are pending."""
     draws: list[Draw] = field(default_factory=list)
@@ -140,7 +140,7 @@ class StepInput:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step, T."""
+        """T, the number of tokens in the step."""
         return sum(self.counts)
 
 
@@ -152,7 +152,7 @@ class StepResult:
     errors: Mapping[str, str] = field(default_factory=dict)
     logprobs: Mapping[str, TokenLogprob] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
-    """Of the prompt tokens that this step has scored."""
+    """Log probabilities of the prompt tokens that this step has scored."""
     hidden_sums: Mapping[str, "array[float]"] = field(default_factory=dict)
     """[E], float64, with the hidden states that this step has added."""
     more: Mapping[str, Sequence[int]] = field(default_factory=dict)

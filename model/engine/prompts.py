@@ -1,4 +1,4 @@
-"""Which parts of which prompts a step computes, beside its streams or without any. Plain Python."""
+"""Chunked prefill: which parts of which prompts a step computes, beside its streams or without any. Plain Python."""
 
 from collections.abc import Callable
 
@@ -22,11 +22,11 @@ class PromptParts:
         self.num_prefix_queries = 0
         """Tokens of admitted requests that were looked up in the prefix cache."""
         self.num_prefix_hits = 0
-        """Those of them that were found."""
+        """Tokens of `num_prefix_queries` that were found."""
         self._clock = clock
         self._shares = FairShare()
         self._running: list[Request] = []
-        """In the order of their ranks; the older of two with the same rank is first."""
+        """Running requests in the order of their ranks; the older of two with the same rank is first."""
 
     def _share_out(self, prompts: list[Request], room: float, left: int) -> list[Scheduled]:
         """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
@@ -50,7 +50,7 @@ class PromptParts:
         return plan
 
     def _share(self, request: Request, room: float, least: int, left: int, delays: object) -> int:
-        """At most `left` tokens of a prompt, worth `room` tokens at its beginning, or `least`; see `StepCost.share`."""
+        """Tokens of a prompt's next part: at most `left`, and as `StepCost.share` says."""
         share = self.cost.share(request.num_computed, room, least, self.config.chunk_size, brief=bool(delays))
         return int(min(left, share))
 

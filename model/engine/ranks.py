@@ -30,7 +30,7 @@ from attend.model.transfer import HostToDeviceCopy
 BEAT_SECONDS = 1.0
 """How often rank 0 asks the others whether they are there and have computed the same."""
 FACTOR = 0x5851F42D4C957F2D
-"""Of a digest (Knuth's MMIX): it depends on the order of the steps."""
+"""Factor of the digest (Knuth's MMIX): with it the digest depends on the order of the steps."""
 BEAT, HURRY = b"beat", b"hurry"
 """What rank 0 sends in the place of a step."""
 
@@ -70,7 +70,7 @@ class ShardRunner(ModelRunner):
         self._digest = torch.zeros(1, dtype=torch.int64, device=group.device)
 
     def _draws_from_scores(self, draws: Sequence[Draw], rows: Sequence[Row]) -> bool:
-        """See `ModelRunner`. Rank 0 alone draws, and only where the best of each rank do not decide."""
+        """See `ModelRunner`. Only rank 0 draws, and only where the best token of each rank does not decide."""
         return self.group.rank == 0 and not self._best_decide(draws) and super()._draws_from_scores(draws, rows)
 
     def _best_decide(self, draws: Sequence[Draw]) -> bool:
@@ -78,7 +78,7 @@ class ShardRunner(ModelRunner):
         return all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws)
 
     def _computed(self, step: StepInput, rows: Sequence[Row], parcel: HostToDeviceCopy) -> tuple[Tensor, Decoded | None]:
-        """See `ModelRunner`. Counts the bits of the hidden states into the digest."""
+        """See `ModelRunner`. Adds the bits of the hidden states to the digest."""
         hidden_TE, decoded = super()._computed(step, rows, parcel)
         words = hidden_TE.view(torch.int32 if hidden_TE.itemsize == 4 else torch.int16)
         self._digest.mul_(FACTOR).add_(words.sum(dtype=torch.int64))

@@ -84,7 +84,7 @@ class CudaRecorder:
 
 @contextmanager
 def _nothing_freed() -> Iterator[None]:
-    """Without collections of garbage: nothing of the device may be freed within a recording."""
+    """Disables garbage collection: no device memory may be freed during a recording."""
     gc.disable()
     try:
         yield

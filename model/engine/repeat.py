@@ -1,4 +1,4 @@
-"""What becomes of a step that failed as a whole: it is computed again by halves, until the requests are found that fail alone.
+"""Recovery from a step that failed as a whole: it is computed again by halves, to find the requests that fail by themselves.
 
 A step may be computed again because it writes keys and values to the same places, with the same numbers. That is not so for a
 state, which a step changes: a model that has states cannot repeat one.

@@ -67,7 +67,7 @@ class AdmissionShortfall:
     """Why a request could not start when it was tried last."""
 
     num_free: int
-    """So many blocks must be free before it can. Fewer suffice once others hold known blocks that counted as free."""
+    """Blocks that must be free before it can be admitted. Fewer suffice once others share known blocks that counted as free."""
     num_known: int
     """Blocks, from the first on, that the prefix cache knew; `parent` is the number of the last of them."""
     parent: str | int
@@ -80,12 +80,12 @@ class Request:
     request_id: str
     """Unique among the requests in flight."""
     prompt: Sequence[int]
-    """At least one token id."""
+    """Token ids of the prompt, at least one."""
     max_tokens: int
     sampling: SamplingParams
     seed: int = 0
     answer_index: int = 0
-    """Which of the call's answers."""
+    """Number of this answer among the answers of its call, from 0."""
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the request; the token itself is part of the output."""
     min_tokens: int = 0
@@ -99,7 +99,7 @@ class Request:
     scored_token_ids: tuple[int, ...] = ()
     """Tokens to report beside them, whatever they are; only with `logprobs`."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt."""
+    """Alternatives to report with each token of the prompt; None: nothing is reported of the prompt."""
     pooling: Pooling | None = None
     """Which hidden states of the prompt to report; with max_tokens 0."""
     cache_salt: str = ""
@@ -134,7 +134,7 @@ class Request:
     num_replayed: int = 0
     """Tokens of a right draft that the next step computes once more, since no state is kept behind a draft."""
     slot: int = 0
-    """Where its state lies between snapshots, in a model that keeps states."""
+    """Slot of its recurrent state between snapshots, in a model with recurrent states."""
     snapshot_at: int = 0
     """Tokens before the last snapshot of its text."""
     last_snapshot: int = 0
@@ -221,7 +221,7 @@ class Request:
         return [*self.prompt[start : start + count], *self.output[max(0, start - split) : max(0, start + count - split)]]
 
     def times(self, now: float) -> Times:
-        """How its time was spent until `now`."""
+        """The request's times so far, up to `now`."""
         scheduled = now if self.scheduled_at is None else self.scheduled_at
         first = now if self.first_token_at is None else self.first_token_at
         return Times(scheduled - self.arrived_at, first - scheduled, now - first, self.num_cached)
@@ -250,13 +250,13 @@ class Output(NamedTuple):
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     times: Times | None = None
-    """With the finish reason only."""
+    """Set together with the finish reason only."""
     error: str | None = None
-    """For the log, with FinishReason.ERROR only."""
+    """Message for the log; only with FinishReason.ERROR."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One for each token, where asked for."""
+    """One for each token, if the request asked for log probabilities."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """With the first output only, where asked for: of the prompt's tokens from the second on."""
+    """Log probabilities of the prompt from its second token on; only with the first output, if the request asked for them."""
     hidden: "array[float] | None" = None
     """[E], float64, where asked for: the prompt's first or last hidden state, or the mean over all."""
 
@@ -270,12 +270,12 @@ class SlowerPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is; fixed while it lives."""
+    """Properties of an engine that do not change while it runs."""
 
     family: str
     device: str
     dtype: str
-    """Of the numbers between matrices."""
+    """Dtype of the activations."""
     weights: str
     """How matrices are kept: a dtype, int8 or int4."""
     backend: str
@@ -287,20 +287,20 @@ class EngineInfo:
     max_queued_requests: int
     block_size: int
     num_blocks: int
-    """Of the first group of layers."""
+    """Blocks of the first group of layers."""
     cache_bytes: int
-    """Of keys, values and states, on all ranks. On a CPU their pages are taken as they are used."""
+    """Bytes of the KV cache and of recurrent states, on all ranks. A CPU allocates their pages at their first use."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     fingerprint: str
     makes_text: bool = True
     """False where the checkpoint has no head: then there are embeddings alone."""
     slower_path: SlowerPath | None = None
-    """None where the fastest way of the machine serves, or another was asked for by its name."""
+    """Why it is slower than this machine could be; None: it is not, or its backend was chosen by name."""
     device_name: str = ""
-    """Of the GPU, or of the processor and its best instruction set."""
+    """Name of the GPU, or of the processor with its best instruction set."""
     recorded: tuple[int, int] = (0, 0)
-    """Steps that are CUDA graphs, and steps whose pieces are: how many sizes of each."""
+    """How many batch sizes were recorded as CUDA graphs: of whole steps, and of steps in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,30 +310,30 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
-    """Of the group of layers with the smallest share of free ones, counted in blocks of the first group."""
+    """Free blocks of the group of layers with the smallest share of them, counted in blocks of the first group."""
     num_preemptions: int = 0
     """Since the start, as are those below."""
     num_prefix_queries: int = 0
     """Prefix cache queries, in tokens."""
     num_prefix_hits: int = 0
-    """Tokens that were found there."""
+    """Tokens of these queries that were found."""
     num_drafted: int = 0
     """Draft tokens of speculative decoding."""
     num_accepted: int = 0
-    """Those of them that were drawn."""
+    """Draft tokens that were accepted."""
     num_lost_disabled: int = 0
     """Tokens that were not looked up in the prefix cache."""
     num_lost_no_state: int = 0
     """Tokens of known prefixes that were computed for want of a recurrent state: none was kept there."""
     num_lost_evicted: int = 0
-    """The same where one was kept, and evicted."""
+    """Tokens of known prefixes that were computed since their recurrent state had been evicted."""
     offload: "OffloadStats | None" = None
-    """None where no folder is set."""
+    """Counts of KV offloading; None where no folder is set for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step, for the metrics."""
+    """Duration and sizes of one step, for the metrics."""
 
     seconds: float
     num_requests: int
@@ -350,7 +350,7 @@ class TokenEngine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is."""
+        """The engine's properties."""
         ...
 
     @property
@@ -359,7 +359,7 @@ class TokenEngine(Protocol):
         ...
 
     def stats(self) -> EngineStats:
-        """Load right now."""
+        """The load after the last step."""
         ...
 
     def cache_resident_bytes(self) -> int:

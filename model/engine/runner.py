@@ -53,7 +53,7 @@ def device_errors() -> Iterator[None]:
         if plain and any(name in text for name in DEVICE_ERRORS):
             raise DeviceFailed(f"the device failed: {text}") from error
         if type(error).__module__.partition(".")[0] == "triton":  # which may not be there, and whose errors are of its own
-            raise EngineFailed(f"a kernel cannot run on this device: {in_words(error)}; backend = torch serves") from error
+            raise EngineFailed(f"a kernel cannot run on this device: {in_words(error)}; use backend = torch") from error
         raise
 
 
@@ -89,7 +89,7 @@ class Staged(Protocol):
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that the device may still be busy with."""
+    """A submitted step, whose result may still be on its way from the device."""
 
     step: StepInput = field(default_factory=StepInput)
     tokens_R: Tensor | None = None
@@ -241,7 +241,7 @@ class ModelRunner:
         return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, self.logprobs, sums)
 
     def _asked(self, step: StepInput, hidden_TE: Tensor) -> tuple[dict[str, list[TokenLogprob]], list[Tensor]]:
-        """What a step's requests ask of hidden states beside draws."""
+        """What requests ask of hidden states beside draws: log probabilities of prompts, and sums for pooling."""
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
         sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
         return prompt_logprobs, sums

@@ -46,7 +46,7 @@ KEY, MAY_EXCLUDE, TEXT, WORDS, BIASES, BANS, END, NUMBERS = (
 
 @dataclass(slots=True)
 class _Text:
-    """A text whose counts lie on the device."""
+    """A text whose token counts lie on the device."""
 
     text: TextCounts
     line: int
@@ -111,17 +111,17 @@ class Texts:
 
 
 class _Fixed(NamedTuple):
-    """What a plan says of all its draws."""
+    """The part of a plan's record that is the same for all its draws."""
 
     plan: SamplingPlan
-    """Held, so that no other has its identity."""
+    """Referenced, so that no other plan gets its identity (`id`) meanwhile."""
     record: tuple[int, ...]
     biases: "array[int]"
     allowed: NDArray[np.bool_] | None
 
 
 class _Told(NamedTuple):
-    """What the next draw needs, before it is read on the device."""
+    """Inputs of the next draw, kept alive until the device has read them."""
 
     draws: Sequence[Draw]
     parcel: HostToDeviceCopy
@@ -282,5 +282,5 @@ def _power_of_2(number: int) -> int:
 
 
 def _bits(number: float) -> int:
-    """Those of the float32 next to it, as a signed whole number."""
+    """The bits of the nearest float32, as a signed integer."""
     return int(np.float32(number).view(np.int32))

@@ -1,4 +1,6 @@
-"""Which tokens of which requests the next step computes. Plain Python: no torch, no threads, time is injected.
+"""The scheduler of continuous batching: which tokens of which requests the next step computes.
+
+Plain Python: no torch, no threads, time is injected.
 
 A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up
 with the second under a budget of tokens. That one subtraction is prefill, chunked prefill, decode, and the replay
@@ -50,19 +52,19 @@ class Scheduler(PromptParts):
         self._planned_at = 0.0
         self._lookups = Lookups()
         self._waiting: deque[Request] = deque()
-        """In the order of their ranks, as `_running` is."""
+        """Requests without blocks, in the order of their ranks, as is `_running`."""
         self._by_id: dict[str, Request] = {}
         self.awaiting_kv: dict[str, float] = {}  # since when blocks of a waiting request are read from disk: it is not admitted
         self.on_finish: Callable[[Request], None] = lambda request: None
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no block."""
+        """Waiting requests: they hold no block."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
+        """Running requests: they hold blocks."""
         return len(self._running)
 
     def add(self, request: Request) -> None:
@@ -133,7 +135,9 @@ class Scheduler(PromptParts):
     def _admits(self) -> bool:
         """Whether the next step may admit a request."""
         is_full = len(self._running) >= self.config.max_batch_requests
-        return bool(self._ready()) and (not is_full or self._shares.has_newcomers(self._ready(), self._running))
+        if not is_full:
+            return bool(self._ready())
+        return any(not request.was_let_in for request in self._shares.newcomers(self._ready(), self._running))
 
     def _followers(self, drawing: Set[Request]) -> tuple[list[Request], list[Request]]:
         """The streams of the step after one in which `drawing` draw, and the running requests that lack more than a token."""
@@ -231,7 +235,7 @@ class Scheduler(PromptParts):
         return self.tables.begun_after(blocks, plan.scheduled, result) | {r.request_id for r in lost}
 
     def _restart(self, request: Request) -> None:
-        """It computes its tokens again, as after a preemption: what it finds in the prefix cache then is not counted."""
+        """Have a request compute its tokens again, as after a preemption; prefix cache hits of it are not counted then."""
         self.tables.restart(request)
         request.num_preemptions += 1
 

@@ -1,4 +1,4 @@
-"""A checkpoint as the engine computes it, for code that needs all of its scores: no requests, one text at a time."""
+"""All scores of a checkpoint as the engine computes it, without requests: one text at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Why another backend serves than the fastest of this machine: told in the log, in /version and as a metric."""
+"""Why a slower backend serves than the fastest of this machine: for the log, /version and a metric."""
 
 import time
 from collections.abc import Callable

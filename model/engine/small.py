@@ -1,4 +1,4 @@
-"""Small models with random weights that have a served model's layers: for a law at the start, and to measure speed."""
+"""Small models with random weights and a served model's kinds of layers: for the kernel check, and to measure speed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,17 +53,23 @@ def kinds(config: ModelConfig) -> list[list[int]]:
 
 
 def _experts(config: ModelConfig, number: int) -> int:
-    """As few experts as can be chosen from as in the model."""
+    """Number of experts in the small model: as few as routing allows."""
     each = max(-(-config.experts_per_token // config.groups_per_token), -(-EXPERTS // config.expert_groups), config.group_top)
     return min(number, each * config.expert_groups)
 
 
-def random_net(config: ModelConfig, dtype: torch.dtype, device: str, kind: Kind | None, context: int) -> Decoder:
-    """A decoder with random weights, gains and biases too, the same each time."""
+def on_meta(config: ModelConfig, kind: Kind | None, context: int) -> Decoder:
+    """A decoder without numbers, in the form that is served. A kind of 4 bits with a table of its own is int4 here."""
     with torch.device("meta"):
         net = Decoder(config, context)
     if kind is not None:
         quantise_matrices(net, INT4 if kind.values else kind)
+    return net
+
+
+def random_net(config: ModelConfig, dtype: torch.dtype, device: str, kind: Kind | None, context: int) -> Decoder:
+    """A decoder with random weights, gains and biases too, the same each time."""
+    net = on_meta(config, kind, context)
     draw_weights(net, dtype, device)
     if kind is not None and kind.values:
         _read_as(net, kind)

@@ -38,11 +38,11 @@ class Snapshots:
         texts.on_forget = lambda parent, number: states.discard(number)
 
     def begin_step(self) -> None:
-        """A step is planned from here on."""
+        """Start the bookkeeping of the step that is planned next."""
         self._planned.clear()
 
     def border(self, request: Request) -> int:
-        """Where the next part of its prompt ends at the latest: the number of tokens before that."""
+        """Where the next part of its prompt ends at the latest, as a number of tokens."""
         least = request.snapshot_at + self.least
         last = (request.num_tokens - 1) // self._size * self._size if request.max_tokens else 0
         borders = (request.known_until, (request.num_computed // self.spacing + 1) * self.spacing, last)
@@ -82,7 +82,7 @@ class Snapshots:
             request.last_snapshot = number
 
     def note(self, request: Request, start: int, found: Sequence[tuple[int, int]], usable: int) -> None:
-        """Of the known blocks of its text, from block `start` on, only the first `usable` have a snapshot behind them."""
+        """Note that of a text's known blocks from `start` on, only the first `usable` have a snapshot behind them."""
         lost = found[usable:]
         request.awaits = any(number in self._planned for _, number in lost)
         if start:

@@ -23,11 +23,11 @@ from attend.model.engine.fallback import Fallback
 from attend.model.engine.memory import step_of
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner
-from attend.model.engine.small import kinds, random_net, with_layers
-from attend.model.net.formats.codes import INT4, Kind
+from attend.model.engine.small import kinds, on_meta, random_net, with_layers
+from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.linear import ExpertLinear, Linear
-from attend.model.net.quantised import QuantisedLinear, quantise_matrices
+from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 
 MOST = {"cpu": 120_000_000, "cuda": 1_500_000_000}
@@ -39,33 +39,33 @@ CONTEXT = 256
 STREAMS = {"cpu": (1, 8), "cuda": (1, 32)}
 PROMPT = {"cpu": 256, "cuda": 2048}
 SECONDS, AT_ONCE = 0.8, 4
-"""For how long a kind of step is timed, and how many are submitted together."""
+"""Seconds for which a kind of step is timed, and how many steps are submitted together."""
 
 
 class Speed(NamedTuple):
-    """Of one kind of step."""
+    """Measured speed of one kind of step, and the limit that memory or matrix products set."""
 
     work: str
     """`R streams` or `prompt of T`."""
     tokens_per_second: float
     limit: float
-    """What the measured memory, or the measured product, allows."""
+    """Tokens per second that the measured memory bandwidth, or the measured matrix product, allows."""
 
     @property
     def share(self) -> float:
-        """Of the limit that is reached."""
+        """Measured speed as a share of the limit, 0 to 1."""
         return self.tokens_per_second / self.limit
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was measured."""
+    """Speeds of an engine's steps, and how they were measured."""
 
     speeds: list[Speed]
     num_layers: int
-    """That were measured; the rest was calculated."""
+    """Layers that were measured; the time of the others was calculated from these."""
     graphs: tuple[int, int]
-    """Recorded steps, and those in pieces."""
+    """Recorded CUDA graphs: of whole steps, and of steps in pieces."""
 
 
 def measured_layers(config: ModelConfig, device: str) -> ModelConfig | None:
@@ -97,8 +97,8 @@ def measure(
     context, most = min(CONTEXT, config.max_positions), min(PROMPT[device], config.max_positions)
     net = random_net(small, dtype, device, kind, max(context, most))
     runner, sizes = _runner(net, type(backend)(small), dtype, held, device, max(context, most), fallback)
-    whole, speeds = on_meta(config, kind), []
-    part = on_meta(small, kind)
+    whole, speeds = on_meta(config, kind, 0), []
+    part = on_meta(small, kind, 0)
     for streams in STREAMS[device]:
         needed = read_bytes(whole, dtype, streams)
         seconds = _seconds(runner, _step(small, sizes, [context] * streams, 1)) * needed / read_bytes(part, dtype, streams)
@@ -149,18 +149,9 @@ def _seconds(runner: ModelRunner, step: StepInput) -> float:
     return min(found)
 
 
-def on_meta(config: ModelConfig, kind: Kind | None) -> Decoder:
-    """A decoder without numbers, in the form that is served."""
-    with torch.device("meta"):
-        net = Decoder(config, context=0)
-    if kind is not None:
-        quantise_matrices(net, INT4 if kind.values else kind)
-    return net
-
-
 def count(config: ModelConfig) -> int:
-    """Parameters of a model."""
-    return on_meta(config, None).num_parameters
+    """Number of a model's parameters."""
+    return on_meta(config, None, 0).num_parameters
 
 
 def read_bytes(net: Decoder, dtype: torch.dtype, streams: int) -> float:

@@ -1,4 +1,4 @@
-"""What computes a model is compared with torch's way on this device before it serves: a law at each start.
+"""The kernel check at each start: what will compute a model is compared with torch on this device before it serves.
 
 A small model with random weights, whose layers are of each kind that the served one has, takes a few steps in three ways: as it
 would be served, by torch in the same dtype, and by torch in float32, which says how much of a difference rounding explains.
@@ -37,7 +37,7 @@ from attend.model.sampling import sample
 from attend.model.sampling_plan import Draw, SamplingPlan
 
 LEAST_POSITIONS = 64
-"""Of the steps that are compared; no model is known that has fewer."""
+"""Positions of the steps that are compared; no supported model has a shorter context."""
 FAR, PAST_WINDOW = 600, 37
 """The least position of the token that looks back far on a GPU, and how far it lies behind the widest window."""
 TIMES = 3.0
@@ -73,12 +73,12 @@ class Finding(NamedTuple):
     reason: str = ""
     """`kernel_differs` or `kernel_fails`; empty: it agrees."""
     cause: str = ""
-    """What was seen, for people."""
+    """What the check has seen, in words; empty: it agrees."""
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Whether it agrees."""
+        """Whether the part's kernels agree with torch."""
         return not self.reason
 
 
@@ -97,7 +97,7 @@ def look(part: str, law: Callable[[], str], device: str = "cpu") -> Finding:
     except Exception as error:  # of Triton, its compiler, or the driver
         reason, found = "kernel_fails", in_words(error)
         if not _is_alive(device):
-            raise EngineFailed(f"the start-up check of the {part} has made the device fail: {found}") from error
+            raise EngineFailed(f"the device failed in the start-up check of the {part}: {found}") from error
     return Finding(part, reason, found, time.perf_counter() - began)
 
 
@@ -208,7 +208,7 @@ def _decoder_law(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """With one thread of the CPU, for what torch computes."""
+    """Within it, torch computes with one thread of the CPU."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -230,7 +230,7 @@ def differs(ours_TE: Tensor, torch_TE: Tensor, exact_TE: Tensor, floor: float, s
         place = round(part * (len(ours_T) - 1))
         ours, allowed = float(ours_T[place]), max(TIMES * float(torch_T[place]), floor)
         if ours > allowed:
-            return f"the {name} token lies {ours:.1%} from float32, where rounding explains {allowed:.1%}"
+            return f"the {name} token differs from float32 by {ours:.1%}, of which rounding explains {allowed:.1%}"
     return ""
 
 

@@ -48,16 +48,16 @@ class BlockTables:
         keys and values were known and no state was kept, "evicted" where it was.
         """
         self.known_before: list[int] = []
-        """Of each group's pool: blocks with lower numbers were filled before the step under way."""
+        """For each group's pool: blocks with lower numbers were filled before the step under way."""
         self.known_next: tuple[list[int], list[int]] | None = None
-        """The same for the step after it, before and behind its planning, if that was early and made blocks known."""
+        """`known_before` for the step after it, before and after its planning; only if that was early and made blocks known."""
         self._filled: list[range] = []
         """Numbers behind `known_before` that are of the step before the one under way: it ended after that was planned."""
         self._versions = count(1)
         self.begin_step()
 
     def new(self) -> list["array[int]"]:
-        """A request's tables before its admission."""
+        """Empty tables, one of each group, for a request before its admission."""
         return [array("q") for _ in self.groups]
 
     @property
@@ -116,7 +116,7 @@ class BlockTables:
             group.evict_out_of_window(request)
 
     def free(self, request: Request) -> None:
-        """A request without blocks has computed nothing."""
+        """Free a request's blocks; it has computed nothing then."""
         for group in self.groups:
             group.free(request)
         request.room = 0
@@ -164,7 +164,7 @@ class BlockTables:
             self.known_before = begun
 
     def next_numbers(self) -> list[int]:
-        """Of each group's pool: the number of the next block that becomes known."""
+        """For each group's pool the number of the next block that becomes known."""
         return [group.pool.next_number for group in self.groups]
 
     def forget_step(self) -> list[set[int]]:
@@ -217,7 +217,7 @@ class BlockTables:
             again = request.known_until - request.num_computed
             if request.reason == "evicted" and not self.lost["evicted"]:
                 log.warning(
-                    "%d tokens of a known prefix are computed again: their state was evicted, see state_cache_share", again
+                    "%d tokens of a known prefix are recomputed: their recurrent state was evicted (state_cache_share)", again
                 )
             self.lost[request.reason] += again
 
@@ -291,7 +291,7 @@ class BlockTables:
         return self.texts.find(parent, request.tokens(at * size, size))
 
     def _find(self, request: Request, at: int, parent: Parent) -> tuple[int, int] | None:
-        """The same, where every group has its block."""
+        """See `_text`. None too where another group lacks the block."""
         known = self._text(request, at, parent) if self.looks_up(request) else None
         return known if known is not None and all(_block_of(group, known[1]) for _, group in self.others) else None
 

@@ -23,10 +23,10 @@ from attend.model.net.transformer import Decoder
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to compute of a text."""
+    """A text, and what is to be computed of it."""
 
     tokens: tuple[int, ...]
-    """At least one."""
+    """Token ids of the text, at least one."""
     layers: tuple[int, ...]
     """Layers whose attention is kept."""
     heads: tuple[int, ...]
@@ -34,9 +34,9 @@ class Question:
     scores: bool = False
     """Whether the scores before the softmax are kept too."""
     top: int = 1
-    """So many of the likeliest tokens at each place, or one for 0."""
+    """How many of the likeliest next tokens to give at each position; 0 counts as 1."""
     lens: int = 0
-    """So many guesses of each layer: the logit lens (nostalgebraist 2020)."""
+    """How many of the likeliest tokens to give of each layer, by the logit lens (nostalgebraist 2020); 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LayerView:
 
     layer: int
     kind: Literal["attention", "state"]
-    """A layer with a state has no probabilities."""
+    """"state" for a recurrent layer, which has no attention probabilities."""
     window: int | None
     seen: Seen | None
     group: int = 1
@@ -54,13 +54,13 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer to a question."""
+    """What was computed for a question."""
 
     layers: tuple[LayerView, ...]
     next_tokens: Guesses
-    """After each token, the distribution of the next one; asked for is the token that follows."""
+    """The distribution of the next token after each token; `asked` is that of the token which follows in the text."""
     lens: Guesses | None
-    """The same from each layer's output instead of the last one's: [L * T], layer after layer."""
+    """The same distributions from each layer's output, by the logit lens: [L * T], layer after layer."""
 
 
 class Explainer:

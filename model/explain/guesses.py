@@ -15,17 +15,17 @@ from attend.model.explain.reference import NUMBERS, SlicedLinear
 from attend.model.net.transformer import Decoder, final_scores
 
 FLOOR = -1e30
-"""Below every score, and finite."""
+"""A finite score below that of every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """Of each hidden state, the distribution of the token that comes next."""
+    """Distributions of the next token, one for each hidden state."""
 
     best_NG: Tensor
     """int64: the most likely tokens, the likeliest first."""
     logprobs_NG: Tensor
-    """float32: their natural log probabilities."""
+    """float32: natural log probability of the token that was asked for."""
     asked_N: Tensor
     """float32: that of the token that was asked for."""
     entropy_N: Tensor

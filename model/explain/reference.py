@@ -15,19 +15,19 @@ from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.transformer import Decoder
 
 NUMBERS = 1 << 18
-"""Of a matrix that are unpacked at a time: 1 MiB in float32, about a millisecond of one core."""
+"""Numbers of a matrix that are unpacked at a time: 1 MiB in float32, about a millisecond of one core."""
 
 
 class SlicedLinear(Linear):
     """x Wᵀ + b in float32, for W as another matrix keeps it. `between` is called before each slice: it may raise."""
 
     kept: tuple[Linear]
-    """In a tuple, so that its parameters are not taken for this module's."""
+    """The matrix that is read, in a tuple: torch would register a bare module, and count its parameters twice."""
     between: Callable[[], None]
 
     @classmethod
     def over(cls, kept: Linear, between: Callable[[], None]) -> "SlicedLinear":
-        """The reference of `kept`."""
+        """A float32 form of `kept`, which unpacks it slice by slice and calls `between` before each."""
         form = cls.of(kept)
         form.kept, form.between = (kept,), between
         return form
@@ -36,7 +36,7 @@ class SlicedLinear(Linear):
         """Nothing: it has no numbers of its own."""
 
     def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
-        """See Linear. float32, on the CPU."""
+        """See Linear. The slices are float32, on the CPU."""
         for some_OI in self.kept[0].slices(rows, expert):
             self.between()
             yield some_OI.to("cpu", torch.float32)

@@ -54,6 +54,6 @@ class Watched:
         return (weights_HTT @ v_HTD).transpose(0, 1)
 
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
-        """See Attention. Such a layer keeps a state: it has no probabilities."""
+        """See Attention. A recurrent layer has no probabilities to keep."""
         outputs, _ = recurrence.advance([part[None] for part in inputs_T], recurrence.start(1))
         return outputs[0]

@@ -42,7 +42,7 @@ CONVOLVING = ("lfm2", "lfm2moe")
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
-    """Those of a layer that attends."""
+    """Key/value heads of the layers with attention; those of a short convolution count as 0."""
     counts = keys.layers("attention.head_count_kv") if keys.arch in CONVOLVING else None
     if counts is None:
         return keys.size("attention.head_count_kv", heads)
@@ -100,7 +100,7 @@ def scaling_of(keys: Keys) -> Raw | None:
 
 
 def eps(keys: Keys) -> Raw:
-    """The eps of RMS norms."""
+    """The entry `rms_norm_eps` of a config.json."""
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
@@ -118,6 +118,22 @@ def experts(keys: Keys, *, renormed: bool) -> Raw:
     keys.refuse("expert_group_count", 0, 1)
     count, chosen = keys.size("expert_count"), keys.size("expert_used_count")
     return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": renormed}
+
+
+def shared_experts(keys: Keys) -> Raw:
+    """The mixture of DeepSeek-V2, V3 and GLM-4.5 as keys of config.json: the first layers are dense, the rest has experts."""
+    return {
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "n_routed_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "n_shared_experts": keys.size("expert_shared_count"),
+        "first_k_dense_replace": keys.get("leading_dense_block_count") or 0,
+        "n_group": keys.get("expert_group_count") or 1,
+        "topk_group": keys.get("expert_group_used_count") or 1,
+        "norm_topk_prob": keys.get("expert_weights_norm") or False,
+        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,
+    }
 
 
 def sliding(keys: Keys, raw: Raw, pattern: int, window: int | None = None) -> Raw:

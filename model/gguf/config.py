@@ -69,14 +69,6 @@ def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
     return found | has_biases(keys) | {"logits_scaling": keys.number("logit_scale")}
 
 
-def _smollm3(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4}
-
-
-def _qwen2(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "qwen2"}
-
-
 def _qwen3(keys: Keys, raw: Raw) -> Raw:
     return eps(keys) | {"model_type": "qwen3", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
@@ -91,14 +83,6 @@ def _qwen2moe(keys: Keys, raw: Raw) -> Raw:
 def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     size = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     return eps(keys) | experts(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
-
-
-def _olmoe(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | experts(keys, renormed=False) | {"model_type": "olmoe"}
-
-
-def _gemma(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"}
 
 
 def _query_scalar(raw: Raw, odd_layers: int) -> Raw:
@@ -182,7 +166,7 @@ def _olmo2(keys: Keys, raw: Raw) -> Raw:
 
 
 def _olmo(keys: Keys, raw: Raw) -> Raw:
-    """Its reference knows one eps alone."""
+    """OLMo's LayerNorm knows one eps alone. Raises CheckpointError for another."""
     if (eps := keys.number("attention.layer_norm_epsilon")) != 1e-5:
         raise keys.wrong(f"olmo.attention.layer_norm_epsilon = {eps} is not supported")
     return {"model_type": "olmo"}
@@ -208,27 +192,6 @@ def _phi3(keys: Keys, raw: Raw) -> Raw:
 def _starcoder2(keys: Keys, raw: Raw) -> Raw:
     eps = {"norm_epsilon": keys.number("attention.layer_norm_epsilon")}
     return eps | {"model_type": "starcoder2", "use_bias": keys.has("blk.0.attn_q.bias"), "sliding_window": None}
-
-
-def _glm4(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")}
-
-
-def _arcee(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | has_biases(keys) | {"model_type": "arcee"}
-
-
-def _seed_oss(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | has_biases(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
-
-
-def _ernie(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")}
-
-
-def _hunyuan(keys: Keys, raw: Raw) -> Raw:
-    """Its theta is stretched already."""
-    return eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _exaone4(keys: Keys, raw: Raw) -> Raw:
@@ -257,7 +220,7 @@ def _with_images(keys: Keys) -> None:
 
 
 def _qwen2vl(keys: Keys, raw: Raw) -> Raw:
-    """Qwen2-VL and Qwen2.5-VL."""
+    """Qwen2-VL and Qwen2.5-VL, of which only the text model is read."""
     _with_images(keys)
     return eps(keys) | {"model_type": "qwen2_vl"}
 
@@ -284,7 +247,7 @@ def _cohere2(keys: Keys, raw: Raw) -> Raw:
 
 
 def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
-    """Its columns of YaRN are not rounded, as its makers have them; llama.cpp rounds."""
+    """The bounds of YaRN are not rounded, as in the original; llama.cpp rounds them."""
     size = {"intermediate_size": keys.size("expert_feed_forward_length")}
     scaling = raw.get("rope_scaling") or {"rope_type": "default"}
     if scaling["rope_type"] == "yarn":
@@ -304,10 +267,6 @@ def _lfm2(keys: Keys, raw: Raw) -> Raw:
     return eps | sizes | biased | own | {"layer_types": kinds}
 
 
-def _qwen35(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"}
-
-
 def _with_shared(keys: Keys, raw: Raw) -> Raw:
     """A mixture with a shared expert beside layers of the delta rule."""
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
@@ -315,29 +274,28 @@ def _with_shared(keys: Keys, raw: Raw) -> Raw:
     return eps(keys) | delta_layers(keys, raw) | experts(keys, renormed=True) | sizes
 
 
-def _qwen35moe(keys: Keys, raw: Raw) -> Raw:
-    return _with_shared(keys, raw) | {"model_type": "qwen3_5_moe_text"}
-
-
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
-    "arcee": _arcee,
+    "arcee": lambda keys, raw: eps(keys) | has_biases(keys) | {"model_type": "arcee"},
     "cohere2": _cohere2,
     "command-r": _command_r,
     "deepseek2": latent.deepseek2,
-    "ernie4_5": _ernie,
+    "ernie4_5": lambda keys, raw: eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")},
     "ernie4_5-moe": mixtures.ernie4_5_moe,
     "exaone4": _exaone4,
-    "gemma": _gemma,
+    "gemma": lambda keys, raw: eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"},
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "glm4": _glm4,
+    "glm4": lambda keys, raw: eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")},
     "glm4moe": mixtures.glm4moe,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
     "granitehybrid": _granite,
     "granitemoe": _granite,
-    "hunyuan-dense": _hunyuan,
+    # its theta is stretched already
+    "hunyuan-dense": lambda keys, raw: (
+        eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
+    ),
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "llama": _llama,
@@ -346,20 +304,22 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,
-    "olmoe": _olmoe,
+    "olmoe": lambda keys, raw: eps(keys) | experts(keys, renormed=False) | {"model_type": "olmoe"},
     "phi3": _phi3,
-    "qwen2": _qwen2,
+    "qwen2": lambda keys, raw: eps(keys) | {"model_type": "qwen2"},
     "qwen2moe": _qwen2moe,
     "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
-    "qwen35": _qwen35,
-    "qwen35moe": _qwen35moe,
+    "qwen35": lambda keys, raw: eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"},
+    "qwen35moe": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_5_moe_text"},
     "qwen3moe": _qwen3moe,
     "qwen3next": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_next"},
     "qwen3vl": _qwen3vl,
     "qwen3vlmoe": _qwen3vlmoe,
-    "seed_oss": _seed_oss,
-    "smollm3": _smollm3,
+    "seed_oss": lambda keys, raw: (
+        eps(keys) | has_biases(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
+    ),
+    "smollm3": lambda keys, raw: eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4},
     "starcoder2": _starcoder2,
 }
-"""By `general.architecture`."""
+"""By `general.architecture`: the function that gives the entries of config.json beyond the common ones."""

@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a file."""
+    """A tensor's type, shape and place in a file."""
 
     file: Path
     kind: GGMLQuantizationType
@@ -68,7 +68,7 @@ def read_container(path: Path) -> Container:
         said, held = _read(file)
         metadata = metadata or said
         if len(files) > 1 and (said.get("split.count"), said.get("split.no")) != (len(files), at):
-            raise CheckpointError(f"{file}: its metadata do not say that it is part {at + 1} of {len(files)}")
+            raise CheckpointError(f"{file}: its metadata does not say that it is part {at + 1} of {len(files)}")
         if twice := sorted(tensors.keys() & held.keys()):
             raise CheckpointError(f"{file}: tensor {twice[0]} is in {tensors[twice[0]].file.name}, too")
         tensors |= held

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from attend.model.gguf import config, vocabulary
 from attend.model.gguf.container import Container, read_container
 from attend.model.gguf.keys import Keys
-from attend.model.gguf.places import is_gguf, parts
+from attend.model.gguf.places import parts
 
 Document = dict[str, Any]
 Stamps = tuple[tuple[int, int], ...]
@@ -67,5 +67,3 @@ def _config(found: Container) -> Document:
 
 
 DOCUMENTS: dict[str, Callable[[Container], Document]] = {"config.json": _config, "tokenizer_config.json": vocabulary.facts}
-
-__all__ = ["container", "document", "is_gguf", "tokenizer"]

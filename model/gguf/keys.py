@@ -10,7 +10,7 @@ from attend.model.errors import CheckpointError
 from attend.model.gguf.container import Container
 
 Raw = dict[str, Any]
-"""A config.json."""
+"""The entries of a config.json."""
 HARMLESS = frozenset({"vocab_size", "attention.value_length", "expert_group_count", "expert_group_used_count"})
 """Keys that repeat what the tensors say, or whose values are checked beside them."""
 BY_LAYER = {"gemma4": ("feed_forward_length", "attention.head_count_kv")}
@@ -28,7 +28,7 @@ class Keys:
         self._read = set(HARMLESS)
 
     def wrong(self, what: str) -> CheckpointError:
-        """What is wrong with the file, as an error."""
+        """The error for something that is wrong with the file."""
         return CheckpointError(f"{self.container.path}: {what}")
 
     def get(self, name: str) -> Any:
@@ -56,7 +56,7 @@ class Keys:
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+        """A positive integer, or the default where the key is absent. Raises CheckpointError for anything else."""
         value = self.get(name) if self.get(name) is not None else default
         if type(value) is not int or value < 1:
             raise self.wrong(f"{self.arch}.{name} must be a positive integer; got {repr(value)[:100]}")
@@ -78,7 +78,7 @@ class Keys:
     def check_all_read(self) -> None:
         """Raise CheckpointError where there is a key that nobody asked for."""
         if strangers := sorted(self._values.keys() - self._read):
-            raise self.wrong(f"{self.arch}.{strangers[0]} is not known here, and may change what the model computes")
+            raise self.wrong(f"{self.arch}.{strangers[0]} is an unknown key, which may change what the model computes")
 
     def has(self, tensor: str) -> bool:
         """Whether the files have a tensor."""

@@ -1,5 +1,6 @@
 """GGUF metadata of DeepSeek-V2, V3 and GLM-4.7-Flash, which llama.cpp calls one architecture."""
 
+from attend.model.gguf.common import shared_experts
 from attend.model.gguf.keys import Keys, Raw
 
 FLASH = (47, 154880)
@@ -18,11 +19,11 @@ def deepseek2(keys: Keys, raw: Raw) -> Raw:
     scoring = keys.get("expert_gating_func") or (SIGMOID if flash else SOFTMAX)
     if scoring not in (SOFTMAX, SIGMOID):
         raise keys.wrong(f"{keys.arch}.expert_gating_func = {scoring!r} is not supported")
-    turned, groups = keys.size("rope.dimension_count"), keys.get("expert_group_count") or 1
+    turned, mixture = keys.size("rope.dimension_count"), shared_experts(keys)
     return {
         **_scaling(keys, raw),
+        **mixture,
         "model_type": "deepseek_v3" if scoring == SIGMOID else "deepseek_v2",
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "num_key_value_heads": raw["num_attention_heads"],
         "head_dim": turned,
         "partial_rotary_factor": 1.0,
@@ -31,16 +32,7 @@ def deepseek2(keys: Keys, raw: Raw) -> Raw:
         "qk_nope_head_dim": keys.size("attention.key_length_mla") - turned,
         "qk_rope_head_dim": turned,
         "v_head_dim": keys.size("attention.value_length_mla"),
-        "n_routed_experts": keys.size("expert_count"),
-        "num_experts_per_tok": keys.size("expert_used_count"),
-        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
-        "n_shared_experts": keys.size("expert_shared_count"),
-        "first_k_dense_replace": keys.get("leading_dense_block_count") or 0,
-        "topk_method": "noaux_tc" if scoring == SIGMOID else "group_limited_greedy" if groups > 1 else "greedy",
-        "n_group": groups,
-        "topk_group": keys.get("expert_group_used_count") or 1,
-        "norm_topk_prob": keys.get("expert_weights_norm") or False,
-        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,
+        "topk_method": "noaux_tc" if scoring == SIGMOID else "group_limited_greedy" if mixture["n_group"] > 1 else "greedy",
     }
 
 

@@ -1,23 +1,14 @@
 """GGUF metadata of mixtures whose routers have corrections, as `config.py` has that of the others."""
 
+from attend.model.gguf.common import shared_experts
 from attend.model.gguf.keys import Keys, Raw
 
 
 def glm4moe(keys: Keys, raw: Raw) -> Raw:
     """Read the mixtures of GLM-4.5 from GGUF metadata."""
     keys.refuse("expert_gating_func", 0, 2)  # a sigmoid
-    return {
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+    return shared_experts(keys) | {
         "model_type": "glm4_moe",
-        "n_routed_experts": keys.size("expert_count"),
-        "num_experts_per_tok": keys.size("expert_used_count"),
-        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
-        "n_shared_experts": keys.size("expert_shared_count"),
-        "first_k_dense_replace": keys.get("leading_dense_block_count") or 0,
-        "n_group": keys.get("expert_group_count") or 1,
-        "topk_group": keys.get("expert_group_used_count") or 1,
-        "norm_topk_prob": keys.get("expert_weights_norm") or False,
-        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,
         "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0),
         "attention_bias": keys.has("blk.0.attn_q.bias"),
         "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),

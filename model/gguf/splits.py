@@ -51,7 +51,7 @@ class Split(NamedTuple):
     """How the pre-tokenizer that `tokenizer.ggml.pre` names splits a text."""
 
     patterns: tuple[str, ...]
-    """Of the words: each splits what those before it have left."""
+    """Regular expressions of the words; each one splits what those before it have left."""
     composed: bool = False
     """Whether characters are composed first (NFC)."""
     whole_words: bool = False
@@ -60,11 +60,11 @@ class Split(NamedTuple):
     """Whether texts begin with the start token, where `tokenizer.ggml.add_bos_token` says nothing."""
 
     def normalizer(self) -> normalizers.Normalizer | None:
-        """What is done to a text first."""
+        """The normalizer, which changes a text before it is split; None: there is none."""
         return normalizers.NFC() if self.composed else None
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """What makes words of a text, and letters of their bytes."""
+        """The pre-tokenizer: it splits a text into words, and writes their bytes as letters."""
         known = self.patterns[-1] == _GPT2  # to ByteLevel itself, which is faster
         letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=known)
         splits = self.patterns[:-1] if known else self.patterns
@@ -90,4 +90,4 @@ SPLITS = {
     "deepseek-coder": Split(_DEEPSEEK_CODER),
     "default": Split(_DEFAULT),
 }
-"""By `tokenizer.ggml.pre`."""
+"""How texts are split, by the value of `tokenizer.ggml.pre`."""

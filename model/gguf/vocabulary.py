@@ -58,11 +58,11 @@ class Vocabulary:
                 self.kinds[token] = CONTROL
 
     def wrong(self, what: str) -> CheckpointError:
-        """What is wrong with the file, as an error."""
+        """The error for something that is wrong with the file."""
         return CheckpointError(f"{self._path}: {what}")
 
     def said(self, name: str) -> Any:
-        """A value of the tokenizer's metadata, or None."""
+        """A value of the tokenizer's metadata, `tokenizer.ggml.<name>`; None where there is none."""
         return self._said.get(f"tokenizer.ggml.{name}")
 
     def array(self, name: str, kind: type, count: int | None = None) -> list[Any]:
@@ -84,7 +84,7 @@ class Vocabulary:
         return token
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """A boolean, or the default where the key is absent. Raises CheckpointError for anything else."""
         value = self.said(name)
         if not isinstance(value, bool | None):
             raise self.wrong(f"tokenizer.ggml.{name} must be true or false; got {repr(value)[:100]}")
@@ -229,7 +229,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _splits(words: list[str], length: NDArray[numpy.int64]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """Where a word is the sum of two others: the numbers of words [N], and how many letters come before [N].
+    """All ways to split a word into two other words: indices of the words [N], and lengths of their first parts [N].
 
     A word is told by a polynomial of its letters modulo 2^64, so that all parts of 262,144 words are looked up at once. For
     two texts to have one number is as good as impossible; a file that is made so has merges of no words, and is refused.
@@ -261,4 +261,4 @@ MAKERS = {
     "llama": Maker(lambda vocabulary: _spaced(vocabulary, _merges(vocabulary), prefixed=True), lambda vocabulary: True),
     "gemma4": Maker(lambda vocabulary: _spaced(vocabulary, _pairs(vocabulary), prefixed=False), lambda vocabulary: True),
 }
-"""By `tokenizer.ggml.model`."""
+"""How a tokenizer is made, by the value of `tokenizer.ggml.model`."""

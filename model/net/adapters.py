@@ -46,9 +46,9 @@ class LowRank:
     """What an adapter adds to one matrix: x Aᵀ Bᵀ."""
 
     down_RI: Tensor
-    """A of all parts under each other, float32."""
+    """Matrices A of all parts, one below the other, float32 [R, I]."""
     up_OR: Tensor
-    """B with its scale, float32: zeros but where rows and ranks belong to the same part."""
+    """Matrices B times their scales, float32 [O, R]: zeros where row and rank belong to different parts."""
     parts: tuple[Part, ...]
 
 
@@ -59,7 +59,7 @@ class Adapter:
     digest: str
     """SHA-256 of its files: two adapters of one content are one to the prefix cache."""
     matrices: Mapping[str, LowRank] = field(repr=False)
-    """By our name of the matrix; none where a decoder keeps them in a form of its own."""
+    """By our name of the matrix; empty where a decoder keeps them in a form of its own."""
 
 
 class AdapterBatch(NamedTuple):
@@ -67,7 +67,7 @@ class AdapterBatch(NamedTuple):
 
     adapter: Adapter
     tokens: Sequence[int]
-    """Places in T, in rising order."""
+    """Places in T, ascending."""
 
 
 class Adapted(Protocol):
@@ -78,7 +78,7 @@ class Adapted(Protocol):
         ...
 
     def use(self, groups: Sequence[AdapterBatch], num_tokens: int) -> None:
-        """From now on the tokens of a step have these adapters; without groups none."""
+        """Set the adapters of the next step's tokens; without groups no token has one."""
         ...
 
 
@@ -145,7 +145,7 @@ class Targets:
         return spelled._read(config, path)
 
     def _read(self, config: LoraConfig, path: Path) -> Adapter:
-        """The same for a file whose names are spelled as ours."""
+        """Read an adapter whose file names modules as our decoder does."""
         wanted = {module: self._sizes(config, module) for module in self.modules if config.changes(module)}
         if not wanted:
             named = str(config.targets)[:64]
@@ -206,7 +206,7 @@ def targets_of(folder: Path) -> Targets:
 
 
 def _names(path: Path) -> list[str]:
-    """Those of the modules in a file's header."""
+    """Names of the modules in the header of a safetensors file."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(size, MOST_JSON)))
@@ -268,11 +268,11 @@ class AdaptedLinear(Linear):
         return y_TO
 
     def dense(self) -> Tensor:
-        """The matrix without adapters."""
+        """The matrix without its adapters, float32 [O, I]."""
         return self.base.dense()
 
     def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
-        """See Linear."""
+        """See Linear. The slices are of the matrix without its adapters."""
         return self.base.slices(rows, expert)
 
 
@@ -289,9 +289,9 @@ class AdaptedDecoder:
         replace_linears(net, form)
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """The adapter as it is."""
+        """The adapter unchanged: it is computed in the form in which it was read."""
         return adapter
 
     def use(self, groups: Sequence[AdapterBatch], num_tokens: int) -> None:
-        """From now on the tokens of a step have these adapters; without groups none."""
+        """See Adapted."""
         self.groups = [(adapter, torch.tensor(tokens)) for adapter, tokens in groups]

@@ -1,4 +1,4 @@
-"""The equation this project is named for, written plainly.
+"""The reference of attention: its equation, written plainly.
 
     Attention(Q, K, V) = softmax(Q Kᵀ / sqrt(d_k) + mask) V        (Vaswani et al. 2017, equation 1)
     MultiHead(X)       = Concat(head_1, ..., head_H) W_O           (section 3.2.2)
@@ -51,7 +51,7 @@ class SharedKeys:
     """Keys and values that later layers read too, by layer."""
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
-        """See Attention; a layer without keys of its own gives tensors without heads."""
+        """See Attention. A layer that reads another layer's keys and values gives tensors without heads."""
         owner = self.kv_layers[layer]
         if owner is not None:
             k_TKD, v_TKD = self.held[owner]

@@ -54,7 +54,7 @@ def read_config(folder: Path) -> ModelConfig:
         config = read_checked(family_of(raw), raw)
     except CheckpointError as error:
         if is_gguf(folder):
-            raise CheckpointError(f"{folder}: its metadata, put as a config.json: {error}") from error
+            raise CheckpointError(f"{folder}: its metadata as a config.json: {error}") from error
         raise
     format_of(raw)
     ends = (*config.eos_token_ids, *generation_config.stop_tokens(folder))
@@ -166,7 +166,7 @@ def fill(
                 log.info("the tensors %s are left out: %s", ", ".join(left), lacking)
     if rounded:
         names, held = " and ".join(sorted(map(str, rounded))).replace("torch.", ""), str(dtype).removeprefix("torch.")
-        log.info("weights in %s are rounded to %s; dtype=float32 keeps them, and is slower", names, held)
+        log.info("weights in %s are rounded to %s; dtype = float32 is exact, and slower", names, held)
     if plain:
         log.info("quantised weights of the checkpoint are dequantised in memory")
     if tied:
@@ -212,7 +212,7 @@ def forms_of(net: Decoder, folder: Path, say: Callable[..., None] = log.info) ->
 
 
 def whole_numbers(forms: Mapping[str, CodeLayout]) -> dict[str, CodeLayout]:
-    """Those of the forms that are not of floats."""
+    """The forms whose codes are integers: all but float8."""
     return {path: form for path, form in forms.items() if form.kind != FP8}
 
 
@@ -221,7 +221,7 @@ def adopt_forms(net: Decoder, forms: Mapping[str, CodeLayout]) -> None:
     embedding = forms.get("embedding.tokens")
     if rounded := [form.rounded for form in forms.values() if form.rounded]:
         types = ", ".join(sorted(set().union(*rounded)))
-        words = "%d weight matrices are requantised to int8, 8.5 bits a number: codes cannot hold those of their types, %s"
+        words = "%d weight matrices are requantised to int8, 8.5 bits per weight: no form of codes is exact for their types, %s"
         log.info(words, len(rounded), types)
 
     def kept(path: str, linear: Linear) -> Linear:

@@ -67,7 +67,7 @@ def delta_rule(
 def chunked_delta_rule(
     q_RHLK: Tensor, k_RHLK: Tensor, v_RHLV: Tensor, decay_RHL: Tensor, rate_RHL: Tensor, state_RHKV: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same with matrix products, CHUNK tokens at a time."""
+    """As `delta_rule`, with matrix products over CHUNK tokens at a time."""
     outputs = []
     for begin in range(0, q_RHLK.shape[2], CHUNK):
         some = (part[:, :, begin : begin + CHUNK] for part in (q_RHLK, k_RHLK, v_RHLV, decay_RHL, rate_RHL))

@@ -58,7 +58,7 @@ def merits(parts_TX: Tensor, mixture: MixtureSpec, correction_X: Tensor | None) 
 
 
 class Experts(nn.Module):
-    """Gated MLPs side by side."""
+    """The gated MLPs of all experts of a layer."""
 
     def __init__(self, config: ModelConfig, mixture: MixtureSpec) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Mixture(nn.Module):
         self.correction = nn.Parameter(torch.zeros(mixture.num_experts)) if mixture.score_correction else None
         self.experts = Experts(config, mixture)
         self.mine = range(mixture.num_experts)
-        """The experts that are here."""
+        """Numbers of the experts whose weights are on this rank."""
         self.summed: Callable[[Tensor], Tensor] = lambda x: x
         """Adds what experts elsewhere make."""
         self.shared, self.shared_gate = None, None
@@ -119,20 +119,20 @@ class ExpertsBesideMLP(Mixture):
     """norm(mlp(norm(x))) + norm(experts(norm(x))), where the router reads a norm of x of its own (Gemma 4)."""
 
     def __init__(self, config: ModelConfig, mixture: MixtureSpec, size: int) -> None:
-        """`size`: width of the MLP."""
+        """`size`: width of the MLP beside the experts."""
         super().__init__(config, mixture)
         self.shared = GatedMLP(config, size)
         self.shared_norm, self.shared_post_norm = (make_norm(config, config.hidden_size) for _ in range(2))
         self.experts_norm, self.experts_post_norm = (make_norm(config, config.hidden_size) for _ in range(2))
         self.router_norm = make_norm(config, config.hidden_size)
         self.expert_scale = nn.Parameter(torch.ones(mixture.num_experts))
-        """What each expert's weight is multiplied by."""
+        """A factor of each expert's weight, [X]."""
 
     def forward(self, x_TE: Tensor) -> Tensor:
         out_TE = self.chosen(self.experts_norm(x_TE), *self.route(x_TE)).to(x_TE.dtype)
         return self.shared_post_norm(self.shared(self.shared_norm(x_TE))) + self.experts_post_norm(out_TE)
 
     def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """See `route`; with the experts' scales."""
+        """See `route`; weights are multiplied by the experts' scales."""
         experts_TC, weights_TC = route(self.router(self.router_norm(x_TE)), self.mixture, self.correction)
         return experts_TC, weights_TC * self.expert_scale[experts_TC]

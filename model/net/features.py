@@ -1,5 +1,5 @@
-"""What a model asks of those who compute it, as a set of names. Each of them lists what it computes: what it does not
-list it refuses, so that nothing new is left out in silence.
+"""The features that a model needs of a backend, as a set of names. Each backend lists what it computes: a model with any other
+feature is refused, so that nothing new is left out in silence.
 
 Every field of ModelConfig stands in one of the three tables.
 """
@@ -83,23 +83,7 @@ SWITCHES = {
 
 ATTENTION = frozenset({"window", "softcap", "attention_scale"})
 """What an `AttentionVariant` can say: all of today's backends compute it."""
-ALL = ATTENTION | {
-    *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
-    *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
-    *("norm_place=parallel", "norm_place=shared"),
-    *("qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
-    *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
-    *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
-    *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
-    *("norm_by_layer", "short_conv", "head_gate"),
-    *("latent_attention", "group_top"),
-    *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
-    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
-    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
-    "experts_beside_mlp",
-}
-"""What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks."""
-NATIVE = ATTENTION | {
+KERNELS = ATTENTION | {
     *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
     *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
     *("norm_place=parallel", "norm_place=shared"),
@@ -113,26 +97,16 @@ NATIVE = ATTENTION | {
     *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
     "experts_beside_mlp",
 }
-"""What the native decoder computes. Written out, as the next: a feature that is new in ALL is not yet in either."""
-TRITON = ATTENTION | {
-    *("norm=rmsnorm", "norm=layernorm", "norm=layernorm_without_bias", "qk_norm=none", "qk_norm=head", "qk_norm=all"),
-    *("norm_place=pre", "norm_place=post", "norm_place=output", "norm_place=sandwich"),
-    *("norm_place=parallel", "norm_place=shared"),
-    *("qkv_bias", "linear_bias", "embedding_scale", "residual_scale"),
-    *("positions=rotary", "positions=learned", "positions=sinusoidal", "rope_scaling", "rope_size", "rope_by_layer"),
-    *("gated_mlp=True", "gated_mlp=False", "activation=silu", "activation=gelu", "activation=gelu_tanh", "activation=relu"),
-    *("experts", "shared_expert", "sinks", "clamped_swiglu", "attention_gate", "gated_delta"),
-    *("norm_by_layer", "short_conv", "head_gate"),
-    *("ungated_shared_expert", "sigmoid_routing", "score_correction", "expert_groups", "scaled_routing"),
-    *("activation=relu2", "qk_norm_after_rope", "query_scale", "post_norm_eps"),
-    *("heads_by_layer", "keys_are_values", "value_norm", "kv_shared_layers", "layer_scale", "per_layer_inputs"),
-    "experts_beside_mlp",
-}
-"""What the Triton decoder computes."""
+"""What the native decoder and the Triton decoder compute."""
+NATIVE, TRITON = KERNELS, KERNELS
+ALL = KERNELS | {"latent_attention", "group_top"}
+"""What the decoder of transformer.py computes, with an attention backend that computes ATTENTION and sinks. A new feature
+stands here first, and in KERNELS, or in NATIVE or TRITON alone, once they compute it.
+"""
 
 
 def features(config: ModelConfig) -> frozenset[str]:
-    """What a model asks for."""
+    """The features that a backend must have to compute a model."""
     chosen = {f"{name}={getattr(config, name)}" for name in CHOICES}
     default = {field.name: field.default for field in fields(ModelConfig)}
     return frozenset(chosen | {feature for name, feature in SWITCHES.items() if getattr(config, name) != default[name]})

@@ -1,4 +1,4 @@
-"""A parameter of a decoder is filled in with what the files have of it, piece by piece."""
+"""Fills a parameter of a decoder with its part of the checkpoint's tensors, piece by piece."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Slot(NamedTuple):
     kind: str
     """Name of the parameter in its module."""
     shape: tuple[int, ...]
-    """That of the whole, whatever part of it is here."""
+    """Shape of the whole parameter, whatever part of it this rank has."""
 
     @property
     def width(self) -> int:
@@ -41,7 +41,7 @@ class Filler:
         self.dequantised = False
         """Whether codes have become numbers: of floats a note has told."""
         self.rounded: set[torch.dtype] = set()
-        """In what matrices are stored that lose bits here."""
+        """Dtypes of files whose numbers were rounded to a coarser one."""
 
     def leave(self, piece: Tensor | Codes | Blocks, *, tied: bool) -> bool:
         """Leave (a part of) a matrix in the file, if its form allows it.

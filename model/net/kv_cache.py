@@ -25,7 +25,7 @@ from attend.model.net.states import State, allocate
 from attend.model.sublayers import KV_GROUP
 
 LARGEST = 127
-"""Codes are -127 to 127."""
+"""The largest code of int8 keys and values: codes are -127 to 127."""
 _FRACTION = (1 << 16) - 1
 """The bits of float32 that bfloat16 does not have."""
 _NAN = 0x7FC0
@@ -40,14 +40,14 @@ class KVCache:
     """
 
     keys: list[Tensor]
-    """Of a layer with a state it is empty; of one that reads another layer's it is that layer's."""
+    """Empty for a layer with a recurrent state; the other layer's tensor for one that shares its keys and values."""
     values: list[Tensor]
-    """With latent attention they are the keys: the same tensors."""
+    """With latent attention the same tensors as the keys."""
     block_size: int
     group_of_layer: Sequence[int] = ()
     """Which of the layout's groups each layer belongs to; empty: there is one."""
     states: dict[int, State] = field(default_factory=dict)
-    """Of each layer that keeps a state in place of keys and values: tensors [slots, ...]."""
+    """Recurrent states of the layers that have them in place of keys and values: tensors [slots, ...]."""
     kv_layers: Sequence[int | None] = ()
     """The layer whose keys and values each reads, None: its own; empty: all have their own."""
 

@@ -26,7 +26,7 @@ from attend.model.net.rope import Rotation, apply_rotary
 from attend.model.sublayers import LatentSpec
 
 NORM_EPS = 1e-6
-"""Of the norms of latent vectors, whatever `rms_norm_eps` says: their classes in `transformers` have it so."""
+"""The eps of the norms of latent vectors, whatever `rms_norm_eps` says, as the classes in `transformers` have it."""
 
 
 class LatentQuery(nn.Module):
@@ -56,7 +56,7 @@ class LatentAttention(nn.Module):
             else LatentQuery(config, spec.query_rank, spec.query_size)
         )
         self.kv_down = Linear(config.hidden_size, [spec.rank, spec.rope_size], bias=config.qkv_bias)
-        """W_DKV and W_KR."""
+        """W_DKV and W_KR, one below the other: to the latent vector and to the rotated key that all heads share."""
         self.kv_norm = RMSNorm(spec.rank, eps=NORM_EPS)
         self.kv_up = Linear(spec.rank, [config.num_heads * unit], bias=False, cut="rows", unit=unit)
         """W_UK and W_UV, head by head. Nothing is multiplied by it as it stands: see ABSORBED in `linear.py`."""

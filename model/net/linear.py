@@ -35,7 +35,7 @@ class Linear(nn.Linear):
     ATTRIBUTES: tuple[str, ...] = SHAPE
     """What `of` takes over from another matrix: forms may add theirs."""
     unread: tuple[Unread, ...] = ()
-    """In place of the weight: its rows in a mapped file, from the first to the last."""
+    """The rows of the weight in a mapped file, in place of the weight."""
 
     def __init__(self, size_in: int, parts: Sequence[int], *, bias: bool, cut: Cut | None = None, unit: int = 1) -> None:
         """`parts`: rows of each. `unit`: rows or columns that no shard divides, such as those of a head."""
@@ -73,7 +73,7 @@ class Linear(nn.Linear):
         sizes = self.parts if self.cut == "rows" else (self.in_features,)
         alone = self.cut == "columns" or self.unit == 1  # a unit that two shards have would be added twice
         if any(size % (ranks * self.unit) and (alone or ranks * self.unit % size) for size in sizes):
-            raise ValueError(f"{sizes} {self.cut} in units of {self.unit} cannot be shared by {ranks}")
+            raise ValueError(f"{sizes} {self.cut} in units of {self.unit} cannot be divided among {ranks} ranks")
         begins = [sum(sizes[:n]) for n in range(len(sizes))]
         mine = [
             range(begin + low, begin + low + max(self.unit, size // ranks))
@@ -194,7 +194,7 @@ class ExpertLinear(Linear):
         return self.of(self, rows=[rows], first=mine.start)
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
-        """What one expert makes of [T, I]."""
+        """One expert's product with x [T, I]: [T, O]."""
         expert -= self.first
         return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
 

@@ -1,4 +1,4 @@
-"""Outliers put into a model without changing its function, to see what a form of the weights makes of models that have some.
+"""Puts outliers into a model without changing its function, to measure how a form of weights copes with them.
 
 Large models have a few channels that are many times larger than the others behind every norm (Dettmers et al. 2022);
 small ones have none.
@@ -18,7 +18,7 @@ from attend.model.net.linear import Linear
 from attend.model.net.transformer import Block, Decoder
 
 CHANNELS = 4
-"""Of each norm: evenly spread, so that no two of them share a group of a wide matrix."""
+"""Columns that are made large in each norm: evenly spread, so that no two share a quantisation group of a wide matrix."""
 READERS = ("qkv", "query", "q_down", "kv_down", "inputs", "gates", "gate_up", "up", "router", "shared_gate")
 """Matrices that read the norm before their sublayer."""
 

@@ -32,7 +32,7 @@ class PackedLinear(Linear):
         return form
 
     def forward(self, x_TE: Tensor) -> Tensor:
-        """x Wᵀ + b."""
+        """The product x Wᵀ + b, [T, O]."""
         return self._multiply(x_TE, self.weight, self.bias, "none", [], "")
 
     def dense(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""How the tokens of a step see the past: paged KV caches, written and read by an attention backend.
+"""Paged attention: an attention backend writes a step's keys and values to paged KV caches, and reads them.
 
 Between the engine and a backend only block ids cross. Token p of a request lives in slot
 `blocks[p // block_size] * block_size + p % block_size`; block 0 belongs to nobody and takes padding writes. Layers that keep
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where a step's tokens stand, made once a step and read by every layer. Rows of one token come first."""
+    """The rows of a step and their cache slots, made once a step and read by every layer. Rows of one token come first."""
 
     rows: Sequence[Row]
     slots_T: Tensor
@@ -57,7 +57,7 @@ class BatchLayout:
     num_single: int
     """How many rows, from the first on, bring just one token."""
     others: "tuple[BatchLayout, ...]" = ()
-    """The same step in the other groups of layers; none where all layers have the same tables."""
+    """Layouts of the same step for the other groups of layers; empty where all layers have the same tables."""
     states_R: Tensor | None = None
     sources_R: Tensor | None = None
     """int64, in a model that keeps states: the slot where each request's state is written, and the one where it is read."""
@@ -119,7 +119,7 @@ class BatchLayout:
 
     @cached_property
     def turns(self) -> StateSlots:
-        """How the step moves states on, in a model that keeps them."""
+        """The step's updates of recurrent states; only in a model that has them."""
         assert self.states_R is not None and self.sources_R is not None, "nobody said where the states lie"
         return StateSlots(self.rows, self.sources_R, self.states_R)
 
@@ -205,16 +205,16 @@ class RowBatch(NamedTuple):
     rows_N: Tensor
     """int64: their places in the step, which are those of their tokens too."""
     slots: Tensor
-    """int64 [N * S]: what they read."""
+    """int64 [N * S]: the cache slots that they read, row after row."""
     mask: Tensor
-    """bool [N, 1, 1, S]: what they may see of it."""
+    """bool [N, 1, 1, S]: which of these slots each may see."""
 
 
 class Reads(NamedTuple):
     """The slots that a step's queries read under one window, none before the first that a row's first query sees."""
 
     single: list[RowBatch]
-    """For the rows of one token."""
+    """Batches of the rows of one token."""
     longer: list[tuple[slice, Tensor, Tensor]]
     """For each other row: its tokens in T, the slots it reads [S], and what each token may see, bool [T, S]."""
 
@@ -224,7 +224,7 @@ class AttentionBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """What the start-up line shows."""
+        """The backend's name in the start-up log."""
         ...
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, cache: KVCache, layout: BatchLayout) -> Tensor:
@@ -235,8 +235,22 @@ class AttentionBackend(Protocol):
         ...
 
 
-class Attending(AttentionBackend, Protocol):
+class Attending:
     """A backend that also attends by itself, where others have written this step's keys and values."""
+
+    def forward(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cache: KVCache,
+        layout: BatchLayout,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
+        return self.attend(layer, q_THD, cache, layout, sinks_H)
 
     def attend(
         self,
@@ -248,7 +262,7 @@ class Attending(AttentionBackend, Protocol):
         out_THD: Tensor | None = None,
     ) -> Tensor:
         """The heads' outputs [T, H, D], in `out_THD` if it is given."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass
@@ -256,7 +270,7 @@ class ReferenceBackend:
     """The equation itself, request by request, in float32: slow, and right by inspection."""
 
     variants: Sequence[AttentionVariant] | None = None
-    """One for each layer; None: the plain equation in all of them."""
+    """Variant of each layer's attention; None: all layers have the plain one."""
     name: ClassVar[str] = "reference"
 
     def forward(
@@ -284,25 +298,12 @@ class ReferenceBackend:
 
 
 @dataclass
-class TorchBackend:
+class TorchBackend(Attending):
     """Gather the pages, then torch's fused attention: rows of one token in groups of like length, the others one by one."""
 
     variants: Sequence[AttentionVariant] | None = None
-    """One for each layer; None: the plain equation in all of them."""
+    """Variant of each layer's attention; None: all layers have the plain one."""
     name: ClassVar[str] = "torch"
-
-    def forward(
-        self,
-        layer: int,
-        q_THD: Tensor,
-        k_TKD: Tensor,
-        v_TKD: Tensor,
-        cache: KVCache,
-        layout: BatchLayout,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
-        return self.attend(layer, q_THD, cache, layout, sinks_H)
 
     def attend(
         self,
@@ -329,7 +330,7 @@ class TorchBackend:
 
 
 def variant_of(variants: Sequence[AttentionVariant] | None, layer: int) -> AttentionVariant:
-    """A layer's variant, plain where none were given."""
+    """A layer's variant; the plain one where `variants` is None."""
     return PLAIN if variants is None else variants[layer]
 
 
@@ -359,7 +360,7 @@ class Paged:
     pulse: Pulse = field(default_factory=Pulse, kw_only=True)
 
     def layout_of(self, layer: int) -> BatchLayout:
-        """Where the step's tokens stand in the caches of a layer."""
+        """The layout for a layer's group of layers."""
         return self.layout.of(self.cache.group_of_layer[layer]) if self.layout.others else self.layout
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:

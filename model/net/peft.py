@@ -36,7 +36,7 @@ ALL = "all-linear"
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """What an adapter changes."""
+    """The entries of an adapter_config.json: rank, alpha, and the modules that the adapter changes."""
 
     folder: Path
     rank: int
@@ -65,7 +65,7 @@ class LoraConfig:
         return self.ranks.get(_pattern(self.ranks, module), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What a module's product is multiplied by."""
+        """The scale of a module's product: alpha / rank, or alpha / sqrt(rank)."""
         alpha, rank = self.alphas.get(_pattern(self.alphas, module), self.alpha), self.rank_of(module)
         return alpha / (rank**0.5 if self.root else rank)
 
@@ -144,7 +144,7 @@ def _table(folder: Path, key: str, value: object) -> Mapping[str, Any]:
 
 
 def _names(folder: Path, key: str, value: object) -> str | tuple[str, ...]:
-    """A regular expression, or names."""
+    """A regular expression, or module names. Raises CheckpointError for anything else."""
     if value is None:
         return ()
     if isinstance(value, str):

@@ -45,10 +45,10 @@ class PerLayerInput(nn.Module):
         return self.post_norm(self.product(x_TE, input_TP))
 
     def product(self, x_TE: Tensor, input_TP: Tensor) -> Tensor:
-        """What `forward` gives before its norm, [T, E]."""
+        """The product before its norm, [T, E]."""
         return self.projection(self.activation(self.gate(x_TE)) * input_TP)
 
 
 def per_layer_embedding(config: ModelConfig) -> PerLayerEmbedding | None:
-    """None where a model has none."""
+    """The per-layer embedding of a model; None where it has none."""
     return None if config.per_layer_input_size is None else PerLayerEmbedding(config, config.per_layer_input_size)

@@ -1,4 +1,4 @@
-"""A sign of life from inside a step: how others tell a long step from one that stands still."""
+"""A heartbeat from inside a step, which tells a slow step from one that hangs."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ class Pulse:
     def __init__(self) -> None:
         self._count = ctypes.c_int64()
         self.address = ctypes.addressof(self._count)
-        """Where native code counts, without the interpreter. As long as this object lives."""
+        """Address of the counter that native code increments, valid as long as this object."""
 
     @property
     def count(self) -> int:

@@ -26,11 +26,11 @@ class QuantisedLinear(Linear):
 
     ATTRIBUTES = (*SHAPE, "kind", "has_minima")
     kind: Kind
-    """What the codes mean."""
+    """Which numbers the codes stand for."""
     has_minima: bool
     """Whether a group has a minimum beside its scale."""
     dtype = torch.float32
-    """Of the bias, and of the numbers between matrices."""
+    """Dtype of the bias, and of the activations."""
     codes: Tensor
     """Signed bytes [O, I], or [O, I / 2] with two codes of 4 bits in a byte, that of the even column in the low half."""
     scales: Tensor
@@ -42,7 +42,7 @@ class QuantisedLinear(Linear):
 
     @classmethod
     def form(cls, linear: Linear, kind: Kind, *, has_minima: bool = False) -> "QuantisedLinear":
-        """A matrix like another in this form, without numbers."""
+        """An empty matrix of this form, in the shape of `linear`."""
         shape = QuantisedExperts if isinstance(linear, ExpertLinear) else cls
         return shape.of(linear, kind=kind, has_minima=has_minima)
 
@@ -92,7 +92,7 @@ class QuantisedLinear(Linear):
         return quantise(tensor.dense(), self.kind)
 
     def dense(self) -> Tensor:
-        """The matrix [O, I], float32."""
+        """The dequantised matrix [O, I], float32."""
         return self.select(torch.arange(self.units.numel())).view(*self.units.shape, self.in_features)
 
     def select(self, rows_N: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class QuantisedLinear(Linear):
         return Codes(self.kind, codes_NI, scales, minima).dense()[:, : self.in_features]
 
     def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
-        """See Linear. float32."""
+        """See Linear. The slices are float32."""
         first = 0 if expert is None else expert * self.out_features
         for some in torch.arange(first, first + self.out_features).split(rows):
             yield self.select(some)
@@ -131,7 +131,7 @@ class QuantisedLinear(Linear):
         self.codes, self.scales, self.minima, self.units = other.codes, other.scales, other.minima, other.units
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        """x Wᵀ + b."""
+        """x Wᵀ + b, [T, O], in x's dtype."""
         return F.linear(x_TI, self.dense().to(x_TI.dtype), self.bias)
 
 
@@ -139,7 +139,7 @@ class QuantisedExperts(QuantisedLinear, ExpertLinear):
     """One projection of all experts: [X, O, I]."""
 
     def forward(self, x_TI: Tensor, expert: int) -> Tensor:
-        """What one expert makes of [T, I]."""
+        """One expert's product with x [T, I]: [T, O]."""
         first = expert * self.out_features
         weight_OI = self.select(torch.arange(first, first + self.out_features))
         return F.linear(x_TI, weight_OI.to(x_TI.dtype), None if self.bias is None else self.bias[expert])

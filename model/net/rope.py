@@ -29,10 +29,10 @@ class Rotation(NamedTuple):
     """How the tokens of a step are rotated."""
 
     cos: Tensor
-    """Of each token's angles, [T, 1, R]."""
+    """Cosines of each token's angles, [T, 1, R]."""
     sin: Tensor
     query_scale: Tensor | None = None
-    """What rotated queries are multiplied by, [T, 1, 1]; None: 1."""
+    """A factor of rotated queries, [T, 1, 1]; None: 1."""
 
 
 def rotary_table(rope: Rope, num_positions: int) -> tuple[Tensor, Tensor]:

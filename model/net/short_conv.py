@@ -44,7 +44,7 @@ class ShortConv(nn.Module):
         return tuple(self.convolution.new_zeros(count, *shape, dtype=torch.float32) for shape in self.spec.state_shapes)
 
     def advance(self, inputs: Sequence[Tensor], state: State) -> tuple[Tensor, State]:
-        """See Recurrence. `inputs`: the convolution's [R, L, C]. Outputs: the same."""
+        """See Recurrence. `inputs`: the input of the convolution, [R, L, C]; outputs have the same shape."""
         [inputs_RLC], [before_RCW] = inputs, state
         before_RCW = before_RCW.to(inputs_RLC.dtype)
         sums_RLC, before_RCW = causal_convolution(inputs_RLC, before_RCW, self.convolution, self.convolution_bias)

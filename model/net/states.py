@@ -29,7 +29,7 @@ def allocate(config: ModelConfig, num_slots: int, device: str) -> dict[int, Stat
 
 
 class Recurrence(Protocol):
-    """A layer with a state."""
+    """The recurrence of a layer that keeps a state in place of keys and values."""
 
     def start(self, count: int) -> State:
         """The states of `count` sequences before their first tokens: zeros."""
@@ -49,7 +49,7 @@ class Row(Protocol):
     start: int
     count: int
     draft: int
-    """So many tokens, the last ones, are computed without moving the state on."""
+    """Draft tokens at the end of the row, which are computed without writing the state."""
 
 
 class StateBatch(NamedTuple):
@@ -58,11 +58,11 @@ class StateBatch(NamedTuple):
     tokens: slice
     """Their places in T, sequence after sequence."""
     sources_R: Tensor
-    """int64: where their states lie."""
+    """int64: slots from which their states are read."""
     slots_R: Tensor | None
-    """int64: where they lie afterwards; None: nowhere."""
+    """int64: slots to which their states are written; None: they are not kept."""
     begins_N: Tensor | None
-    """int64: those of the R that have no state yet; None: all have one."""
+    """int64: those of the R sequences that have no state yet; None: all have one."""
 
 
 CACHED = 1 << 21
@@ -78,7 +78,7 @@ class StateSlots:
         self._turns: dict[int, list[StateBatch]] = {}
 
     def of(self, held: State) -> list[StateBatch]:
-        """Those of a layer with these states."""
+        """The batches for a layer whose states are `held`, at most CACHED bytes in each on a CPU."""
         most = len(held[0]) if held[0].is_cuda else max(1, CACHED // sum(part[0].nbytes for part in held))
         if most not in self._turns:
             self._turns[most] = list(self._made(most))

@@ -55,7 +55,7 @@ class Block(nn.Module):
         return x_TE if self.layer_scale is None else x_TE * self.layer_scale
 
     def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        """Attention and the MLP."""
+        """The residual stream after attention and MLP, [T, E]."""
         update_TE = self.attention(self.attention_norm(x_TE), rotation, layer, attention)
         x_TE = x_TE + self.attention_post_norm(update_TE) * self.scale
         return x_TE + self.mlp_post_norm(self.mlp(self.mlp_norm(x_TE))) * self.scale
@@ -80,7 +80,7 @@ class PostNormBlock(Block):
     """norm(x + f(x)): Add & Norm as first published (Vaswani et al. 2017, section 3.1)."""
 
     def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        """See Block."""
+        """See Block: the norms come after the sums."""
         x_TE = self.attention_norm(x_TE + self.attention(x_TE, rotation, layer, attention) * self.scale)
         return self.mlp_norm(x_TE + self.mlp(x_TE) * self.scale)
 
@@ -93,7 +93,7 @@ class ParallelBlock(Block):
         self.shared = config.norm_place == "shared"
 
     def sublayers(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
-        """See Block."""
+        """See Block: attention and MLP read the same input."""
         normed_TE = self.attention_norm(x_TE)
         update_TE = self.mlp(normed_TE if self.shared else self.mlp_norm(x_TE))
         return x_TE + (self.attention(normed_TE, rotation, layer, attention) + update_TE) * self.scale
@@ -109,26 +109,18 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens: nn.Module = empty_table(config.vocab_size, config.hidden_size)
         self.scale = config.embedding_scale
-        self.positions: nn.Embedding | None = None
-        if config.positions == "learned":
-            self.positions = empty_table(config.max_positions, config.hidden_size)
-        elif config.positions == "sinusoidal":
-            table = sinusoidal_table(context, config.hidden_size)
-            self.register_buffer("sinusoids", table, persistent=False)
-        self.added = {"rotary": None, "learned": self._learned, "sinusoidal": self._sinusoidal}[config.positions]
-
-    def _learned(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor:
-        assert self.positions is not None
-        return self.positions(positions_T)
-
-    def _sinusoidal(self, positions_T: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.sinusoids[positions_T].to(dtype)
+        learned, sinusoidal = config.positions == "learned", config.positions == "sinusoidal"
+        self.positions = empty_table(config.max_positions, config.hidden_size) if learned else None
+        table = sinusoidal_table(context, config.hidden_size) if sinusoidal else None
+        self.register_buffer("sinusoids", table, persistent=False)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
         vectors_TE: Tensor = self.tokens(tokens_T)
         if self.scale != 1:
             vectors_TE = vectors_TE * self.scale
-        return vectors_TE if self.added is None else vectors_TE + self.added(positions_T, vectors_TE.dtype)
+        if self.positions is not None:
+            return vectors_TE + self.positions(positions_T)
+        return vectors_TE if self.sinusoids is None else vectors_TE + self.sinusoids[positions_T].to(vectors_TE.dtype)
 
 
 class Decoder(nn.Module):
@@ -190,7 +182,7 @@ class Decoder(nn.Module):
         return self.norm(x_TE)
 
     def outputs(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Iterator[Tensor]:
-        """What each layer ends with, [T, E], before the last norm."""
+        """The output of each layer, [T, E], before the last norm."""
         x_TE = self.embedding(tokens_T, positions_T)
         rotations = self._rotations(positions_T, x_TE.dtype)
         inputs = [None] * len(self.blocks) if self.per_layer is None else self.per_layer(tokens_T, x_TE).unbind(1)

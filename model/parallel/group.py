@@ -1,5 +1,5 @@
-"""The ranks of a model, and what they exchange. Sums run in the order of the ranks, so that neither the size of a message nor
-what else is in a step changes their bits.
+"""The process group of tensor parallelism, over gloo or NCCL. Sums are added in the order of the ranks, so that neither the
+size of a message nor what else is in a step changes their bits.
 
 Shapes: N ranks.
 """
@@ -19,19 +19,19 @@ from torch import Tensor
 from attend.model.errors import DeviceFailed
 
 c10d: Any = torch.distributed
-"""Its stubs leave out what is used here."""
+"""torch.distributed without types: its stubs lack parts that are used here."""
 HOST = "127.0.0.1"
 """All ranks live on one node."""
 LOOPBACK = "lo"
 """The interface with this address."""
 LATE_SECONDS = 6.0
-"""How long a rank that serves waits for another one within a step, over gloo."""
+"""Seconds that a rank waits for another one within a step, over gloo."""
 LONGER = 10
 """How many times as long it waits over NCCL, where the computation of the step counts too, and for rank 0's next message: rank
 0 sends one every second, but none within a long step.
 """
 START_SECONDS = 600.0
-"""How long ranks wait for each other until then: one may load or compile for longer than another."""
+"""Seconds that ranks wait for each other before they serve: one may load or compile for longer than another."""
 LOOK_SECONDS = 0.1
 """How often a rank that waits for others to begin looks whether they are there, or have ended."""
 
@@ -59,9 +59,9 @@ class ProcessGroup:
         self.store = c10d.TCPStore(HOST, port, is_master=rank == 0, timeout=self._patience, wait_for_workers=False)
         self.port: int = self.store.port
         self._numbers: Any = None
-        """What exchanges tensors on the device."""
+        """The process group that exchanges tensors on the device."""
         self._bytes: Any = None
-        """What sends bytes from rank 0 to the others."""
+        """The process group that sends bytes from rank 0 to the others."""
 
     @property
     def is_connected(self) -> bool:
@@ -93,7 +93,7 @@ class ProcessGroup:
         return c10d.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.ranks, chosen)
 
     def hurry(self) -> None:
-        """From here on a rank that others wait for too long has failed: after `late` seconds, or LONGER times that."""
+        """From here on, a rank that others wait for too long has failed: after `late` seconds, or LONGER times that."""
         self._patience, self._silence = self._late, LONGER * self._late
         if self._numbers is not self._bytes:
             # NCCL counts from where a sum is submitted, behind all that the device still has to compute; after this time
@@ -122,18 +122,18 @@ class ProcessGroup:
         return min(int(part) for part in self.gather(torch.tensor([number], device=self.device)))
 
     def share(self, x: Tensor) -> Tensor:
-        """What rank 0 gives, in place."""
+        """Rank 0's tensor on all ranks, written into `x`."""
         with _among_others():
             self._numbers.broadcast([x], _from_rank_0(self._patience)).wait()
         return x
 
     def send(self, message: bytes) -> None:
-        """Of rank 0: give the others a message, which they `receive`."""
+        """Called on rank 0: send a message to the other ranks, which `receive` it."""
         self._pass_on(torch.tensor([len(message)]), self._patience)
         self._pass_on(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._patience)
 
     def receive(self) -> bytes:
-        """Of the others: wait for a message of rank 0. Raises DeviceFailed where it has ended, or is late."""
+        """Called on the other ranks: wait for a message of rank 0. Raises DeviceFailed where it has ended, or is late."""
         size = self._pass_on(torch.zeros(1, dtype=torch.int64), self._silence)
         return self._pass_on(torch.empty(int(size), dtype=torch.uint8), self._patience).numpy().tobytes()
 

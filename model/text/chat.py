@@ -56,7 +56,7 @@ class ChatTemplate:
         self._for_tools, more = (self._template, read) if for_tools is None else _compiled(environment, for_tools)
         variables = read | more | {"add_generation_prompt"}
         self.options = frozenset(variables - _RESERVED - set(environment.globals) - set(tokens))
-        """What `render` takes beside the messages."""
+        """Variables that `render` takes beside the messages."""
         self.source = source
         self.sources = source + (for_tools or "")
         """All that is written in the templates."""
@@ -115,7 +115,7 @@ class ChatTemplate:
         /,
         **variables: Any,
     ) -> str:
-        """The text of `write`."""
+        """As `write`, but only the text."""
         return self.write(messages, tools, documents, **variables).text
 
     def write(
@@ -181,7 +181,7 @@ class ChatTemplate:
 
 
 def _compiled(environment: ChatEnvironment, source: str) -> tuple[Template, set[str]]:
-    """A template, and the names that it reads."""
+    """A compiled template, and the names of the variables that it reads."""
     if len(source) > MAX_TEMPLATE:
         raise CheckpointError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE} are read")
     try:

@@ -37,7 +37,7 @@ _LIST_FILTERS = frozenset((
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "sort", "sum",
     "tojson", "unique",
 ))  # fmt: skip
-"""They do not write their value as text, or look at its size themselves."""
+"""Filters that neither write their value as text nor look at its size themselves."""
 _UNBOUNDED_FORMAT = re.compile(r"\d{5}|\*|:[^}]*\{")
 """A width of five digits, or one that comes from an argument."""
 _LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
@@ -57,7 +57,7 @@ def _require(fits: bool, complaint: str) -> None:
 
 
 class _Budget:
-    """What is left to one render."""
+    """Time, iterations and characters that are left to one render."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock, self.ends_at = clock, clock() + MAX_SECONDS
@@ -79,7 +79,7 @@ class _Budget:
 
 
 _BUDGET: ContextVar[_Budget] = ContextVar("_BUDGET")
-"""Of the render in this thread. Unset while a template is compiled, so that nothing guarded is computed then."""
+"""The budget of the render in this thread. Unset while a template is compiled, so that no constant is folded."""
 
 
 def _fits(size: int) -> None:
@@ -175,7 +175,7 @@ def _guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _like(value: Any, made: Any) -> Any:
-    """What was made of a value: of a caller's text, a caller's."""
+    """A result of a value, marked as a caller's text where the value was one."""
     return value.copied(made) if isinstance(value, marks.Fragment) else made
 
 
@@ -206,7 +206,7 @@ def _concat(values: list[Any]) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
-    """As `transformers` has it: no HTML escapes, no ASCII escapes."""
+    """JSON as `transformers` writes it: neither HTML nor non-ASCII characters are escaped."""
     _text_size(value)
     _require(indent is None or 0 <= indent <= 16, "indents JSON too far")
     document = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -229,7 +229,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - so declared by Jinja
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body, as it stands."""
+        """The body of the block, unchanged."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 

@@ -34,7 +34,7 @@ class ControlTokens:
         self._first = _one_of(text[0] for text in self._texts)
         self._last = _one_of(text[-1] for text in self._texts)
         self._outer = _one_of([*marks.MARKS, *(letter for text in self._texts for letter in (text[0], text[-1]))])
-        """What a text has that needs marks."""
+        """Finds what must be escaped in a text."""
         self._beginnings = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))
         self._ends = frozenset(text[-size:] for text in self._texts for size in range(1, len(text)))
         self._threes = frozenset(text[at : at + size] for text in self._texts for at in range(len(text)) for size in (1, 2, 3))
@@ -51,7 +51,7 @@ class ControlTokens:
         return list(map(self.marked, value)) if isinstance(value, (list, tuple)) else value
 
     def read(self, prompt: str) -> ChatText:
-        """What a template made of marked values."""
+        """Split a rendered prompt with marks into its text and the places of callers' texts."""
         if not marks.is_marked(prompt):
             return ChatText(prompt)
         text, literals = marks.read(prompt, self._is_token)
@@ -185,7 +185,7 @@ def _reads_whole_words(raw: RawTokenizer) -> bool:
 
 
 def _without_prefix(raw: RawTokenizer) -> RawTokenizer:
-    """Its normalizer and its split, which write no space before a text, with an empty model."""
+    """The tokenizer's normalizer and pre-tokenizer with an empty model, without those that put a space before a text."""
     parts = {name: _state(getattr(raw, name)) for name in ("normalizer", "pre_tokenizer")}
     return RawTokenizer.from_str(json.dumps(json.loads(RawTokenizer(models.BPE()).to_str()) | parts))
 

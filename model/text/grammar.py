@@ -79,7 +79,7 @@ _CAUSES: dict[int, str] = {
 """What it says of a grammar that a signal ended its compilation."""
 
 _SPECIAL = re.compile(r"<\[\d+\]>")
-"""A special token by its id, in a grammar of ours."""
+"""A special token by its id, `<[id]>`, in our grammars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +193,6 @@ class GrammarCompiler:
         self._probes = threading.BoundedSemaphore(_MAX_PROBES)
         self._vocabulary_lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self.hits = self.misses = 0
-
-    @property
-    def cached(self) -> tuple[int, int]:
-        """Grammars in the cache, and about how many bytes they hold."""
-        return len(self._compiled), self._compiled.size_bytes
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar of `spec`, from the cache if it is there. InvalidRequest names the field and what is wrong with it."""
@@ -213,15 +207,12 @@ class GrammarCompiler:
     def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         with self._lock:
             found, refused = self._compiled.get(spec), self._refused.get(spec)
-            self.hits += found is not None or refused is not None
         if refused is not None:
             raise InvalidRequest(refused, spec.kind)
         return found
 
     def _make(self, spec: GrammarSpec, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
         """The grammar of a spec that is new, kept for the next caller; or why there is none."""
-        with self._lock:
-            self.misses += 1
         try:
             made = self._compile(spec.kind, vocabulary, _probed(spec, self._whitespace))
         except InvalidRequest as error:
@@ -288,18 +279,18 @@ def _source(kind: Kind, text: str, whitespace: Whitespace = "compact") -> str:
 
 
 def _compiled(schema: Any) -> llguidance.LLMatcher:
-    """A schema over single bytes, to see what becomes of it."""
+    """A schema compiled over single bytes, to learn whether it compiles."""
     return llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
 
 
 def _fault(schema: Any) -> str:
-    """What is wrong with a schema, "" for nothing."""
+    """Why a schema does not compile; empty: it does."""
     matcher = _compiled(schema)
     return reason(matcher) if matcher.is_error() else ""
 
 
 def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
-    """What is wrong with a grammar, and in which schema of it."""
+    """Why a grammar does not compile, and in which of its schemas."""
     where, schema = "", dict[str, Any]()
     if kind == "json_schema":
         schema = rewritten(read_schema(text), _compiled)
@@ -312,7 +303,7 @@ def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
 
 
 def _escape(text: str) -> str:
-    """A regex in Rust's syntax that matches only `text`."""
+    """A regex in Rust's syntax that matches `text` alone."""
     return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
 
 

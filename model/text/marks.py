@@ -62,7 +62,7 @@ def is_marked(text: str) -> bool:
 
 
 def without_marks(text: str) -> str:
-    """The text without marks."""
+    """The text with all marks removed."""
     return _ANY.sub("", text) if is_marked(text) else text
 
 

@@ -1,4 +1,4 @@
-"""Where an answer stands in its grammar, and which tokens may come next there.
+"""The state of an answer in its grammar, and the mask of tokens that may come next.
 
 Matchers are llguidance's; a mask is a row of booleans over the vocabulary.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # numpy takes longer to import than the child process of mode
 SHOWN = 300
 """Characters of the library's explanation that a message repeats."""
 MAX_RENEW_SECONDS = 0.05
-"""Of processor time: a grammar that takes longer to compile is not compiled again in a step of the engine."""
+"""Seconds of processor time: a grammar that takes longer to compile is not compiled again in a step of the engine."""
 MAX_REPLAY_SECONDS = 0.1
 """Of processor time, in which an answer's tokens are taken again: 1 us each, far more only where a grammar is ambiguous."""
 REPLAYED_AT_ONCE = 256
@@ -42,7 +42,7 @@ class GrammarFailed(EngineFailed):
 
 
 class Grammar(Protocol):
-    """Where one answer stands in its grammar. Not thread-safe: it belongs to one request."""
+    """The state of one answer in its grammar. Not thread-safe: it belongs to one request."""
 
     @property
     def finished(self) -> bool:
@@ -185,7 +185,7 @@ def unpack(bits: bytes, size: int) -> "NDArray[np.bool_]":
 
 
 class Shape(NamedTuple):
-    """Of the vocabulary that grammars are bound to."""
+    """Sizes and end tokens of the vocabulary that grammars are compiled for."""
 
     ends: tuple[int, ...]
     """The tokens that end an answer."""
@@ -204,12 +204,12 @@ class States:
     opening: int | None
     """A token that may come first; None where none is known."""
     uses: int = 0
-    """How many masks were worked out, and tokens taken, with them."""
+    """How many masks were computed and tokens accepted with them."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """The library refuses to copy what another thread is copying."""
 
     def start(self) -> llguidance.LLMatcher:
-        """A copy before the first token."""
+        """A copy of the matcher before the first token."""
         with self.lock:
             return self.first.deep_copy()
 
@@ -237,7 +237,7 @@ class CompiledGrammar:
         """About what it holds in memory."""
 
     def start(self) -> Grammar:
-        """A matcher before the first token."""
+        """A grammar before its first token."""
         states = self._states
         return Matcher(self, states, states.start(), [])
 

@@ -19,9 +19,9 @@ class ReasoningLimit:
     tokenizer: Tokenizer
     vocab_size: int
     begin: str
-    """What begins reasoning."""
+    """The marker that begins reasoning, such as `<think>`."""
     end: str
-    """What ends it."""
+    """The marker that ends reasoning, such as `</think>`."""
     anywhere: bool
     """Whether reasoning may begin after other text: where an answer is a row of messages."""
     budget: int

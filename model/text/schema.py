@@ -32,9 +32,9 @@ MAX_PLACE = 512
 OR_SHOWN = "or enforce no calls: tool_choice auto, no strict tool, no structured output"
 """What a caller can do about a tool's schema that cannot be enforced: it is then shown to the model as it is."""
 MAX_HOPS = 8
-"""From one `$ref` straight to the next."""
+"""How many `$ref` may lead straight to the next one."""
 PLACE_SECONDS = 0.3
-"""Of processor time, in which the place of a fault is looked for."""
+"""Seconds of processor time that the search for the place of a fault may take."""
 _ONE_OF = "coerce_one_of"
 _OVERLAP = (
     "oneOf needs branches of different types, or a property with a const or an enum of its own in each of them; "
@@ -45,7 +45,7 @@ _ACTIONS = {
     "lookaround": "use a pattern without it",
     "Unimplemented": "leave it out",
 }
-"""What a caller can do, by a word of the library's."""
+"""What a caller can do, by a word in llguidance's message."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -53,11 +53,11 @@ _RULE = re.compile(r"^\w+: %json ", re.MULTILINE)
 _DECODER = json.JSONDecoder()
 Compile = Callable[[Any], llguidance.LLMatcher]
 Fault = Callable[[Any], str]
-"""What is wrong with a schema, "" for nothing."""
+"""Gives the reason why a schema does not compile, "" where it does."""
 
 
 def json_options(whitespace: Whitespace) -> "llguidance._lib.JsonCompileOptions":
-    """How JSON may be written."""
+    """Options of llguidance: how JSON may be written."""
     options: llguidance._lib.JsonCompileOptions = {
         "whitespace_flexible": whitespace == "flexible",
         "lenient": False,  # a keyword that is not carried out is refused by name
@@ -70,7 +70,7 @@ def json_options(whitespace: Whitespace) -> "llguidance._lib.JsonCompileOptions"
 
 
 def source_of(schema: Any, whitespace: Whitespace = "compact") -> str:
-    """A schema in the library's own notation."""
+    """A schema in llguidance's notation, with our options."""
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(whitespace))
 
 

@@ -27,7 +27,6 @@ _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
 BYTE_LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
 """How byte-level tokenizers write a byte (GPT-2): as itself where it can be printed, else as a letter from U+0100 on."""
-LETTERS = {byte: letter for letter, byte in BYTE_LETTERS.items()}
 NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How the others write a byte that no token of theirs covers."""
@@ -155,7 +154,7 @@ class Tokenizer:
         return (skip_special_tokens and token_id in self._special) or self.raw.id_to_token(token_id) is None
 
     def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
-        """Those of the texts that are special tokens, with their ids."""
+        """Ids of those texts that are special tokens."""
         ids = {text: self.raw.token_to_id(text) for text in texts}
         return {text: token for text, token in ids.items() if token is not None and token in self._special}
 
@@ -177,10 +176,6 @@ class Tokenizer:
         if token_id not in self._bytes:
             self._bytes[token_id] = self._find_bytes(token_id)
         return self._bytes[token_id]
-
-    def letters_of(self, text: str) -> str:
-        """A text as the vocabulary of a byte-level tokenizer spells it."""
-        return "".join(LETTERS[byte] for byte in text.encode())
 
     def text_of(self, token_id: int) -> str:
         """One token inside a text; one that is no whole characters as `bytes:\\xc3`, an id without a token as `token_id:7`."""
@@ -311,7 +306,7 @@ class StreamDecoder:
         return piece
 
     def flush(self) -> str:
-        """What was held back, at the end of the stream."""
+        """The characters that were held back, at the end of the stream."""
         if self._alone is not None:
             return self._utf8.decode(b"", True)
         self._tokens += self._tokenizer.sound(None, self._utf8)

@@ -19,7 +19,7 @@ OTHER_FORMS = (
     *("tekken.json", "tokenizer.model", "tokenizer.model.v*", "spiece.model", "sentencepiece.bpe.model"),
     *("tiktoken.model", "*.tiktoken", "vocab.json", "vocab.txt"),
 )
-"""What tokenizers are also kept in."""
+"""Files of tokenizers that are not read."""
 CONVERSION = (
     "import sys; from transformers import AutoTokenizer; "
     "AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])"
@@ -99,7 +99,7 @@ def _open_tokenizer(folder: Path) -> RawTokenizer:
 
 
 def _added_tokens(folder: Path, facts: dict[str, Any]) -> list[AddedToken]:
-    """Those with an id in tokenizer_config.json, or in added_tokens.json as older versions wrote it."""
+    """The added tokens with an id in tokenizer_config.json, or in added_tokens.json as older versions wrote it."""
     if "added_tokens_decoder" in facts:
         listed = sorted(facts["added_tokens_decoder"].items(), key=lambda each: int(each[0]))
         return [AddedToken(**token) for _, token in listed]

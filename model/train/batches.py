@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from attend.model.train.trainer import Recipe
 
 FUNCTIONS_EVERY = 2
-"""One step in this many reads functions."""
+"""One step in so many trains on functions."""
 STUTTERS_EVERY = 2
-"""One row of functions in this many stutters."""
+"""One row of functions in so many has a repeated part."""
 MOST_REPEATS, MOST_REPEATED = 8, 8
 """Copies of what is repeated; its tokens, where it is not lines."""
 SHARE_OF_CONTEXT = 4
@@ -38,16 +38,16 @@ SHARE_OF_CONTEXT = 4
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """What there is to train on, as token ids."""
+    """The training text, as token ids."""
 
     row: NDArray[np.uint16]
     """All files, each after an end-of-text token."""
     functions: NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, dtype=np.uint16))
     """All functions that fit in a row, each before an end-of-text token."""
     starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Where in `functions` a row may start: at each function that has a whole row of tokens from there on."""
+    """Indices in `functions` at which a row may start: those of functions with a whole row of tokens from there on."""
     ends_line: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    """Of each token of the vocabulary, whether it begins with the end of a line."""
+    """Whether each token of the vocabulary begins with the end of a line, bool [V]."""
 
 
 def read(tokenizer: Tokenizer, texts: list[str], context: int) -> TrainingText:

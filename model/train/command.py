@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,26 +56,21 @@ def default_config(max_positions: int) -> ModelConfig:
 
 def original_config(max_positions: int) -> ModelConfig:
     """The same size with the choices of 2017: sinusoidal positions, Add & Norm, LayerNorm, ReLU, no shared heads."""
-    return ModelConfig(
+    return replace(
+        default_config(max_positions),
         family="attend",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=384,
-        num_layers=6,
-        num_heads=6,
         num_kv_heads=6,
-        head_size=64,
         mlp_size=1280,
-        max_positions=max_positions,
         norm="layernorm",
+        norm_eps=1e-5,
         norm_place="post",
         positions="sinusoidal",
+        qk_norm="none",
         activation="relu",
         gated_mlp=False,
         out_bias=True,
         mlp_bias=True,
         embedding_scale=math.sqrt(384),
-        bos_token_id=0,
-        eos_token_ids=(0,),
     )
 
 

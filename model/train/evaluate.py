@@ -44,7 +44,7 @@ def measure(folder: Path, root: Path, context: int | None = None, hidden: Hidden
 
 
 def count_bytes(texts: list[str]) -> int:
-    """Length of texts in UTF-8."""
+    """Total length of the texts in UTF-8, in bytes."""
     return sum(len(text.encode()) for text in texts)
 
 

@@ -21,18 +21,18 @@ class Header:
     """The first line of a function, without its line end."""
 
     path: str
-    """Of its file, relative to the root of the corpus."""
+    """Path of its file, relative to the root of the corpus."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one completion."""
+    """Whether one completion ended, and whether it is Python."""
 
     ended: bool
-    """It came back to the header's indentation, or to the end of the text."""
+    """The completion came back to the header's indentation, or reached the end of the text."""
     parses: bool
-    """It ended, and what stands before that end is Python together with its header."""
+    """The completion has ended, and the header with what stands before that end is Python."""
 
 
 def choose_headers(root: Path, count: int = NUM_HEADERS) -> list[Header]:
@@ -76,5 +76,5 @@ def is_python(text: str) -> bool:
 
 
 def count_verdicts(verdicts: Sequence[Verdict]) -> tuple[int, int]:
-    """How many of them ended, and how many parse."""
+    """How many of the completions ended, and how many parse."""
     return sum(verdict.ended for verdict in verdicts), sum(verdict.parses for verdict in verdicts)

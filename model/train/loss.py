@@ -26,7 +26,7 @@ CHUNK = 2048
 
 
 IGNORED = -1
-"""A target that is not learned."""
+"""The target of a position that has no loss."""
 LEAST = 1e-6
 """1 - p is taken for no less where a token is unlearned: float32 knows it no better."""
 
@@ -76,7 +76,7 @@ class DenseCausal:
 
     sequence_length: int
     variants: Sequence[AttentionVariant] | None = None
-    """One for each layer; None is the plain equation in all of them."""
+    """Variant of each layer's attention; None: all layers have the plain one."""
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, sinks_H: Tensor | None = None) -> Tensor:
         variant, length = variant_of(self.variants, layer), self.sequence_length

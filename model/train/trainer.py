@@ -22,7 +22,7 @@ from attend.model.train.loss import backward, bits_per_byte
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How long and how fast to train. Tokens are counted over all epochs."""
+    """Size and speed of a training run. Tokens are counted over all epochs."""
 
     tokens: int = 16_000_000
     context: int = 1024
@@ -38,7 +38,7 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps in all."""
+        """Number of optimiser steps."""
         return max(1, self.tokens // (self.batch * self.context))
 
     def rate(self, step: int) -> float:
@@ -83,7 +83,7 @@ def keep_large_blocks() -> None:
 
 
 MOMENTS = {torch.optim.Muon: ("momentum_buffer",), torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step")}
-"""What each optimiser remembers of a parameter."""
+"""What each optimiser keeps of a parameter."""
 
 
 def build_optimizers(net: Decoder, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:

@@ -75,7 +75,7 @@ def test_a_torch_without_cuda_is_the_reason(driver, monkeypatch):
 def test_a_variable_that_hides_the_gpu_is_the_reason(driver, monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", raises("No CUDA GPUs are available"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert why_no_cuda(driver).startswith("CUDA_VISIBLE_DEVICES is '' and hides it, as Ray has it where")
+    assert why_no_cuda(driver).startswith("CUDA_VISIBLE_DEVICES is '' and hides it; Ray does so where")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert why_no_cuda(driver).startswith("No CUDA GPUs are available; nvidia-smi must work here")
 
@@ -108,7 +108,7 @@ def test_a_gpu_computes_in_what_it_has(gpu, found, wanted, family, dtype):
 @pytest.mark.parametrize(("wanted", "family"), [("bfloat16", "llama"), ("auto", "gemma2")])
 def test_what_an_old_gpu_cannot_compute_is_refused_with_what_serves(gpu, wanted, family):
     gpu(7, 5)
-    with pytest.raises(SettingError, match=rf"^dtype is {wanted}, but this GPU has compute capability 7.5.*float32 serve"):
+    with pytest.raises(SettingError, match=rf"^dtype is {wanted}, but this GPU has compute capability 7.5.*: use .*float32"):
         gpu_dtype(wanted, family)
 
 

@@ -19,7 +19,7 @@ from attend.model.sampling import (
     gumbel_noise,
     sample,
 )
-from attend.model.sampling_plan import Draw, SamplingPlan, mix, row_key
+from attend.model.sampling_plan import Draw, SamplingPlan, mix
 
 CPU = torch.device("cpu")
 HALVES = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
@@ -30,6 +30,10 @@ _MASK = (1 << 64) - 1
 
 def draw(position=0, *, seed=0, answer=0, banned=(), **params):
     return Draw(SamplingPlan(SamplingParams(**params), seed, answer), position, banned)
+
+
+def row_key(seed: int, answer: int, position: int) -> int:
+    return draw(position, seed=seed, answer=answer).key
 
 
 def key_of(hashed: int) -> int:

@@ -77,8 +77,8 @@ def test_an_error_of_a_kind_that_is_not_in_the_table_is_treated_as_its_ancestor(
     ("error", "beside"),
     [
         (errors.Overloaded("words", 3), {"retry-after": "3"}),
-        (errors.QueueFull("words", 3), {"retry-after": "3"}),
-        (errors.QueueFull("words", 3, stays=True), {"retry-after": "3", FULL: "1"}),
+        (errors.QueueFull("words"), {"retry-after": "1"}),
+        (errors.QueueFull("words", stays=True), {"retry-after": "1", FULL: "1"}),
         (errors.RateLimited("words", 9, "key_tokens"), {"retry-after": "9"}),
         (errors.Unavailable("words"), {"retry-after": "1"}),
         (InvalidRequest("words"), {}),

@@ -10,7 +10,6 @@ request's adapter and salt: see `Request.root`.
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from attend.model.net.kv_cache import KVCache
 log = logging.getLogger("attend.offload")
 
 SUBFOLDER = "attend-kv"
-"""Of `kv_disk_folder`, which a cluster may hand out with any owner and mode: this one is the user's alone."""
+"""Subfolder of `kv_disk_folder`, which a cluster may create with any owner and mode: this one is the user's alone."""
 BYTES_PER_SECOND = 200e6
 """Written over time: reads, and other processes, need the disk too."""
 CODE = Path(__file__).parents[2] / "net"
@@ -76,19 +75,11 @@ class KVOffload:
         """Whether blocks are held for no request."""
         return any(group.borrowed for group in self._scheduler.tables.groups)
 
-    def begin(self, request: Request) -> None:
-        """See `BlockReader.begin`."""
-        self.reader.begin(request)
-
     def take_results(self) -> None:
         """Do what the threads ask for, and let go on who has waited too long."""
         while self._results:
             self._results.popleft()()
         self.reader.let_go()
-
-    def flush(self, done: threading.Event) -> None:
-        """See `BlockWriter.flush`."""
-        self.writer.flush(done)
 
     def _finished(self, request: Request) -> None:
         """A text is written once its logits were seen to be finite, and removed where they are not: it may be at fault."""
@@ -119,7 +110,7 @@ class KVOffload:
 
 
 def code_digest() -> bytes:
-    """Of the code that computes keys and values."""
+    """Digest of the source code that computes keys and values, 16 bytes."""
     digest = blake2b(digest_size=16)
     for path in sorted(CODE.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WantedBlocks(NamedTuple):
-    """A block that is to be read."""
+    """A KV block that is to be read from disk."""
 
     place: int
     """Number of the block in its text, from 0."""
@@ -40,11 +40,11 @@ class Load:
     num_blocks: int
     """Blocks of the prefix that can be used once all is read."""
     wanted: list[WantedBlocks]
-    """In the order of their places."""
+    """Blocks to read, in the order of their places in the text."""
     lent: dict[int, list[int]] = field(default_factory=dict)
-    """By group: where the records of a piece go, in their order."""
+    """By group of layers: the blocks that the records of the current piece are read into, in their order."""
     held: dict[int, list[int]] = field(default_factory=dict)
-    """By group: all blocks that are held for it meanwhile."""
+    """By group of layers: all blocks that are allocated to the request while it waits for the disk."""
 
     @property
     def num_bytes(self) -> int:
@@ -52,7 +52,7 @@ class Load:
         return sum(wanted.num_bytes for wanted in self.wanted)
 
     def in_pieces(self, num_bytes: int) -> Iterator[list[WantedBlocks]]:
-        """What is wanted, about so many bytes at a time."""
+        """The blocks to read, in pieces of about so many bytes."""
         piece, size = list[WantedBlocks](), 0
         for wanted in self.wanted:
             if piece and size + wanted.num_bytes > num_bytes:

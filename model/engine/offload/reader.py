@@ -112,7 +112,7 @@ class BlockReader:
         waiting = self._scheduler.awaiting_kv
         while waiting and self._clock() - next(iter(waiting.values())) > MOST_WAIT_SECONDS:
             late = next(iter(waiting))
-            log.warning("request %s is computed: its blocks were not read from disk in %g s", late, MOST_WAIT_SECONDS)
+            log.warning("request %s is recomputed: its KV blocks were not read from disk in %g s", late, MOST_WAIT_SECONDS)
             self.num_slower += 1
             del waiting[late]
 
@@ -190,7 +190,7 @@ class BlockReader:
             try:
                 load = plan(self._tables, self._store, self._layout.sizes, request, LEAST_TOKENS)
             except Exception:
-                log.exception("what is on disk of request %s was not found out", request.request_id)
+                log.exception("looking up the KV blocks of request %s on disk failed", request.request_id)
             if load is not None and self._is_worth(load):
                 self._turns.put(load)
             else:
@@ -211,7 +211,7 @@ class BlockReader:
             try:
                 self._read(load)
             except Exception:
-                log.exception("KV blocks of request %s are not read", load.request.request_id)
+                log.exception("reading the KV blocks of request %s from disk failed", load.request.request_id)
             self._post(partial(self._end, load.request, load))
 
     def _read(self, load: Load) -> None:

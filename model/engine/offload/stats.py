@@ -1,4 +1,4 @@
-"""What KV offloading has done, in numbers."""
+"""Counters of KV offloading."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class OffloadStats:
     """KV offloading to disk: counts since the start, and what is there."""
 
     num_bytes: int
-    """In the folder, of other processes and models too."""
+    """Bytes of the folder's files, those of other processes and models too."""
     read_tokens: int
     """Tokens that were not computed, since their blocks were read back."""
     read_bytes: int

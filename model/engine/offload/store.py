@@ -45,7 +45,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Place(NamedTuple):
-    """Where a record lies."""
+    """Where a record lies: file, offset in bytes, and checksum."""
 
     path: Path
     start: int
@@ -61,7 +61,7 @@ class BlockStore:
         """
         self.folder, self.sizes, self.most_bytes = folder, tuple(sizes), most_bytes
         self.num_bytes = 0
-        """Of all files in the folder that are ours, of other layouts too."""
+        """Bytes of all our files in the folder, of other layouts too."""
         self.num_errors = 0
         """Files and records that were no good, or could not be read or written."""
         self._prefix = f"kv-{layout}-"
@@ -79,7 +79,9 @@ class BlockStore:
         except OSError as error:
             raise SettingError(f"kv_disk_folder: {str(folder)!r} cannot be written to: {error.strerror}") from error
         if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SettingError(f"kv_disk_folder: other users may write to {str(folder)!r}, and what it holds is believed")
+            raise SettingError(
+                f"kv_disk_folder: other users may write to {str(folder)!r}, and its files are trusted: chmod 700"
+            )
         if most_bytes < max(self.sizes) + HEAD.size + ENTRY.size:
             raise SettingError(f"kv_disk_bytes is {most_bytes}, but one block takes {max(self.sizes)}: raise it")
         self.refresh()
@@ -95,7 +97,7 @@ class BlockStore:
         return key in self._places
 
     def note_use(self, key: Key) -> None:
-        """A record's text is in use: its file goes later."""
+        """Note that a record's text is in use, so that its file is removed later than others."""
         place = self._places.get(key)
         if place is not None:
             self._used.add(place.path)
@@ -139,7 +141,7 @@ class BlockStore:
                 self._learn(name)
 
     def _learn(self, name: str) -> None:
-        """Read the table of a file."""
+        """Read the table of a file into the index. A damaged file is removed."""
         path, entries = self.folder / name, []
         try:
             with path.open("rb") as file:
@@ -161,9 +163,9 @@ class BlockStore:
             self._discard(name)
 
     def _discard(self, name: str) -> None:
-        """Remove a file that is no good."""
+        """Remove a damaged file."""
         self.num_errors += 1
-        log.warning("%s is no good, and is removed", self.folder / name)
+        log.warning("%s is damaged, and is removed", self.folder / name)
         with suppress(OSError):
             self._remove(name, (self.folder / name).stat().st_size)
 

@@ -24,7 +24,7 @@ FILE_BYTES = 16 << 20
 PIECE_BYTES = 4 << 20
 """Bytes that are copied at a time."""
 MOST_QUEUED_TOKENS = 1 << 22
-"""Of texts that wait to be written. Beyond them a text is not written."""
+"""Tokens of texts that may wait to be written. Texts beyond that are not written."""
 REFRESH_SECONDS = 5.0
 """How often other processes' files are looked for."""
 PAUSE_SECONDS = 30.0
@@ -98,7 +98,7 @@ class BlockWriter:
                     self._queued_tokens -= len(job.tokens)
                     self._do(job)
             except Exception:
-                log.exception("KV blocks of a request are not written")
+                log.exception("writing the KV blocks of a request to disk failed")
 
     def _do(self, text: Text) -> None:
         if text.is_bad:
@@ -117,7 +117,7 @@ class BlockWriter:
         except OSError as error:
             self._paused_until = self._clock() + PAUSE_SECONDS
             self.num_dropped += 1
-            log.warning("KV blocks are not written for %g s: %s", PAUSE_SECONDS, error)
+            log.warning("no KV blocks are written to disk for %g s: %s", PAUSE_SECONDS, error)
 
     def _files(self, text: Text) -> Iterator[list[tuple[Key, memoryview]]]:
         """The records of a text that are to be written, in files."""

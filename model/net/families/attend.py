@@ -1,6 +1,5 @@
 """Our own spelling: config.json holds the fields of ModelConfig. Every mix of switches can be written so."""
 
-import math
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
@@ -30,8 +29,8 @@ ROPES = ("rope_scaling", "local_rope_scaling")
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Keys of an earlier version are understood too."""
-    values = {key: value for key, value in _today(raw).items() if key not in ("model_type", "architectures")}
+    """The fields of ModelConfig, tuples written as lists, and `model_type`."""
+    values = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
     known = {field.name: field for field in fields(ModelConfig)}
     strangers = sorted(values.keys() - known.keys())
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values and name != "family"]
@@ -60,20 +59,6 @@ def read(raw: Raw) -> ModelConfig:
     return ModelConfig(**values | {"family": "attend"})
 
 
-def _today(raw: Raw) -> dict[str, Any]:
-    """The keys as this version writes them."""
-    values = dict(raw)
-    if "post_norm" in values:
-        values.setdefault("norm_place", "post" if values.pop("post_norm") else "pre")
-    if "linear_bias" in values:
-        values["out_bias"] = values["mlp_bias"] = values.pop("linear_bias")
-    if "scale_embedding" in values:
-        values["embedding_scale"] = math.sqrt(values["hidden_size"]) if values.pop("scale_embedding") else 1.0
-    if isinstance(values.get("qk_norm"), bool):
-        values["qk_norm"] = "head" if values["qk_norm"] else "none"
-    return values
-
-
 def _scaling(name: str, given: Any) -> RopeScaling:
     try:
         kind = SCALINGS[given.get("rope_type", "llama3")]
@@ -86,7 +71,7 @@ def _scaling(name: str, given: Any) -> RopeScaling:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """The inverse of `read`."""
+    """A config's entries in config.json, which `read` turns into the same config."""
     values = asdict(config)
     del values["family"]
     names = {kind: name for name, kind in SCALINGS.items()}

@@ -35,11 +35,6 @@ def read2(raw: Raw) -> ModelConfig:
     return ModelConfig(**latent(raw, SIZES, (1, 2), interleaved=True) | glm4_moe.router_fields(raw, 0) | softmax)
 
 
-def read3(raw: Raw) -> ModelConfig:
-    """Read DeepSeek-V3."""
-    return ModelConfig(**_as_v3(EXPERTS3 | raw, SIZES, 1e-6))
-
-
 def read_flash(raw: Raw) -> ModelConfig:
     """GLM-4.7-Flash: `mlp_layer_types` names the layers with experts, all but the first one where it is not there."""
     if raw.get("mlp_layer_types") is None:
@@ -65,6 +60,8 @@ WEIGHTS = glm4_moe.WEIGHTS | glm4_moe.CORRECTION | in_block("model.layers", ATTE
 LEFT_OUT = {"model.layers.{}.": MTP}
 FAMILIES = {
     "deepseek_v2": Family(read2, WEIGHTS, adapt=adapt),
-    "deepseek_v3": Family(read3, WEIGHTS, adapt=adapt, left_out=LEFT_OUT),
+    "deepseek_v3": Family(
+        lambda raw: ModelConfig(**_as_v3(EXPERTS3 | raw, SIZES, 1e-6)), WEIGHTS, adapt=adapt, left_out=LEFT_OUT
+    ),
     "glm4_moe_lite": Family(read_flash, WEIGHTS, adapt=adapt, left_out=LEFT_OUT),
 }

@@ -10,7 +10,7 @@ from attend.model.net.families.reading import Family, Raw, decoder_sizes, head_s
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Without `layer_types`, all layers but every fourth have the window."""
+    """Read an EXAONE 4 config.json. Without `layer_types`, three layers of four have the window."""
     raw = {"num_key_value_heads": 32, "sliding_window": 4096, **raw}
     fields = decoder_sizes(raw, eps=1e-5) | rope(raw, head_size(raw)) | {"norm_place": "output", "qk_norm": "head"}
     if raw["sliding_window"] is None:

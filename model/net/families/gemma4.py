@@ -37,7 +37,7 @@ ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-"""Where config.json has no `rope_parameters`."""
+"""RoPE of a config.json without `rope_parameters`."""
 ABSENT: dict[str, Any] = {
     "vocab_size": 262144,
     "hidden_size": 2304,
@@ -59,12 +59,12 @@ WITHOUT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Gemma 4, alone or in `text_config`."""
+    """Read a Gemma 4 config.json; the text model may be in `text_config`."""
     return _read(ABSENT | _text(raw))
 
 
 def read_unified(raw: Raw) -> ModelConfig:
-    """Its dense model whose images and sound need no models of their own."""
+    """Read a Gemma 4 Unified config.json: a dense model whose images and sound need no encoders of their own."""
     return _read(ABSENT | UNIFIED | _text(raw) | WITHOUT)
 
 
@@ -206,7 +206,7 @@ def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
 
 
 ROUTER_SCALES = ("router.scale", "ffn_gate_inp.scale")
-"""Its names; the second in GGUF."""
+"""The router's scale of each input column: its name in safetensors files, and in GGUF."""
 PREFIX = "model.language_model."
 LAYER = f"{PREFIX}layers.{{}}."
 BESIDE = {

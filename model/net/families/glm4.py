@@ -20,16 +20,6 @@ def _common(raw: Raw) -> dict[str, Any]:
     return fields | {"qkv_bias": flag(raw, "attention_bias", True)}
 
 
-def read(raw: Raw) -> ModelConfig:
-    """Read GLM-4-9B (`glm`)."""
-    return ModelConfig(**_common(raw))
-
-
-def read4(raw: Raw) -> ModelConfig:
-    """Read GLM-4 (`glm4`): norms after each sublayer too."""
-    return ModelConfig(**_common(raw) | {"norm_place": "sandwich"})
-
-
 def halves(tensor: "Tensor", head: int, rotated: int, first: int = 0) -> "Tensor":
     """Rows of queries or keys [heads * D, ...] whose pairs are (2i, 2i + 1), in the order in which pairs are (i, i + R / 2).
 
@@ -53,7 +43,12 @@ NORMS = {
     "mlp_post_norm": ("post_mlp_layernorm",),
 }
 MLP = {"mlp.gate_up": ("mlp.gate_up_proj",), "mlp.down": ("mlp.down_proj",)}
+BLOCK = llama.OUTSIDE | in_block("model.layers", llama.ATTENTION | MLP)
 FAMILIES = {
-    "glm": Family(read, llama.OUTSIDE | in_block("model.layers", llama.PRE_NORMS | llama.ATTENTION | MLP), adapt=adapt),
-    "glm4": Family(read4, llama.OUTSIDE | in_block("model.layers", NORMS | llama.ATTENTION | MLP), adapt=adapt),
+    "glm": Family(lambda raw: ModelConfig(**_common(raw)), BLOCK | in_block("model.layers", llama.PRE_NORMS), adapt=adapt),
+    "glm4": Family(
+        lambda raw: ModelConfig(**_common(raw) | {"norm_place": "sandwich"}),
+        BLOCK | in_block("model.layers", NORMS),
+        adapt=adapt,
+    ),
 }

@@ -19,7 +19,7 @@ from attend.model.net.families.reading import (
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Its keys have names of their own."""
+    """Read a GPT-2 config.json, whose keys have names of their own (n_embd, n_layer, ...)."""
     refuse(raw, "scale_attn_weights", True)
     refuse(raw, "scale_attn_by_inverse_layer_idx", False)
     refuse(raw, "add_cross_attention", False)

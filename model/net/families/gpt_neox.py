@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a config is read without torch
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Its keys on rotation have names of their own; there is a key/value head for each query head."""
+    """Read a GPT-NeoX config.json; each query head has a key/value head of its own."""
     size, bias = head_size_of(raw, "hidden_size", "num_attention_heads"), flag(raw, "attention_bias", True)
     ours = {"head_dim": size, "num_key_value_heads": None, "hidden_act": raw.get("hidden_act") or "gelu"}
     raw = {key: value for key, value in raw.items() if key not in ("rope_theta", "partial_rotary_factor")} | ours
@@ -33,7 +33,7 @@ def read(raw: Raw) -> ModelConfig:
 
 
 def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
-    """From query, key and value of each head in turn to all queries, all keys, all values."""
+    """Rows from (query, key, value) of each head in turn to all queries, all keys, all values."""
     if ".query_key_value." not in name:
         return tensor
     return tensor.unflatten(0, (config.num_heads, 3, config.head_size)).transpose(0, 1)

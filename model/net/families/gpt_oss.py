@@ -29,7 +29,7 @@ YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_po
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Without a rope it has a YaRN of its own."""
+    """Read a gpt-oss config.json. An absent `rope_parameters` means the released models' YaRN."""
     raw = raw | {"head_dim": raw.get("head_dim") or 64}
     if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
         raw = raw | {"rope_parameters": YARN}

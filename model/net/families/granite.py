@@ -44,11 +44,6 @@ def _common(raw: Raw, **absent: Any) -> dict[str, Any]:
     )
 
 
-def read(raw: Raw) -> ModelConfig:
-    """Read Granite without experts."""
-    return ModelConfig(**_common(raw) | {"mlp_bias": flag(raw, "mlp_bias")})
-
-
 def _experts(raw: Raw, shared: int) -> dict[str, Any]:
     """Fields of a mixture; `shared` is the width of its shared expert, 0 where there is none."""
     return {
@@ -58,13 +53,8 @@ def _experts(raw: Raw, shared: int) -> dict[str, Any]:
     } | ({"shared_expert_size": shared, "shared_expert_gate": False} if shared else {})
 
 
-def read_moe(raw: Raw) -> ModelConfig:
-    """Read Granite's mixtures of experts."""
-    return ModelConfig(**_common(raw) | _experts(raw, 0))
-
-
 def read_shared(raw: Raw) -> ModelConfig:
-    """With experts, and a shared one where it has a width."""
+    """Read a GraniteMoeShared config.json: experts, and a shared one where it has a width."""
     return ModelConfig(**_common(raw) | _experts(raw, count(raw, "shared_intermediate_size", 0)))
 
 
@@ -112,9 +102,9 @@ IN_BLOCK = {
 WEIGHTS = llama.WEIGHTS | in_block("model.layers", IN_BLOCK)
 SINKS = {"blocks.{}.attention.sinks": ("model.layers.{}.self_attn.sinks",)}
 FAMILIES = {
-    "granite": Family(read, llama.WEIGHTS),
+    "granite": Family(lambda raw: ModelConfig(**_common(raw) | {"mlp_bias": flag(raw, "mlp_bias")}), llama.WEIGHTS),
     "granite_swa": Family(read_swa, llama.WEIGHTS | SINKS),
-    "granitemoe": Family(read_moe, WEIGHTS),
+    "granitemoe": Family(lambda raw: ModelConfig(**_common(raw) | _experts(raw, 0)), WEIGHTS),
     "granitemoehybrid": Family(read_hybrid, WEIGHTS),
     "granitemoeshared": Family(read_shared, WEIGHTS),
 }

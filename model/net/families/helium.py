@@ -7,7 +7,7 @@ from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, 
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Its heads have 128 columns where nothing is said."""
+    """Read a Helium config.json. An absent `head_dim` means 128."""
     raw = {"num_key_value_heads": 20, "head_dim": 128, **raw}
     return ModelConfig(
         **decoder_sizes(raw, eps=1e-8)

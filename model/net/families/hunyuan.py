@@ -20,7 +20,7 @@ def read(raw: Raw) -> ModelConfig:
 
 
 def _stretched(raw: Raw, head: int) -> Raw:
-    """With an `alpha` a rope called dynamic has a larger theta, and depends on no length (NTK-aware scaling)."""
+    """A "dynamic" RoPE with an `alpha` has a larger theta, whatever the length (NTK-aware scaling)."""
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     values: Any = raw.get(key)
     if not isinstance(values, dict) or values.get("rope_type", values.get("type")) != "dynamic" or not values.get("alpha"):

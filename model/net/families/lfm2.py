@@ -33,7 +33,7 @@ def read(raw: Raw) -> ModelConfig:
 
 
 def read_mixture(raw: Raw) -> ModelConfig:
-    """Behind the first layers each has experts, which a sigmoid and a correction choose."""
+    """Read an LFM2-MoE config.json: behind the first dense layers, a sigmoid and a correction choose experts."""
     need(raw, "layer_types")
     dense, layers = count(raw, "num_dense_layers", 2), size(raw, "num_hidden_layers")
     experts = {
@@ -53,7 +53,7 @@ def read_mixture(raw: Raw) -> ModelConfig:
 
 
 def _adjusted(raw: Raw, width: int) -> int:
-    """Two thirds of the width that is said, times a factor, rounded up; or that width."""
+    """Width of the MLP: with `block_auto_adjust_ff_dim` two thirds of what is given, times a factor, rounded up."""
     if not flag(raw, "block_auto_adjust_ff_dim", True):
         return width
     multiple = size(raw, "block_multiple_of", 256)

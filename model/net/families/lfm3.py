@@ -25,11 +25,11 @@ ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
 }
-"""What an absent `rope_parameters` means."""
+"""RoPE of a config.json without `rope_parameters`."""
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Of four layers two are convolutions where nothing is said, and the first layer is one."""
+    """Read an LFM3 config.json. Without `layer_types`, two layers of four are convolutions, the first layer too."""
     kinds = layer_kinds(
         raw,
         ("conv", SLIDING, FULL),

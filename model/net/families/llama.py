@@ -111,7 +111,7 @@ def _write_sliding(config: ModelConfig) -> dict[str, Any]:
 
 
 OUTSIDE = pairs("embedding.tokens", "model.embed_tokens") | pairs("norm", "model.norm") | pairs("head", "lm_head")
-"""What is not in a block."""
+"""Names of the tensors that belong to no block."""
 ATTENTION = {
     "attention.qkv": tuple(f"self_attn.{x}_proj" for x in "qkv"),
     "attention.q_norm": ("self_attn.q_norm",),

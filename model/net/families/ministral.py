@@ -21,14 +21,14 @@ YARN = {"type": "yarn", "rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384, "msc
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Without `layer_types`, every layer has the window."""
+    """Read a Ministral config.json. Without `layer_types`, every layer has the window."""
     raw = {"num_key_value_heads": 8, **raw}
     slides = windows_of_types(raw, raw.get("sliding_window", 4096), lambda layer: True)
     return ModelConfig(**decoder_sizes(raw) | rope(raw, head_size(raw)) | slides)
 
 
 def read3(raw: Raw) -> ModelConfig:
-    """Without a rope it has a YaRN of its own."""
+    """Read a Ministral 3 config.json. An absent `rope_parameters` means the released models' YaRN."""
     raw = {"num_key_value_heads": 8, "head_dim": 128, **raw}
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     values = YARN if raw.get(key) is None else raw[key]

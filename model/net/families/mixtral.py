@@ -7,7 +7,7 @@ from attend.model.net.families.reading import Family, Raw, decoder_sizes, head_s
 
 
 def read(raw: Raw) -> ModelConfig:
-    """A window, where there is one, holds in every layer."""
+    """Read a Mixtral config.json; a sliding window, if given, holds in every layer."""
     return ModelConfig(
         **decoder_sizes(raw, eps=1e-5)
         | rope(raw, head_size(raw), theta=1e6)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a config is read without torch
 
 
 def read(raw: Raw) -> ModelConfig:
-    """A tied head would need the vectors as they are."""
+    """Read a nanochat config.json; a tied head is refused, since the embedding's vectors are normed."""
     refuse(raw, "tie_word_embeddings", None, False)
     bias = flag(raw, "attention_bias")
     return ModelConfig(

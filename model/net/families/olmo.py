@@ -36,20 +36,15 @@ def _common(raw: Raw, eps: float = 1e-5) -> dict[str, Any]:
 
 
 def read(raw: Raw) -> ModelConfig:
-    """Read an OLMo config.json."""
+    """Read an OLMo config.json; `clip_qkv` is refused."""
     refuse(raw, "clip_qkv", None)
     bias = flag(raw, "attention_bias")
     norms = {"norm": "layernorm_without_bias", "norm_eps": 1e-5}
     return ModelConfig(**decoder_sizes(raw) | rope(raw, head_size(raw)) | norms | {"qkv_bias": bias, "out_bias": bias})
 
 
-def read2(raw: Raw) -> ModelConfig:
-    """Read OLMo 2."""
-    return ModelConfig(**_common(raw) | rope(raw, head_size(raw)))
-
-
 def read3(raw: Raw) -> ModelConfig:
-    """Read OLMo 3."""
+    """Read an OLMo 3 config.json: three layers of four have a sliding window, and a RoPE of their own."""
     layers = sliding_layers(raw, lambda layer: (layer + 1) % 4 != 0)
     fields = _common(raw) | two_ropes(raw, head_size(raw), theta=500000.0, local_key="rope_theta", local_theta=500000.0)
     return ModelConfig(**fields | local_windows(raw, raw.get("sliding_window", 4096), layers))
@@ -120,7 +115,7 @@ HYBRID = WEIGHTS | in_block("model.layers", llama.PRE_NORMS | DELTA)
 HYBRID |= {f"blocks.{{}}.attention.{ours}": (f"model.layers.{{}}.linear_attn.{name}",) for ours, name in ALONE.items()}
 FAMILIES = {
     "olmo": Family(read, llama.WEIGHTS, gainless=re.compile(r"norm\.weight$")),
-    "olmo2": Family(read2, WEIGHTS),
+    "olmo2": Family(lambda raw: ModelConfig(**_common(raw) | rope(raw, head_size(raw))), WEIGHTS),
     "olmo3": Family(read3, WEIGHTS),
     "olmo_hybrid": Family(read_hybrid, HYBRID, fused=PUBLISHED),
     "olmoe": Family(read_moe, qwen_moe.WEIGHTS),

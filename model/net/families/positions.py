@@ -54,7 +54,7 @@ def rope(raw: Raw, head_size: int, *, theta: float = 10000.0, partial: float | N
 
 
 def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict[str, Any]:
-    """The same from one object, which config.json calls `name`.
+    """Fields of a RoPE from one object of config.json, which is called `name` there.
 
     Keys from which `transformers` computes nothing are passed over: a line of the log says so.
     """
@@ -131,7 +131,7 @@ def _attention_factor(values: dict[str, Any], factor: float) -> float:
 
 @cache
 def _tell(text: str) -> None:
-    """Once in a process: a config is read again and again."""
+    """Log it once in a process: a config is read several times."""
     log.info(text)
 
 

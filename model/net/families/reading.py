@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
 
 Raw = Mapping[str, Any]
-"""A parsed config.json."""
+"""The entries of a config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def need(raw: Raw, key: str) -> Any:
 
 
 def size(raw: Raw, key: str, default: int | None = None) -> int:
-    """A positive integer; one without a default must be there."""
+    """A positive integer, or the default where the key is absent. Raises ConfigError for anything else."""
     value = need(raw, key) if default is None or raw.get(key) is not None else default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config.json: {key} must be a positive integer; got {value!r}")
@@ -117,7 +117,7 @@ def positions(raw: Raw) -> int:
 
 
 def count(raw: Raw, key: str, default: int) -> int:
-    """An integer from 0 on, or the default where there is none."""
+    """An integer of 0 or more, or the default where the key is absent. Raises ConfigError for anything else."""
     value = default if raw.get(key) is None else raw[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise CheckpointError(f"config.json: {key} must be an integer from 0; got {value!r}")
@@ -125,7 +125,7 @@ def count(raw: Raw, key: str, default: int) -> int:
 
 
 def number(raw: Raw, key: str, default: float) -> float:
-    """A number, or the default where there is none."""
+    """A number, or the default where the key is absent. Raises ConfigError for anything else."""
     value = default if raw.get(key) is None else raw[key]
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise CheckpointError(f"config.json: {key} must be a number; got {value!r}")

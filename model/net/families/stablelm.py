@@ -7,7 +7,7 @@ from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, 
 
 
 def read(raw: Raw) -> ModelConfig:
-    """A head is an even share of the width, whatever is said."""
+    """Read a StableLM config.json; the head size is hidden_size / num_heads, whatever `head_dim` says."""
     head = head_size_of(raw, "hidden_size", "num_attention_heads")
     refuse(raw, "qk_layernorm", None, False)
     refuse(raw, "head_dim", None, head)

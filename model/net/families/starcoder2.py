@@ -7,7 +7,7 @@ from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, 
 
 
 def read(raw: Raw) -> ModelConfig:
-    """A window, where there is one, holds in every layer."""
+    """Read a StarCoder2 config.json; a sliding window, if given, holds in every layer."""
     bias = flag(raw, "use_bias", True)
     return ModelConfig(
         **decoder_sizes(raw | {"hidden_act": raw.get("hidden_act") or "gelu_pytorch_tanh"}, tied=True)

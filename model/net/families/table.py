@@ -49,44 +49,12 @@ from attend.model.net.families.reading import Family, Raw
 from attend.model.net.families.unsupported import introduce
 from attend.model.weights import read_json
 
-FAMILIES: dict[str, Family] = {
-    **arcee.FAMILIES,
-    **attend.FAMILIES,
-    **cohere2.FAMILIES,
-    **deepseek.FAMILIES,
-    **ernie.FAMILIES,
-    **ernie4_5_moe.FAMILIES,
-    **exaone.FAMILIES,
-    **gemma.FAMILIES,
-    **gemma4.FAMILIES,
-    **glm4.FAMILIES,
-    **glm4_moe.FAMILIES,
-    **gpt2.FAMILIES,
-    **gpt_neox.FAMILIES,
-    **gpt_oss.FAMILIES,
-    **granite.FAMILIES,
-    **helium.FAMILIES,
-    **hunyuan.FAMILIES,
-    **latent.FAMILIES,
-    **lfm2.FAMILIES,
-    **lfm3.FAMILIES,
-    **llama.FAMILIES,
-    **minimax_m2.FAMILIES,
-    **ministral.FAMILIES,
-    **mixtral.FAMILIES,
-    **muse_glimmer.FAMILIES,
-    **nanochat.FAMILIES,
-    **nemotron.FAMILIES,
-    **olmo.FAMILIES,
-    **phi3.FAMILIES,
-    **qwen3_5.FAMILIES,
-    **qwen_moe.FAMILIES,
-    **seed_oss.FAMILIES,
-    **smollm3.FAMILIES,
-    **stablelm.FAMILIES,
-    **starcoder2.FAMILIES,
-    **wrapped.FAMILIES,
-}
+MODULES = (
+    *(arcee, attend, cohere2, deepseek, ernie, ernie4_5_moe, exaone, gemma, gemma4, glm4, glm4_moe, gpt2, gpt_neox, gpt_oss),
+    *(granite, helium, hunyuan, latent, lfm2, lfm3, llama, minimax_m2, ministral, mixtral, muse_glimmer, nanochat, nemotron),
+    *(olmo, phi3, qwen3_5, qwen_moe, seed_oss, smollm3, stablelm, starcoder2, wrapped),
+)
+FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 """The families that are served, by `model_type`."""
 TITLES = {
     "arcee": "Arcee AFM",

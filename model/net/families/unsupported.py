@@ -25,7 +25,7 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "jamba": ("mixtral", MAMBA),
     "lfm2_vl": ("lfm2", IMAGES),
     "lfm3_vl": ("lfm3", IMAGES),
-    "llama4": ("mixtral", f"{CHUNKS}, and {IMAGES}"),
+    "llama4": ("mixtral", f"{CHUNKS}, and it reads images"),
     "llama4_text": ("mixtral", CHUNKS),
     "llava": ("llama", IMAGES),
     "mamba": (None, "it has no attention: its layers have a recurrent state (Mamba)"),
@@ -45,7 +45,7 @@ STRANGERS: dict[str, tuple[str | None, str]] = {
     "t5": (None, BOTH),
     "zamba2": ("llama", MAMBA),
 }
-"""By `model_type`: the nearest that is served, None where none is near; and what differs."""
+"""By `model_type`: the family that is nearest to it (None: no family is near), and what differs."""
 
 
 def introduce(kind: object) -> str:

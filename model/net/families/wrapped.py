@@ -1,4 +1,4 @@
-"""Text models inside of models of images: `text_config` holds theirs, and their tensors lie under `model.language_model.`.
+"""Text models of vision-language models: `text_config` has their config, and `model.language_model.` their tensors.
 
 The other tensors are left out.
 """
@@ -79,7 +79,7 @@ def qwen2_vl(raw: Raw) -> ModelConfig:
 
 
 def qwen3_vl(raw: Raw) -> ModelConfig:
-    """Qwen3-VL. It has no window."""
+    """Read the text model of a Qwen3-VL config.json; it has no sliding window."""
     text = _with(raw, num_key_value_heads=32, head_dim=128, rope_theta=500000.0)
     return _as("qwen3", text | {"use_sliding_window": False, "layer_types": None}, llama.read)
 
@@ -101,7 +101,7 @@ def _wrapped(family: Family, read: Callable[[Raw], ModelConfig], left_out: dict[
 
 
 OLDER = {"language_model.model.": "language_model."}
-"""Of a whole text model inside of another: its prefix, and what stands before its head."""
+"""For files with a whole text model inside: the prefix of its tensors, and what stands before its head's name."""
 EXPERTS = {
     f"blocks.{{}}.mlp.experts.{ours}.weight": (f"{PREFIX}layers.{{}}.mlp.experts.{theirs}",)
     for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj"))

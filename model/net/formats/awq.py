@@ -4,7 +4,7 @@ A matrix [out, in] is kept as qweight [in, out / 8], qzeros [groups, out / 8] an
 eight neighbours of one column, not in their order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from attend.model.net.formats.reading import (
     SCALES,
     WORDS,
     Find,
+    Format,
     Part,
     Settings,
     Stored,
@@ -27,7 +28,6 @@ from attend.model.net.formats.reading import (
     group_of,
     has_minima,
     in_groups,
-    is_packed,
     module_of,
     not_supported,
     regroup,
@@ -38,10 +38,8 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The neighbours that a word holds, from its lowest bits on."""
 
 
-class Awq:
+class Awq(Format):
     """All matrices that have a qweight."""
-
-    notes = ()
 
     def __init__(self, settings: Settings) -> None:
         bits_of(settings, "bits", "w_bit", known=(BITS,))
@@ -53,10 +51,6 @@ class Awq:
             raise not_supported(
                 f"AWQ in the layout {layout!r} is not supported; known: 'gemm'. Take a checkpoint of AutoAWQ's in it"
             )
-
-    def holds(self, name: str, stored: Stored) -> bool:
-        """Whether there is a qweight, or something else of it where there is no plain matrix."""
-        return is_packed(name, stored)
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
         """The tensors of a matrix: qweight, qzeros, scales."""
@@ -77,13 +71,9 @@ class Awq:
         zeros_OG = as_values(_rows(tensors["qzeros"]), BITS)
         yield regroup(INT4, _rows(tensors["qweight"]), tensors["scales"].T, zeros_OG)
 
-    def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """Never: an AWQ file has no tensor without a use."""
-        return False
-
 
 def _rows(words_IW: Tensor) -> Tensor:
-    """Words [in, out / 8] to numbers [out, in]."""
+    """From 32-bit words [in, out / 8] to numbers [out, in]."""
     bytes_WIN = as_bytes(words_IW.T).unflatten(-1, (-1, 4))
     rows_WNI = torch.empty(words_IW.shape[1], len(ORDER), len(words_IW), dtype=torch.uint8)
     for place, neighbour in enumerate(ORDER):

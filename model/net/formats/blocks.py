@@ -19,10 +19,10 @@ SLICE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows of blocks of one type."""
+    """Quantised rows of a GGUF tensor, in blocks of one type."""
 
     number: int | None
-    """The type's, as ggml counts them; None: one that native code does not unpack."""
+    """The type's number in ggml; None: native code does not unpack it."""
     bytes_RB: Tensor
     columns: int
     meaning: Callable[[Tensor], Tensor | Codes]
@@ -30,14 +30,14 @@ class Blocks:
     groups_G: Tensor | None = None
     """Which group of columns stands in each place; None: each stands in its own."""
     change: Callable[[Tensor], Tensor] | None = None
-    """What puts the rows in our order; it mixes none."""
+    """Puts the rows in our order, without mixing them; None: they are in our order."""
 
     def numel(self) -> int:
-        """How many numbers there are."""
+        """Number of elements of the matrix."""
         return len(self.bytes_RB) * self.columns
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Blocks":
-        """The same rows in another order."""
+        """The same rows, put in another order by `change`."""
         return replace(self, change=change)
 
     def order(self) -> Tensor | None:
@@ -49,7 +49,7 @@ class Blocks:
         return None if torch.equal(order_R, rows_R) else order_R
 
     def slices(self) -> Iterator[Tensor | Codes]:
-        """What the rows mean, some at a time."""
+        """The rows in our order, as codes or float32, so many at a time that an unpacked slice has SLICE numbers."""
         order_R, rows = self.order(), max(1, SLICE // self.columns)
         for first in range(0, len(self.bytes_RB), rows):
             places = slice(first, first + rows)
@@ -69,9 +69,9 @@ class Mapped(NamedTuple):
 
     path: Path
     read: int
-    """Bytes of them that were read."""
+    """Bytes of them that were copied so far."""
     size: int
-    """Bytes of all blocks."""
+    """Bytes of all their matrices."""
 
 
 class Unread(NamedTuple):
@@ -83,10 +83,10 @@ class Unread(NamedTuple):
 
     @property
     def held(self) -> Tensor:
-        """The memory that they lie in."""
+        """The mapped memory in which the rows lie."""
         return self.rows.bytes_RB if isinstance(self.rows, Blocks) else self.rows
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows of the matrix."""
         return self.rows.numel() // (self.rows.columns if isinstance(self.rows, Blocks) else self.rows.shape[-1])

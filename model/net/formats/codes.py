@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     name: str
     bits: int
     values: tuple[int, ...] = ()
-    """Those of the 16 codes of 4 bits; none where a code is its own value, from -128 to 127, or a float."""
+    """Values of the 16 codes of 4 bits; empty where a code is its own value, from -128 to 127, or a float."""
 
 
 INT8 = Kind("int8", 8)
@@ -68,7 +68,7 @@ class Codes(NamedTuple):
     scales_OG: Tensor
     """Scales of the groups, float32 [O, G]."""
     minima_OG: Tensor | None = None
-    """float32; None: all are zero."""
+    """Minima of the groups, float32 [O, G]; None: all are zero."""
 
     @property
     def shape(self) -> torch.Size:
@@ -76,7 +76,7 @@ class Codes(NamedTuple):
         return self.codes_OI.shape
 
     def numel(self) -> int:
-        """How many numbers there are."""
+        """Number of elements of the matrix."""
         return self.codes_OI.numel()
 
     def dense(self) -> Tensor:
@@ -90,13 +90,13 @@ class Codes(NamedTuple):
         return dense_OGN.flatten(-2)[..., :columns]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Codes":
-        """The same change to the rows of all parts: one that neither mixes rows nor reorders columns."""
+        """The same change to the rows of codes, scales and minima: it must neither mix rows nor reorder columns."""
         minima = None if self.minima_OG is None else change(self.minima_OG)
         return Codes(self.kind, change(self.codes_OI), change(self.scales_OG), minima)
 
 
 def values_of(kind: Kind, codes: Tensor) -> Tensor:
-    """What codes stand for, float32."""
+    """The values that codes stand for, float32, in the shape of the codes."""
     if kind == FP8:
         return codes.view(torch.float8_e4m3fn).float()
     if not kind.values:

@@ -25,6 +25,7 @@ from attend.model.net.formats.reading import (
     SCALES,
     WORDS,
     Find,
+    Format,
     Part,
     Settings,
     Stored,
@@ -57,7 +58,7 @@ ORDERED = (
 
 
 class Scheme(NamedTuple):
-    """How some matrices are written."""
+    """How the matrices of one group of the config are quantised."""
 
     layout: str
     bits: int
@@ -65,10 +66,10 @@ class Scheme(NamedTuple):
     """Columns that share a scale; -1: a row, or the matrix."""
     symmetric: bool
     block: tuple[int, int] | None
-    """Of floats: rows and columns that share a scale."""
+    """Rows and columns of floats that share a scale; None: `group` says it."""
 
 
-class CompressedTensors:
+class CompressedTensors(Format):
     """All matrices that are targets, and are there in the format of their group."""
 
     def __init__(self, settings: Settings) -> None:
@@ -94,7 +95,7 @@ class CompressedTensors:
         self._prefix, self._prefixes = prefix, prefixes
 
     def scheme_of(self, name: str) -> Scheme | None:
-        """That of a matrix; None: it is plain."""
+        """The scheme of a matrix; None: it is not quantised."""
         if name not in self._known:
             self._known[name] = self._scheme_of(module_of(name))
         return self._known[name]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import FP8, GROUP, CodeLayout, Codes
-from attend.model.net.formats.reading import SCALES, Find, Part, Settings, Stored, Tensors, not_supported
+from attend.model.net.formats.reading import SCALES, Find, Format, Part, Settings, Stored, Tensors, not_supported
 
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
@@ -20,7 +20,7 @@ SPARE = (".input_scale", ".activation_scale", ".input_scale_ub", ".output_scale"
 """Endings of the names of scales of activations: those are not rounded here, or with scales of our own."""
 
 
-class Fp8:
+class Fp8(Format):
     """All matrices that are stored in e4m3."""
 
     def __init__(self, settings: Settings) -> None:

@@ -35,7 +35,7 @@ def numbers_of(kind: Type, bytes_RB: Tensor) -> Tensor:
 
 
 def codes_of(kind: Type, bytes_RB: Tensor) -> Codes:
-    """What rows of whole blocks hold, of a type in `CODED`."""
+    """The codes of whole blocks of a type in `CODED`."""
     meaning, codes, scales, minima = CODED[kind](_blocks(kind, bytes_RB))
     return Codes(meaning, codes.flatten(1), scales.flatten(1), None if minima is None else minima.flatten(1))
 
@@ -56,10 +56,6 @@ def _signed(codes: Tensor, zero: int) -> Tensor:
     return codes.to(torch.int8) - zero
 
 
-def _q4_0(blocks: Tensor) -> Parts:
-    return INT4, _nibbles(blocks[..., 2:]), half(blocks, 0), None
-
-
 def _q4_1(blocks: Tensor) -> Parts:
     scales = half(blocks, 0)
     return INT4, _nibbles(blocks[..., 4:]), scales, half(blocks, 2) + 8 * scales  # code 8 is the value 0
@@ -73,14 +69,6 @@ def _q5_0(blocks: Tensor) -> Parts:
 def _q5_1(blocks: Tensor) -> Parts:
     codes = _nibbles(blocks[..., 8:]) | _bits(blocks[..., 4:8])
     return INT8, _signed(codes, 0), half(blocks, 0), half(blocks, 2)
-
-
-def _q8_0(blocks: Tensor) -> Parts:
-    return INT8, blocks[..., 2:].contiguous().view(torch.int8), half(blocks, 0), None
-
-
-def _iq4_nl(blocks: Tensor) -> Parts:
-    return IQ4_NL, _nibbles(blocks[..., 2:]), half(blocks, 0), None
 
 
 def _iq4_xs(blocks: Tensor) -> Parts:
@@ -120,14 +108,14 @@ def _q5_k(blocks: Tensor) -> Parts:
 
 
 CODED: dict[Type, Callable[[Tensor], Parts]] = {
-    Type.Q4_0: _q4_0,
+    Type.Q4_0: lambda blocks: (INT4, _nibbles(blocks[..., 2:]), half(blocks, 0), None),
     Type.Q4_1: _q4_1,
     Type.Q5_0: _q5_0,
     Type.Q5_1: _q5_1,
-    Type.Q8_0: _q8_0,
+    Type.Q8_0: lambda blocks: (INT8, blocks[..., 2:].contiguous().view(torch.int8), half(blocks, 0), None),
     Type.Q4_K: _q4_k,
     Type.Q5_K: _q5_k,
-    Type.IQ4_NL: _iq4_nl,
+    Type.IQ4_NL: lambda blocks: (IQ4_NL, _nibbles(blocks[..., 2:]), half(blocks, 0), None),
     Type.IQ4_XS: _iq4_xs,
     Type.MXFP4: _mxfp4,
     Type.IQ3_S: ggml_grids.iq3_s,

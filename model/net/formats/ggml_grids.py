@@ -65,7 +65,7 @@ def _words(bytes_: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _nibbles(bytes_: Tensor) -> Tensor:
-    """Two numbers of a byte, the lower first."""
+    """The two 4-bit numbers of each byte, the lower one first."""
     return (bytes_[..., None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15).flatten(-2)
 
 
@@ -82,7 +82,7 @@ def iq3_s(blocks: Tensor) -> Parts:
 
 
 def _signs_and_steps(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a group's 32 bits: four times the signs of 8 numbers, and twice the scale."""
+    """From a group's 32 bits: four bytes with the signs of 8 numbers each, and 1 + 2 * scale."""
     signs = _look_up(_signs(), words[..., None] >> torch.tensor([0, 7, 14, 21], dtype=torch.int32) & 127)
     return signs, 1 + 2 * (words >> 28 & 15)
 
@@ -147,7 +147,7 @@ def iq2_s(blocks: Tensor) -> Tensor:
 
 
 def iq1_m(blocks: Tensor) -> Tensor:
-    """As IQ1_S, but for eight numbers at a time. The scale of a block lies in the highest bits of four words."""
+    """Like IQ1_S, with a scale for 16 numbers and a shift for 8. A block's own scale lies in the highest bits of four words."""
     words, high = _words(blocks[..., 48:56], torch.int16), _nibbles(blocks[..., 32:48])
     bits = (words >> 12 & 15) << torch.tensor([0, 4, 8, 12], dtype=torch.int32)
     scales = bits.sum(-1, dtype=torch.int32).to(torch.int16).view(torch.float16).float()

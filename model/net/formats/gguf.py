@@ -82,7 +82,7 @@ ALONE = {
 }
 WEIGHTS = OUTSIDE | in_block("blk", IN_BLOCK) | {f"blocks.{{}}.{ours}": (f"blk.{{}}.{name}",) for ours, name in ALONE.items()}
 LFM2 = pairs("norm", "token_embd_norm")
-"""Its last norm has the name that a norm of the embedding has elsewhere."""
+"""The last norm has the name that other architectures give to a norm of the embedding."""
 ADAPTED = ("deepseek2", "gemma4")
 """Architectures whose tensors are turned as in their checkpoints; rows of the first one's latent vectors lie as there too."""
 OTHERS = {
@@ -99,7 +99,7 @@ OTHERS = {
         "per_layer.post_norm": ("post_norm",),
     },
 }
-"""What single architectures call otherwise."""
+"""By architecture: tensors whose names differ from those above."""
 ROPE = re.compile("|".join(map(re.escape, (FREQUENCIES, LONG, SHORT))))
 """Tensors that the config was read from."""
 SPARE = re.compile(rf"{ROPE.pattern}|\.attn_(k|v|k_norm)\.")
@@ -264,6 +264,6 @@ def _solid(shape: Sequence[int]) -> list[int]:
 
 
 def _from_neighbours(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
-    """From pairs of neighbours to halves of a head, as `glm4` has it."""
+    """Rows from pairs of neighbours to halves of a head, as `glm4` has it."""
     turned = ".attn_q." in name or ".attn_k." in name
     return halves(tensor, config.head_size, config.rope_size or config.head_size) if turned else tensor

@@ -29,7 +29,7 @@ _ALONE = {"convolution": "ssm_conv1d.weight", "log_speed": "ssm_a", "step_bias":
 _OF_VALUES = ("attn_gate", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
 """Tensors all of whose rows belong to value heads."""
 _OF_ALL = ("attn_qkv", "ssm_conv1d")
-"""Those whose last rows do, after queries and keys."""
+"""Tensors whose first rows belong to query and key heads, and the last ones to value heads."""
 
 
 def weights(names: Collection[str]) -> dict[str, tuple[str, ...]]:

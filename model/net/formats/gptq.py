@@ -16,6 +16,7 @@ from attend.model.net.formats.reading import (
     SCALES,
     WORDS,
     Find,
+    Format,
     Part,
     Settings,
     Stored,
@@ -30,7 +31,6 @@ from attend.model.net.formats.reading import (
     group_of,
     has_minima,
     in_groups,
-    is_packed,
     module_of,
     not_supported,
     regroup,
@@ -43,10 +43,8 @@ ONES = {4: 0x11111111, 8: 0x01010101}
 """A 32-bit word whose codes are all 1, by bits of a code."""
 
 
-class Gptq:
+class Gptq(Format):
     """All matrices that have a qweight."""
-
-    notes = ()
 
     def __init__(self, settings: Settings) -> None:
         self.bits, self.group = bits_of(settings, "bits"), group_of(settings, "group_size")
@@ -60,10 +58,6 @@ class Gptq:
             raise not_supported(f"dynamic has settings of its own for {others[0]!r}, which is not supported")
         self.added = LAYOUTS[layout]
         self.title = f"GPTQ ({layout}), {in_groups(self.bits, self.group)}"
-
-    def holds(self, name: str, stored: Stored) -> bool:
-        """Whether there is a qweight, or something else of it where there is no plain matrix."""
-        return is_packed(name, stored)
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
         """The four tensors; a file whose columns were never sorted may do without g_idx."""
@@ -93,12 +87,12 @@ class Gptq:
         return as_values(unpack(words + self.added * ONES[self.bits], self.bits), self.bits)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """A bias of zeros is, which old writers gave to every matrix."""
+        """Whether a tensor is a bias of zeros, which old writers gave to every matrix."""
         return name.endswith(".bias") and not tensor().any()
 
 
 def _columns(words_WO: Tensor, bits: int) -> Tensor:
-    """Words [in * bits / 32, out] to numbers [out, in]."""
+    """From 32-bit words [in * bits / 32, out] to numbers [out, in]."""
     bytes_OWN = as_bytes(words_WO).unflatten(-1, (-1, 4)).transpose(0, 1)
     if bits == 8:
         return bytes_OWN.flatten(1)

@@ -4,23 +4,22 @@ A matrix [out, in] is kept in two tensors of bytes: NAME_blocks [out, in / 32, 1
 column in the low half; and NAME_scales [out, in / 32], exponents of 2 with 127 added. Experts lie in front: [experts, ...].
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import GROUP, MXFP4, CodeLayout, Codes
-from attend.model.net.formats.reading import Find, Part, Settings, Stored, Tensors, count_groups
+from attend.model.net.formats.reading import Find, Format, Part, Settings, Stored, Tensors, count_groups
 
 BYTES = ("U8",)
-"""What both tensors are, under safetensors' name."""
+"""Dtype of both tensors, by its name in safetensors."""
 
 
-class Mxfp4:
+class Mxfp4(Format):
     """All matrices that are kept in blocks."""
 
     title = "MXFP4, floats of 4 bits, a power of two for 32 columns of a row"
-    notes = ()
 
     def __init__(self, settings: Settings) -> None:
         """Take the settings of config.json, which choose nothing."""
@@ -47,10 +46,6 @@ class Mxfp4:
         size = 1 if len(shape) > 2 else len(tensors["blocks"])
         for blocks, scales in zip(tensors["blocks"].split(size), tensors["scales"].split(size), strict=True):
             yield codes_of(blocks.flatten(-2), scales)
-
-    def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """Never: an MXFP4 file has no tensor without a use."""
-        return False
 
 
 def codes_of(bytes_OB: Tensor, exponents_OG: Tensor) -> Codes:

@@ -8,7 +8,7 @@ Shapes: O rows · I columns · G groups of columns.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from attend.model.net.formats.codes import GROUP, INT4, INT8, CodeLayout, Codes,
 Settings = Mapping[str, Any]
 """`quantization_config` of config.json."""
 Tensors = Mapping[str, Tensor]
-"""What holds a matrix, by the roles that `Format.parts` names."""
+"""The tensors that hold a matrix, by their roles in `Format.parts`."""
 Stored = Callable[[str], str | None]
 """What a tensor of the files is stored in, under safetensors' name; None where there is no tensor of this name."""
 Find = Callable[[str], Tensor | None]
@@ -32,57 +32,54 @@ KINDS = {4: INT4, 8: INT8}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor that holds a share of a matrix."""
+    """A tensor that holds a share of a quantised matrix."""
 
     name: str
     stored: tuple[str, ...]
     """Names of the dtypes that it may be stored in."""
     shapes: tuple[tuple[int, ...], ...]
-    """Shapes that it may have."""
+    """The shapes that it may have."""
     optional: bool = False
 
 
-class Format(Protocol):
+class Format:
     """How some of the matrices of a checkpoint are written. Methods raise ValueError where they cannot be what was found."""
 
     title: str
-    """For people: the name of the format and its bits."""
-    notes: tuple[str, ...]
+    """Name of the format and its bits, for the log."""
+    notes: tuple[str, ...] = ()
     """What is not carried out, or carried out in another way: for the log."""
 
     def holds(self, name: str, stored: Stored) -> bool:
-        """Whether the matrix `name` is written in this format."""
-        ...
+        """Whether the matrix `name` is written in this format: as a qweight. A matrix that lacks its qweight counts too, where
+        there are scales and no plain matrix.
+        """
+        module = module_of(name)
+        return stored(f"{module}.qweight") is not None or (stored(name) is None and stored(f"{module}.scales") is not None)
 
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
-        """By their roles, the tensors that hold a matrix of this shape."""
-        ...
+        """The tensors that hold a matrix of this shape, by their roles."""
+        raise NotImplementedError
 
     def form(self, name: str, tensor: Find) -> CodeLayout | None:
         """What keeps a matrix that is held, whose parts nobody has looked at yet; None: plain numbers.
 
         Codes have its rows first; plain numbers lie as those of its family do.
         """
-        ...
+        raise NotImplementedError
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
         """A matrix, in pieces with all of its dimensions, in the order of its rows."""
-        ...
+        raise NotImplementedError
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """Whether a tensor that no matrix needs may be passed over: it changes nothing of what is computed here."""
-        ...
+        """Whether a tensor that no matrix needs may be ignored: it changes nothing of what is computed here."""
+        return False
 
 
 def module_of(name: str) -> str:
     """The module that has a matrix."""
     return name.removesuffix(".weight")
-
-
-def is_packed(name: str, stored: Stored) -> bool:
-    """Whether a matrix is kept as a qweight; or lacks it, where there is something else of one and no plain matrix."""
-    module = module_of(name)
-    return stored(f"{module}.qweight") is not None or (stored(name) is None and stored(f"{module}.scales") is not None)
 
 
 def read_integer(settings: Settings, *keys: str, default: int | None = None) -> int:

@@ -23,12 +23,12 @@ STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float6
 
 
 class _Asked(NamedTuple):
-    """A matrix in the folder's format that was found."""
+    """A matrix in the folder's format whose tensors were found."""
 
     name: str
     shape: Sequence[int]
     roles: list[str]
-    """Of the tensors that hold it."""
+    """Roles of the tensors that hold it."""
 
 
 class Safetensors(Weights):
@@ -55,7 +55,7 @@ class Safetensors(Weights):
                 self.problems.append(f"{INDEX} says that tensor {name} is in {file}, which lacks it")
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files that were opened."""
         self._opened.clear()
 
     def dtypes(self) -> set[str]:
@@ -106,7 +106,7 @@ class Safetensors(Weights):
         return found
 
     def form(self, name: str) -> CodeLayout | None:
-        """What keeps a matrix in the folder's format."""
+        """See `Weights`: the codes of a matrix in the folder's format."""
         if self.format is None or not self.format.holds(name, self._stored):
             return None
         return self.format.form(name, lambda part: self._mapped(part) if part in self.where else None)

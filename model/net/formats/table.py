@@ -44,7 +44,7 @@ UNSUPPORTED = {
     "torchao": "torchao: tensors of its own classes",
     "vptq": "VPTQ: vectors from code books",
 }
-"""What is not read, in words."""
+"""Formats that are not supported, by `quant_method`, with their names."""
 TENSORS = {
     "exl2": (".q_weight", ".q_scale", ".q_perm"),
     "exl3": (".trellis", ".suh", ".svh"),
@@ -105,7 +105,7 @@ def _unread(name: str) -> str:
 
 
 def unread_tensor(names: Collection[str]) -> str | None:
-    """Of the tensors of a folder without a format: that one is of a format that is not read, and of which one."""
+    """Why a folder without a quantisation config is refused: it has tensors of an unsupported format. None: it has none."""
     found = ((name, method) for name in names for method, ends in TENSORS.items() if name.endswith(ends))
     scaled = ((name, "mlx") for name in names if name.endswith(".scales") and f"{name[:-7]}.weight" in names)
     # MLX has codes in `weight`, and in some of its modes no biases.

@@ -19,7 +19,7 @@ from attend.model.net.mapped import release
 
 NOT_FINITE = "holds NaN or infinity"
 SHOWN = 5
-"""At most so many bad tensors are named in one message."""
+"""How many bad tensors one message names at most."""
 Place = tuple[str, str]
 """The name of a tensor, and of its file."""
 
@@ -30,12 +30,12 @@ class Weights:
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         self.path = path
         self.where: dict[str, str] = {}
-        """The file of each tensor."""
+        """File name of each tensor."""
         self.used: set[str] = set()
         self.problems: list[str] = []
         self.files = tuple(files)
         self.size = sum(file.stat().st_size for file in files)
-        """Bytes of the files."""
+        """Total size of the files in bytes."""
         self.read = 0
         """Bytes of the tensors that were taken."""
         self._taken: list[Tensor] = []
@@ -43,7 +43,7 @@ class Weights:
         """File and name of what was taken last."""
 
     title: str | None = None
-    """How the files are quantised, for people."""
+    """Name of the files' quantisation format, for the log; None: they are not quantised."""
     notes: tuple[str, ...] = ()
     """What of that is not carried out, or carried out in another way: for the log."""
 
@@ -54,7 +54,7 @@ class Weights:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files; a kind of files that opens none does nothing."""
 
     def spelled(self, family: Family) -> Family:
         """The family with the names of the tensors that are there."""
@@ -65,11 +65,11 @@ class Weights:
         raise NotImplementedError
 
     def form(self, name: str) -> CodeLayout | None:
-        """What keeps the numbers of a tensor as the files have them, or as nearly as codes can; None: numbers themselves."""
+        """Codes that keep a tensor's numbers exactly, or as nearly as codes can; None: the tensor is plain."""
         return None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """That of a tensor of the files; None where there is none of this name, or nobody asks."""
+        """Shape of a tensor in the files; None where there is none of this name, or no reader needs its shape."""
         return None
 
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
@@ -81,7 +81,7 @@ class Weights:
         return False
 
     def _mapped(self, name: str) -> Tensor:
-        """A tensor in the mapped file, as it is stored."""
+        """A tensor as a view of the mapped file, in its stored dtype."""
         raise NotImplementedError
 
     def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Codes | Blocks]:

@@ -35,7 +35,7 @@ class NativeAdapters:
         return kept
 
     def use(self, groups: Sequence[AdapterBatch], num_tokens: int) -> None:
-        """From now on the tokens of a step have these adapters; without groups none."""
+        """See Adapted."""
         of_token_T = torch.zeros(num_tokens, dtype=torch.int64)
         for adapter, tokens in groups:
             of_token_T[torch.tensor(tokens)] = self._copies[adapter].address
@@ -56,7 +56,7 @@ class _Copy:
         weakref.finalize(self, library.attend_adapter_free, self.address).atexit = False
 
     def put(self, number: int, low: LowRank) -> None:
-        """What it adds to one matrix."""
+        """Add the matrices A and B for the packed matrix `number`."""
         down_RI, up_OR = low.down_RI.contiguous(), low.up_OR.contiguous()
         numbers = [(rows.start, rows.stop, ranks.start, ranks.stop) for rows, ranks in low.parts]
         parts: Tensor = torch.tensor(numbers, dtype=torch.int64)

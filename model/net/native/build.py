@@ -16,11 +16,11 @@ from attend.model.net.native.library import FLAGS, SOURCE, cache_folder, cached_
 KEPT = 3
 """Libraries in the cache: of this version, and of others that are installed elsewhere."""
 SECONDS = 40
-"""How long a compiler takes on a slow core: 33 with g++ 12 on an AMD EPYC (Zen 4)."""
+"""Time limit of a build, for a slow core: g++ 12 takes 33 s on an AMD EPYC (Zen 4)."""
 
 
 def find_compiler() -> str | None:
-    """A C++ compiler of this machine."""
+    """Path of a C++ compiler of this machine, None where there is none."""
     return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 

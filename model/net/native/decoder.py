@@ -80,7 +80,7 @@ class StepRows(NamedTuple):
     """The requests of a step, those with one token first: their tokens, and where these stand."""
 
     tokens: "array[int]"
-    """[T]: token ids of the step."""
+    """Token ids of the step, [T]."""
     starts: Sequence[int]
     """[R]: positions of their first tokens."""
     counts: Sequence[int]
@@ -231,7 +231,7 @@ def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array:
 
 
 def _arrays(net: Decoder) -> list[Tensor | None]:
-    """In the order that `attend_new` names; None where there is nothing."""
+    """The tensors in the order in which `attend_new` takes them; None where the model has no such tensor."""
     embedding = None  # a tied one is read from the head
     if not net.config.tied_head and not isinstance(net.embedding.tokens, QuantisedLinear):
         embedding = net.embedding.tokens.weight
@@ -267,7 +267,7 @@ def _added(embedding: Embedding) -> Tensor | None:
     """The vectors of positions [P, E], float32, where they are added."""
     if embedding.positions is not None:
         return embedding.positions.weight.float()
-    return embedding.sinusoids.float() if hasattr(embedding, "sinusoids") else None
+    return None if embedding.sinusoids is None else embedding.sinusoids.float()
 
 
 def _norms(block: Block) -> list[nn.Module]:

@@ -21,7 +21,7 @@ NOTHING: "array[int]" = array("q")
 
 
 class _Changes(ctypes.Structure):
-    """What becomes of a row's scores before its token is drawn."""
+    """Penalties, biases and bans of one row of scores, as the library reads them."""
 
     _fields_ = (
         ("refused", _P),
@@ -35,7 +35,7 @@ class _Changes(ctypes.Structure):
 
 
 class _Draw(ctypes.Structure):
-    """How a row's token is drawn."""
+    """Parameters of one row's draw, as the library reads them."""
 
     _fields_ = (
         ("changes", ctypes.POINTER(_Changes)),
@@ -52,7 +52,7 @@ class _Scored(ctypes.Structure):
 
 
 def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """That of sampling.py, for float32 on a CPU: token ids int64 [R], or UNSCORED or EXCLUDED."""
+    """Draw as in sampling.py, for float32 scores on a CPU: token ids int64 [R], or UNSCORED or EXCLUDED."""
     scores_RV = scores_RV.contiguous()
     tokens_R = torch.empty(len(draws), dtype=torch.int64)
     rows, held = draw_rows(draws, scores_RV.shape[1])

@@ -43,7 +43,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
 
 
 def library_path() -> Path:
-    """Where the library of this source belongs: beside it, under a name that changes with it."""
+    """Path of the library for this source, beside it: its name has the digest of the source."""
     return SOURCE.with_name(library_name())
 
 
@@ -55,7 +55,7 @@ def library_name() -> str:
 
 
 def cache_folder() -> Path:
-    """Where a library is kept that was built for this user. Raises OSError where nothing may be loaded from there."""
+    """Where the library that was built for this user is kept. Raises OSError where its folder is not safe to load from."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "attend"
@@ -75,7 +75,7 @@ def cached_path() -> Path:
     for place in {*folder.parents, *folder.resolve().parents}:
         about = place.stat()
         if about.st_uid not in (0, os.getuid()) or (about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX):
-            raise OSError(f"other users could replace {folder}: {place} is theirs, or they can write to it")
+            raise OSError(f"other users could replace {folder}: {place} is another user's, or others can write to it")
     return folder / library_name()
 
 

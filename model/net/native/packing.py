@@ -28,17 +28,17 @@ NO_ROOM = "out of memory: the native decoder's packed weights do not fit"
 NO_MEMORY, BROKEN = 1, 2
 """What the library returns; BROKEN + n where part n is not finite."""
 MATRICES = {type(None): ("qkv", "out"), DeltaSpec: ("inputs", "gates", "merge"), ConvSpec: ("inputs", "merge")}
-"""Those of attention, and of what a layer has in its place."""
+"""Names of the matrices of attention, and of the recurrences that stand in its place."""
 
 
 class _PlainRows(ctypes.Structure):
-    """PlainRows of matrix.h."""
+    """The struct PlainRows of matrix.h."""
 
     _fields_ = (("numbers", ctypes.c_void_p), ("rows", ctypes.c_int64))
 
 
 class _BlockRows(ctypes.Structure):
-    """BlockRows of blocks.h."""
+    """The struct BlockRows of blocks.h."""
 
     _fields_ = (
         ("bytes", ctypes.c_void_p),

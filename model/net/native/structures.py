@@ -9,7 +9,7 @@ from attend.model.net.transformer import Decoder
 from attend.model.sublayers import AttentionVariant, ConvSpec, DeltaSpec
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
-"""In the order of `Activation` in matrix.h."""
+"""In the order of the enum `Activation` in matrix.h."""
 PLACES = ("parallel", "shared")
 """Places of norms with attention and MLP side by side, in the order of `Place` in decoder.cpp, from 1 on."""
 MIXERS = (type(None), DeltaSpec, ConvSpec)
@@ -38,7 +38,7 @@ class Caches(ctypes.Structure):
 
 
 class StepCall(ctypes.Structure):
-    """`StepCall` of decoder.cpp."""
+    """The struct `StepCall` of decoder.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("T", "R", "G", "S")),
@@ -50,7 +50,7 @@ class StepCall(ctypes.Structure):
 
 
 class ModelSizes(ctypes.Structure):
-    """`ModelSizes` of decoder.cpp."""
+    """The struct `ModelSizes` of decoder.cpp."""
 
     _fields_ = tuple(
         (name, kind)
@@ -70,7 +70,7 @@ class ModelSizes(ctypes.Structure):
 
 
 class LayerSizes(ctypes.Structure):
-    """`LayerSizes` of decoder.cpp."""
+    """The struct `LayerSizes` of decoder.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("mixed", "mixer", "K", "D", "R", "M", "shares", "same", "window")),
@@ -79,7 +79,7 @@ class LayerSizes(ctypes.Structure):
 
 
 def model_sizes(config: ModelConfig) -> ModelSizes:
-    """What a model is."""
+    """The sizes of a model, as the library reads them."""
     return ModelSizes(
         layers=config.num_layers,
         E=config.hidden_size,
@@ -149,7 +149,7 @@ def _delta(config: ModelConfig) -> dict[str, Any]:
 
 
 def layer_sizes(net: Decoder) -> Iterator[tuple[float, ...]]:
-    """What each layer is: the fields of a `LayerSizes`."""
+    """For each layer the fields of its `LayerSizes`."""
     for block, layer in zip(net.blocks, net.config.layers, strict=True):
         scale, softcap, window = attention_numbers(layer.attention, layer.head_size)
         kinds = (layer.experts is not None, MIXERS.index(type(layer.recurrence)))

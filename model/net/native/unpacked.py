@@ -14,7 +14,7 @@ from attend.model.net.linear import SHAPE, Linear
 
 
 class Holder(Protocol):
-    """A native decoder."""
+    """A native decoder, which holds packed matrices."""
 
     library: ctypes.CDLL
     handle: int
@@ -25,11 +25,11 @@ class UnpackedLinear(Linear):
 
     ATTRIBUTES = (*SHAPE, "holder", "number", "first")
     holder: Holder
-    """It lives as long as this matrix."""
+    """The decoder whose memory has this matrix; it is kept alive."""
     number: int
-    """As `attend_pack` numbers matrices; of experts the first one's."""
+    """Number of the matrix in the library, as `attend_pack` counts; of experts that of the first one."""
     first: int
-    """Its first row there: the gate of a shared expert lies under the router."""
+    """First row of this matrix within the packed one: the gate of a shared expert lies below the router."""
 
     @classmethod
     def inside(cls, holder: Holder, linear: Linear, number: int, first: int) -> "UnpackedLinear":
@@ -42,7 +42,7 @@ class UnpackedLinear(Linear):
         """Nothing: there is room in the native decoder."""
 
     def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
-        """See Linear. float32."""
+        """See Linear. The slices are float32."""
         for begin in range(0, self.out_features, rows):
             yield self.rows_from(begin, min(rows, self.out_features - begin), expert or 0)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.paged_attention import BatchLayout, variant_of
+from attend.model.net.paged_attention import Attending, BatchLayout, variant_of
 from attend.model.net.triton import kernels
 from attend.model.net.triton.processors import DECODES, Processors
 from attend.model.sublayers import AttentionVariant
@@ -70,13 +70,13 @@ class Tiles(NamedTuple):
     """
 
     keys: int
-    """Keys of a tile of prefill."""
+    """Keys in a tile of prefill."""
     decode_keys: int
-    """Of decode, which holds STAGES - 1 tiles of keys and of values: smaller tiles leave room for more programs."""
+    """Keys in a tile of decode, which holds STAGES - 1 tiles of keys and values: small ones leave room for more programs."""
     lanes: int
     """Queries times heads of a prefill tile."""
     warps: int
-    """Of prefill; decode has 4."""
+    """Warps of a prefill program; decode has 4."""
 
     @classmethod
     def of(cls, size_p: int, group: int, itemsize: int) -> "Tiles":
@@ -134,7 +134,7 @@ class Longer:
     """
     shares: Shares
     splits: int
-    """Those of a row at most."""
+    """The most splits of any row."""
     first: Tensor
     """int64: where the parts of each token begin that has several, and where those of the last one end."""
     tokens: Tensor
@@ -172,9 +172,9 @@ class StepPlan:
 
     layout: BatchLayout
     decodes: dict[int, Shares] = field(default_factory=dict)
-    """By window, 0 for none."""
+    """By window, 0 for none: how decode's keys are split."""
     prefills: dict[tuple[int, ...], list[Longer]] = field(default_factory=dict)
-    """By window, queries in a tile, keys in a tile, and key/value heads."""
+    """By window, queries in a tile, keys in a tile, and key/value heads: how prefill's keys are split."""
 
     @cached_property
     def longer(self) -> Tensor:
@@ -189,7 +189,7 @@ class StepPlan:
 
     @cached_property
     def own(self) -> Tensor:
-        """Where the rows of one token lie in T: at their own numbers."""
+        """int64: places in T of the rows of one token, which are their numbers."""
         return torch.arange(self.layout.num_single, device=self.layout.positions_T.device)
 
     def decode(self, window: int) -> Shares:
@@ -337,33 +337,19 @@ class _Layer:
 
     @property
     def queries(self) -> int:
-        """Tokens of a prefill tile."""
+        """Queries, tokens of one request, in a tile of prefill."""
         return self.tiles.lanes // int(self.sizes["GROUP"])
 
 
-class TritonBackend:
+class TritonBackend(Attending):
     """Keys and values lie in the cache as [slots, K, D]; the kernels read them there, page by page."""
 
     name = "triton"
 
     def __init__(self, variants: Sequence[AttentionVariant] | None = None) -> None:
-        """With one variant for each layer; None: the plain equation in all of them."""
+        """Variant of each layer's attention; None: all layers have the plain one."""
         self.variants = variants
         self._plan: StepPlan | None = None
-
-    def forward(
-        self,
-        layer: int,
-        q_THD: Tensor,
-        k_TKD: Tensor,
-        v_TKD: Tensor,
-        cache: KVCache,
-        layout: BatchLayout,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        """See `AttentionBackend.forward`."""
-        cache.write(layer, k_TKD, v_TKD, layout.slots_T)
-        return self.attend(layer, q_THD, cache, layout, sinks_H)
 
     def attend(
         self,

@@ -125,11 +125,11 @@ def codes_kernel(
 
 
 class CodesLinear(QuantisedLinear):
-    """A matrix in codes that a GPU multiplies as they are."""
+    """A quantised matrix that GPU kernels multiply without dequantising it first."""
 
     @classmethod
     def take(cls, other: QuantisedLinear) -> "CodesLinear":
-        """The same matrix in this form, without a copy."""
+        """`other` in this form, with the same tensors."""
         form = cls.of(other)
         form.share(other)
         form.bias, form.dtype = other.bias, other.dtype

@@ -29,11 +29,11 @@ class Joint(NamedTuple):
     """What happens to the residual stream between two sublayers; `nn.Identity` where there is no norm."""
 
     after: nn.Module
-    """Of the update of the sublayer before."""
+    """The norm of the previous sublayer's output."""
     before: nn.Module
-    """For the sublayer that comes next; or of the sum."""
+    """The norm of the next sublayer's input; with norms after the sums, that of the sum."""
     end: Tensor | None
-    """What the sum is multiplied by."""
+    """A factor of the sum, [1]; None: 1."""
 
 
 class TritonDecoder:
@@ -165,7 +165,7 @@ class TritonDecoder:
 
 
 def _joints(net: Decoder) -> tuple[list[list[Joint]], Joint]:
-    """Those before each layer's sublayers, and the last one."""
+    """The joints before the sublayers of each layer, and the last one of the model."""
     nothing, sums = nn.Identity(), net.config.norm_place == "post"
     after: nn.Module = nothing
     norm_of_sum: nn.Module = nothing

@@ -38,7 +38,7 @@ UNIT_EPS = tl.constexpr(NORM_EPS)
 
 @triton.jit
 def _tokens(row: tl.tensor, last_ptr: tl.tensor, tokens_ptr: tl.tensor, num_single: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Where a row's tokens begin in T, and how many they are: rows of one token come first."""
+    """The place in T of a row's first token, and the row's number of tokens. Rows of one token come first."""
     longer = row >= num_single
     begin = tl.where(longer, tl.load(tokens_ptr + row - num_single, mask=longer, other=0), row)
     return begin, tl.load(last_ptr + row - num_single, mask=longer, other=0) + 1
@@ -139,7 +139,7 @@ def _softplus(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _unit(x: tl.tensor) -> tl.tensor:
-    """A vector of length 1."""
+    """x scaled to length 1."""
     return x * tl.rsqrt(tl.sum(x * x, 0) + UNIT_EPS)
 
 
@@ -288,6 +288,6 @@ def _convolve(
 
 
 def _room(inputs_TP: Tensor, spec: DeltaSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """For the sums of the convolution and what the rule makes of them, float32 both, and for the heads' outputs."""
+    """Buffers: the convolution's sums and the delta rule's outputs, both float32, and the heads' outputs after their norm."""
     sums_TC = inputs_TP.new_empty(len(inputs_TP), spec.channels, dtype=torch.float32)
     return sums_TC, sums_TC.new_empty(len(inputs_TP), spec.value_width), inputs_TP.new_empty(len(inputs_TP), spec.value_width)

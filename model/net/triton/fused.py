@@ -213,7 +213,7 @@ def turn_kernel(
 
 @triton.jit
 def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """One of `layers.ACTIVATIONS`. NaN stays NaN."""
+    """One of `layers.ACTIVATIONS` of x. NaN stays NaN."""
     if ACTIVATION == "silu":
         x = x / (1.0 + tl.exp(-x))
     elif ACTIVATION == "gelu":

@@ -15,7 +15,7 @@ import triton.language as tl
 from attend.model.net.triton.fused import gated
 
 NOBODY = tl.constexpr(1 << 30)
-"""An expert's number that is above all others."""
+"""A number above those of all experts."""
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

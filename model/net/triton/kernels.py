@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-1.0e30)
-"""Where a running maximum begins: unlike -inf it can be taken from itself."""
+"""Initial value of a running maximum: unlike -inf it can be subtracted from itself."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

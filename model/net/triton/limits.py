@@ -1,4 +1,4 @@
-"""How far below the best a row's tokens may be: top-k, then top-p, then min-p, in three launches. Nothing is sorted.
+"""Top-k, then top-p, then min-p in three launches: how far below the best a row's tokens may be. Nothing is sorted.
 
 A row is searched by a histogram of its scores (`count_kernel`). It tells in which few bins the border lies: for top-k by
 counts, for top-p by bounds of each bin's mass. The scores in these bins are collected (`collect_kernel`), and the border is
@@ -36,13 +36,13 @@ FOUND = tl.constexpr(256)
 MASS = tl.constexpr(257)
 """The mass of the row's tokens; only without top-k."""
 BEFORE = tl.constexpr(258)
-"""That of the tokens in the bins before the collected ones; only without top-k."""
+"""Mass of the tokens in the bins before the collected ones; only without top-k."""
 WHOLE = tl.constexpr(17592186044416.0)
 """2^44: probabilities are summed as whole numbers of this part of the likeliest token's, so in any order. V may be 2^19."""
 SLACK = tl.constexpr(1e-3)
 """More than the bounds of masses are wrong by rounding."""
 TURNS = tl.constexpr(16)
-"""Of the search for a border, which has 32 bits: two in each."""
+"""Iterations of the search for the 32 bits of a border: two bits in each."""
 
 
 @triton.jit

@@ -24,11 +24,11 @@ UP_COLUMNS = 32
 """Columns of gates, and as many of ups, that one program computes; none of these sizes was timed."""
 DOWN_COLUMNS = 64
 ROW_BYTES = 128
-"""What it reads of a row of weights at once."""
+"""Bytes of a row of weights that are loaded at once."""
 
 
 def feed_forward(module: nn.Module, x_TE: Tensor, config: ModelConfig) -> Tensor:
-    """What a block's `mlp` makes of x, [T, E]. Waits for nothing."""
+    """The output of a block's `mlp` for x, [T, E]. Waits for nothing."""
     if isinstance(module, ExpertsBesideMLP):
         made_TE = module.shared_post_norm(feed_forward(module.shared, module.shared_norm(x_TE), config))
         chosen_TE = _summed(module, module.experts_norm(x_TE), module.route(x_TE), config)
@@ -50,7 +50,7 @@ def _activation(config: ModelConfig) -> dict[str, Any]:
 
 
 def _mix(module: Mixture, x_TE: Tensor, config: ModelConfig) -> Tensor:
-    """See `Mixture`."""
+    """See `Mixture`. Waits for nothing."""
     routed = route(module.router(x_TE), module.mixture, module.correction)
     if module.shared is None:
         return _summed(module, x_TE, routed, config)

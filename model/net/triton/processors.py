@@ -1,4 +1,4 @@
-"""How many programs run at once on a GPU: by what it has, and by what the compiled kernel needs."""
+"""Occupancy: how many programs of a kernel run at once on a GPU, by its resources and the kernel's needs."""
 
 from functools import cache
 from typing import NamedTuple
@@ -10,18 +10,18 @@ RESERVED = 1024
 
 
 class Processors(NamedTuple):
-    """Those of a GPU, and what the programs on one of them share. Without a GPU those of an H200."""
+    """The multiprocessors (SMs) of a GPU: how many, and what one has for all its programs. The defaults are an H200's."""
 
     count: int = 132
     shared: int = 228 << 10
-    """Bytes of shared memory."""
+    """Bytes of shared memory of one multiprocessor."""
     registers: int = 65536
     threads: int = 2048
 
     @classmethod
     @cache
     def here(cls) -> "Processors":
-        """This machine's."""
+        """The multiprocessors of the current GPU; the defaults without one."""
         if not torch.cuda.is_available():
             return cls()
         gpu = torch.cuda.get_device_properties()

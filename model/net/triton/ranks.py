@@ -1,4 +1,4 @@
-"""What ranks exchange, added up in one pass over it.
+"""The sum of an all-reduce: what the ranks have exchanged is added up in one pass.
 
 In Triton's interpreter this runs on the CPU, and it compiles for an H200; no GPU has run it yet.
 
@@ -32,7 +32,7 @@ def add_kernel(
 
 
 def add_parts(parts_N: Tensor) -> Tensor:
-    """Of parts [N, ..., E] their sum [..., E], in their dtype. Waits for nothing."""
+    """Sum of parts [N, ..., E] over N: [..., E], in their dtype. Waits for nothing."""
     width = parts_N.shape[-1]
     out = parts_N.new_empty(parts_N.shape[1:])
     add_kernel[(out.numel() // width, cdiv(width, SIZE))](parts_N, out, N=len(parts_N), E=width, SIZE=SIZE)

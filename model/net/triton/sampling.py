@@ -1,4 +1,4 @@
-"""From scores to tokens in two launches: `attend.model.sampling.sample`. Between them `limits.py` may choose candidates.
+"""Draws tokens from scores in two launches: `attend.model.sampling.sample`. Between them `limits.py` may choose candidates.
 
 The same float32 operations in the same order, each rounded to nearest, so a greedy token is the reference's to the bit. Noise
 has the same random bits; its two logarithms are rounded as the device rounds them. A row is cut into
@@ -18,9 +18,9 @@ NOISY = tl.constexpr(1)
 """1: the token of score / temperature + noise, 0: that of the score."""
 TEMPERATURE = tl.constexpr(2)
 TOP_K = tl.constexpr(3)
-"""0: no limit."""
+"""Column of top-k; 0: no limit."""
 TOP_P = tl.constexpr(4)
-"""1: no limit."""
+"""Column of top-p; 1: no limit."""
 MIN_P = tl.constexpr(5)
 """How far below the best a score may be, after the division by the temperature: -log(min_p)."""
 MAY_EXCLUDE = tl.constexpr(6)
@@ -32,7 +32,7 @@ TEXT = tl.constexpr(10)
 WORDS = tl.constexpr(11)
 """The row's line of `words`; -1: none."""
 BIASES = tl.constexpr(12)
-"""Where its biases begin in the entries. From BANS on, where they end, there are its bans, up to END."""
+"""Start of the row's biases among the entries. From BANS on, where they end, follow its bans, up to END."""
 BANS = tl.constexpr(13)
 END = tl.constexpr(14)
 NUMBERS = tl.constexpr(15)
@@ -45,9 +45,9 @@ NO_BORDER = tl.constexpr(0xFFFFFFFF)
 BINS = tl.constexpr(256)
 """Bins of a row's histogram; see `limits.py`."""
 COLUMNS = tl.constexpr(259)
-"""Those, and three sums."""
+"""Columns of `bins`: the histogram and three sums."""
 NOTHING = tl.constexpr(-(2**63))
-"""Below the score of any token."""
+"""A score below that of any token, as an int64."""
 LISTS = ["records_ptr", "entries_ptr", "words_ptr", "logits_ptr", "scores_ptr", "counts_ptr"]
 LISTS += ["highest_ptr", "best_ptr", "done_ptr", "borders_ptr", "tokens_ptr", "bins_ptr", "candidates_ptr"]
 """What stands anywhere in a larger tensor: see `kernels.PLACES`."""
@@ -55,7 +55,7 @@ LISTS += ["highest_ptr", "best_ptr", "done_ptr", "borders_ptr", "tokens_ptr", "b
 
 @triton.jit
 def _real(record_ptr: tl.tensor, column: tl.constexpr) -> tl.tensor:
-    """A float32 of a record."""
+    """A column of a record that holds a float32."""
     return tl.load(record_ptr + column).to(tl.int32).to(tl.float32, bitcast=True)
 
 

@@ -276,7 +276,7 @@ def test_the_snapshot_that_was_used_longest_ago_makes_room_and_the_reason_is_tol
     assert [32, 0] == [found(salt) for salt in "ab"]
     assert {"evicted": 32} == machine.scheduler.tables.lost
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "32 tokens of a known prefix are computed again: their state was evicted" in warning
+    assert "32 tokens of a known prefix are recomputed: their recurrent state was evicted" in warning
 
 
 def test_with_a_block_of_its_text_a_snapshot_goes_too():

@@ -225,7 +225,7 @@ def test_an_owner_leaves_room_in_the_queue_for_the_next():
     async def crowd(engine):
         gate(engine).shut()
         running = [await in_flight(engine, f"a{at}", owner="alice") for at in range(12)]
-        with pytest.raises(QueueFull, match="no room for more of 'alice', who has 12 of 12 requests") as caught:
+        with pytest.raises(QueueFull, match="the queue is full for 'alice', who has 12 of 12 requests") as caught:
             engine.check_room(1, "alice")
         assert not caught.value.stays
         running.append(await in_flight(engine, "b", owner="bob"))

@@ -142,7 +142,7 @@ def test_the_kind_of_codes_is_the_one_that_the_backend_keeps(tmp_path, kind, kep
 def test_a_native_library_whose_answers_differ_is_seen(wrong_native):
     finding = native_findings(read_config(DEFAULT_MODEL))[0]
     assert finding.reason == "kernel_differs"
-    assert finding.cause.startswith("hidden states differ: the median token lies 1")
+    assert finding.cause.startswith("hidden states differ: the median token differs from float32 by 1")
 
 
 @needs_native
@@ -157,7 +157,7 @@ def test_one_token_that_differs_is_seen(monkeypatch, row):
         return hidden_TE
 
     monkeypatch.setattr(NativeDecoder, "__call__", wrong)
-    assert "the farthest token lies 2" in native_findings(read_config(DEFAULT_MODEL))[0].cause
+    assert "the farthest token differs from float32 by 2" in native_findings(read_config(DEFAULT_MODEL))[0].cause
 
 
 @needs_native
@@ -174,7 +174,7 @@ def test_numbers_that_are_none_differ():
     broken = exact.clone()
     broken[2, 3] = torch.nan
     assert differs(exact, exact, exact, 0.01, 0.0) == ""
-    assert "inf% from float32" in differs(broken, exact, exact, 0.01, 0.0)
+    assert "differs from float32 by inf%" in differs(broken, exact, exact, 0.01, 0.0)
 
 
 def test_a_router_may_choose_another_expert_for_a_few_tokens():
@@ -208,7 +208,7 @@ def test_torch_serves_in_the_place_of_a_native_library_whose_answers_differ(wron
     ("changes", "words"),
     [
         ({"kernel_check": "fail"}, "^kernel_check is fail, and the decoder of the native-.* differs from torch"),
-        ({"backend": "native"}, "^backend is native, and the decoder of the native-.* differs .*; backend = torch serves"),
+        ({"backend": "native"}, "^backend is native, and the decoder of the native-.* differs .*; use backend = torch"),
     ],
 )
 def test_torch_does_not_serve_where_that_was_refused(wrong_native, folder, changes, words):
@@ -249,7 +249,7 @@ def test_an_unused_gpu_is_the_first_reason(folder, monkeypatch, caplog):
 
 def test_what_triton_raises_is_a_sentence():
     words = "out of resource: shared memory, Required: 106496, Hardware limit: 101376"
-    told = f"^a kernel cannot run on this device: OutOfResources: {words}; backend = torch"
+    told = f"^a kernel cannot run on this device: OutOfResources: {words}; use backend = torch"
     with pytest.raises(EngineFailed, match=told), device_errors():
         raise OutOfResources(f"{words}\nReducing block sizes may help")
     with pytest.raises(KeyError), device_errors():
@@ -271,7 +271,7 @@ def test_a_device_that_computes_no_more_ends_the_start_in_a_sentence(monkeypatch
     assert look("decoder", raising(illegal)).reason == "kernel_fails", "the device still computes"
     monkeypatch.setattr(torch, "ones", raising(illegal))
     with pytest.raises(
-        EngineFailed, match=r"^the start-up check of the decoder has made the device fail: RuntimeError: CUDA error"
+        EngineFailed, match=r"^the device failed in the start-up check of the decoder: RuntimeError: CUDA error"
     ):
         look("decoder", raising(illegal))
 
@@ -325,7 +325,7 @@ def test_recorded_steps_that_are_the_same_are_kept():
             "RuntimeError: CUDA",
         ),
         (raising(OutOfResources("shared memory")), "kernel_fails", "OutOfResources: shared memory"),
-        (lambda step: lambda: None, "kernel_differs", "a recorded step: the median token lies"),
+        (lambda step: lambda: None, "kernel_differs", "a recorded step: the median token differs"),
     ],
 )
 def test_a_recorder_that_fails_or_lies_leaves_steps_as_they_are(record, reason, words):
@@ -379,7 +379,8 @@ def test_pieces_are_compared_too():
             pieces.run = lambda *given, run=pieces.run: run(*given) * 1.2
         finding = check_recorded(machine.net, machine.backend, machine.cache, None, pieces)
         assert finding.ok != broken
-        assert finding.cause.startswith("pieces of a recorded step: the median token lies 20.0%") == broken
+        said = "pieces of a recorded step: the median token differs from the same without recording by 20.0%"
+        assert finding.cause.startswith(said) == broken
 
 
 def test_what_breaks_a_recording_is_told_and_not_what_ends_it(monkeypatch):

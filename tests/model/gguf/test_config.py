@@ -77,9 +77,9 @@ REFUSED = {
     "llama.attention.value_length": (16, "llama.attention.value_length 16 differs from key_length 8: not supported"),
     "llama.rope.scaling.type": ("odd", "llama.rope.scaling.type 'odd' is not supported; known: none, linear, longrope, yarn"),
     "llama.pooling_type": (7, "llama.pooling_type = 7 is not supported"),
-    "llama.brand_new": (1, "llama.brand_new is not known here, and may change what the model computes"),
+    "llama.brand_new": (1, "llama.brand_new is an unknown key, which may change what the model computes"),
     "llama.rope.freq_base": ("x", "llama.rope.freq_base must be a number; got 'x'"),
-    "llama.rope.dimension_count": (4, "its metadata, put as a config.json: config.json: partial_rotary_factor"),
+    "llama.rope.dimension_count": (4, "its metadata as a config.json: config.json: partial_rotary_factor"),
 }
 
 

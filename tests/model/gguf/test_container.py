@@ -217,7 +217,7 @@ def test_a_part_that_is_missing_or_another_one_is_named(sound, tmp_path):
     alone.write_bytes(parts[0].read_bytes())
     assert refusal(alone) == "is one of 3 parts: give the first, NAME-00001-of-00003.gguf"
     parts[2].write_bytes(parts[1].read_bytes())
-    with pytest.raises(CheckpointError, match=r"tiny-00003-of-00003\.gguf: its metadata do not say that it is part 3 of 3"):
+    with pytest.raises(CheckpointError, match=r"tiny-00003-of-00003\.gguf: its metadata does not say that it is part 3 of 3"):
         read_container(parts[0])
     parts[2].unlink()
     with pytest.raises(CheckpointError, match=r"tiny-00003-of-00003\.gguf is missing"):

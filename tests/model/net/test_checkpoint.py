@@ -300,8 +300,8 @@ def test_a_matrix_whose_parts_are_stored_in_two_types_is_copied_whole(tmp_path, 
 @pytest.mark.parametrize(
     ("stored", "served", "told"),
     [
-        (torch.float16, torch.bfloat16, "weights in float16 are rounded to bfloat16; dtype=float32 keeps them, and is slower"),
-        (torch.float32, torch.bfloat16, "weights in float32 are rounded to bfloat16; dtype=float32 keeps them, and is slower"),
+        (torch.float16, torch.bfloat16, "weights in float16 are rounded to bfloat16; dtype = float32 is exact, and slower"),
+        (torch.float32, torch.bfloat16, "weights in float32 are rounded to bfloat16; dtype = float32 is exact, and slower"),
         (torch.bfloat16, torch.bfloat16, None),
         (torch.float16, torch.float32, None),
     ],

@@ -203,8 +203,8 @@ def test_small_differences_of_corrected_scores_survive_bfloat16(tmp_path):
 
 
 BAD = [
-    ("glm4_moe", {"n_group": 3}, "8 experts cannot be shared by 3 groups"),
-    ("glm4_moe", {"n_group": 8, "topk_group": 8}, "8 experts cannot be shared by 8 groups of at least 2"),
+    ("glm4_moe", {"n_group": 3}, "8 experts cannot be divided into 3 groups"),
+    ("glm4_moe", {"n_group": 8, "topk_group": 8}, "8 experts cannot be divided into 8 groups of at least 2"),
     ("glm4_moe", {"topk_group": 1}, "3 experts of a token cannot be chosen from 1 of 4 groups"),
     ("glm4_moe", {"topk_group": 5}, "3 experts of a token cannot be chosen from 5 of 4 groups"),
     ("glm4_moe", {"routed_scaling_factor": -1.0}, "routed_scaling_factor"),

@@ -574,11 +574,3 @@ def test_a_folder_without_generation_config_is_complete(llama):
 
 def test_every_family_is_compared():
     assert not set(FAMILIES) - {"attend"} - set(KINDS), "these families have no line in KINDS of tests/model/checkpoints.py"
-
-
-def test_our_own_spelling_of_an_earlier_version_is_understood(tmp_path):
-    config = tiny_config(norm_place="post", out_bias=True, mlp_bias=True, embedding_scale=math.sqrt(32), qk_norm="head")
-    save(tiny_decoder(config), tmp_path, torch.float32)
-    earlier = {"post_norm": True, "linear_bias": True, "scale_embedding": True, "qk_norm": True}
-    edit_config(tmp_path, **earlier, norm_place=..., out_bias=..., mlp_bias=..., embedding_scale=...)
-    assert read_config(tmp_path) == config

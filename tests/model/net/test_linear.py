@@ -271,9 +271,9 @@ def test_a_matrix_that_is_not_cut_is_whole_everywhere():
 
 
 def test_a_head_is_never_divided():
-    with pytest.raises(ValueError, match=r"\(32, 24, 24\) rows in units of 8 cannot be shared by 2"):
+    with pytest.raises(ValueError, match=r"\(32, 24, 24\) rows in units of 8 cannot be divided among 2 ranks"):
         Linear(24, [32, 24, 24], bias=False, cut="rows", unit=8).shard(0, 2)
-    with pytest.raises(ValueError, match=r"\(8,\) columns in units of 8 cannot be shared by 2"):
+    with pytest.raises(ValueError, match=r"\(8,\) columns in units of 8 cannot be divided among 2 ranks"):
         Linear(8, [24], bias=False, cut="columns", unit=8).shard(0, 2)  # both would add it to the sum
 
 

@@ -100,7 +100,7 @@ def test_an_answer_is_the_uncut_one_wherever_its_connections_break(replica, ask,
 def test_a_refusal_for_now_is_tried_again_and_one_for_ever_is_not(replica, ask):
     engine = replica.server.engine
     try:
-        for error in (Unavailable("draining"), QueueFull("full", 1)):
+        for error in (Unavailable("draining"), QueueFull("full")):
             engine.refusal = error
             with pytest.raises(DeadlinePassed, match=str(error)):
                 ask(replica, Means(Policy(seconds=0.9)))

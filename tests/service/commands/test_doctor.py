@@ -9,8 +9,8 @@ import torch
 
 from attend.model import devices
 from attend.model.engine import speed
-from attend.model.engine.small import kinds
-from attend.model.engine.speed import Speed, count, measured_layers, on_meta, products, read_bytes
+from attend.model.engine.small import kinds, on_meta
+from attend.model.engine.speed import Speed, count, measured_layers, products, read_bytes
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import read_config
 from attend.model.net.formats.codes import INT4
@@ -216,10 +216,10 @@ def test_a_large_model_is_measured_by_some_of_its_layers(tmp_path):
     config = read_config(write_config("8B", tmp_path))
     small = measured_layers(config, "cpu")
     assert (small.num_layers, small.hidden_size, small.mlp_size) == (1, 4096, 14336)
-    whole, part = on_meta(config, None), on_meta(small, None)
+    whole, part = on_meta(config, None, 0), on_meta(small, None, 0)
     assert read_bytes(whole, torch.bfloat16, 1) == 2 * count(config) - 2 * 65 * 4096, "all but the norms"
     assert products(whole) / products(part) == pytest.approx(7.5e9 / (0.218e9 + 0.134e9), rel=0.01)
-    assert read_bytes(on_meta(config, INT4), torch.bfloat16, 1) < 0.33 * read_bytes(whole, torch.bfloat16, 1)
+    assert read_bytes(on_meta(config, INT4, 0), torch.bfloat16, 1) < 0.33 * read_bytes(whole, torch.bfloat16, 1)
     assert measured_layers(read_config(write_config("S", tmp_path)), "cpu").num_layers == SHAPES["S"]["num_hidden_layers"]
 
 
@@ -229,7 +229,7 @@ def test_a_layer_that_is_too_large_is_not_drawn():
 
 def test_streams_share_the_experts_that_they_read():
     config = tiny_config(num_experts=8, experts_per_token=2, expert_size=64)
-    net = on_meta(config, None)
+    net = on_meta(config, None, 0)
     one, many = (read_bytes(net, torch.bfloat16, streams) for streams in (1, 1000))
     assert one < many <= 2 * net.num_parameters
 

@@ -100,7 +100,7 @@ def finished(engine: Engine, requests: Iterable[Request], seconds: float = 30.0)
 
 def flushed(offload: KVOffload) -> bool:
     done = threading.Event()
-    offload.flush(done)
+    offload.writer.flush(done)
     return done.wait(30)
 
 
@@ -341,8 +341,8 @@ def test_an_answer_goes_on_while_the_disk_is_full(tmp_path, caplog):
         found = finished(engine, [ask(name, [ord(name) % 8] * 40, 3)])
         assert told(found[name]) == fake_answer(ask(name, [ord(name) % 8] * 40, 3))
         assert flushed(engine.offload)
-    [line] = [line for line in caplog.messages if "not written" in line]
-    assert line == "KV blocks are not written for 30 s: [Errno 28] No space left on device"
+    [line] = [line for line in caplog.messages if "are written" in line]
+    assert line == "no KV blocks are written to disk for 30 s: [Errno 28] No space left on device"
     assert engine.offload.stats().dropped_texts == 3
     ended(engine)
 

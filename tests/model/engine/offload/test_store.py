@@ -214,7 +214,7 @@ def test_an_error_of_the_disk_removes_nothing(tmp_path, monkeypatch, error):
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
     """Who writes there may plant keys and values: a checksum tells no author."""
     tmp_path.chmod(0o777)
-    with pytest.raises(SettingError, match=r"^kv_disk_folder: other users may write to '.*', and what it holds is believed$"):
+    with pytest.raises(SettingError, match=r"^kv_disk_folder: other users may write to '.*', and its files are trusted: chmod"):
         opened(tmp_path)
 
 

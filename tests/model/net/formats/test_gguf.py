@@ -314,7 +314,7 @@ def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wid
         groups, kept_groups = (each.unflatten(-1, (-1, GROUP)) for each in (one.weight, other.dense()))
         largest = groups.abs().amax(-1, keepdim=True)
         assert ((groups - kept_groups).abs() <= (1 / 127 if form.rounded else 2**-9) * largest + 1e-9).all()
-    said = "are requantised to int8, 8.5 bits a number: codes cannot hold those of their types, " + kind.name
+    said = "are requantised to int8, 8.5 bits per weight: no form of codes is exact for their types, " + kind.name
     assert (said in caplog.text) is bool(form.rounded)
     near = (our_logits(kept) - our_logits(plain_net)).norm() / our_logits(plain_net).norm()
     assert near < (0.05 if form.rounded else 0.01)

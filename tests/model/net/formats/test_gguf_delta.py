@@ -154,10 +154,10 @@ REFUSED = {
     "ssm.inner_size": (62, "qwen35.ssm.inner_size 62 is not divisible by ssm.time_step_rank 4"),
     "rope.dimension_sections": ([8, 8, 8, 8], "qwen35.rope.dimension_sections has a fourth section, which is not supported"),
     "attention.recurrent_layers": (True, "qwen35.attention.recurrent_layers must be an array; got True"),
-    "attention.scale": (0.5, "qwen35.attention.scale is not known here, and may change what the model computes"),
+    "attention.scale": (0.5, "qwen35.attention.scale is an unknown key, which may change what the model computes"),
     "ssm.group_count": (
         3,
-        "its metadata, put as a config.json: config.json: delta: 4 value heads are not divisible by 3 key heads",
+        "its metadata as a config.json: config.json: delta: 4 value heads are not divisible by 3 key heads",
     ),
 }
 

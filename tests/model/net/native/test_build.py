@@ -150,7 +150,7 @@ def test_nothing_is_loaded_or_built_where_others_can_write(source, cache, opened
 def test_nothing_is_loaded_from_a_folder_that_others_could_replace(source, cache):
     cache.mkdir(parents=True, mode=0o700)
     cache.parent.chmod(0o777)
-    with pytest.raises(OSError, match=f"other users could replace .*: {cache.parent} is theirs, or they can write to it"):
+    with pytest.raises(OSError, match=f"other users could replace .*: {cache.parent} is another user's, or others can"):
         library.cached_path()
     cache.parent.chmod(0o1777)
     assert library.cached_path().parent == cache
