@@ -49,9 +49,8 @@ class Contestant:
     """Answers with seconds. Stopped between its turns: threads that spin for the next work would take the others' cores.
 
     `tree` is the source tree whose adapters are used; Attend itself is imported from it. `log` gets what the process prints.
-    `form`: how weights are kept, in the peer's own words. `isa`: the instruction set that Attend is to use; empty is the best.
-    `load`: `dummy` where the folder has no weights, and each draws its own. `left` tells the seconds that it has for its next
-    answer, the first one included: it may be set anew between two of them.
+    `form`: how weights are kept, in the peer's own words. `load`: `dummy` where the folder has no weights, and each draws its
+    own. `left` tells the seconds that it has for its next answer, the first one too; it may be set anew between two of them.
     """
 
     def __init__(
@@ -63,14 +62,12 @@ class Contestant:
         tree: Path = TREE,
         *,
         form: str = "bf16",
-        isa: str = "",
         load: str = "auto",
         left: Callable[[], float] = forever,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_ISA": isa}
-        environment |= {"BENCH_LOAD": load}
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_LOAD": load}
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
         self.log, self.left = log, left
         with log.open("wb") as errors:

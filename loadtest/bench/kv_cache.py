@@ -4,13 +4,11 @@ Decode steps of the native decoder with random weights: 1 and 16 requests, each 
 blocks of its own. One decoder, two caches, which take turns, a step each; a ratio is the median of the quotients of neighbours.
 """
 
-import argparse
 import asyncio
 import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import torch
 
@@ -20,7 +18,7 @@ from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.paged_attention import BatchLayout, Paged, Row
 from loadtest.bench.family import BLOCK, SIZES, random_decoder
-from loadtest.bench.figures import Comparison, file, table, take_turns
+from loadtest.bench.figures import Comparison, file, options_of, table, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, SHAPES
 
@@ -62,10 +60,8 @@ def measure(steps: Steps, turns: int) -> Iterator[Comparison]:
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="M")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__, turns=15)
+    parser.add_argument("--shape", choices=SHAPES, default="M", help="sizes of the decoder (default M)")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     found = list(measure(Steps(config_of(options.shape, max(CONTEXTS))), options.turns))

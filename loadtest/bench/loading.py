@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from loadtest.bench.figures import Figure, file, show
+from loadtest.bench.figures import Figure, file, options_of, show
 from loadtest.bench.gguf_shapes import KINDS, write_gguf
 from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
 
@@ -124,10 +124,8 @@ def figures(path: str, turns: list[dict[str, float]]) -> list[Figure]:
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="1B")
-    parser.add_argument("--turns", type=int, default=3, help="of each path (default 3)")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__, turns=3)
+    parser.add_argument("--shape", choices=SHAPES, default="1B", help="sizes of the model (default 1B)")
     parser.add_argument(
         "--gguf", nargs="+", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}, in place of safetensors"
     )

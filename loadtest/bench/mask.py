@@ -18,8 +18,8 @@ from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.grammars import CallGrammar
 from attend.service.chat.parts import Tool
 from attend.service.generation.generation import GenerationService
-from loadtest.bench.busy import served_model
 from loadtest.bench.figures import Comparison, Figure, take_turns
+from loadtest.bench.over_http import served_model
 
 STREAMS = 16
 MOST_RATIO = 1.1

@@ -4,7 +4,6 @@ The default model in bfloat16, 16 requests of 128 -> 128 tokens, greedy and draw
 other one. Options are the fields of `EngineOptions`.
 """
 
-import argparse
 import asyncio
 import json
 import time
@@ -21,7 +20,7 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
-from loadtest.bench.figures import Comparison, file, show, take_turns
+from loadtest.bench.figures import Comparison, file, options_of, show, take_turns
 from loadtest.bench.machine import threads
 
 AT_ONCE, PROMPT, OUTPUT = 16, 128, 128
@@ -69,11 +68,11 @@ def parse(text: str) -> Any:
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("option", choices=EngineOptions.__dataclass_fields__)
-    parser.add_argument("values", nargs="+", type=parse, help="true, 64, native")
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__, turns=7)
+    parser.add_argument(
+        "option", choices=EngineOptions.__dataclass_fields__, metavar="option", help="a field of `EngineOptions`"
+    )
+    parser.add_argument("values", nargs="+", type=parse, help="its values, as true, 64 or native")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     engines = {f"{options.option} {value}": default_model(**{options.option: value}) for value in options.values}

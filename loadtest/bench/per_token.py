@@ -5,8 +5,6 @@ HAProxy's part of the way, and the socket's, are not in it.
 """
 
 import asyncio
-import cProfile
-import pstats
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns
 from loadtest.bench.parsing import source_text
 
-STREAMS, CONTEXT, TOP, SHOWN = 16, 4096, 5, 15
+STREAMS, CONTEXT, TOP = 16, 4096, 5
 PROMPT = {"prompt": "def "}
 CHAT = {"messages": [{"role": "user", "content": "def "}]}
 TOOL = {"type": "function", "function": {"name": "now"}}
@@ -205,15 +203,3 @@ async def measure(turns: int, tokens: int) -> list[Figure]:
 def run(turns: int, tokens: int) -> list[Figure]:
     """`measure` in an event loop of its own."""
     return asyncio.run(measure(turns, tokens))
-
-
-def profile(tokens: int) -> None:
-    """Print, for each way, the functions in which the time goes: microseconds a token in the function itself, and in all."""
-    for name, stream in streams().items():
-        watch = cProfile.Profile(time.thread_time)
-        watch.runcall(asyncio.run, at_once(stream, tokens))
-        print(f"\n{name}: us a token, itself and with what it calls")
-        rows = pstats.Stats(watch).stats.items()
-        for (file, line, function), (_, _, own, total, _) in sorted(rows, key=lambda row: -row[1][2])[:SHOWN]:
-            share = [seconds * 1e6 / (STREAMS * tokens) for seconds in (own, total)]
-            print(f"{share[0]:8.2f} {share[1]:8.2f}  {'/'.join(file.split('/')[-3:])}:{line} {function}")

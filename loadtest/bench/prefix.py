@@ -5,7 +5,6 @@ milliseconds to the first token of each, and the second over the first. With --r
 was drained and built again, and finds the blocks on disk (KV offloading).
 """
 
-import argparse
 import asyncio
 import random
 import tempfile
@@ -18,9 +17,9 @@ from attend.model.engine.build import build_engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from loadtest.bench.arrivals import moments
-from loadtest.bench.figures import Comparison, file, show, take_turns
+from loadtest.bench.figures import Comparison, file, options_of, show, take_turns
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import SHAPES, write_shape
+from loadtest.bench.shapes import write_shape
 
 OWN = 16
 """Tokens that a prompt has for itself, after the shared beginning."""
@@ -76,17 +75,13 @@ async def measure(
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="S")
+    parser = options_of(__doc__, turns=20)
     parser.add_argument("--shared", type=int, default=1024, help="tokens of the beginning (default 1024)")
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "attend-shapes", help="for the checkpoint")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--model", type=Path, help="a checkpoint folder or GGUF file, in place of a shape")
+    parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: shape S with random weights")
     parser.add_argument("--restart", action="store_true", help="build the engine again in each turn, with KV offloading")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
-    checkpoint = options.model or write_shape(options.shape, options.folder)
+    checkpoint = options.model or write_shape("S")
     length = options.shared + OWN + 1
     with tempfile.TemporaryDirectory() as disk:
         kept = disk if options.restart else ""
@@ -99,7 +94,7 @@ def main(words: list[str] | None = None) -> None:
 
         found = asyncio.run(measure(started(), options.shared, options.turns, started if options.restart else None))
     figures = found.figures()
-    file(options.json, show(figures), figures, bench="prefix", shape=str(options.model or options.shape))
+    file(options.json, show(figures), figures, bench="prefix", model=checkpoint.name)
 
 
 if __name__ == "__main__":

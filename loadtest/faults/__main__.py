@@ -22,7 +22,7 @@ from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.deaths import DEATHS
 from loadtest.faults.measure import Measure
 from loadtest.faults.trial import SERVES, Setting, settings, try_attacks
-from loadtest.server import StartError, terminable
+from loadtest.server import StartError
 
 OUT = Path(__file__).parents[1] / "out" / "faults.json"
 DEATH = "deaths"
@@ -117,8 +117,7 @@ def main(words: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the attacker's connections
     found = read_found() if options.resume else {}
     try:
-        with terminable():
-            run(options, found)
+        run(options, found)
     except StartError as error:
         print(error, file=sys.stderr)
         return 1

@@ -272,19 +272,6 @@ def test_chats_go_on_for_their_turns_and_their_rows_tell_first_turns_from_later_
     assert summary["transports"].keys() == {"CHAT"} and summary["load"]["turns"] == 3
 
 
-def test_a_trace_is_replayed_with_its_lengths(run, tmp_path):
-    trace = tmp_path / "trace.jsonl"
-    lines = [{"timestamp": 200 * at, "input_length": 40 + at, "output_length": 3, "hash_ids": [1]} for at in range(8)]
-    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    code, summary, rows, said = run(
-        "--loop", "trace", "--trace", str(trace), "--trace-speed", "2", "HttpStreamUser", "GrpcStreamUser", seconds=4
-    )
-    assert code == 0, said
-    totals = {name: row for (kind, name), row in rows.items() if kind == "TOTAL"}
-    assert sum(row["num_requests"] for row in totals.values()) == 8 and totals.keys() == {"HTTP trace", "GRPC trace"}
-    assert summary["answers"] == 8 and summary["load"]["trace"] == str(trace)
-
-
 def test_prompts_of_a_length_in_tokens_go_over_both_transports(run):
     code, summary, _, said = run("--prompt-tokens", "uniform:20:40", "--output-tokens", "5", seconds=3)
     assert code == 0, said

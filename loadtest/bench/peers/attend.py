@@ -13,17 +13,14 @@ def start(folder, threads):
     from attend.model.engine.fingerprint import own_version
     from attend.model.engine.options import EngineOptions
     from attend.model.engine.request import Request
-    from attend.model.net.native import library
     from attend.model.params import SamplingParams
 
-    form, isa = os.environ.get("BENCH_FORM", "bf16"), os.environ.get("BENCH_ISA")
+    form = os.environ.get("BENCH_FORM", "bf16")
     weights = {"dtype": "bfloat16", "quantize": "none" if form == "bf16" else form}
     weights |= {"load_format": os.environ.get("BENCH_LOAD", "auto")}
     sizes = {} if torch.cuda.is_available() else {"kv_cache_memory": 2 << 30}
     options = EngineOptions(**weights, **sizes, num_threads=threads, prefix_caching=False)
     engine = build_engine(Path(folder), options)
-    if isa:
-        library.load().attend_choose(library.VARIANTS.index(isa))
     engine.start()
     runner, greedy, drawn = asyncio.Runner(), SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_p=0.95)
 
@@ -42,4 +39,4 @@ def start(folder, threads):
     def generate(prompts, output, sampled=False):
         return runner.run(work(prompts, output, drawn if sampled else greedy))
 
-    return facts | {"omp_wait_policy": waits, "isa": isa}, generate
+    return facts | {"omp_wait_policy": waits}, generate
