@@ -2,6 +2,7 @@
 
 import random
 import time
+from typing import Any
 
 import gevent
 from gevent.pool import Group
@@ -12,7 +13,7 @@ from loadtest.stream import RETRY_SECONDS
 class ClosedLoop:
     """Asks, reads the answer to its end, asks again. A slow service is asked less often."""
 
-    def __init__(self, user):
+    def __init__(self, user: Any) -> None:
         self.user = user
 
     def turn(self) -> None:
@@ -36,7 +37,7 @@ class OpenLoop:
     answer is timed from the moment when it was due: a generator that comes late shows as latency, and hides nothing.
     """
 
-    def __init__(self, user, rate: float, drain_seconds: float, dice: random.Random):
+    def __init__(self, user: Any, rate: float, drain_seconds: float, dice: random.Random) -> None:
         self.user, self.rate, self.drain_seconds, self.dice = user, rate, drain_seconds, dice
         self.open = Group()
         self.due = time.perf_counter() + dice.expovariate(rate)

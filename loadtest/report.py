@@ -1,11 +1,13 @@
 """The record of a run, and what is written of it: latency against load, and the sums as JSON."""
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import gevent
 
@@ -38,7 +40,7 @@ class Phase:
     seconds: float
     rows: Rows
 
-    def document(self) -> dict:
+    def document(self) -> dict[str, Any]:
         """Rates a second and milliseconds, as JSON has them."""
         answers = total(self.rows, TOTAL)
         sums = {
@@ -57,7 +59,7 @@ def transport_rows(rows: Rows, transport: str) -> dict[str, Row]:
     return {each: rows.get((each, transport), Row()) for each in (TTFT, ITL, TPOT, TOTAL)}
 
 
-def transport_document(rows: Rows, transport: str) -> dict:
+def transport_document(rows: Rows, transport: str) -> dict[str, Any]:
     """Percentiles of each measure in milliseconds."""
     return {
         name: {"count": row.count} | {f"p{percent}": row.percentile(percent) for percent in PERCENTILES}
@@ -81,7 +83,7 @@ def phases(samples: Sequence[Sample]) -> list[Phase]:
 class Recorder:
     """Samples locust's statistics twice a second while users run."""
 
-    def start(self, environment) -> None:
+    def start(self, environment: Any) -> None:
         """Sample from now on."""
         self.environment = environment
         self.samples: list[Sample] = []
@@ -105,7 +107,7 @@ class Recorder:
         return phases(self.samples)
 
 
-def write(options, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
+def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
     """Write curve.html and summary.json into the folder that was asked for."""
     folder = Path(options.report)
     folder.mkdir(parents=True, exist_ok=True)

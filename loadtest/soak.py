@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -126,7 +127,7 @@ def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[
     return [*samples, sample(target, folder, started)], troubled, code
 
 
-def report(samples: Sequence[Sample], summary: dict, troubled: Troubled, rate: int) -> tuple[list[str], bool]:
+def report(samples: Sequence[Sample], summary: dict[str, Any], troubled: Troubled, rate: int) -> tuple[list[str], bool]:
     """The lines of the result, and whether nothing grew, no block is held at the end, and each call ended as it must."""
     good, lines = True, []
     for name, most in GROWTH.items():

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import grpc
@@ -102,7 +103,7 @@ def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos
     return ask
 
 
-def grpc_ask(stub: GenerationServiceStub, model: str, *, sampled: bool) -> Ask:
+def grpc_ask(stub: Any, model: str, *, sampled: bool) -> Ask:
     """GenerateStream of Attend."""
     fields = SAMPLING[sampled]
     temperature, sampling = fields["temperature"], pb.SamplingParameters(top_p=fields.get("top_p"))
@@ -144,7 +145,7 @@ async def http_caller(
 async def grpc_caller(target: str, name: str = "gRPC", *, model: str = "", sampled: bool = False) -> AsyncIterator[Caller]:
     """Attend's model over gRPC; `model` names one of several."""
     async with grpc.aio.insecure_channel(target) as channel:
-        stub = GenerationServiceStub(channel)
+        stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
         info = await stub.GetServerInfo(pb.GetServerInfoRequest())
         yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, model, sampled=sampled))
 

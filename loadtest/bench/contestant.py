@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,9 @@ class Contestant:
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
         self.log, self.left = log, left
         with log.open("wb") as errors:
+            self.command = [python, str(here / script), peer, str(folder), str(threads())]
             self.process = subprocess.Popen(
-                [python, here / script, peer, folder, str(threads())],
+                self.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -90,7 +91,7 @@ class Contestant:
     @property
     def name(self) -> str:
         """As tables call it."""
-        return self.facts["name"]
+        return str(self.facts["name"])
 
     def __call__(self, requests: int, prompt: int, output: int, *, sampled: bool = False) -> float:
         """Seconds of so many requests at once, each of so many tokens. Raises PeerError.
@@ -98,6 +99,7 @@ class Contestant:
         `sampled`: drawn with temperature 0.7 and top_p 0.95, instead of greedily, by those whose facts say `samples`.
         """
         self._signal(signal.SIGCONT)
+        assert self.process.stdin is not None
         self.process.stdin.write(f"{requests} {prompt} {output}{' sampled' if sampled else ''}\n")
         self.process.stdin.flush()
         seconds = float(self._line())
@@ -105,13 +107,14 @@ class Contestant:
         return seconds
 
     def _line(self) -> str:
+        assert self.process.stdout is not None
         while not select.select([self.process.stdout], [], [], max(0.0, min(TICK, self.left())))[0]:
             if self.left() <= 0:
-                raise PeerError(f"{' '.join(map(str, self.process.args))} gave no answer in its time; its log is {self.log}")
+                raise PeerError(f"{' '.join(self.command)} gave no answer in its time; its log is {self.log}")
         line = self.process.stdout.readline()
         if not line:
             last = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
-            raise PeerError(f"{' '.join(map(str, self.process.args))} ended; the end of {self.log}:\n{last}")
+            raise PeerError(f"{' '.join(self.command)} ended; the end of {self.log}:\n{last}")
         return line
 
     def _signal(self, number: int) -> None:
@@ -126,7 +129,7 @@ class Contestant:
 
 
 @contextlib.contextmanager
-def together(starts: Sequence[Any]):
+def together(starts: Sequence[Callable[[], Contestant]]) -> Iterator[list[Contestant]]:
     """The contestants that these calls start, one after the other; all end with the block."""
     with contextlib.ExitStack() as stack:
         contestants = []

@@ -18,19 +18,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import psutil
 
+from attend.model.shapes import SHAPES
 from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
 from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, parameters, write_shape
+from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, parameters, write_shape
 
-Run = Callable[[int, int, int], float]
+Run = Callable[..., float]
 """(requests, prompt tokens, output tokens) -> seconds."""
 Work = Callable[[Run], float]
 """A work's tokens/s."""
@@ -183,7 +184,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sampled", action="store_true", help="Attend beside itself with temperature 0.7, top_p 0.95")
     parser.add_argument("--pairs", type=int, default=9, help="turns of each contestant (default 9)")
     options = parser.parse_args(words)
-    known = {"shape": SHAPES, "peer": PACKAGES, "weights": FORMS}
+    known: dict[str, Collection[str]] = {"shape": SHAPES, "peer": PACKAGES, "weights": FORMS}
     if wrong := [word for name, words in known.items() for word in getattr(options, name) or () if word not in words]:
         parser.error(f"there is no {wrong[0]!r}")
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)

@@ -22,10 +22,11 @@ from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
 from attend.model.net.paged_attention import BatchLayout, Paged, Row
 from attend.model.net.transformer import Decoder
+from attend.model.shapes import SHAPES
 from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
 from loadtest.bench.limits import CONTEXT, decode_bytes, prompt_operations
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import AT_ONCE, LONG, SHAPES
+from loadtest.bench.shapes import AT_ONCE, LONG
 
 POSITIONS, BLOCK, FILLING = 2048, 32, 1 << 20
 WORKS = {"W1": 1, "W2": AT_ONCE, "W3": LONG}
@@ -143,11 +144,11 @@ def random_decoder(config: ModelConfig) -> NativeDecoder:
     net = net.bfloat16().to_empty(device="cpu").requires_grad_(False)
     net.reach(config.max_positions)
     if config.tied_head:
-        net.head.weight = net.embedding.tokens.weight
+        net.head.weight = net.embedding.tokens.weight  # type: ignore[assignment]  # a parameter
     numbers = torch.randn(FILLING, generator=torch.Generator().manual_seed(0)).mul_(0.04).bfloat16()
     for name, parameter in net.named_parameters():
         if parameter.dim() > 1:
-            for part in parameter.view(-1).split(FILLING):
+            for part in torch.split(parameter.view(-1), FILLING):
                 part.copy_(numbers[: len(part)])
         else:
             parameter.fill_(1.0 if ("norm" in name and name.endswith("weight")) or name.endswith(("gain", "scale")) else 0.0)

@@ -17,10 +17,11 @@ from attend.model.net.families.table import FAMILIES
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.paged_attention import BatchLayout, Paged, Row
+from attend.model.shapes import SHAPES
 from loadtest.bench.family import BLOCK, SIZES, random_decoder
 from loadtest.bench.figures import Comparison, file, options_of, table, take_turns
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import AT_ONCE, SHAPES
+from loadtest.bench.shapes import AT_ONCE
 
 CONTEXTS = (128, 8192)
 HELD = {"int8": torch.int8, "bfloat16": torch.bfloat16}

@@ -17,10 +17,11 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.net.checkpoint import read_config
 from attend.model.net.packed import multiplies_bfloat16
+from attend.model.shapes import SHAPES
 from attend.model.sublayers import ConvSpec, DeltaSpec, LayerSpec, MixtureSpec
 from loadtest.bench.figures import Figure, file, options_of, table
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES, write_shape
+from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, write_shape
 
 TURNS = 7
 CONTEXT = PROMPT + OUTPUT // 2

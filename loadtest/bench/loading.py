@@ -16,9 +16,10 @@ import threading
 import time
 from pathlib import Path
 
+from attend.model.shapes import SHAPES
 from loadtest.bench.figures import Figure, file, options_of, show
 from loadtest.bench.gguf_shapes import KINDS, write_gguf
-from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
+from loadtest.bench.shapes import FOLDER, write_shape
 
 SAMPLE_SECONDS = 0.003
 PATHS = ("native", "torch")
@@ -40,18 +41,24 @@ class Memory(threading.Thread):
         """(owned, resident) bytes."""
         text = Path("/proc/self/status").read_text(encoding="ascii")
         sizes = dict(line.split(":", 1) for line in text.splitlines())
-        return tuple(int(sizes[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
+        owned, resident = (int(sizes[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
+        return owned, resident
 
     def run(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
-            self.most = tuple(map(max, self.most, self.now()))
+            self.look()
+
+    def look(self) -> None:
+        """Sample once."""
+        owned, resident = self.now()
+        self.most = max(self.most[0], owned), max(self.most[1], resident)
 
     def stop(self) -> tuple[int, int]:
         """What was added at most."""
         self._done.set()
         self.join()
-        self.most = tuple(map(max, self.most, self.now()))
-        return tuple(most - before for most, before in zip(self.most, self.before, strict=True))
+        self.look()
+        return self.most[0] - self.before[0], self.most[1] - self.before[1]
 
 
 def read(folder: Path, *, large: bool) -> float:

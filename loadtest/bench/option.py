@@ -43,7 +43,12 @@ async def speed(
 
 def default_model(folder: Path = DEFAULT_MODEL, **options: Any) -> AsyncEngine:
     """The default model, or another one, in bfloat16, without a prefix cache, and started."""
-    settings = {"dtype": "bfloat16", "num_threads": threads(), "kv_cache_memory": 1 << 28, "prefix_caching": False}
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "num_threads": threads(),
+        "kv_cache_memory": 1 << 28,
+        "prefix_caching": False,
+    }
     engine = build_engine(folder, EngineOptions(**settings | options))
     engine.start()
     return engine

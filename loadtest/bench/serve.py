@@ -24,11 +24,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from attend.model.shapes import SHAPES
 from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, grpc_caller, http_caller
 from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
 from loadtest.bench.goodput import best_rate
 from loadtest.bench.running import Running, answering, parse_command
-from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, SHAPES, write_shape
+from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, write_shape
 from loadtest.bench.still import awake, processes_at, still
 from loadtest.measures import total
 from loadtest.options import add_seed
@@ -85,8 +86,8 @@ async def load(asked: Asked, at_once: int, rounds: int, length: int) -> Load:
         rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
     answers, first, gap = (total(rows, measure) for measure in (TOTAL, TTFT, ITL))
     failed = answers.failures + total(rows, REFUSED).count
-    times = [times.percentile(percent) or 0.0 for times, percent in ((first, 50), (first, 95), (gap, 99))]
-    return Load(answers.tokens / seconds, *times, failed, caller.memory() if caller.memory else None)
+    p50, p95, p99 = (times.percentile(percent) or 0.0 for times, percent in ((first, 50), (first, 95), (gap, 99)))
+    return Load(answers.tokens / seconds, p50, p95, p99, failed, caller.memory() if caller.memory else None)
 
 
 async def loads(everybody: Sequence[Asked], options: argparse.Namespace) -> list[Comparison]:
@@ -132,6 +133,11 @@ def found_at(url: str, running: Running | None) -> Callable[[], list[psutil.Proc
     return lambda: [psutil.Process(process) for process in processes_at(url)]
 
 
+def memory_of(processes: Callable[[], list[psutil.Process]]) -> float:
+    """MiB of the processes as they are now."""
+    return memory(processes())
+
+
 async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -> list[Comparison]:
     """Ask everybody. `running`: those who were started here, by URL."""
     async with AsyncExitStack() as stack:
@@ -141,7 +147,7 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -
             flags = {"ignore_eos": not options.eos, "sampled": options.sampled}
             caller = await stack.enter_async_context(http_caller(url, name, **flags))
             here = [process.pid for process in processes()]
-            caller = replace(caller, memory=(lambda one=processes: memory(one())) if here else None)
+            caller = replace(caller, memory=(partial(memory_of, processes)) if here else None)
             callers.append(caller if is_own else replace(caller, processes=tuple(here)))
         if options.grpc:
             callers.append(await stack.enter_async_context(grpc_caller(options.grpc, sampled=options.sampled)))
@@ -194,7 +200,8 @@ def cells(found: Sequence[Comparison]) -> Iterator[Sequence[str]]:
 
 def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[list[Running], Comparison]:
     """A server of each command, and the seconds to its first token in each of its starts. Raises StartError."""
-    running, seconds = [], {}
+    running: list[Running] = []
+    seconds: dict[str, list[float]] = {}
     for name, command in commands:
         log, seconds[name] = FOLDER / f"serve-{len(running)}.log", []
         for _ in range(STARTS - 1):

@@ -10,9 +10,10 @@ import tempfile
 from pathlib import Path
 
 from attend.model.config import DEFAULT_MODEL
+from attend.model.shapes import SHAPES
 from loadtest.bench import mask, over_http, parsing, per_token
 from loadtest.bench.figures import Figure, file, options_of, show
-from loadtest.bench.shapes import SHAPES, write_shape
+from loadtest.bench.shapes import write_shape
 from loadtest.options import add_seed
 
 ALONE = ("parse", "per-token", "mask")

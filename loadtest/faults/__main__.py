@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from loadtest.bench.machine import machine
@@ -30,7 +31,7 @@ Found = dict[str, dict[str, list[Measure]]]
 """By setting, or DEATH, and name."""
 
 
-def note(place: str, name: str, measures: list[Measure], found: Found) -> None:
+def note(found: Found, place: str, name: str, measures: list[Measure]) -> None:
     """Keep what was measured, and say it."""
     found.setdefault(place, {})[name] = measures
     OUT.parent.mkdir(exist_ok=True)
@@ -100,10 +101,10 @@ def run(options: argparse.Namespace, found: Found) -> None:
     for setting in settings(options.serve, options.keys):
         lacking = [name for name in names if name not in found.get(str(setting), {})]
         if sensible(lacking, setting.keys):
-            try_attacks(setting, lacking, options.seconds, lambda name, one, place=str(setting): note(place, name, one, found))
+            try_attacks(setting, lacking, options.seconds, partial(note, found, str(setting)))
     if Setting("ray", "each") in settings(options.serve, options.keys):
         for name in (name for name in names if name in DEATHS and name not in found.get(DEATH, {})):
-            note(DEATH, name, DEATHS[name](), found)
+            note(found, DEATH, name, DEATHS[name]())
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ Each looks at the answers. Most are done with a few calls.
 import asyncio
 import itertools
 import re
+from typing import Any
 
 import aiohttp
 
@@ -131,7 +132,7 @@ async def odd_paths(a: Attacker) -> None:
 async def headers_of_our_own(a: Attacker) -> None:
     """calls that bring x-attend-full, x-attend-edge and the like, 8 at a time"""
     own = {"x-attend-full": "1", "x-attend-edge": "1", "x-attend-ignored": "a", "retry-after": "100"}
-    found = []
+    found: list[str] = []
 
     async def one() -> None:
         url, headers = a.target.address.http + COMPLETIONS, a.target.headers("open") | own
@@ -188,7 +189,7 @@ async def replays(a: Attacker) -> None:
         a.check("streams that went on with another text", changed)
 
 
-async def streamed(a: Attacker, body: dict, after: str) -> list[tuple[str, str]]:
+async def streamed(a: Attacker, body: dict[str, Any], after: str) -> list[tuple[str, str]]:
     """The events of a stream: each one's id and what of its data is not its moment."""
     headers = a.target.headers("open") | ({"last-event-id": after} if after else {})
     found, last = [], ""

@@ -147,7 +147,7 @@ async def short_timeouts(a: Attacker) -> None:
 @attack()
 async def messages_of_noise(a: Attacker) -> None:
     """1 MB of bytes that are no message, 16 at a time"""
-    call = a.channel.unary_unary("/attend.v1.GenerationService/Generate")
+    call = a.channel.unary_unary("/attend.v1.GenerationService/Generate", None, None)
     noise = bytes(range(256)) * 4096
 
     async def one() -> None:

@@ -88,7 +88,7 @@ class Target(server.Server):
 
         def answered() -> bool:
             with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
-                return answer.status == 200
+                return bool(answer.status == 200)
             return False
 
         return wait_for(answered, seconds)

@@ -44,7 +44,7 @@ def heard(parts):
     """How often the stream heard something."""
     stream = Stream()
     asyncio.run(read_events(pieces(parts), stream))
-    return len(stream.gaps) + (stream.first is not None)
+    return len(stream.gaps) + bool(stream.first)
 
 
 def cut(data, size):
