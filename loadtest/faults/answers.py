@@ -57,7 +57,7 @@ async def a_second_authorization(a: Attacker) -> None:
 
 @attack(("each", "shared"), ends=True)
 async def guessed_keys(a: Attacker) -> None:
-    """40 calls with keys that are not known, to routes that generate nothing: an operator sees them"""
+    """40 calls with unknown keys to routes that generate nothing: an operator sees them"""
 
     def counted() -> float:
         return sum(map(float, COUNTED.findall(a.target.get("/metrics")[1])))
@@ -98,7 +98,7 @@ async def other_hosts(a: Attacker) -> None:
 
 @attack(ends=True)
 async def smuggled_requests(a: Attacker) -> None:
-    """two lengths, a length beside chunks, a line end that is bare: one connection, and a second call hidden in the body"""
+    """request smuggling: two lengths, a length beside chunks, a bare line end"""
     hidden = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
     head = a.head(COMPLETIONS, len(BODY) + len(hidden))[:-2]
     length = b"content-length: %d\r\n" % (len(BODY) + len(hidden))
@@ -170,7 +170,7 @@ async def guessed_prompts(a: Attacker) -> None:
 
 @attack(fills=True)
 async def replays(a: Attacker) -> None:
-    """streams that go on after the middle of an answer of 200 tokens, 16 at a time: the text must be the answer's"""
+    """streams resumed in the middle of an answer of 200 tokens, 16 at a time"""
     body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0.7, "seed": 1}
     events = await streamed(a, body, "")
     if not events:

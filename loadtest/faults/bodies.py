@@ -196,7 +196,7 @@ add_floods(
             fills=True,
         ),
         "large log probabilities": Flood(
-            "prompt_logprobs at its limit: answers of 55 MB, 2 at a time",
+            "answers of 55 MB, 2 at a time",
             COMPLETIONS,
             {"prompt": [[7] * 1000] * 40, "max_tokens": 1, "prompt_logprobs": 20},
             2,
