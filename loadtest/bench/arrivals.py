@@ -1,8 +1,8 @@
-"""What arriving prompts do to running streams, in one process: attend bench arrivals
+"""Chunked prefill: inter-token time of running streams while long prompts arrive: attend bench arrivals
 
-Streams decode, greedy, while prompts arrive at random moments. The table shows the milliseconds between two messages of a
-stream while they do, the same before the first has come, and the milliseconds to the first token of an arriving prompt. A
-message holds several tokens where steps are short (model/engine/pace.py).
+In-process: streams decode, greedy, while prompts arrive at random moments. The table shows the inter-token latency (ITL) of
+the streams while they do, the same before the first has come, and the time to first token (TTFT) of the prompts. ITL is the
+time between two messages: one holds several tokens where steps are short (model/engine/pace.py).
 """
 
 import asyncio
@@ -56,9 +56,9 @@ async def turn(engine: AsyncEngine, seed: int) -> dict[str, list[float]]:
         engine.abort(f"s{at}", FinishReason.ABORT)
     pairs = [pair for each in running for pair in itertools.pairwise((await each)[1:])]
     return {
-        "between messages, quiet": [(b - a) * 1e3 for a, b in pairs if b <= begun],
-        "between messages, prompts arriving": [(b - a) * 1e3 for a, b in pairs if begun < b <= ended],
-        "first token of an arriving prompt": [each * 1e3 for each in firsts],
+        "ITL, no prompts": [(b - a) * 1e3 for a, b in pairs if b <= begun],
+        "ITL, prompts arriving": [(b - a) * 1e3 for a, b in pairs if begun < b <= ended],
+        "TTFT of an arriving prompt": [each * 1e3 for each in firsts],
     }
 
 

@@ -1,10 +1,10 @@
-"""The engine beside its peers, in-process, on the same random weights: attend bench engine --shape S --peer transformers
+"""Throughput of the engine beside its peers, in-process, on the same random weights: attend bench engine --shape S
 
 W1: one request, 128 -> 128 tokens, decode tokens/s. W2: 16 at once, output tokens/s. W3: a prompt of 1024 tokens, prompt
 tokens/s. Greedy, end-of-text ignored. Each contestant is a process of its own, which stands still while others have their
 turn; the roofline is measured between two of them, for weights in bfloat16. A ratio is the median of the quotients of
 neighbours. With --weights int8,int4 each side keeps the weights in its own form of so many bits. With --sampled Attend stands
-beside itself, drawing with temperature 0.7 and top_p 0.95.
+beside itself, sampling with temperature 0.7 and top_p 0.95.
 
 A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
 """

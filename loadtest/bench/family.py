@@ -1,4 +1,4 @@
-"""A family's switches beside plain Llama, on the native decoder: attend bench family gemma2 mixtral; with no name all
+"""A family beside plain Llama of the same cost, on the native decoder: attend bench family gemma2 mixtral; with no name all
 
 Both have random weights and the sizes of shape M. Llama has the family's heads, and an MLP so wide that a step of both moves
 the same bytes (W1: one stream decodes; W2: 16 streams), or a token of both needs as many operations (W3: a prompt of 1024

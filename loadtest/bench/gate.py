@@ -1,4 +1,4 @@
-"""Is this tree slower than its base? attend bench gate [--base REVISION]; `make bench-gate`
+"""Performance regressions, this tree beside its base: attend bench gate [--base REVISION]; `make bench-gate`
 
 Both engines run in one go on shape M, in turns, each with the code of its own tree, in bfloat16 and int8, and start anew once;
 the base is a git worktree that goes again. Ends with 1 where the 95 % interval of a ratio lies wholly below 0.97, for W1, W2 or

@@ -1,4 +1,4 @@
-"""A KV cache of 8 bits beside one of bfloat16: attend bench kv_cache --shape M
+"""An int8 KV cache beside a bfloat16 one: attend bench kv_cache --shape M
 
 Decode steps of the native decoder with random weights: 1 and 16 requests, each with so many tokens before its own and with
 blocks of its own. One decoder, two caches, which take turns, a step each; a ratio is the median of the quotients of neighbours.
@@ -66,7 +66,7 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     found = list(measure(Steps(config_of(options.shape, max(CONTEXTS))), options.turns))
-    shown = table(["", *HELD, "ratio"], ((each.what, *each.cells()) for each in found))
+    shown = table(["tokens/s", *HELD, "ratio"], ((each.what, *each.cells()) for each in found))
     file(options.json, shown, [figure for each in found for figure in each.figures()], bench="kv_cache", shape=options.shape)
 
 

@@ -1,4 +1,4 @@
-"""How long a checkpoint takes to load, beside a warm read of its bytes, and what memory it takes at most: attend bench loading
+"""Time and peak memory of loading a checkpoint, beside a warm read of its bytes: attend bench loading
 
 Each turn is a child process that reads the weight files into fresh memory, of pages of the size that the path's own memory
 has (large ones on the native path), and then loads them. Memory is sampled every few milliseconds while it loads: what the

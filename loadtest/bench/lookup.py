@@ -1,4 +1,4 @@
-"""What drafts bring: attend bench lookup
+"""Speculative decoding by prompt lookup, beside decoding without draft tokens: attend bench lookup
 
 A model in bfloat16 with `draft_tokens` and without, 128 tokens after each prompt. In "again" it goes, greedily, through a file
 that it has just read; in "anew" it goes on, at temperature 1, after a file that it reads for the first time, so that little

@@ -1,6 +1,6 @@
-"""What the server of several models costs beside the process of the model itself, and a model's load: attend bench models
+"""Overhead of the server of several models beside the model's own process, and a model's load: attend bench models
 
-Both ways lead to the same process: through the server's port, and straight to the process's own socket.
+Both ways lead to the same process: through the server's port, and directly to the process's own socket.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ async def measure(server: Server, folder: Path, turns: int, tokens: int) -> list
         for target in (server.address.grpc, f"unix:{sockets / 'grpc'}"):
             callers.append(await stack.enter_async_context(grpc_caller(target, model="a")))
         for two in (callers[:2], callers[2:]):
-            ways = dict(zip(("through", "straight"), two, strict=True))
+            ways = dict(zip(("through", "direct"), two, strict=True))
             one = psutil.Process(server.process.pid)
             found = await take_turns({name: partial(turn, each, one, tokens) for name, each in ways.items()}, turns)
             figures += compared(two[0].name, found)
@@ -76,7 +76,7 @@ def compared(transport: str, found: dict[str, list[Turn]]) -> list[Figure]:
     rates = {name: [each.rate for each in values] for name, values in found.items()}
     cores = tuple(each.cores for each in found["through"])
     return [
-        *Comparison(f"{transport}: first token of a stream alone", "ms", firsts).figures(),
+        *Comparison(f"{transport}: TTFT of a stream alone", "ms", firsts).figures(),
         *Comparison(f"{transport}: {STREAMS} streams", "tokens/s", rates).figures(),
         Figure(f"{transport}: the server itself, {STREAMS} streams through it", "cores", cores),
     ]

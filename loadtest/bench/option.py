@@ -1,6 +1,6 @@
-"""What one option of the engine does, its values side by side: attend bench option deterministic true false
+"""Throughput with the values of one engine option side by side: attend bench option deterministic true false
 
-The default model in bfloat16, 16 requests of 128 -> 128 tokens, greedy and drawn. The table shows the first value over each
+The default model in bfloat16, 16 requests of 128 -> 128 tokens, greedy and sampled. The table shows the first value over each
 other one. Options are the fields of `EngineOptions`.
 """
 
@@ -55,9 +55,9 @@ def default_model(folder: Path = DEFAULT_MODEL, **options: Any) -> AsyncEngine:
 
 
 async def measure(engines: dict[str, AsyncEngine], turns: int) -> list[Comparison]:
-    """Greedy and drawn; the engines take turns."""
+    """Greedy and sampled; the engines take turns."""
     found = []
-    for name, temperature in (("greedy", 0.0), ("drawn", 1.0)):
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         contestants = {value: partial(speed, engine, PROMPTS, temperature) for value, engine in engines.items()}
         found.append(Comparison(f"{AT_ONCE} requests, {name}", "tokens/s", await take_turns(contestants, turns)))
     return found

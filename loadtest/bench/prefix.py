@@ -1,8 +1,8 @@
-"""What a shared beginning saves, in one process: attend bench prefix
+"""Prefix caching: TTFT with a cached prefix and without: attend bench prefix
 
-Two prompts with the same beginning, one after the other: the second finds the first one's blocks. The table shows the
-milliseconds to the first token of each, and the second over the first. With --restart a third one comes after the engine
-was drained and built again, and finds the blocks on disk (KV offloading).
+In-process: two prompts with the same prefix, one after the other; the second finds the first one's blocks. The table shows the
+time to first token (TTFT) of each, and cached over cold. With --restart a third prompt comes after the engine was drained and
+built again, and finds the blocks on disk (KV offloading).
 """
 
 import asyncio
@@ -22,31 +22,31 @@ from loadtest.bench.machine import threads
 from loadtest.bench.shapes import write_shape
 
 OWN = 16
-"""Tokens that a prompt has for itself, after the shared beginning."""
+"""Tokens that a prompt has for itself, after the shared prefix."""
 
 
 class Pair:
-    """Prompts in pairs with the same beginning, another one for each pair."""
+    """Prompts in pairs with the same prefix, another one for each pair."""
 
     def __init__(self, engine: AsyncEngine, shared: int) -> None:
         self.engine = engine
         self._shared = shared
         self._dice = random.Random(0)
         self._asked = 0
-        self._beginning: list[int] = []
+        self._prefix: list[int] = []
 
-    async def unknown(self) -> float:
-        """Milliseconds to the first token after a beginning that nobody has asked for."""
-        self._beginning = self._dice.choices(range(100, 8000), k=self._shared)
+    async def cold(self) -> float:
+        """Milliseconds to the first token after a prefix that nobody has sent."""
+        self._prefix = self._dice.choices(range(100, 8000), k=self._shared)
         return await self._first_token()
 
-    async def known(self) -> float:
-        """The same after the beginning of the last prompt."""
+    async def cached(self) -> float:
+        """The same after the prefix of the last prompt."""
         return await self._first_token()
 
     async def _first_token(self) -> float:
         self._asked += 1
-        prompt = self._beginning + self._dice.choices(range(100, 8000), k=OWN)
+        prompt = self._prefix + self._dice.choices(range(100, 8000), k=OWN)
         asked, first = await moments(self.engine, f"{self._asked}", prompt, output=1)
         return (first - asked) * 1e3
 
@@ -54,29 +54,29 @@ class Pair:
 async def measure(
     engine: AsyncEngine, shared: int, turns: int, restarted: Callable[[], AsyncEngine] | None = None
 ) -> Comparison:
-    """The known beginning, and the unknown one, turn by turn. `restarted` builds the engine again, for one more each turn."""
+    """The cached prefix, and the cold one, turn by turn. `restarted` builds the engine again, for one more each turn."""
     pair = Pair(engine, shared)
 
     async def each() -> tuple[float, ...]:
-        unknown = await pair.unknown()
-        known = await pair.known()
+        cold = await pair.cold()
+        cached = await pair.cached()
         if restarted is None:
-            return known, unknown
+            return cached, cold
         await pair.engine.drain(0)
         pair.engine.close()
         pair.engine = restarted()
-        return await pair.known(), known, unknown
+        return await pair.cached(), cached, cold
 
     found = zip(*(await take_turns({"each": each}, turns, warm_up=int(restarted is None)))["each"], strict=True)
-    names = ("after a restart", "known", "unknown")[0 if restarted else 1 :]
+    names = ("after a restart", "cached", "cold")[0 if restarted else 1 :]
     pair.engine.close()
-    return Comparison(f"first token, {shared} shared tokens", "ms", dict(zip(names, found, strict=True)))
+    return Comparison(f"TTFT, {shared} shared tokens", "ms", dict(zip(names, found, strict=True)))
 
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
     parser = options_of(__doc__, turns=20)
-    parser.add_argument("--shared", type=int, default=1024, help="tokens of the beginning (default 1024)")
+    parser.add_argument("--shared", type=int, default=1024, help="tokens of the prefix (default 1024)")
     parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: shape S with random weights")
     parser.add_argument("--restart", action="store_true", help="build the engine again in each turn, with KV offloading")
     options = parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""What quantised weights cost, beside other engines' forms of the same checkpoint: attend bench quality [FOLDER]
+"""Quality of quantised weights, beside other engines' forms of the same checkpoint: attend bench quality [FOLDER]
 
 Every form reads the same windows of the same text, and is compared with our bfloat16, or float32. See `attend quality`.
 A peer takes part where `--python NAME=PATH` gives an interpreter that has it: llamacpp (llama_cpp, gguf, numpy) or

@@ -1,4 +1,4 @@
-"""What the engine's bookkeeping costs a step, without any model: attend bench scheduler
+"""Scheduler overhead of a step, without a model: attend bench scheduler
 
 Requests run at once in fake steps (no torch): schedule and commit, in microseconds of CPU time, and a line fitted through them.
 """

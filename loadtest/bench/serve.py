@@ -1,4 +1,4 @@
-"""Streams of running servers at several loads, side by side: attend bench serve [[NAME=]URL ...] [--grpc HOST:PORT]
+"""Throughput, TTFT and inter-token time of servers, side by side: attend bench serve [[NAME=]URL ...] [--grpc HOST:PORT]
 
 Each URL is a server that speaks OpenAI's protocol, and --start NAME=COMMAND one that is started here. They take turns, each
 turn prompts of --prompt tokens and answers of 128, so many at once; all servers get the same prompts. --goodput instead: the
