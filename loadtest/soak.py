@@ -32,8 +32,8 @@ from loadtest.server import StartError
 from loadtest.slo import MISSED
 from loadtest.troubles import Troubled, trouble
 
-SHARE, EVERY = 0.8, 5.0
-"""Of the capacity; seconds between two readings."""
+EVERY = 5.0
+"""Seconds between two readings."""
 INSIDE_SECONDS = 10.0
 """The most that may pass from a server's readiness to its first number of tasks."""
 WARM_SHARE = 0.2
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m loadtest.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=30, help="length of the run (default 30)")
-    parser.add_argument("--rate", type=int, required=True, help=f"requests a second: {SHARE:.0%} of what `make capacity` finds")
+    parser.add_argument("--rate", type=int, required=True, help="requests a second: 80 %% of what `make capacity` finds")
     parser.add_argument("--plot", type=Path, default=OUT / "soak.svg", help="where the plot is written")
     options, flags = parser.parse_known_args(arguments)
     OUT.mkdir(exist_ok=True)

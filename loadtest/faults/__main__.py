@@ -85,7 +85,9 @@ def read_found() -> Found:
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--serve", choices=SERVES, help="this server alone")
     parser.add_argument("--keys", choices=KEYS, help="callers with a key each, with one shared key, or with none alone")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[*ATTACKS, *DEATHS], help="these, not all")

@@ -268,4 +268,4 @@ def test_every_option_of_a_benchmark_is_explained(name, monkeypatch):
         importlib.import_module(f"loadtest.bench.{name}").main([])
     (parser,) = parsers
     assert [action.dest for action in parser._actions if not action.help] == []
-    assert f"attend bench {name}" in parser.description
+    assert f"attend bench {name}" in parser.format_help()
