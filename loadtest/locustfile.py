@@ -1,5 +1,6 @@
 """Streams from Attend under load, over HTTP (server-sent events) and over gRPC. How to run and read it: README.md."""
 
+import sys
 from typing import Any
 
 import grpc.experimental.gevent  # type: ignore[import-not-found]
@@ -11,7 +12,7 @@ import locust.stats  # noqa: E402
 from locust import events  # noqa: E402
 from locust.runners import WorkerRunner  # noqa: E402
 
-from loadtest.options import add_options, objectives  # noqa: E402
+from loadtest.options import add_options, mistakes, objectives  # noqa: E402
 from loadtest.report import Recorder, write  # noqa: E402
 from loadtest.shapes import use_shape  # noqa: E402
 from loadtest.slo import MISSED  # noqa: E402
@@ -32,6 +33,9 @@ def begin(environment: Any, **_: Any) -> None:
     options = environment.parsed_options
     if not options.user_classes:
         HttpChatUser.weight = 0  # only where it is named: not every model chats
+    wrong = mistakes(options)
+    if wrong:
+        sys.exit(f"locustfile: {wrong}")
     if isinstance(environment.runner, WorkerRunner):
         return
     if options.shape != "flat":

@@ -1,13 +1,15 @@
-"""When a user sends a request: after its last answer (closed loop), or at random moments (open loop)."""
+"""When a user sends a request: after its last answer (closed loop), at random moments (open loop), or as a trace says."""
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gevent
 from gevent.pool import Group
 
 from loadtest.stream import RETRY_SECONDS
+from loadtest.traces import Call
 
 
 class ClosedLoop:
@@ -54,5 +56,32 @@ class OpenLoop:
 
     def end(self) -> None:
         """Let the running requests end within locust's --stop-timeout; what still runs then is dropped and counted nowhere."""
+        self.open.join(timeout=self.drain_seconds)
+        self.open.kill()
+
+
+class TraceLoop:
+    """The calls of a trace, each at its time, however slow the service is; timed as those of the open loop."""
+
+    def __init__(self, user: Any, calls: Sequence[Call], speed: float, drain_seconds: float) -> None:
+        self.user, self.speed, self.drain_seconds = user, speed, drain_seconds
+        self.open = Group()
+        self.began = time.perf_counter()
+        self.calls = list(reversed(calls))
+
+    def turn(self) -> None:
+        """Begin every call that is due."""
+        while self.calls and (due := self._due()) <= time.perf_counter():
+            self.open.spawn(self.user.request, due=due, call=self.calls.pop())
+
+    def _due(self) -> float:
+        return self.began + self.calls[-1].seconds / self.speed
+
+    def pause(self) -> float:
+        """Seconds to the next call; once there is none, long ones."""
+        return max(0.0, self._due() - time.perf_counter()) if self.calls else 1.0
+
+    def end(self) -> None:
+        """As of the open loop."""
         self.open.join(timeout=self.drain_seconds)
         self.open.kill()

@@ -9,6 +9,7 @@ from loadtest.lengths import lengths
 from loadtest.profiles import PROFILES
 from loadtest.prompts import MIXES
 from loadtest.slo import Objectives
+from loadtest.traces import SHIPPED
 
 API_KEY = "ATTEND_API_KEY"
 """The variable that holds the key for a service that asks for one: a command line can be read by everybody."""
@@ -39,12 +40,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--models", type=names, default=(), help="models or LoRA adapters, comma-separated: each request draws one"
     )
     load.add_argument("--tools", type=share, default=0.0, help="share of chats that bring a tool, 0 to 1")
+    load.add_argument("--trace", type=trace, default=None, help=f"file of calls for --loop trace; shipped: {SHIPPED.name}")
+    load.add_argument("--trace-speed", type=float, default=1.0, help="so many times faster than the calls of the trace came")
+    load.add_argument("--trace-scale", type=float, default=1.0, help="factor on the lengths of its prompts and answers")
     load.add_argument("--deadline-s", type=float, default=60.0, help="a request that takes longer has failed")
     load.add_argument(
         "--loop",
-        choices=["closed", "open"],
+        choices=["closed", "open", "trace"],
         default="closed",
-        help="closed: each user waits for its answer; open: each user is --source-rate arrivals a second, waiting for nothing",
+        help="closed: each user waits for its answer; open: each user is --source-rate arrivals a second, waiting for nothing; "
+        "trace: the users share out the calls of --trace, each at its time",
     )
     load.add_argument("--source-rate", type=float, default=1.0, help="requests a second of one user in the open loop")
     load.add_argument(
@@ -81,6 +86,29 @@ def share(text: str) -> float:
 def names(text: str) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def trace(text: str) -> Path:
+    """A file of calls: its path, or the name of the shipped one."""
+    path = next((path for path in (Path(text), SHIPPED.parent / text) if path.is_file()), None)
+    if path is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no file")
+    return path
+
+
+def mistakes(options: argparse.Namespace) -> str:
+    """What does not go together, in a sentence; empty where all does."""
+    if options.loop != "trace":
+        return "--trace needs --loop trace" if options.trace else ""
+    if not options.trace:
+        return "--loop trace needs --trace FILE"
+    if options.trace_speed <= 0 or options.trace_scale <= 0:
+        return "--trace-speed and --trace-scale must be above 0"
+    if options.processes not in (None, 1) or options.master or options.worker:
+        return "--loop trace runs in one process: without --processes, --master and --worker"
+    if "HttpChatUser" in options.user_classes:
+        return "a trace has token ids, which no chat takes: name HttpStreamUser or GrpcStreamUser"
+    return ""
 
 
 def add_seed(parser: argparse._ActionsContainer) -> None:

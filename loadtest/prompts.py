@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from loadtest.lengths import Lengths
+from loadtest.traces import Call
 
 MIXES = {
     "short": {"short": 1.0},
@@ -57,6 +58,8 @@ class Workload:
     token_ids: Sequence[int] = ()
     chars_a_token: float = 4.0
     """Of the server's tokenizer, in code."""
+    block: int = 512
+    """Tokens of a block of a trace."""
 
     def draw(self, dice: random.Random) -> Ask:
         """The next request, the same for dice of the same seed."""
@@ -65,6 +68,10 @@ class Workload:
         most = self.max_tokens if self.output_tokens is None else self.output_tokens.draw(dice)
         model = dice.choice(self.models) if self.models else ""
         return Ask(kind, prompt, most, model, bool(self.tools) and dice.random() < self.tools)
+
+    def replayed(self, call: Call) -> Ask:
+        """The request of a trace's call."""
+        return Ask("trace", call.prompt(self.token_ids, self.block), call.output_tokens)
 
     def system(self, dice: random.Random) -> list[dict[str, str]]:
         """The messages that a chat begins with: one of several shared system prompts."""

@@ -17,6 +17,7 @@ from loadtest.provenance import identity, provenance
 from loadtest.stream import ITL, REFUSED, TOTAL, TPOT, TTFT
 
 LOAD = ("loop", "shape", "prompts", "long_chars", "max_tokens", "source_rate", "prefixes", "turns", "models", "tools")
+TRACE = ("trace_speed", "trace_scale")
 """Options that a summary repeats."""
 SAMPLE_SECONDS = 0.5
 SETTLE_SECONDS = 3.0
@@ -108,11 +109,15 @@ class Recorder:
 
 
 def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
-    """Write curve.html and summary.json into the folder that was asked for."""
+    """Write curve.html and summary.json into the folder that was asked for.
+
+    `times` are the histograms, milliseconds to counts, from which `loadtest.compare` has its intervals.
+    """
     folder = Path(options.report)
     folder.mkdir(parents=True, exist_ok=True)
-    load = {name: getattr(options, name) for name in LOAD}
+    load = {name: getattr(options, name) for name in (*LOAD, *TRACE)}
     load |= {name: value.text for name in ("prompt_tokens", "output_tokens") if (value := getattr(options, name)) is not None}
+    load |= {"trace": str(options.trace)} if options.trace else {}
     summary = {
         "provenance": provenance(options.seed, {"HTTP": identity(options.host, options.ca_file)} if options.host else {}),
         "load": load,
@@ -121,6 +126,10 @@ def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, misse
         "answers": total(rows, TOTAL).count,
         "refused": total(rows, REFUSED).count,
         "transports": {each: transport_document(rows, each) for each in used(rows)},
+        "times": {
+            each: {name: dict(sorted(row.times.items())) for name, row in transport_rows(rows, each).items()}
+            for each in used(rows)
+        },
         "phases": [phase.document() for phase in found],
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

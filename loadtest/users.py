@@ -15,10 +15,11 @@ from urllib3 import PoolManager
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.loops import ClosedLoop, OpenLoop
+from loadtest.loops import ClosedLoop, OpenLoop, TraceLoop
 from loadtest.options import api_key, trusted
 from loadtest.prompts import TOOL, Ask
 from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, report
+from loadtest.traces import Call, read_trace
 from loadtest.workload import workload_of
 
 CONNECTIONS = 1024
@@ -37,18 +38,26 @@ class StreamUser(User):
         super().__init__(environment)
         worker = getattr(environment.runner, "worker_index", 0)
         own = f"{self.options.seed} {self.transport} {worker} {self.begun[self.transport]}"
+        self.number = self.begun.total()
         self.begun[self.transport] += 1
         self.dice, self.moments = random.Random(f"{own} prompts"), random.Random(f"{own} moments")
 
     def on_start(self) -> None:
         options, drain = self.options, self.environment.stop_timeout or 0.0
         self.workload = workload_of(self.environment)
-        self.loop: ClosedLoop | OpenLoop
+        self.loop: ClosedLoop | OpenLoop | TraceLoop
         if options.loop == "open":
             self.loop = OpenLoop(self, options.source_rate, drain, self.moments)
+        elif options.loop == "trace":
+            self.loop = TraceLoop(self, self.share(), options.trace_speed, drain)
         else:
             self.loop = ClosedLoop(self)
         self.connect()
+
+    def share(self) -> list[Call]:
+        """This user's calls of the trace."""
+        calls = read_trace(self.options.trace, scale=self.options.trace_scale)
+        return calls[self.number :: max(1, self.environment.runner.target_user_count)]
 
     def on_stop(self) -> None:
         self.loop.end()
@@ -65,9 +74,9 @@ class StreamUser(User):
     def options(self) -> Any:
         return self.environment.parsed_options
 
-    def request(self, due: float | None) -> Exception | None:
-        """One answer from its prompt to its rows; returns why there was none."""
-        ask = self.workload.draw(self.dice)
+    def request(self, due: float | None, call: Call | None = None) -> Exception | None:
+        """One answer from its prompt to its rows; returns why there was none. `call`: of a trace."""
+        ask = self.workload.draw(self.dice) if call is None else self.workload.replayed(call)
         stream, error, kind = Stream(due), None, ask.kind
         try:
             with gevent.Timeout(self.options.deadline_s, FailedError("deadline exceeded")):

@@ -8,6 +8,7 @@ from typing import Any
 
 from loadtest.options import api_key
 from loadtest.prompts import Workload, code
+from loadtest.traces import BLOCK
 
 TEXT = code(4000)
 """Prompts of a length in tokens are drawn from the tokens of this."""
@@ -16,7 +17,8 @@ TEXT = code(4000)
 def workload_of(environment: Any) -> Workload:
     """What the options of a run ask for. Raises OSError where lengths are in tokens and the HTTP address does not answer."""
     options = environment.parsed_options
-    ids = () if options.prompt_tokens is None else tokens_of(environment.host, options.ca_file)
+    needs = options.prompt_tokens is not None or options.loop == "trace"
+    ids = tokens_of(environment.host, options.ca_file) if needs else ()
     return Workload(
         mix=options.prompts,
         long_chars=options.long_chars,
@@ -28,6 +30,7 @@ def workload_of(environment: Any) -> Workload:
         tools=options.tools,
         token_ids=ids,
         chars_a_token=len(TEXT) / len(ids) if ids else Workload.chars_a_token,
+        block=max(1, round(BLOCK * options.trace_scale)),
     )
 
 

@@ -2,23 +2,27 @@
 
 import argparse
 import importlib
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import pytest
 
 from loadtest.capacity import highest
 from loadtest.curve import page
 from loadtest.lengths import lengths
-from loadtest.loops import OpenLoop
+from loadtest.loops import OpenLoop, TraceLoop
 from loadtest.measures import Row, read, since, total
+from loadtest.options import add_options, mistakes
 from loadtest.profiles import PROFILES
 from loadtest.prompts import MIXES, Workload, draw
 from loadtest.report import Phase, Sample, phases
 from loadtest.server import StartError, served, two_free_ports
 from loadtest.slo import Objectives
 from loadtest.stream import FailedError, RefusedError, Stream, three_digits
+from loadtest.traces import BLOCK, SHIPPED, Call, TraceError, made_trace, read_trace
 
 SHARES = [each / 200 for each in range(201)]
 
@@ -246,7 +250,7 @@ def test_a_server_that_cannot_start_is_an_error_with_its_own_sentence(tmp_path):
         raise AssertionError("it started")
 
 
-# Workloads: lengths, prefixes.
+# Workloads: lengths, prefixes, traces.
 
 
 @pytest.mark.parametrize(
@@ -291,3 +295,72 @@ def test_models_and_tools_are_drawn_in_their_shares():
     asks = [Workload(models=("a", "b"), tools=0.3).draw(dice) for _ in range(2000)]
     assert Counter(ask.model for ask in asks)["a"] / 2000 == pytest.approx(0.5, abs=0.05)
     assert sum(ask.tools for ask in asks) / 2000 == pytest.approx(0.3, abs=0.04)
+
+
+def test_calls_of_a_trace_that_share_blocks_share_tokens_and_have_their_lengths():
+    calls = read_trace(SHIPPED)
+    ids = range(1000)
+    assert len(calls) > 100 and calls[0].seconds == 0 and calls == sorted(calls, key=lambda call: call.seconds)
+    for one in calls:
+        prompt = one.prompt(ids, BLOCK)
+        assert len(prompt) == one.prompt_tokens
+        for other in calls[:20]:
+            pairs = zip(one.blocks, other.blocks, strict=False)
+            same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+            count = min(same * BLOCK, one.prompt_tokens, other.prompt_tokens)
+            assert prompt[:count] == other.prompt(ids, BLOCK)[:count]
+    assert sum(len(set(call.blocks)) > 1 for call in calls) > 20
+
+
+def test_the_shipped_trace_is_what_its_maker_makes():
+    lines = [json.loads(line) for line in SHIPPED.read_text().splitlines()]
+    assert lines == made_trace(seed=1, seconds=300.0, rate=0.25)
+
+
+def test_a_scaled_trace_has_shorter_prompts_and_answers():
+    whole, tenth = read_trace(SHIPPED), read_trace(SHIPPED, scale=0.1)
+    assert [call.prompt_tokens for call in tenth] == [max(1, round(call.prompt_tokens / 10)) for call in whole]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", '{"timestamp": 1, "input_length": "many", "output_length": 2}', '{"timestamp": 1}']
+)
+def test_a_line_that_is_no_call_is_named(tmp_path, line):
+    path = tmp_path / "trace.jsonl"
+    good = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
+    path.write_text((good if line else "") + line)
+    with pytest.raises(TraceError, match=r"trace.jsonl(, line 2: no call of a trace: | has no calls)"):
+        read_trace(path)
+
+
+def test_the_trace_loop_begins_each_call_at_its_time(monkeypatch):
+    clock, begun = Clock(), []
+    monkeypatch.setattr("loadtest.loops.time", clock)
+    calls = [Call(seconds, 1, 1, ()) for seconds in (0.0, 1.0, 1.5, 4.0)]
+    loop = TraceLoop(type("User", (), {"request": None}), calls, speed=2.0, drain_seconds=0.0)
+    loop.open = type("Group", (), {"spawn": staticmethod(lambda request, due, call: begun.append((clock.now, due, call)))})
+    for _ in range(40):
+        loop.turn()
+        clock.now += min(0.25, loop.pause())
+    assert [(due, call) for _, due, call in begun] == list(zip((0.0, 0.5, 0.75, 2.0), calls, strict=True))
+    assert all(due <= now <= due + 0.25 for now, due, _ in begun)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--loop", "trace"], "--loop trace needs --trace FILE"),
+        (["--trace", "chat.jsonl"], "--trace needs --loop trace"),
+        (["--loop", "trace", "--trace", "chat.jsonl", "--trace-speed", "0"], "--trace-speed and --trace-scale must be above 0"),
+        (["--loop", "trace", "--trace", "chat.jsonl"], ""),
+        ([], ""),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(flags, sentence):
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    options = parser.parse_args(flags, argparse.Namespace(processes=None, master=False, worker=False, user_classes=[]))
+    assert mistakes(options) == sentence
+    options.user_classes, options.loop, options.trace = ["HttpChatUser"], "trace", SHIPPED
+    if "speed" not in sentence:
+        assert "which no chat takes" in mistakes(options)
