@@ -18,7 +18,7 @@ import psutil
 
 PORTS = range(19000, 19100)
 START_SECONDS, STOP_SECONDS, PAUSE = 120.0, 90.0, 0.05
-MARK = "ATTEND_LOADTEST_SERVER"
+MARK = "ATTEND_BENCH_SERVER"
 """A variable that every process of a server inherits, whatever becomes of its parents."""
 
 
