@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from loadtest.load import OUT, locust
 from loadtest.options import add_seed
@@ -38,7 +39,9 @@ class Trial:
     Each has the next seed: the prompts of the one before are in the server's cache.
     """
 
-    def __init__(self, address: Address, out: Path, seconds: int, source_rate: float, arguments: Sequence[str], seed: int):
+    def __init__(
+        self, address: Address, out: Path, seconds: int, source_rate: float, arguments: Sequence[str], seed: int
+    ) -> None:
         self.address, self.out, self.source_rate = address, out, source_rate
         self.arguments = [*("--loop", "open", "--stop-timeout", "30", "-t", f"{seconds}s"), *arguments]
         self.arguments += ["--source-rate", str(source_rate)]
@@ -56,7 +59,7 @@ class Trial:
         return code == 0
 
 
-def line(rate: float, summary: dict) -> str:
+def line(rate: float, summary: dict[str, Any]) -> str:
     """A line of the table; of the transports the slower one."""
     phase = (summary["phases"] or [{"answers_per_s": 0.0, "tokens_per_s": 0.0}])[-1]
     p95 = [max((each[name]["p95"] or 0.0 for each in summary["transports"].values()), default=0.0) for name in ("TTFT", "ITL")]

@@ -98,11 +98,12 @@ def _of_bench(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Line]:
     """Each figure of both; medians over the turns."""
     others = {(figure["what"], figure["unit"]): figure["values"] for figure in b["figures"]}
     for figure in a["figures"]:
-        values = figure["values"], others.get((figure["what"], figure["unit"]))
+        values = figure["values"], others.get((figure["what"], figure["unit"]), ())
         if values[1]:
             drawn = [_medians(np.array(each), at) for at, each in enumerate(values)]
-            bounds = _bounds(*drawn) if min(map(len, values)) >= FEWEST else (None, None)
-            yield Line(figure["what"], figure["unit"], *(float(np.median(each)) for each in values), *bounds)
+            low, high = _bounds(*drawn) if min(map(len, values)) >= FEWEST else (None, None)
+            one, other = (float(np.median(each)) for each in values)
+            yield Line(figure["what"], figure["unit"], one, other, low, high)
 
 
 def _of_load(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Line]:
@@ -111,7 +112,8 @@ def _of_load(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Line]:
     users = [each for each in both[0] if each in both[1]]
     for name in RATES if users else ():
         pairs = np.array([[phases[each][name] for each in users] for phases in both])
-        yield Line(name, "a second", *pairs.mean(axis=1), *_paired_bounds(pairs))
+        one, other = pairs.mean(axis=1)
+        yield Line(name, "a second", one, other, *_paired_bounds(pairs))
     for transport, measures in a["times"].items():
         for name in measures:
             histograms = [_histogram(each, transport, name) for each in (a, b)]
@@ -142,18 +144,21 @@ def _of_times(what: str, histograms: Sequence[Histogram]) -> Iterator[Line]:
         values = [_rank(keys, counts.cumsum()[None], percent)[0] for keys, counts, _ in histograms]
         resampled = [_rank(keys, sums, percent) for (keys, _, _), sums in zip(histograms, drawn, strict=True)]
         beyond = min(float(sums[0, -1]) for sums in drawn) * (1 - percent / 100)
-        yield Line(f"{what} p{percent}", "ms", *values, *(_bounds(*resampled) if beyond >= BEYOND else (None, None)))
+        low, high = _bounds(*resampled) if beyond >= BEYOND else (None, None)
+        yield Line(f"{what} p{percent}", "ms", values[0], values[1], low, high)
 
 
 def _rank(keys: NDArray[np.float64], sums: NDArray[Any], percent: int) -> NDArray[np.float64]:
     """The nearest rank of each row of cumulated counts."""
-    return keys[(sums < percent / 100 * sums[:, -1:]).sum(axis=1)]
+    found: NDArray[np.float64] = keys[(sums < percent / 100 * sums[:, -1:]).sum(axis=1)]
+    return found
 
 
 def _medians(values: NDArray[np.float64], at: int) -> NDArray[np.float64]:
     """Of resamples of the values of one report."""
     dice = np.random.default_rng((SEED, at))
-    return np.median(dice.choice(values, (RESAMPLES, len(values))), axis=1)
+    found: NDArray[np.float64] = np.median(dice.choice(values, (RESAMPLES, len(values))), axis=1)
+    return found
 
 
 def _paired_bounds(pairs: NDArray[np.float64]) -> tuple[float | None, float | None]:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 from loadtest.measures import PERCENTILES
 from loadtest.stream import ITL, TOTAL, TTFT
@@ -27,7 +28,7 @@ svg{{max-width:100%;height:auto}}
 """
 
 
-def page(summary: Mapping, limits: Mapping[str, float | None]) -> str:
+def page(summary: Mapping[str, Any], limits: Mapping[str, float | None]) -> str:
     """The page of a summary (`report.write`); `limits` are the objectives in milliseconds by measure."""
     phases, transports = summary["phases"], list(summary["transports"])
     measures = [(transport, measure, percent) for transport in transports for measure in (TTFT, ITL) for percent in (50, 95)]
@@ -43,12 +44,13 @@ def page(summary: Mapping, limits: Mapping[str, float | None]) -> str:
     )
 
 
-def value(phase: Mapping, transport: str, measure: str, percent: int) -> float | None:
+def value(phase: Mapping[str, Any], transport: str, measure: str, percent: int) -> float | None:
     """A percentile in milliseconds, where the phase has it."""
-    return phase.get(transport, {}).get(measure, {}).get(f"p{percent}")
+    found: float | None = phase.get(transport, {}).get(measure, {}).get(f"p{percent}")
+    return found
 
 
-def figure(phases: list[Mapping], transports: list[str], limits: Mapping[str, float | None]) -> str:
+def figure(phases: list[Mapping[str, Any]], transports: list[str], limits: Mapping[str, float | None]) -> str:
     """An SVG: a row for each measure, a column for each transport, over all answers a second."""
     from matplotlib.figure import Figure  # here, because only a report needs it and it takes a second
 

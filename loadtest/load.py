@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from loadtest.options import add_options
 from loadtest.server import Address, StartError, served
@@ -17,7 +18,7 @@ OBJECTIVES = ["--max-ttft-p95-ms", "1000", "--max-itl-p95-ms", "100"]
 DEFAULTS = ["--loop", "open", "--shape", "steps", "-u", "10", "-t", "60s", "--stop-timeout", "30"]
 
 
-def locust(address: Address, out: Path, arguments: Sequence[str], **more) -> int:
+def locust(address: Address, out: Path, arguments: Sequence[str], **more: Any) -> int:
     """Run locust without its page; returns its exit code, 3 for a missed objective."""
     command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).parent / "locustfile.py"), "--headless"]
     command += ["--host", address.http, "--grpc-host", address.grpc, "--only-summary", "--report", str(out), *OBJECTIVES]

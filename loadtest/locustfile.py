@@ -1,8 +1,9 @@
 """Streams from Attend under load, over HTTP (server-sent events) and over gRPC. How to run and read it: README.md."""
 
 import sys
+from typing import Any
 
-import grpc.experimental.gevent
+import grpc.experimental.gevent  # type: ignore[import-not-found]
 
 grpc.experimental.gevent.init_gevent()  # before any channel exists, or a blocking call stops every user
 
@@ -20,14 +21,14 @@ from loadtest.users import GrpcStreamUser, HttpChatUser, HttpStreamUser  # noqa:
 
 __all__ = ["GrpcStreamUser", "HttpChatUser", "HttpStreamUser"]
 
-locust.stats.bucket_response_time = three_digits
+locust.stats.bucket_response_time = three_digits  # type: ignore[assignment]  # its keys are whole milliseconds
 locust.runners.WORKER_REPORT_INTERVAL = 1.0  # seconds; locust's own 3 would blur the phases of the record
 recorder = Recorder()
 events.init_command_line_parser.add_listener(add_options)
 
 
-@events.init.add_listener
-def begin(environment, **_):
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def begin(environment: Any, **_: Any) -> None:
     """The shape and the record, in the process that sees the whole: a worker sees its own share only."""
     options = environment.parsed_options
     if not options.user_classes:
@@ -42,8 +43,8 @@ def begin(environment, **_):
     recorder.start(environment)
 
 
-@events.quitting.add_listener
-def judge(environment, **_):
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def judge(environment: Any, **_: Any) -> None:
     """The report and the exit code, when the run is over."""
     if isinstance(environment.runner, WorkerRunner):
         return

@@ -1,8 +1,9 @@
-"""When a user asks: after its last answer (closed loop), whenever a caller would come (open loop), or as a trace says."""
+"""When a user sends a request: after its last answer (closed loop), at random moments (open loop), or as a trace says."""
 
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import gevent
 from gevent.pool import Group
@@ -14,7 +15,7 @@ from loadtest.traces import Call
 class ClosedLoop:
     """Asks, reads the answer to its end, asks again. A slow service is asked less often."""
 
-    def __init__(self, user):
+    def __init__(self, user: Any) -> None:
         self.user = user
 
     def turn(self) -> None:
@@ -38,7 +39,7 @@ class OpenLoop:
     answer is timed from the moment when it was due: a generator that comes late shows as latency, and hides nothing.
     """
 
-    def __init__(self, user, rate: float, drain_seconds: float, dice: random.Random):
+    def __init__(self, user: Any, rate: float, drain_seconds: float, dice: random.Random) -> None:
         self.user, self.rate, self.drain_seconds, self.dice = user, rate, drain_seconds, dice
         self.open = Group()
         self.due = time.perf_counter() + dice.expovariate(rate)
@@ -62,7 +63,7 @@ class OpenLoop:
 class TraceLoop:
     """The calls of a trace, each at its time, however slow the service is; timed as those of the open loop."""
 
-    def __init__(self, user, calls: Sequence[Call], speed: float, drain_seconds: float):
+    def __init__(self, user: Any, calls: Sequence[Call], speed: float, drain_seconds: float) -> None:
         self.user, self.speed, self.drain_seconds = user, speed, drain_seconds
         self.open = Group()
         self.began = time.perf_counter()

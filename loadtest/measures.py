@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from loadtest.stream import REFUSED, TOTAL, TRANSPORTS
 
@@ -45,7 +46,7 @@ Rows = dict[tuple[str, str], Row]
 """By (measure, transport), summed over the kinds of prompts."""
 
 
-def read(entries: Iterable) -> Rows:
+def read(entries: Iterable[Any]) -> Rows:
     """Sum up locust's entries."""
     rows: Rows = {}
     for entry in entries:

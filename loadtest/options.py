@@ -15,7 +15,7 @@ API_KEY = "ATTEND_API_KEY"
 """The variable that holds the key for a service that asks for one: a command line can be read by everybody."""
 
 
-def add_options(parser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the load, its shape, the objectives and the report to the parser."""
     load = parser.add_argument_group("Attend: the load")
     load.add_argument("--grpc-host", default="127.0.0.1:9000", help="gRPC address, host:port; --host is the HTTP address")
@@ -96,7 +96,7 @@ def trace(text: str) -> Path:
     return path
 
 
-def mistakes(options) -> str:
+def mistakes(options: argparse.Namespace) -> str:
     """What does not go together, in a sentence; empty where all does."""
     if options.loop != "trace":
         return "--trace needs --loop trace" if options.trace else ""
@@ -111,7 +111,7 @@ def mistakes(options) -> str:
     return ""
 
 
-def add_seed(parser) -> None:
+def add_seed(parser: argparse._ActionsContainer) -> None:
     """Add --seed. Where it is not given, each run draws another: no server has the prompts of that one in its prefix cache."""
     about = "of prompts and arrivals; a server that was asked with it before has the prompts in its cache; default: drawn anew"
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32), help=about)
@@ -122,11 +122,11 @@ def api_key() -> str:
     return os.environ.get(API_KEY, "")
 
 
-def trusted(options) -> bytes | None:
+def trusted(options: argparse.Namespace) -> bytes | None:
     """The certificates of --ca-file for gRPC; None is whom gRPC trusts by itself."""
     return Path(options.ca_file).read_bytes() if options.ca_file else None
 
 
-def objectives(options) -> Objectives:
+def objectives(options: argparse.Namespace) -> Objectives:
     """The objectives of a command line."""
     return Objectives(options.max_ttft_p95_ms, options.max_itl_p95_ms, options.max_fail_ratio, options.max_refused_ratio)

@@ -122,8 +122,11 @@ class Callers:
             while time.monotonic() < end:
                 await self.one()
 
-        pace, *_ = await asyncio.gather(self.pace(seconds / 3, seconds), *(caller() for _ in range(CALLERS)))
-        return pace
+        async with asyncio.TaskGroup() as group:
+            pace = group.create_task(self.pace(seconds / 3, seconds))
+            for _ in range(CALLERS):
+                group.create_task(caller())
+        return pace.result()
 
     async def pace(self, begin: float, end: float) -> float:
         """Answers a second from `begin` to `end`, in seconds from now: those that the tokens of this time are worth."""
@@ -206,7 +209,7 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
         callers.done = []
         again = await callers.closed(CAPACITY_SECONDS)
         for channel in channels:
-            await channel.close()
+            await channel.close(None)
         spent = costs(at_capacity.since(begun), answers, overloaded.since(at_capacity), calls)
         return [*verdict(calls, hung, (capacity, again), good), *spent]
 

@@ -63,9 +63,8 @@ class Workload:
 
     def draw(self, dice: random.Random) -> Ask:
         """The next request, the same for dice of the same seed."""
-        kind, prompt = draw(dice, self.mix, self.long_chars, self._prefix(dice))
-        if self.prompt_tokens is not None:
-            prompt = self._ids(dice, kind, self.prompt_tokens.draw(dice))
+        kind, text = draw(dice, self.mix, self.long_chars, self._prefix(dice))
+        prompt = text if self.prompt_tokens is None else self._ids(dice, kind, self.prompt_tokens.draw(dice))
         most = self.max_tokens if self.output_tokens is None else self.output_tokens.draw(dice)
         model = dice.choice(self.models) if self.models else ""
         return Ask(kind, prompt, most, model, bool(self.tools) and dice.random() < self.tools)
@@ -114,8 +113,8 @@ def draw(dice: random.Random, mix: str, long_chars: int, prefix: int = 0) -> tup
 
 def code(chars: int) -> str:
     """The same `chars` characters of Python at each call."""
-    text = ""
-    for number in count():
+    text, numbers = "", count()
+    while len(text) < chars:
+        number = next(numbers)
         text += f"def step_{number}(state):\n    state.total += {number}\n    return state.total\n\n\n"
-        if len(text) >= chars:
-            return text[:chars]
+    return text[:chars]

@@ -53,7 +53,7 @@ def identity(url: str, ca_file: str = "") -> dict[str, Any]:
     context = ssl.create_default_context(cafile=ca_file) if ca_file else None
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key()}"} if api_key() else {})
 
-    def ask(path: str, body: dict | None = None) -> dict[str, Any]:
+    def ask(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         try:

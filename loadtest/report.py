@@ -1,11 +1,13 @@
 """The record of a run, and what is written of it: latency against load, and the sums as JSON."""
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import gevent
 
@@ -15,7 +17,7 @@ from loadtest.provenance import identity, provenance
 from loadtest.stream import ITL, REFUSED, TOTAL, TPOT, TTFT
 
 LOAD = ("loop", "shape", "prompts", "long_chars", "max_tokens", "source_rate", "prefixes", "turns", "models", "tools")
-LOAD += ("trace_speed", "trace_scale")
+TRACE = ("trace_speed", "trace_scale")
 """Options that a summary repeats."""
 SAMPLE_SECONDS = 0.5
 SETTLE_SECONDS = 3.0
@@ -39,7 +41,7 @@ class Phase:
     seconds: float
     rows: Rows
 
-    def document(self) -> dict:
+    def document(self) -> dict[str, Any]:
         """Rates a second and milliseconds, as JSON has them."""
         answers = total(self.rows, TOTAL)
         sums = {
@@ -58,7 +60,7 @@ def transport_rows(rows: Rows, transport: str) -> dict[str, Row]:
     return {each: rows.get((each, transport), Row()) for each in (TTFT, ITL, TPOT, TOTAL)}
 
 
-def transport_document(rows: Rows, transport: str) -> dict:
+def transport_document(rows: Rows, transport: str) -> dict[str, Any]:
     """Percentiles of each measure in milliseconds."""
     return {
         name: {"count": row.count} | {f"p{percent}": row.percentile(percent) for percent in PERCENTILES}
@@ -82,7 +84,7 @@ def phases(samples: Sequence[Sample]) -> list[Phase]:
 class Recorder:
     """Samples locust's statistics twice a second while users run."""
 
-    def start(self, environment) -> None:
+    def start(self, environment: Any) -> None:
         """Sample from now on."""
         self.environment = environment
         self.samples: list[Sample] = []
@@ -106,14 +108,14 @@ class Recorder:
         return phases(self.samples)
 
 
-def write(options, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
+def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
     """Write curve.html and summary.json into the folder that was asked for.
 
     `times` are the histograms, milliseconds to counts, from which `loadtest.compare` has its intervals.
     """
     folder = Path(options.report)
     folder.mkdir(parents=True, exist_ok=True)
-    load = {name: getattr(options, name) for name in LOAD}
+    load = {name: getattr(options, name) for name in (*LOAD, *TRACE)}
     load |= {name: value.text for name in ("prompt_tokens", "output_tokens") if (value := getattr(options, name)) is not None}
     load |= {"trace": str(options.trace)} if options.trace else {}
     summary = {

@@ -1,22 +1,29 @@
-"""A server of our own to load, for as long as a block lasts."""
+"""Servers of our own, for as long as a block lasts: started, awaited, measured, ended with all that they started."""
 
+import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+import psutil
 
 PORTS = range(19000, 19100)
-START_SECONDS, STOP_SECONDS = 120.0, 90.0
+START_SECONDS, STOP_SECONDS, PAUSE = 120.0, 90.0, 0.05
+MARK = "ATTEND_BENCH_SERVER"
+"""A variable that every process of a server inherits, whatever becomes of its parents."""
 
 
 class StartError(Exception):
-    """The server did not become ready."""
+    """The server did not become ready, or did not end."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,43 @@ class Address:
 
     http: str
     grpc: str
+
+
+@dataclass
+class Server:
+    """A server that was started here. `mark` is the value of MARK in the environment of its processes."""
+
+    address: Address
+    process: "subprocess.Popen[bytes]"
+    mark: str
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of the server."""
+        found = []
+        for process in psutil.process_iter(["environ", "status"]):
+            alive = process.info["status"] != psutil.STATUS_ZOMBIE
+            if alive and (process.info["environ"] or {}).get(MARK) == self.mark:
+                found.append(process)
+        return found
+
+    def stop(self, number: signal.Signals) -> float:
+        """Seconds from a signal to the end of its last process. Raises StartError after STOP_SECONDS."""
+        began = time.perf_counter()
+        self.process.send_signal(number)
+        while self.process.poll() is None or self.processes():
+            if time.perf_counter() - began > STOP_SECONDS:
+                raise StartError(f"after {STOP_SECONDS:.0f} s these were left: {[each.name() for each in self.processes()]}")
+            time.sleep(PAUSE)
+        return time.perf_counter() - began
+
+
+def memory(processes: Iterable[psutil.Process]) -> float:
+    """MiB of all of them (PSS): a page that several share counts once, pages of mapped files count while they are resident."""
+    found = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            found += process.memory_full_info().pss
+    return found / (1 << 20)
 
 
 def free_port() -> int:
@@ -54,38 +98,72 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def serve_command(*flags: str) -> list[str]:
+    """`attend serve` with these flags, for `started`."""
+    return [sys.executable, "-m", "attend.service.commands.cli", "serve", *flags, "--port", "{port}", "--grpc-port", "{grpc}"]
+
+
 @contextmanager
-def served(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
-    """Run `attend serve` with these flags; its lines go to `log`. Raises StartError. In the main thread only."""
-    http, grpc = two_free_ports()
-    command = [
-        sys.executable,
-        "-m",
-        "attend.service.commands.cli",
-        "serve",
-        *flags,
-        "--port",
-        str(http),
-        "--grpc-port",
-        str(grpc),
-    ]
+def started(command: Sequence[str], output: int | IO[Any], environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A server that has begun to start. `{port}` and `{grpc}` in the command become loopback ports; `output` gets its lines.
+
+    Whatever happens in the block, SIGTERM too, no process of the server is left after it. Raises StartError where the command
+    cannot be run. In the main thread only.
+    """
+    (http, grpc), mark = two_free_ports(), secrets.token_hex(8)
+    words = [word.replace("{port}", str(http)).replace("{grpc}", str(grpc)) for word in command]
+    variables = {**os.environ, **(environment or {}), MARK: mark}
     with terminable():
-        with log.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
         try:
-            wait_ready(process, log)
-            yield Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}")
+            process = subprocess.Popen(words, stdout=output, stderr=output, env=variables, start_new_session=True)
+        except OSError as error:
+            raise StartError(f"{words[0]} did not start: {error}") from None
+        server = Server(Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"), process, mark)
+        try:
+            yield server
         finally:
             process.terminate()
-            process.wait(STOP_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            for left in server.processes():
+                with suppress(psutil.NoSuchProcess):
+                    left.kill()
+            process.wait()
 
 
-def wait_ready(process: subprocess.Popen, log: Path) -> None:
-    """Until the start-up line is there. Raises StartError with the last lines where it does not come."""
+@contextmanager
+def served(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
+    """An `attend serve` with these flags that is ready; its lines go to `log`. Raises StartError. In the main thread only."""
+    with log.open("wb") as output, started(serve_command(*flags), output) as server:
+        wait_ready(server, log)
+        yield server.address
+
+
+def wait_ready(server: Server, log: Path) -> None:
+    """Until the start-up line is there. Raises StartError."""
+    wait_started(server, log, lambda: b"Ready:" in log.read_bytes())
+
+
+def wait_first_token(server: Server, log: Path) -> None:
+    """Ask for one token, again and again, until it comes. Raises StartError."""
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(f"{server.address.http}/v1/completions", b'{"prompt":"a","max_tokens":1}', headers)
+
+    def answered() -> bool:
+        with suppress(OSError), urllib.request.urlopen(asked, timeout=5) as answer:  # nobody listens yet, or not ready: 503
+            answer.read()
+            return True
+        return False
+
+    wait_started(server, log, answered)
+
+
+def wait_started(server: Server, log: Path, condition: Callable[[], bool]) -> None:
+    """Until a condition holds. Raises StartError with the last lines of the log where the server ends or takes too long."""
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        if b"Ready:" in log.read_bytes():
+    while time.monotonic() < deadline and server.process.poll() is None:
+        if condition():
             return
-        time.sleep(0.1)
+        time.sleep(PAUSE)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
     raise StartError(f"the server was not ready; the end of {log}:\n{last}")

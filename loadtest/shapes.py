@@ -1,6 +1,7 @@
 """The profiles as locust knows them."""
 
 import math
+from typing import Any
 
 from locust import LoadTestShape
 
@@ -13,19 +14,19 @@ class ProfileShape(LoadTestShape):
     abstract = True  # chosen by --shape; locust would take any other class that it finds
     use_common_options = True
 
-    def __init__(self, name: str, users: int, seconds: float):
-        super().__init__()
+    def __init__(self, name: str, users: int, seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.profile, self.users, self.seconds = PROFILES[name], users, seconds
 
-    def tick(self):
-        elapsed = self.get_run_time()
+    def tick(self) -> tuple[int, float] | None:
+        elapsed = self.get_run_time()  # type: ignore[no-untyped-call]
         if elapsed >= self.seconds:
             return None
         users = max(1, math.ceil(self.profile(elapsed / self.seconds) * self.users))
         return users, float(self.users)
 
 
-def use_shape(environment, name: str) -> None:
+def use_shape(environment: Any, name: str) -> None:
     """Have locust follow a profile. Raises SystemExit where the run has no end to measure it by."""
     options = environment.parsed_options
     if not options.run_time:

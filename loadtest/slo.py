@@ -32,11 +32,12 @@ class Objectives:
         ):
             if number / asked > most:
                 yield f"{number / asked:.4f} of the requests {what}, more than {most}"
-        for measure, most in ((TTFT, self.ttft_p95_ms), (ITL, self.itl_p95_ms)):
-            for transport in used(rows) if most is not None else ():
-                yield from too_slow(
-                    rows.get((measure, transport), Row()).percentile(95), most, f"{transport}: p95 of {measure}"
-                )
+        for measure, limit in ((TTFT, self.ttft_p95_ms), (ITL, self.itl_p95_ms)):
+            if limit is None:
+                continue
+            for transport in used(rows):
+                p95 = rows.get((measure, transport), Row()).percentile(95)
+                yield from too_slow(p95, limit, f"{transport}: p95 of {measure}")
 
 
 def too_slow(p95: float | None, most: float, what: str) -> Iterator[str]:

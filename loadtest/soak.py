@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,8 +32,8 @@ from loadtest.server import StartError
 from loadtest.slo import MISSED
 from loadtest.troubles import Troubled, trouble
 
-SHARE, EVERY = 0.8, 5.0
-"""Of the capacity; seconds between two readings."""
+EVERY = 5.0
+"""Seconds between two readings."""
 INSIDE_SECONDS = 10.0
 """The most that may pass from a server's readiness to its first number of tasks."""
 WARM_SHARE = 0.2
@@ -126,7 +127,7 @@ def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[
     return [*samples, sample(target, folder, started)], troubled, code
 
 
-def report(samples: Sequence[Sample], summary: dict, troubled: Troubled, rate: int) -> tuple[list[str], bool]:
+def report(samples: Sequence[Sample], summary: dict[str, Any], troubled: Troubled, rate: int) -> tuple[list[str], bool]:
     """The lines of the result, and whether nothing grew, no block is held at the end, and each call ended as it must."""
     good, lines = True, []
     for name, most in GROWTH.items():
@@ -174,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m loadtest.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=30, help="length of the run (default 30)")
-    parser.add_argument("--rate", type=int, required=True, help=f"requests a second: {SHARE:.0%} of what `make capacity` finds")
+    parser.add_argument("--rate", type=int, required=True, help="requests a second: 80 %% of what `make capacity` finds")
     parser.add_argument("--plot", type=Path, default=OUT / "soak.svg", help="where the plot is written")
     options, flags = parser.parse_known_args(arguments)
     OUT.mkdir(exist_ok=True)

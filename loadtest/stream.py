@@ -1,6 +1,7 @@
 """The clock of one streamed answer, and the rows that it becomes in locust's statistics."""
 
 import time
+from typing import Any
 
 TRANSPORTS = ("HTTP", "CHAT", "GRPC")
 TTFT, ITL, TPOT, TOTAL, REFUSED = "TTFT", "ITL", "TPOT", "TOTAL", "REFUSED"
@@ -11,7 +12,7 @@ RETRY_SECONDS = 1.0
 class RefusedError(Exception):
     """The service is full and says so: 429 or RESOURCE_EXHAUSTED."""
 
-    def __init__(self, what: str, retry_after: float = RETRY_SECONDS):
+    def __init__(self, what: str, retry_after: float = RETRY_SECONDS) -> None:
         super().__init__(what)
         self.retry_after = min(retry_after, RETRY_SECONDS)
 
@@ -23,10 +24,11 @@ class FailedError(Exception):
 class Stream:
     """Times of one answer in seconds on the monotonic clock, from the moment when it was due to be asked for."""
 
-    def __init__(self, due: float | None = None):
+    def __init__(self, due: float | None = None) -> None:
         self.started = time.perf_counter() if due is None else due
-        self.first: float | None = None
-        self.last: float | None = None
+        self.first = 0.0
+        """0 until a message has come."""
+        self.last = 0.0
         self.gaps: list[float] = []
         self.tokens = 0
         self.text = ""
@@ -35,7 +37,7 @@ class Stream:
     def heard(self) -> None:
         """A message with text has come."""
         now = time.perf_counter()
-        if self.last is not None:
+        if self.last:
             self.gaps.append(now - self.last)
         self.first = self.first or now
         self.last = now
@@ -47,7 +49,7 @@ class Stream:
 
     def check(self) -> None:
         """Raises FailedError where there was an end and nothing before it."""
-        if self.first is None:
+        if not self.first:
             raise FailedError("complete, but without a token")
 
     def rows(self, error: Exception | None) -> list[tuple[str, float]]:
@@ -61,7 +63,7 @@ class Stream:
         return rows
 
 
-def report(environment, name: str, stream: Stream, error: Exception | None) -> None:
+def report(environment: Any, name: str, stream: Stream, error: Exception | None) -> None:
     """Put an answer into locust's statistics.
 
     TOTAL and REFUSED are requests, each one event. The others are parts of one: they go to rows of their own and not into

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 BLOCK = 512
 """Tokens of a block in Mooncake's traces."""
@@ -48,8 +49,8 @@ def read_trace(path: Path, *, scale: float = 1.0) -> list[Call]:
             continue
         try:
             fields = json.loads(line)
-            counts = [max(1, round(scale * fields[name])) for name in ("input_length", "output_length")]
-            calls.append(Call(fields["timestamp"] / 1000, *counts, tuple(map(int, fields.get("hash_ids", ())))))
+            prompt, answer = (max(1, round(scale * fields[name])) for name in ("input_length", "output_length"))
+            calls.append(Call(fields["timestamp"] / 1000, prompt, answer, tuple(map(int, fields.get("hash_ids", ())))))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TraceError(f"{path}, line {number}: no call of a trace: {type(error).__name__}: {error}") from error
     if not calls:
@@ -59,12 +60,13 @@ def read_trace(path: Path, *, scale: float = 1.0) -> list[Call]:
     return sorted(moved, key=lambda call: call.seconds)
 
 
-def made_trace(seed: int, seconds: float, rate: float, block: int = BLOCK) -> list[dict[str, object]]:
+def made_trace(seed: int, seconds: float, rate: float, block: int = BLOCK) -> list[dict[str, Any]]:
     """Conversations that begin as a Poisson process, three in four with one of four system prompts, and go on for a few turns.
 
     A turn has what was said before it, so a conversation shares ever longer prefixes with itself.
     """
-    dice, lines = random.Random(seed), []
+    dice = random.Random(seed)
+    lines: list[dict[str, Any]] = []
     systems = [tuple(range(1000 * number, 1000 * number + dice.randint(1, 3))) for number in range(1, 5)]
     moment, fresh = 0.0, 10_000
     while (moment := moment + dice.expovariate(rate)) < seconds:

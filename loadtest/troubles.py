@@ -57,7 +57,7 @@ async def leave_grpc(a: Attacker) -> str:
     call = a.stub.GenerateStream(request())
     first = await call.read()
     call.cancel()
-    return "a message" if first is not grpc.aio.EOF else "no message"
+    return "a message" if isinstance(first, pb.GenerateResponse) else "no message"
 
 
 async def leave_body(a: Attacker) -> str:
@@ -104,7 +104,8 @@ TROUBLES: dict[str, tuple[Trouble, str]] = {
     "caller leaves in a body": (leave_body, "left"),
     "deadline passes": (pass_deadline, "DEADLINE_EXCEEDED"),
     "a prompt whose steps raise, over gRPC": (poison_grpc, "INTERNAL"),
-} | {name: (partial(refused, body), str(status)) for name, (body, status) in REFUSED.items()}
+    **{name: (partial(refused, body), str(status)) for name, (body, status) in REFUSED.items()},
+}
 
 
 @dataclass

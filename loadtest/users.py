@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import gevent
 import grpc
 import orjson
 from locust import HttpUser, User, task
+from locust.env import Environment
 from locust.event import EventHook
 from urllib3 import PoolManager
 
@@ -31,7 +33,7 @@ class StreamUser(User):
     begun: ClassVar[Counter[str]] = Counter()
     """Users of each transport that this process has had."""
 
-    def __init__(self, environment):
+    def __init__(self, environment: Environment) -> None:
         """Number the user: with the same seed the same user of the same worker asks the same, at the same moments."""
         super().__init__(environment)
         worker = getattr(environment.runner, "worker_index", 0)
@@ -40,9 +42,10 @@ class StreamUser(User):
         self.begun[self.transport] += 1
         self.dice, self.moments = random.Random(f"{own} prompts"), random.Random(f"{own} moments")
 
-    def on_start(self):
+    def on_start(self) -> None:
         options, drain = self.options, self.environment.stop_timeout or 0.0
         self.workload = workload_of(self.environment)
+        self.loop: ClosedLoop | OpenLoop | TraceLoop
         if options.loop == "open":
             self.loop = OpenLoop(self, options.source_rate, drain, self.moments)
         elif options.loop == "trace":
@@ -56,19 +59,19 @@ class StreamUser(User):
         calls = read_trace(self.options.trace, scale=self.options.trace_scale)
         return calls[self.number :: max(1, self.environment.runner.target_user_count)]
 
-    def on_stop(self):
+    def on_stop(self) -> None:
         self.loop.end()
         self.disconnect()
 
     @task
-    def turn(self):
+    def turn(self) -> None:
         self.loop.turn()
 
-    def wait_time(self):
+    def wait_time(self) -> float:
         return self.loop.pause()
 
     @property
-    def options(self):
+    def options(self) -> Any:
         return self.environment.parsed_options
 
     def request(self, due: float | None, call: Call | None = None) -> Exception | None:
@@ -84,10 +87,10 @@ class StreamUser(User):
         report(self.environment, f"{self.transport} {kind}", stream, error)
         return error
 
-    def connect(self):
+    def connect(self) -> None:
         pass
 
-    def disconnect(self):
+    def disconnect(self) -> None:
         pass
 
     def ask(self, ask: Ask, stream: Stream) -> str | None:
@@ -102,17 +105,18 @@ class HttpStreamUser(StreamUser, HttpUser):
     path = "/v1/completions"
     pool_manager = PoolManager(maxsize=CONNECTIONS)
 
-    def connect(self):
+    def connect(self) -> None:
         self.client.request_event = EventHook()  # nobody listens: locust's own row would end at the headers
         if api_key():
             self.client.headers["Authorization"] = f"Bearer {api_key()}"
         if self.options.ca_file:
             self.client.verify = self.options.ca_file
 
-    def ask(self, ask, stream):
+    def ask(self, ask: Ask, stream: Stream) -> str | None:
         self.post({"prompt": ask.prompt}, ask, stream)
+        return None
 
-    def post(self, fields, ask, stream):
+    def post(self, fields: dict[str, Any], ask: Ask, stream: Stream) -> None:
         """A streamed greedy answer of exactly so many tokens."""
         body = fields | {
             "max_tokens": ask.max_tokens,
@@ -134,14 +138,14 @@ class HttpStreamUser(StreamUser, HttpUser):
                 response.close()
 
     @staticmethod
-    def check(response):
+    def check(response: Any) -> None:
         if response.status_code == 429:
             raise RefusedError("429", float(response.headers.get("Retry-After", RETRY_SECONDS)))
         if response.status_code != 200:
             raise FailedError(f"status {response.status_code}: {response.text[:160]}")
 
     @classmethod
-    def read(cls, lines, stream):
+    def read(cls, lines: Iterable[bytes], stream: Stream) -> None:
         """Reads on after [DONE] to the end of the body, so that the connection can be used again."""
         done = False
         for line in lines:
@@ -153,7 +157,7 @@ class HttpStreamUser(StreamUser, HttpUser):
             raise FailedError("stream cut: no [DONE]")
 
     @staticmethod
-    def hear(chunk, stream):
+    def hear(chunk: dict[str, Any], stream: Stream) -> None:
         if "error" in chunk:
             raise FailedError(f"error in the stream: {chunk['error'].get('code')}")
         if chunk.get("usage"):
@@ -175,11 +179,11 @@ class HttpChatUser(HttpStreamUser):
 
     transport, path = "CHAT", "/v1/chat/completions"
 
-    def connect(self):
+    def connect(self) -> None:
         super().connect()
-        self.resting = []
+        self.resting: list[list[dict[str, str]]] = []
 
-    def ask(self, ask, stream):
+    def ask(self, ask: Ask, stream: Stream) -> str | None:
         """Go on with a conversation that waits for its user, or begin one."""
         messages = self.resting.pop() if self.resting else self.workload.system(self.dice)
         turn = sum(message["role"] == "user" for message in messages) + 1
@@ -195,7 +199,7 @@ class GrpcStreamUser(StreamUser):
 
     transport = "GRPC"
 
-    def connect(self):
+    def connect(self) -> None:
         # Not before the user starts: a channel does not survive the fork of --processes. A pool of its own, or else all
         # users share one connection.
         pool = [("grpc.use_local_subchannel_pool", 1)]
@@ -204,14 +208,14 @@ class GrpcStreamUser(StreamUser):
             self.channel = grpc.secure_channel(self.options.grpc_host, credentials, options=pool)
         else:
             self.channel = grpc.insecure_channel(self.options.grpc_host, options=pool)
-        self.stub = GenerationServiceStub(self.channel)
+        self.stub: Any = GenerationServiceStub(self.channel)  # type: ignore[no-untyped-call]  # generated code
         # Serve routes by the first as soon as it holds more than one application.
         self.metadata = [("application", "default"), *([("authorization", f"Bearer {api_key()}")] if api_key() else [])]
 
-    def disconnect(self):
+    def disconnect(self) -> None:
         self.channel.close()
 
-    def ask(self, ask, stream):
+    def ask(self, ask: Ask, stream: Stream) -> str | None:
         given = {"text": ask.prompt} if isinstance(ask.prompt, str) else {"token_ids": pb.TokenIds(ids=ask.prompt)}
         request = pb.GenerateRequest(
             **given,
@@ -229,9 +233,10 @@ class GrpcStreamUser(StreamUser):
             raise FailedError(error.code().name) from None
         finally:
             call.cancel()
+        return None
 
     @staticmethod
-    def read(responses, stream):
+    def read(responses: Iterable[pb.GenerateResponse], stream: Stream) -> None:
         finished = False
         for response in responses:
             for output in response.outputs:

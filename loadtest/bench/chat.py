@@ -6,7 +6,6 @@ state, and Llama's. The table shows the milliseconds to the first token of a tur
 over the second; and the tokens of a turn that were not found in the prefix cache.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -21,7 +20,7 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from loadtest.bench.arrivals import GREEDY
 from loadtest.bench.family import SIZES, SWITCHES
-from loadtest.bench.figures import Comparison, Figure, file, show
+from loadtest.bench.figures import Comparison, Figure, file, options_of, show
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import FOLDER
 
@@ -90,13 +89,12 @@ async def measure(
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--turns", type=int, default=20, help="of a chat (default 20)")
     parser.add_argument("--tokens", type=int, default=16000, help="of a chat (default 16000)")
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer (default 64)")
-    parser.add_argument("--chats", type=int, default=3)
+    parser.add_argument("--chats", type=int, default=3, help="chats of each model (default 3)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "attend-shapes", help="for config.json")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     sizes = EngineOptions(num_threads=threads(), kv_cache_memory=2 << 30, load_format="dummy")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import grpc
@@ -102,17 +103,19 @@ def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos
     return ask
 
 
-def grpc_ask(stub: GenerationServiceStub, *, sampled: bool) -> Ask:
+def grpc_ask(stub: Any, model: str, *, sampled: bool) -> Ask:
     """GenerateStream of Attend."""
-    fields = dict(SAMPLING[sampled])
-    temperature, sampling = fields.pop("temperature"), pb.SamplingParameters(**fields)
+    fields = SAMPLING[sampled]
+    temperature, sampling = fields["temperature"], pb.SamplingParameters(top_p=fields.get("top_p"))
 
     async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
         given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": pb.TokenIds(ids=prompt)}
         stopping = pb.StoppingCriteria(ignore_eos=True)
         finished = False
         async for message in stub.GenerateStream(
-            pb.GenerateRequest(**given, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling),
+            pb.GenerateRequest(
+                **given, model=model, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling
+            ),
             metadata=[("application", "default")],
         ):
             for output in message.outputs:
@@ -125,9 +128,12 @@ def grpc_ask(stub: GenerationServiceStub, *, sampled: bool) -> Ask:
 
 
 @asynccontextmanager
-async def http_caller(url: str, name: str = "HTTP", *, ignore_eos: bool = True, sampled: bool = False) -> AsyncIterator[Caller]:
-    """A server's first model over HTTP."""
-    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
+async def http_caller(
+    url: str, name: str = "HTTP", *, ignore_eos: bool = True, sampled: bool = False, socket: str = ""
+) -> AsyncIterator[Caller]:
+    """A server's first model over HTTP. `socket`: the path of a Unix socket that leads there in place of the URL's host."""
+    connector = aiohttp.UnixConnector(socket, limit=0) if socket else aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout()
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
         async with session.get(f"{url}/v1/models") as answer:
             model = (await answer.json())["data"][0]
@@ -136,12 +142,12 @@ async def http_caller(url: str, name: str = "HTTP", *, ignore_eos: bool = True, 
 
 
 @asynccontextmanager
-async def grpc_caller(target: str, name: str = "gRPC", *, sampled: bool = False) -> AsyncIterator[Caller]:
-    """Attend's model over gRPC."""
+async def grpc_caller(target: str, name: str = "gRPC", *, model: str = "", sampled: bool = False) -> AsyncIterator[Caller]:
+    """Attend's model over gRPC; `model` names one of several."""
     async with grpc.aio.insecure_channel(target) as channel:
-        stub = GenerationServiceStub(channel)
+        stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
         info = await stub.GetServerInfo(pb.GetServerInfoRequest())
-        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, sampled=sampled))
+        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, model, sampled=sampled))
 
 
 async def answer(caller: Caller, prompt: Prompt, tokens: int, due: float | None = None) -> Answer:

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,8 @@ class Contestant:
     """Answers with seconds. Stopped between its turns: threads that spin for the next work would take the others' cores.
 
     `tree` is the source tree whose adapters are used; Attend itself is imported from it. `log` gets what the process prints.
-    `form`: how weights are kept, in the peer's own words. `isa`: the instruction set that Attend is to use; empty is the best.
-    `load`: `dummy` where the folder has no weights, and each draws its own. `left` tells the seconds that it has for its next
-    answer, the first one included: it may be set anew between two of them.
+    `form`: how weights are kept, in the peer's own words. `load`: `dummy` where the folder has no weights, and each draws its
+    own. `left` tells the seconds that it has for its next answer, the first one too; it may be set anew between two of them.
     """
 
     def __init__(
@@ -63,19 +62,18 @@ class Contestant:
         tree: Path = TREE,
         *,
         form: str = "bf16",
-        isa: str = "",
         load: str = "auto",
         left: Callable[[], float] = forever,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_ISA": isa}
-        environment |= {"BENCH_LOAD": load}
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_LOAD": load}
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
         self.log, self.left = log, left
         with log.open("wb") as errors:
+            self.command = [python, str(here / script), peer, str(folder), str(threads())]
             self.process = subprocess.Popen(
-                [python, here / script, peer, folder, str(threads())],
+                self.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -93,7 +91,7 @@ class Contestant:
     @property
     def name(self) -> str:
         """As tables call it."""
-        return self.facts["name"]
+        return str(self.facts["name"])
 
     def __call__(self, requests: int, prompt: int, output: int, *, sampled: bool = False) -> float:
         """Seconds of so many requests at once, each of so many tokens. Raises PeerError.
@@ -101,6 +99,7 @@ class Contestant:
         `sampled`: drawn with temperature 0.7 and top_p 0.95, instead of greedily, by those whose facts say `samples`.
         """
         self._signal(signal.SIGCONT)
+        assert self.process.stdin is not None
         self.process.stdin.write(f"{requests} {prompt} {output}{' sampled' if sampled else ''}\n")
         self.process.stdin.flush()
         seconds = float(self._line())
@@ -108,13 +107,14 @@ class Contestant:
         return seconds
 
     def _line(self) -> str:
+        assert self.process.stdout is not None
         while not select.select([self.process.stdout], [], [], max(0.0, min(TICK, self.left())))[0]:
             if self.left() <= 0:
-                raise PeerError(f"{' '.join(map(str, self.process.args))} gave no answer in its time; its log is {self.log}")
+                raise PeerError(f"{' '.join(self.command)} gave no answer in its time; its log is {self.log}")
         line = self.process.stdout.readline()
         if not line:
             last = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
-            raise PeerError(f"{' '.join(map(str, self.process.args))} ended; the end of {self.log}:\n{last}")
+            raise PeerError(f"{' '.join(self.command)} ended; the end of {self.log}:\n{last}")
         return line
 
     def _signal(self, number: int) -> None:
@@ -129,7 +129,7 @@ class Contestant:
 
 
 @contextlib.contextmanager
-def together(starts: Sequence[Any]):
+def together(starts: Sequence[Callable[[], Contestant]]) -> Iterator[list[Contestant]]:
     """The contestants that these calls start, one after the other; all end with the block."""
     with contextlib.ExitStack() as stack:
         contestants = []

@@ -1,10 +1,10 @@
-"""The engine beside its peers, in-process, on the same random weights: attend bench engine --shape S --peer transformers
+"""Throughput of the engine beside its peers, in-process, on the same random weights: attend bench engine --shape S
 
 W1: one request, 128 -> 128 tokens, decode tokens/s. W2: 16 at once, output tokens/s. W3: a prompt of 1024 tokens, prompt
 tokens/s. Greedy, end-of-text ignored. Each contestant is a process of its own, which stands still while others have their
 turn; the roofline is measured between two of them, for weights in bfloat16. A ratio is the median of the quotients of
 neighbours. With --weights int8,int4 each side keeps the weights in its own form of so many bits. With --sampled Attend stands
-beside itself, drawing with temperature 0.7 and top_p 0.95.
+beside itself, sampling with temperature 0.7 and top_p 0.95.
 
 A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
 """
@@ -18,21 +18,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from attend.model.net.native.library import VARIANTS, load
+from attend.model.shapes import SHAPES
 from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
-from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
+from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, parameters, write_shape
+from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, parameters, write_shape
 
-Run = Callable[[int, int, int], float]
+Run = Callable[..., float]
 """(requests, prompt tokens, output tokens) -> seconds."""
 Work = Callable[[Run], float]
 """A work's tokens/s."""
@@ -92,10 +91,10 @@ def check_memory(shape: str, contestants: int, weights: str = "bf16") -> None:
         raise PeerError(f"{contestants} contestants of shape {shape} need {needed >> 30} GiB of memory; {free >> 30} are free")
 
 
-def roofline(shape: str, folder: Path) -> dict[str, float]:
+def roofline(shape: str) -> dict[str, float]:
     """Tokens a second that no engine can beat, by work; measured in a process that leaves no threads behind."""
     with tempfile.NamedTemporaryFile(suffix=".json") as found:
-        command = [sys.executable, "-m", "loadtest.bench.limits", "--shape", shape, "--folder", folder, "--json", found.name]
+        command = [sys.executable, "-m", "loadtest.bench.limits", "--shape", shape, "--json", found.name]
         subprocess.run(command, cwd=TREE, check=True, stdout=subprocess.DEVNULL)
         figures = json.load(found)["figures"]
     limits = {figure["what"].removeprefix("roofline "): figure["median"] for figure in figures}
@@ -139,14 +138,14 @@ def bench_shape(
     entries = [(OURS, weights, sys.executable)]
     entries += [(peer, form, python) for peer, python in peers.items() for form in FORMS[weights].get(peer, [])]
     check_memory(shape, len(entries), weights)
-    checkpoint = write_shape(shape, options.folder)
+    checkpoint = write_shape(shape)
     starts = [
-        partial(Contestant, peer, checkpoint, options.folder / f"{peer}-{form}.log", python, form=form, isa=options.isa)
+        partial(Contestant, peer, checkpoint, FOLDER / f"{peer}-{form}.log", python, form=form)
         for peer, form, python in entries
     ]
     began = time.perf_counter()
     with together(starts) as contestants:
-        limits = roofline(shape, options.folder)
+        limits = roofline(shape)
         neighbours = Neighbours([each.process.pid for each in contestants])
         left = seconds - (time.perf_counter() - began)
         runs: dict[str, Run] = {each.name: each for each in contestants}
@@ -172,7 +171,7 @@ def interpreter(text: str) -> tuple[str, str]:
 
 def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line, with `peers`: interpreters by name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--shape", type=listed, default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M")
     parser.add_argument("--peer", type=listed, help=f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled")
     parser.add_argument(
@@ -182,17 +181,12 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="for everything; who is slow then has fewer turns, one of each at least"
     )
-    parser.add_argument("--isa", default="", help=f"Attend's instruction set, of {', '.join(VARIANTS)}; default: the best here")
     parser.add_argument("--sampled", action="store_true", help="Attend beside itself with temperature 0.7, top_p 0.95")
     parser.add_argument("--pairs", type=int, default=9, help="turns of each contestant (default 9)")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints and the contestants' logs")
-    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)
-    known = {"shape": SHAPES, "peer": PACKAGES, "weights": FORMS}
+    known: dict[str, Collection[str]] = {"shape": SHAPES, "peer": PACKAGES, "weights": FORMS}
     if wrong := [word for name, words in known.items() for word in getattr(options, name) or () if word not in words]:
         parser.error(f"there is no {wrong[0]!r}")
-    if options.isa and (options.isa not in VARIANTS or not load().attend_has(VARIANTS.index(options.isa))):
-        parser.error(f"this CPU has no {options.isa!r}")
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
     found = [peer for peer in options.peer or (() if options.sampled else PACKAGES) if installed(peer, pythons[peer])]
     if missing := set(options.peer or ()) - set(found):

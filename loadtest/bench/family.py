@@ -1,4 +1,4 @@
-"""A family's switches beside plain Llama, on the native decoder: attend bench family gemma2 mixtral; with no name all
+"""A family beside plain Llama of the same cost, on the native decoder: attend bench family gemma2 mixtral; with no name all
 
 Both have random weights and the sizes of shape M. Llama has the family's heads, and an MLP so wide that a step of both moves
 the same bytes (W1: one stream decodes; W2: 16 streams), or a token of both needs as many operations (W3: a prompt of 1024
@@ -6,14 +6,12 @@ tokens). Of experts those count that a step is expected to need; a state is read
 texts. The two take turns, a step each; a ratio is the median of the quotients of neighbours.
 """
 
-import argparse
 import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +22,11 @@ from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
 from attend.model.net.paged_attention import BatchLayout, Paged, Row
 from attend.model.net.transformer import Decoder
-from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
+from attend.model.shapes import SHAPES
+from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
 from loadtest.bench.limits import CONTEXT, decode_bytes, prompt_operations
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import AT_ONCE, LONG, SHAPES
+from loadtest.bench.shapes import AT_ONCE, LONG
 
 POSITIONS, BLOCK, FILLING = 2048, 32, 1 << 20
 WORKS = {"W1": 1, "W2": AT_ONCE, "W3": LONG}
@@ -118,17 +117,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
 """Keys of config.json, beside the sizes of shape M."""
 
 
-BUSY = {"num_hidden_layers": 2, "vocab_size": 2048}
-"""Sizes of --busy. Where three layers of four keep a state, four of them."""
-
-
-def config_of(name: str, *, busy: bool = False) -> ModelConfig:
-    """A family's model of shape M, or of a small part of it."""
-    switches, kinds = SWITCHES[name], SWITCHES[name].get("layer_types")
-    small = BUSY | ({"num_hidden_layers": 4} if kinds or "linear_num_key_heads" in switches else {})
-    raw = SIZES | (small if busy else {}) | switches | {"model_type": name}
-    if kinds:
-        raw["layer_types"] = kinds[: raw["num_hidden_layers"]]
+def config_of(name: str) -> ModelConfig:
+    """A family's model of shape M."""
+    raw = SIZES | SWITCHES[name] | {"model_type": name}
     return FAMILIES[name].read(raw | {theirs: raw[ours] for theirs, ours in _GPT2.items()} if name == "gpt2" else raw)
 
 
@@ -153,11 +144,11 @@ def random_decoder(config: ModelConfig) -> NativeDecoder:
     net = net.bfloat16().to_empty(device="cpu").requires_grad_(False)
     net.reach(config.max_positions)
     if config.tied_head:
-        net.head.weight = net.embedding.tokens.weight
+        net.head.weight = net.embedding.tokens.weight  # type: ignore[assignment]  # a parameter
     numbers = torch.randn(FILLING, generator=torch.Generator().manual_seed(0)).mul_(0.04).bfloat16()
     for name, parameter in net.named_parameters():
         if parameter.dim() > 1:
-            for part in parameter.view(-1).split(FILLING):
+            for part in torch.split(parameter.view(-1), FILLING):
                 part.copy_(numbers[: len(part)])
         else:
             parameter.fill_(1.0 if ("norm" in name and name.endswith("weight")) or name.endswith(("gain", "scale")) else 0.0)
@@ -191,13 +182,13 @@ class Contestant:
         return count / (self.clock() - started)
 
 
-def measure(name: str, turns: Mapping[str, int], *, busy: bool = False) -> Iterator[Comparison]:
+def measure(name: str, turns: Mapping[str, int]) -> Iterator[Comparison]:
     """The family and the Llama of each work."""
-    config, clock = config_of(name, busy=busy), time.thread_time if busy else time.perf_counter
-    family, llamas = Contestant(config, clock), {}
+    config = config_of(name)
+    family, llamas = Contestant(config), dict[ModelConfig, Contestant]()
     for work in WORKS:
         plain = llama_beside(config, work)
-        llama = llamas.get(plain) or llamas.setdefault(plain, Contestant(plain, clock))
+        llama = llamas.get(plain) or llamas.setdefault(plain, Contestant(plain))
         steps = {name: partial(family.step, work), "llama": partial(llama.step, work)}
         warm_up = 0 if work == "W3" else 1  # a prompt takes so long that its first pages are nothing
         yield Comparison(f"{name} {work}", "tokens/s", asyncio.run(take_turns(steps, turns[work], warm_up)))
@@ -213,27 +204,22 @@ def cells(name: str, comparisons: list[Comparison]) -> list[str]:
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, turns=25)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SWITCHES)}; default: all")
-    parser.add_argument("--turns", type=int, default=25, help="of a decode step (default 25)")
-    parser.add_argument("--prompts", type=int, default=3, help="turns of a prompt (default 3)")
-    parser.add_argument(
-        "--busy", action="store_true", help="where others are busy: two layers, one thread, by its own CPU time"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--prompts", type=int, default=3, help="measurements of a prompt (default 3)")
     options = parser.parse_args(words)
     if unknown := set(options.names) - set(SWITCHES):
         parser.error(f"there is no {unknown.pop()!r}")
-    torch.set_num_threads(1 if options.busy else threads())
+    torch.set_num_threads(threads())
     turns = {"W1": options.turns, "W2": options.turns, "W3": options.prompts}
     found = {}
     for name in options.names or SWITCHES:
-        found[name] = list(measure(name, turns, busy=options.busy))
+        found[name] = list(measure(name, turns))
         print(" · ".join(cells(name, found[name])), file=sys.stderr, flush=True)
     head = ["family", *(cell for work in WORKS for cell in (f"{work} tok/s", f"{work} / Llama"))]
     shown = table(head, (cells(name, comparisons) for name, comparisons in found.items()))
     figures: list[Figure] = [each for comparisons in found.values() for one in comparisons for each in one.figures()]
-    file(options.json, shown, figures, bench="family", goal=GOAL, busy=options.busy)
+    file(options.json, shown, figures, bench="family", goal=GOAL)
 
 
 if __name__ == "__main__":

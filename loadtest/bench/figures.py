@@ -1,5 +1,6 @@
 """What a benchmark found: quantities measured several times, in turns, shown as medians with a 95 % interval, and filed."""
 
+import argparse
 import json
 import math
 import statistics
@@ -125,6 +126,15 @@ async def take_turns(
             spent[name] += time.perf_counter() - started
             found[name].append(value)
     return {name: values[warm_up:] or values[-1:] for name, values in found.items()}
+
+
+def options_of(document: str | None, turns: int | None = None) -> argparse.ArgumentParser:
+    """The options that benchmarks share: --json, and --turns where `turns` is its default. `document` is that of --help."""
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if turns is not None:
+        parser.add_argument("--turns", type=int, default=turns, help=f"measurements of each (default {turns})")
+    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
+    return parser
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

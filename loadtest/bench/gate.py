@@ -1,4 +1,4 @@
-"""Is this tree slower than its base? attend bench gate [--base REVISION]; `make bench-gate`
+"""Performance regressions, this tree beside its base: attend bench gate [--base REVISION]; `make bench-gate`
 
 Both engines run in one go on shape M, in turns, each with the code of its own tree, in bfloat16 and int8, and start anew once;
 the base is a git worktree that goes again. Ends with 1 where the 95 % interval of a ratio lies wholly below 0.97, for W1, W2 or
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError, together
 from loadtest.bench.engine import WORKS, Work, compare, w2, w3
-from loadtest.bench.figures import Comparison, file, interval, table
+from loadtest.bench.figures import Comparison, file, interval, options_of, table
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import FOLDER, PROMPT, SHAPES, write_shape
+from loadtest.bench.shapes import FOLDER, PROMPT, write_shape
 
 LEAST, PAIRS = 0.97, 6
 """The limit, and the fewest turns that can show a loss."""
@@ -28,7 +28,7 @@ STARTS = 2
 """Processes of each tree, one after the other: of the same code, one may be 5 % faster than the next."""
 FORMS = ("bf16", "int8")
 SAMPLED = "W2 sampled"
-CELLS: dict[str, Work] = WORKS | {"W3": partial(w3, runs=1), SAMPLED: lambda run: w2(partial(run, sampled=True))}
+CELLS: dict[str, Work] = {**WORKS, "W3": partial(w3, runs=1), SAMPLED: lambda run: w2(partial(run, sampled=True))}
 """What is compared for each form of the weights."""
 NATIVE = Path("attend/model/net/native")
 
@@ -75,14 +75,14 @@ def judge(comparisons: Sequence[Comparison], base: str) -> tuple[str, bool]:
 
 def run(options: argparse.Namespace) -> tuple[list[Comparison], Neighbours]:
     """Both trees in turns. Raises CalledProcessError of git or the build, PeerError of a contestant."""
-    checkpoint = write_shape(options.shape, options.folder)
+    checkpoint = write_shape("M")
     build(TREE)
     with worktree(options.base) as base:
         found: list[Comparison] = []
         laps: list[float] = []
         for form in FORMS:
             starts = [
-                partial(Contestant, OURS, checkpoint, options.folder / f"{name}.log", tree=tree, form=form)
+                partial(Contestant, OURS, checkpoint, FOLDER / f"{name}.log", tree=tree, form=form)
                 for name, tree in (("this", TREE), ("base", base))
             ]
             parts = []
@@ -118,12 +118,9 @@ def joined(form: str, parts: Sequence[Comparison]) -> Comparison:
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table, write JSON, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--base", default="HEAD~1", help="revision to compare with (default HEAD~1)")
-    parser.add_argument("--shape", choices=SHAPES, default="M", help="default M")
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"turns of each (default {PAIRS})")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoint and the logs")
-    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)
     if options.pairs < PAIRS:
         parser.error(f"--pairs must be at least {PAIRS}; got {options.pairs}")

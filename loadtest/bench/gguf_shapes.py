@@ -8,7 +8,8 @@ from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 
-from loadtest.bench.shapes import FOLDER, SHAPES
+from attend.model.shapes import SHAPES
+from loadtest.bench.shapes import FOLDER
 
 KINDS = {
     "Q8_0": (Type.Q8_0, Type.Q8_0),

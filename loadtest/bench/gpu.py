@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attend.model.config import DEFAULT_MODEL
+from attend.model.shapes import SHAPES
 from loadtest.bench.contestant import OURS, TREE
 from loadtest.bench.figures import table
 from loadtest.bench.on_gpu import here, laws, rates
 from loadtest.bench.on_gpu.session import Left, Session, module, printed, run, say, tail
-from loadtest.bench.shapes import FOLDER, SHAPES, write_config
+from loadtest.bench.shapes import FOLDER, write_config
 
 RESERVE = 45
 """Seconds before the end of --minutes at which everything is over, or a tenth of them: whoever set the limit kills at it."""

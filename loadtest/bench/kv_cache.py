@@ -1,16 +1,14 @@
-"""A KV cache of 8 bits beside one of bfloat16: attend bench kv_cache --shape M
+"""An int8 KV cache beside a bfloat16 one: attend bench kv_cache --shape M
 
 Decode steps of the native decoder with random weights: 1 and 16 requests, each with so many tokens before its own and with
 blocks of its own. One decoder, two caches, which take turns, a step each; a ratio is the median of the quotients of neighbours.
 """
 
-import argparse
 import asyncio
 import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import torch
 
@@ -19,10 +17,11 @@ from attend.model.net.families.table import FAMILIES
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.paged_attention import BatchLayout, Paged, Row
+from attend.model.shapes import SHAPES
 from loadtest.bench.family import BLOCK, SIZES, random_decoder
-from loadtest.bench.figures import Comparison, file, table, take_turns
+from loadtest.bench.figures import Comparison, file, options_of, table, take_turns
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import AT_ONCE, SHAPES
+from loadtest.bench.shapes import AT_ONCE
 
 CONTEXTS = (128, 8192)
 HELD = {"int8": torch.int8, "bfloat16": torch.bfloat16}
@@ -62,14 +61,12 @@ def measure(steps: Steps, turns: int) -> Iterator[Comparison]:
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="M")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__, turns=15)
+    parser.add_argument("--shape", choices=SHAPES, default="M", help="sizes of the decoder (default M)")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     found = list(measure(Steps(config_of(options.shape, max(CONTEXTS))), options.turns))
-    shown = table(["", *HELD, "ratio"], ((each.what, *each.cells()) for each in found))
+    shown = table(["tokens/s", *HELD, "ratio"], ((each.what, *each.cells()) for each in found))
     file(options.json, shown, [figure for each in found for figure in each.figures()], bench="kv_cache", shape=options.shape)
 
 

@@ -6,7 +6,6 @@ once and every cached key and value once, and reads and writes every state; a pr
 layer's head by every token, and every token by the keys and values before it.
 """
 
-import argparse
 import math
 import statistics
 import time
@@ -18,10 +17,11 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.net.checkpoint import read_config
 from attend.model.net.packed import multiplies_bfloat16
+from attend.model.shapes import SHAPES
 from attend.model.sublayers import ConvSpec, DeltaSpec, LayerSpec, MixtureSpec
-from loadtest.bench.figures import Figure, file, table
+from loadtest.bench.figures import Figure, file, options_of, table
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, SHAPES, write_shape
+from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, write_shape
 
 TURNS = 7
 CONTEXT = PROMPT + OUTPUT // 2
@@ -130,13 +130,11 @@ def measure(checkpoint: Path) -> list[Figure]:
 
 def main(words: list[str] | None = None) -> None:
     """Print what was measured and what follows from it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: S and M")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the checkpoints")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__)
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="sizes of a model; default: S and M")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
-    found = {shape: measure(write_shape(shape, options.folder)) for shape in options.shape or ["S", "M"]}
+    found = {shape: measure(write_shape(shape)) for shape in options.shape or ["S", "M"]}
     head = ["shape", *(f"{figure.what}, {figure.unit}" for figure in next(iter(found.values())))]
     rows = [[shape, *(f"{figure.median:.4g}" for figure in figures)] for shape, figures in found.items()]
     file(options.json, table(head, rows), [figure for figures in found.values() for figure in figures], bench="limits")

@@ -1,4 +1,4 @@
-"""How long a checkpoint takes to load, beside a warm read of its bytes, and what memory it takes at most: attend bench loading
+"""Time and peak memory of loading a checkpoint, beside a warm read of its bytes: attend bench loading
 
 Each turn is a child process that reads the weight files into fresh memory, of pages of the size that the path's own memory
 has (large ones on the native path), and then loads them. Memory is sampled every few milliseconds while it loads: what the
@@ -16,9 +16,10 @@ import threading
 import time
 from pathlib import Path
 
-from loadtest.bench.figures import Figure, file, show
+from attend.model.shapes import SHAPES
+from loadtest.bench.figures import Figure, file, options_of, show
 from loadtest.bench.gguf_shapes import KINDS, write_gguf
-from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
+from loadtest.bench.shapes import FOLDER, write_shape
 
 SAMPLE_SECONDS = 0.003
 PATHS = ("native", "torch")
@@ -40,18 +41,24 @@ class Memory(threading.Thread):
         """(owned, resident) bytes."""
         text = Path("/proc/self/status").read_text(encoding="ascii")
         sizes = dict(line.split(":", 1) for line in text.splitlines())
-        return tuple(int(sizes[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
+        owned, resident = (int(sizes[name].split()[0]) << 10 for name in ("RssAnon", "VmRSS"))
+        return owned, resident
 
     def run(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
-            self.most = tuple(map(max, self.most, self.now()))
+            self.look()
+
+    def look(self) -> None:
+        """Sample once."""
+        owned, resident = self.now()
+        self.most = max(self.most[0], owned), max(self.most[1], resident)
 
     def stop(self) -> tuple[int, int]:
         """What was added at most."""
         self._done.set()
         self.join()
-        self.most = tuple(map(max, self.most, self.now()))
-        return tuple(most - before for most, before in zip(self.most, self.before, strict=True))
+        self.look()
+        return self.most[0] - self.before[0], self.most[1] - self.before[1]
 
 
 def read(folder: Path, *, large: bool) -> float:
@@ -124,10 +131,8 @@ def figures(path: str, turns: list[dict[str, float]]) -> list[Figure]:
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="1B")
-    parser.add_argument("--turns", type=int, default=3, help="of each path (default 3)")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__, turns=3)
+    parser.add_argument("--shape", choices=SHAPES, default="1B", help="sizes of the model (default 1B)")
     parser.add_argument(
         "--gguf", nargs="+", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}, in place of safetensors"
     )

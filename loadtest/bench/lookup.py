@@ -1,4 +1,4 @@
-"""What drafts bring: attend bench lookup
+"""Speculative decoding by prompt lookup, beside decoding without draft tokens: attend bench lookup
 
 A model in bfloat16 with `draft_tokens` and without, 128 tokens after each prompt. In "again" it goes, greedily, through a file
 that it has just read; in "anew" it goes on, at temperature 1, after a file that it reads for the first time, so that little
@@ -7,12 +7,10 @@ that differs from the others in its names alone: of one owner, of an owner each,
 one, or with --model another one.
 """
 
-import argparse
 import asyncio
 import inspect
 import statistics
 import textwrap
-from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,11 +20,11 @@ import torch
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.loop import AsyncEngine
 from attend.model.text.tokenizer import Tokenizer
-from loadtest.bench.figures import Comparison, Figure, file, show, take_turns
+from loadtest.bench.figures import Comparison, Figure, file, options_of, show, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.option import default_model, speed
 
-AT_ONCE = (1, 4, 16)
+AT_ONCE, DRAFT_TOKENS = (1, 4, 16), 15
 TOKENS, BEGINNING = 300, 40
 """Of the file that is read, and of its second reading, after which the model goes on by itself."""
 KINDS = (
@@ -67,13 +65,11 @@ async def in_turn(
     return statistics.harmonic_mean(speeds)
 
 
-async def measure(
-    engines: dict[str, AsyncEngine], tokenizer: Tokenizer, at_once: Sequence[int], turns: int
-) -> list[Comparison | Figure]:
+async def measure(engines: dict[str, AsyncEngine], tokenizer: Tokenizer, turns: int) -> list[Comparison | Figure]:
     """Each kind of text at each number of streams, and requests that are alike; the engines take turns."""
     found: list[Comparison | Figure] = []
     for kind, (prompt, temperature) in texts(tokenizer).items():
-        for number in at_once:
+        for number in AT_ONCE:
             contestants = {name: partial(alone, engine, prompt, number, temperature) for name, engine in engines.items()}
             found.append(Comparison(f"{number} at once, {kind}", "tokens/s", await take_turns(contestants, turns)))
     prompts = [tokenizer.encode(CLASS.format(kind.title(), kind)) for kind in KINDS]
@@ -97,17 +93,15 @@ async def measure(
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft-tokens", type=int, default=15)
-    parser.add_argument("--at-once", type=int, nargs="*", default=AT_ONCE)
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a checkpoint folder or a GGUF file")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__, turns=7)
+    parser.add_argument(
+        "--model", type=Path, default=DEFAULT_MODEL, help="checkpoint folder or GGUF file; default: the shipped one"
+    )
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
-    modes = {"drafts": options.draft_tokens, "plain": 0}
+    modes = {"drafts": DRAFT_TOKENS, "plain": 0}
     engines = {name: default_model(options.model, draft_tokens=most) for name, most in modes.items()}
-    found = asyncio.run(measure(engines, Tokenizer.load(options.model), options.at_once, options.turns))
+    found = asyncio.run(measure(engines, Tokenizer.load(options.model), options.turns))
     for engine in engines.values():
         engine.close()
     figures = [figure for each in found for figure in (each.figures() if isinstance(each, Comparison) else [each])]

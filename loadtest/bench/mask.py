@@ -18,8 +18,8 @@ from attend.service.chat.forms import CALLS, AnswerFormat
 from attend.service.chat.grammars import CallGrammar
 from attend.service.chat.parts import Tool
 from attend.service.generation.generation import GenerationService
-from loadtest.bench.busy import served_model
 from loadtest.bench.figures import Comparison, Figure, take_turns
+from loadtest.bench.over_http import served_model
 
 STREAMS = 16
 MOST_RATIO = 1.1
@@ -71,9 +71,13 @@ async def measure(turns: int, tokens: int, folder: Path) -> list[Figure]:
     async with served_model(folder) as service:
         compile_spec: Callable[[GrammarSpec], CompiledGrammar] = service.preparation.grammars.compile
         grammars = {name: compile_spec(spec) for name, spec in SPECS.items()}
-        ways = {"no grammar": (None, GREEDY)} | {name: (grammar, GREEDY) for name, grammar in grammars.items()}
-        drawn = {f"{name}, top_p {DRAWN.top_p}": (grammar, DRAWN) for name, grammar in grammars.items()}
-        contestants = {name: partial(at_once, service, *way, tokens) for name, way in (ways | drawn).items()}
+        contestants = {"no grammar": partial(at_once, service, None, GREEDY, tokens)}
+        contestants |= {name: partial(at_once, service, grammar, GREEDY, tokens) for name, grammar in grammars.items()}
+        drawn = {
+            f"{name}, top_p {DRAWN.top_p}": partial(at_once, service, grammar, DRAWN, tokens)
+            for name, grammar in grammars.items()
+        }
+        contestants |= drawn
         found = await take_turns(contestants, turns)
     speeds = Comparison(f"{STREAMS} streams", "tokens/s", found)
     most = dict.fromkeys(SPECS, MOST_RATIO) | dict.fromkeys(drawn, MOST_RATIO_DRAWN)

@@ -5,22 +5,18 @@ replica, and of all its processes, is read; the table shows how much a part of r
 and do not count.
 """
 
-import argparse
 import asyncio
-import os
-import secrets
 from contextlib import AsyncExitStack
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 
+from attend.model.shapes import SHAPES
 from loadtest.bench.client import Prompts, closed_loop, grpc_caller, http_caller
-from loadtest.bench.figures import Figure, file, show
-from loadtest.bench.shapes import FOLDER, SHAPES, write_shape
-from loadtest.bench.start import MARK, marked
+from loadtest.bench.figures import Figure, file, options_of, show
+from loadtest.bench.shapes import FOLDER, write_shape
 from loadtest.measures import total
-from loadtest.server import Address, served
+from loadtest.server import Server, serve_command, started, wait_ready
 from loadtest.stream import REFUSED, TOTAL
 
 PROMPT, OUTPUT = 64, 16
@@ -28,10 +24,10 @@ WARM_UP = 4
 """Parts: buffers of the allocators grow until each has met its largest load."""
 
 
-def resident(mark: str) -> tuple[float, float]:
+def resident(server: Server) -> tuple[float, float]:
     """MiB of the largest process of a server, which is its replica, and of all of them."""
     sizes = []
-    for process in marked(mark):
+    for process in server.processes():
         try:
             sizes.append(process.memory_info().rss / (1 << 20))
         except psutil.NoSuchProcess:
@@ -39,36 +35,36 @@ def resident(mark: str) -> tuple[float, float]:
     return max(sizes), sum(sizes)
 
 
-async def ask(address: Address, mark: str, parts: int, part: int, at_once: int) -> tuple[list[tuple[float, float]], int]:
+async def ask(server: Server, parts: int, part: int, at_once: int) -> tuple[list[tuple[float, float]], int]:
     """Memory after each part, and how many requests failed."""
     found, failed, prompts = [], 0, Prompts()
     async with AsyncExitStack() as stack:
         callers = [
-            await stack.enter_async_context(http_caller(address.http)),
-            await stack.enter_async_context(grpc_caller(address.grpc)),
+            await stack.enter_async_context(http_caller(server.address.http)),
+            await stack.enter_async_context(grpc_caller(server.address.grpc)),
         ]
         for _ in range(WARM_UP + parts):
             for caller in callers:
                 rows, _ = await closed_loop(caller, at_once, [prompts.ids(PROMPT) for _ in range(part // 2)], OUTPUT)
                 failed += total(rows, TOTAL).failures + total(rows, REFUSED).count
-            found.append(resident(mark))
+            found.append(resident(server))
     return found[WARM_UP - 1 :], failed
 
 
 def main(words: list[str] | None = None) -> None:
     """Ask, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--shape", choices=SHAPES, help="random weights instead of the default model")
     parser.add_argument("--parts", type=int, default=20, help="default 20")
     parser.add_argument("--part", type=int, default=500, help="requests of a part (default 500)")
     parser.add_argument("--at-once", type=int, default=32, help="default 32")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(words)
     FOLDER.mkdir(exist_ok=True)
     flags = [str(write_shape(options.shape))] if options.shape else []
-    os.environ[MARK] = mark = secrets.token_hex(8)
-    with served(FOLDER / "memory.log", flags) as address:
-        found, failed = asyncio.run(ask(address, mark, options.parts, options.part, options.at_once))
+    log = FOLDER / "memory.log"
+    with log.open("wb") as output, started(serve_command(*flags), output) as server:
+        wait_ready(server, log)
+        found, failed = asyncio.run(ask(server, options.parts, options.part, options.at_once))
     figures = [Figure(f"failed of {options.parts * options.part} requests", "requests", (float(failed),))]
     for name, sizes in zip(("the replica", "all processes"), zip(*found, strict=True), strict=True):
         added = [(after - before) * 1024 for before, after in pairwise(sizes)]

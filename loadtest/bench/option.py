@@ -1,10 +1,9 @@
-"""What one option of the engine does, its values side by side: attend bench option deterministic true false
+"""Throughput with the values of one engine option side by side: attend bench option deterministic true false
 
-The default model in bfloat16, 16 requests of 128 -> 128 tokens, greedy and drawn. The table shows the first value over each
+The default model in bfloat16, 16 requests of 128 -> 128 tokens, greedy and sampled. The table shows the first value over each
 other one. Options are the fields of `EngineOptions`.
 """
 
-import argparse
 import asyncio
 import json
 import time
@@ -21,7 +20,7 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
-from loadtest.bench.figures import Comparison, file, show, take_turns
+from loadtest.bench.figures import Comparison, file, options_of, show, take_turns
 from loadtest.bench.machine import threads
 
 AT_ONCE, PROMPT, OUTPUT = 16, 128, 128
@@ -44,16 +43,21 @@ async def speed(
 
 def default_model(folder: Path = DEFAULT_MODEL, **options: Any) -> AsyncEngine:
     """The default model, or another one, in bfloat16, without a prefix cache, and started."""
-    settings = {"dtype": "bfloat16", "num_threads": threads(), "kv_cache_memory": 1 << 28, "prefix_caching": False}
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "num_threads": threads(),
+        "kv_cache_memory": 1 << 28,
+        "prefix_caching": False,
+    }
     engine = build_engine(folder, EngineOptions(**settings | options))
     engine.start()
     return engine
 
 
 async def measure(engines: dict[str, AsyncEngine], turns: int) -> list[Comparison]:
-    """Greedy and drawn; the engines take turns."""
+    """Greedy and sampled; the engines take turns."""
     found = []
-    for name, temperature in (("greedy", 0.0), ("drawn", 1.0)):
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         contestants = {value: partial(speed, engine, PROMPTS, temperature) for value, engine in engines.items()}
         found.append(Comparison(f"{AT_ONCE} requests, {name}", "tokens/s", await take_turns(contestants, turns)))
     return found
@@ -69,11 +73,11 @@ def parse(text: str) -> Any:
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("option", choices=EngineOptions.__dataclass_fields__)
-    parser.add_argument("values", nargs="+", type=parse, help="true, 64, native")
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser = options_of(__doc__, turns=7)
+    parser.add_argument(
+        "option", choices=EngineOptions.__dataclass_fields__, metavar="option", help="a field of `EngineOptions`"
+    )
+    parser.add_argument("values", nargs="+", type=parse, help="its values, as true, 64 or native")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     engines = {f"{options.option} {value}": default_model(**{options.option: value}) for value in options.values}

@@ -1,25 +1,43 @@
 """HTTP streams of a server beside the same engine in this process, 16 at once: the default model, or a shape.
 
-The server must do nothing else meanwhile. Its client is this process, and takes part of the same cores.
+The client of the server is this process, and takes part of the same cores.
 """
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+from attend.model.config import DEFAULT_MODEL
+from attend.model.engine.build import build_engine
+from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.generation import GenerationService
-from loadtest.bench.busy import served_model
 from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, http_caller
 from loadtest.bench.figures import Comparison, Figure, take_turns
+from loadtest.bench.machine import threads
 from loadtest.bench.shapes import PROMPT
 from loadtest.measures import total
 from loadtest.server import served
 from loadtest.stream import TOTAL, Stream
 
 STREAMS = 16
+
+
+@asynccontextmanager
+async def served_model(folder: Path = DEFAULT_MODEL) -> AsyncIterator[GenerationService]:
+    """The service round a checkpoint, with the engine's settings of `attend serve`, without Ray."""
+    engine = build_engine(folder, EngineOptions(num_threads=threads(), kv_cache_memory=1 << 28))
+    service = GenerationService(engine, Tokenizer.load(folder), model_name="attend-default")
+    engine.start()
+    try:
+        yield service
+    finally:
+        engine.close()
 
 
 def engine_caller(service: GenerationService) -> Caller:
@@ -52,9 +70,7 @@ async def measure(turns: int, tokens: int, url: str, folder: Path, seed: int) ->
         return Comparison(f"{STREAMS} streams", "tokens/s", await take_turns(turn, turns)).figures()
 
 
-def run(turns: int, tokens: int, url: str | None, folder: Path, log: Path, seed: int) -> list[Figure]:
-    """`measure` in an event loop of its own; without a URL, of a server of its own. Raises StartError."""
-    if url is not None:
-        return asyncio.run(measure(turns, tokens, url, folder, seed))
+def run(turns: int, tokens: int, folder: Path, log: Path, seed: int) -> list[Figure]:
+    """`measure` of a server of its own, in an event loop of its own. Raises StartError."""
     with served(log, [str(folder)]) as address:
         return asyncio.run(measure(turns, tokens, address.http, folder, seed))

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import read_completion
-from attend.service.http_api.body import MAX_BYTES, read_json
-from attend.service.records import Command
+from attend.service.generation.unread import Unread
+from attend.service.http_api.body import MAX_BYTES, Reading, read_json
+from attend.service.records import Arrival, Command
 from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns
 
@@ -58,6 +59,7 @@ async def read_http(body: bytes) -> Command:
         return next(messages, {"type": "http.request", "body": b"", "more_body": False})
 
     request = Request({"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}, receive)
+    request.state.reading = Reading(Arrival(at=asyncio.get_running_loop().time()), Unread())
     return await read_json(request, lambda fields: to_command(read_completion(fields), "bench"), MAX_BYTES)
 
 

@@ -5,10 +5,8 @@ HAProxy's part of the way, and the socket's, are not in it.
 """
 
 import asyncio
-import cProfile
-import pstats
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +29,7 @@ from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns
 from loadtest.bench.parsing import source_text
 
-STREAMS, CONTEXT, TOP, SHOWN = 16, 4096, 5, 15
+STREAMS, CONTEXT, TOP = 16, 4096, 5
 PROMPT = {"prompt": "def "}
 CHAT = {"messages": [{"role": "user", "content": "def "}]}
 TOOL = {"type": "function", "function": {"name": "now"}}
@@ -44,16 +42,20 @@ class IdleEngine:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokens = tokenizer.encode(source_text(8 * CONTEXT))[:CONTEXT]
-        facts = {"family": "idle", "device": "cpu", "dtype": "float32", "weights": "float32"}
-        facts |= {"backend": "none", "fingerprint": "fp_idle"}
-        sizes = {"max_model_len": 2 * CONTEXT, "block_size": 16, "num_blocks": CONTEXT, "vocab_size": tokenizer.size}
-        room = {"max_batch_requests": STREAMS, "max_queued_requests": STREAMS, "num_parameters": 0, "hidden_size": 0}
-        room |= {"cache_bytes": 0}
-        self.info = EngineInfo(**facts, **sizes, **room, bos_token_id=0, eos_token_ids=(0,))
+        facts: dict[str, Any] = {"family": "idle", "device": "cpu", "dtype": "float32", "weights": "float32"}
+        facts |= {"backend": "none", "fingerprint": "fp_idle", "num_parameters": 0, "hidden_size": 0, "cache_bytes": 0}
+        facts |= {"max_model_len": 2 * CONTEXT, "block_size": 16, "num_blocks": CONTEXT, "vocab_size": tokenizer.size}
+        facts |= {"max_batch_requests": STREAMS, "max_queued_requests": STREAMS, "bos_token_id": 0, "eos_token_ids": (0,)}
+        self.info = EngineInfo(**facts)
+        self.draining = False
 
     def stats(self) -> EngineStats:
         """No load."""
         return EngineStats()
+
+    def cache_resident_bytes(self) -> int:
+        """There is no cache."""
+        return 0
 
     def heartbeat_age(self) -> float:
         """Always alive."""
@@ -144,9 +146,11 @@ def http(service: GenerationService, metrics: Metrics, **more: Any) -> Stream:
         events = 0
 
         async def receive() -> dict[str, Any]:
-            return next(messages, None) or await asyncio.Event().wait()
+            for message in messages:
+                return message
+            return await asyncio.Future[dict[str, Any]]()  # nothing more comes
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message: MutableMapping[str, Any]) -> None:
             nonlocal events
             events += message.get("body", b"").count(b'"choices":')  # not in an error's event
 
@@ -205,15 +209,3 @@ async def measure(turns: int, tokens: int) -> list[Figure]:
 def run(turns: int, tokens: int) -> list[Figure]:
     """`measure` in an event loop of its own."""
     return asyncio.run(measure(turns, tokens))
-
-
-def profile(tokens: int) -> None:
-    """Print, for each way, the functions in which the time goes: microseconds a token in the function itself, and in all."""
-    for name, stream in streams().items():
-        watch = cProfile.Profile(time.thread_time)
-        watch.runcall(asyncio.run, at_once(stream, tokens))
-        print(f"\n{name}: us a token, itself and with what it calls")
-        rows = pstats.Stats(watch).stats.items()
-        for (file, line, function), (_, _, own, total, _) in sorted(rows, key=lambda row: -row[1][2])[:SHOWN]:
-            share = [seconds * 1e6 / (STREAMS * tokens) for seconds in (own, total)]
-            print(f"{share[0]:8.2f} {share[1]:8.2f}  {'/'.join(file.split('/')[-3:])}:{line} {function}")

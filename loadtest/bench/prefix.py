@@ -1,11 +1,10 @@
-"""What a shared beginning saves, in one process: attend bench prefix
+"""Prefix caching: TTFT with a cached prefix and without: attend bench prefix
 
-Two prompts with the same beginning, one after the other: the second finds the first one's blocks. The table shows the
-milliseconds to the first token of each, and the second over the first. With --restart a third one comes after the engine
-was drained and built again, and finds the blocks on disk (KV offloading).
+In-process: two prompts with the same prefix, one after the other; the second finds the first one's blocks. The table shows the
+time to first token (TTFT) of each, and cached over cold. With --restart a third prompt comes after the engine was drained and
+built again, and finds the blocks on disk (KV offloading).
 """
 
-import argparse
 import asyncio
 import random
 import tempfile
@@ -18,36 +17,36 @@ from attend.model.engine.build import build_engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from loadtest.bench.arrivals import moments
-from loadtest.bench.figures import Comparison, file, show, take_turns
+from loadtest.bench.figures import Comparison, file, options_of, show, take_turns
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import SHAPES, write_shape
+from loadtest.bench.shapes import write_shape
 
 OWN = 16
-"""Tokens that a prompt has for itself, after the shared beginning."""
+"""Tokens that a prompt has for itself, after the shared prefix."""
 
 
 class Pair:
-    """Prompts in pairs with the same beginning, another one for each pair."""
+    """Prompts in pairs with the same prefix, another one for each pair."""
 
     def __init__(self, engine: AsyncEngine, shared: int) -> None:
         self.engine = engine
         self._shared = shared
         self._dice = random.Random(0)
         self._asked = 0
-        self._beginning: list[int] = []
+        self._prefix: list[int] = []
 
-    async def unknown(self) -> float:
-        """Milliseconds to the first token after a beginning that nobody has asked for."""
-        self._beginning = self._dice.choices(range(100, 8000), k=self._shared)
+    async def cold(self) -> float:
+        """Milliseconds to the first token after a prefix that nobody has sent."""
+        self._prefix = self._dice.choices(range(100, 8000), k=self._shared)
         return await self._first_token()
 
-    async def known(self) -> float:
-        """The same after the beginning of the last prompt."""
+    async def cached(self) -> float:
+        """The same after the prefix of the last prompt."""
         return await self._first_token()
 
     async def _first_token(self) -> float:
         self._asked += 1
-        prompt = self._beginning + self._dice.choices(range(100, 8000), k=OWN)
+        prompt = self._prefix + self._dice.choices(range(100, 8000), k=OWN)
         asked, first = await moments(self.engine, f"{self._asked}", prompt, output=1)
         return (first - asked) * 1e3
 
@@ -55,38 +54,34 @@ class Pair:
 async def measure(
     engine: AsyncEngine, shared: int, turns: int, restarted: Callable[[], AsyncEngine] | None = None
 ) -> Comparison:
-    """The known beginning, and the unknown one, turn by turn. `restarted` builds the engine again, for one more each turn."""
+    """The cached prefix, and the cold one, turn by turn. `restarted` builds the engine again, for one more each turn."""
     pair = Pair(engine, shared)
 
     async def each() -> tuple[float, ...]:
-        unknown = await pair.unknown()
-        known = await pair.known()
+        cold = await pair.cold()
+        cached = await pair.cached()
         if restarted is None:
-            return known, unknown
+            return cached, cold
         await pair.engine.drain(0)
         pair.engine.close()
         pair.engine = restarted()
-        return await pair.known(), known, unknown
+        return await pair.cached(), cached, cold
 
     found = zip(*(await take_turns({"each": each}, turns, warm_up=int(restarted is None)))["each"], strict=True)
-    names = ("after a restart", "known", "unknown")[0 if restarted else 1 :]
+    names = ("after a restart", "cached", "cold")[0 if restarted else 1 :]
     pair.engine.close()
-    return Comparison(f"first token, {shared} shared tokens", "ms", dict(zip(names, found, strict=True)))
+    return Comparison(f"TTFT, {shared} shared tokens", "ms", dict(zip(names, found, strict=True)))
 
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="S")
-    parser.add_argument("--shared", type=int, default=1024, help="tokens of the beginning (default 1024)")
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "attend-shapes", help="for the checkpoint")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--model", type=Path, help="a checkpoint folder or GGUF file, in place of a shape")
+    parser = options_of(__doc__, turns=20)
+    parser.add_argument("--shared", type=int, default=1024, help="tokens of the prefix (default 1024)")
+    parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: shape S with random weights")
     parser.add_argument("--restart", action="store_true", help="build the engine again in each turn, with KV offloading")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
-    checkpoint = options.model or write_shape(options.shape, options.folder)
+    checkpoint = options.model or write_shape("S")
     length = options.shared + OWN + 1
     with tempfile.TemporaryDirectory() as disk:
         kept = disk if options.restart else ""
@@ -99,7 +94,7 @@ def main(words: list[str] | None = None) -> None:
 
         found = asyncio.run(measure(started(), options.shared, options.turns, started if options.restart else None))
     figures = found.figures()
-    file(options.json, show(figures), figures, bench="prefix", shape=str(options.model or options.shape))
+    file(options.json, show(figures), figures, bench="prefix", model=checkpoint.name)
 
 
 if __name__ == "__main__":

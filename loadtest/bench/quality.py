@@ -1,4 +1,4 @@
-"""What quantised weights cost, beside other engines' forms of the same checkpoint: attend bench quality [FOLDER]
+"""Quality of quantised weights, beside other engines' forms of the same checkpoint: attend bench quality [FOLDER]
 
 Every form reads the same windows of the same text, and is compared with our bfloat16, or float32. See `attend quality`.
 A peer takes part where `--python NAME=PATH` gives an interpreter that has it: llamacpp (llama_cpp, gguf, numpy) or
@@ -46,21 +46,23 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.facts: dict[str, Any] = json.loads(self._line())
         self.vocab_size: int = self.facts["vocab_size"]
 
     def read(self, tokens: Sequence[int], first: int) -> Callable[[int, int], Tensor]:
-        self.process.stdin.write(json.dumps({"tokens": list(tokens), "first": first}).encode() + b"\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps({"tokens": list(tokens), "first": first}).encode() + b"\n")
+        self.stdin.flush()
         size = 4 * (len(tokens) - first) * self.vocab_size
-        found = bytearray(self.process.stdout.read(size))
+        found = bytearray(self.stdout.read(size))
         if len(found) < size:
             raise self._ended()
         scores = torch.frombuffer(found, dtype=torch.float32).view(-1, self.vocab_size)
         return lambda begin, end: scores[begin:end]
 
     def _line(self) -> bytes:
-        line = self.process.stdout.readline()
+        line = self.stdout.readline()
         if not line:
             raise self._ended()
         return line
@@ -70,7 +72,7 @@ class Peer:
 
     def close(self) -> None:
         """End the process."""
-        self.process.stdin.close()
+        self.stdin.close()
         self.process.wait(60)
 
 
@@ -89,7 +91,7 @@ def prepared(folder: Path, outliers: float | None, work: Path) -> Path:
 
 def open_peers(words: Sequence[str], folder: Path) -> dict[str, Peer]:
     """All forms of the peers that are installed, by name."""
-    found = {}
+    found: dict[str, Peer] = {}
     for peer, python in (word.split("=", 1) for word in words):
         if not installed(peer, python):
             raise SystemExit(f"{python} has no {PACKAGES[peer]}")
@@ -116,11 +118,11 @@ def main(words: list[str] | None = None) -> None:
     config = read_config(folder)
     tokenizer = read_tokenizer(folder, config.vocab_size)
     context = min(CONTEXT, config.max_positions)
-    ours = open_forms(Settings(model=str(folder)), folder, list(FORMS), context)
+    ours = open_forms(Settings.model_validate({"model": str(folder)}), folder, list(FORMS), context)
     peers = open_peers(options.python, folder)
     try:
         text = read_text(options.text).cut(options.bytes)
-        found = measure(ours | peers, text, tokenizer, tokenizer.bos_token_id, context)
+        found = measure({**ours, **peers}, text, tokenizer, tokenizer.bos_token_id, context)
     finally:
         for peer in peers.values():
             peer.close()

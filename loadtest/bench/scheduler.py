@@ -1,19 +1,17 @@
-"""What the engine's bookkeeping costs a step, without any model: attend bench scheduler
+"""Scheduler overhead of a step, without a model: attend bench scheduler
 
 Requests run at once in fake steps (no torch): schedule and commit, in microseconds of CPU time, and a line fitted through them.
 """
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.plan import StepResult
 from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.params import SamplingParams
-from loadtest.bench.figures import Figure, file, show
+from loadtest.bench.figures import Figure, file, options_of, show
 
 STEPS = 200
 
@@ -39,9 +37,8 @@ def step_cost(running: int, steps: int = STEPS) -> float:
 
 def main(words: list[str] | None = None) -> None:
     """Read the flags, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256, 1024], help="requests at once")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(words)
     costs = [step_cost(size) for size in options.running]
     figures = [

@@ -1,4 +1,4 @@
-"""Streams of running servers at several loads, side by side: attend bench serve [[NAME=]URL ...] [--grpc HOST:PORT]
+"""Throughput, TTFT and inter-token time of servers, side by side: attend bench serve [[NAME=]URL ...] [--grpc HOST:PORT]
 
 Each URL is a server that speaks OpenAI's protocol, and --start NAME=COMMAND one that is started here. They take turns, each
 turn prompts of --prompt tokens and answers of 128, so many at once; all servers get the same prompts. --goodput instead: the
@@ -19,23 +19,22 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
 
+from attend.model.shapes import SHAPES
 from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, grpc_caller, http_caller
-from loadtest.bench.figures import Comparison, Figure, file, table, take_turns
+from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
 from loadtest.bench.goodput import best_rate
-from loadtest.bench.running import SERVE, Running, memory, parse_command, started
-from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, SHAPES, write_shape
-from loadtest.bench.start import marked
+from loadtest.bench.running import Running, answering, parse_command
+from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, write_shape
 from loadtest.bench.still import awake, processes_at, still
 from loadtest.measures import total
 from loadtest.options import add_seed
 from loadtest.provenance import identity
-from loadtest.server import StartError
+from loadtest.server import StartError, memory, serve_command
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT
 
 
@@ -87,8 +86,8 @@ async def load(asked: Asked, at_once: int, rounds: int, length: int) -> Load:
         rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
     answers, first, gap = (total(rows, measure) for measure in (TOTAL, TTFT, ITL))
     failed = answers.failures + total(rows, REFUSED).count
-    times = [times.percentile(percent) or 0.0 for times, percent in ((first, 50), (first, 95), (gap, 99))]
-    return Load(answers.tokens / seconds, *times, failed, caller.memory() if caller.memory else None)
+    p50, p95, p99 = (times.percentile(percent) or 0.0 for times, percent in ((first, 50), (first, 95), (gap, 99)))
+    return Load(answers.tokens / seconds, p50, p95, p99, failed, caller.memory() if caller.memory else None)
 
 
 async def loads(everybody: Sequence[Asked], options: argparse.Namespace) -> list[Comparison]:
@@ -130,8 +129,13 @@ def parse_url(text: str) -> tuple[str, str]:
 def found_at(url: str, running: Running | None) -> Callable[[], list[psutil.Process]]:
     """All processes of a server, as they are whenever that is asked."""
     if running:
-        return partial(marked, running.mark)
+        return running.server.processes
     return lambda: [psutil.Process(process) for process in processes_at(url)]
+
+
+def memory_of(processes: Callable[[], list[psutil.Process]]) -> float:
+    """MiB of the processes as they are now."""
+    return memory(processes())
 
 
 async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -> list[Comparison]:
@@ -143,7 +147,7 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -
             flags = {"ignore_eos": not options.eos, "sampled": options.sampled}
             caller = await stack.enter_async_context(http_caller(url, name, **flags))
             here = [process.pid for process in processes()]
-            caller = replace(caller, memory=(lambda one=processes: memory(one())) if here else None)
+            caller = replace(caller, memory=(partial(memory_of, processes)) if here else None)
             callers.append(caller if is_own else replace(caller, processes=tuple(here)))
         if options.grpc:
             callers.append(await stack.enter_async_context(grpc_caller(options.grpc, sampled=options.sampled)))
@@ -157,7 +161,7 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -
 
 def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, turns=6)
     parser.add_argument("urls", nargs="*", type=parse_url, metavar="[NAME=]URL", help="servers; default: one of its own")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="Attend's gRPC address, which takes part too")
     own = parser.add_mutually_exclusive_group()
@@ -176,13 +180,11 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, nargs="+", default=[PROMPT], help=f"tokens of a prompt (default {PROMPT})")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7 and top_p 0.95, instead of greedy answers")
     parser.add_argument("--rounds", type=int, default=2, help="requests of a turn, as a multiple of those at once (default 2)")
-    parser.add_argument("--turns", type=int, default=6, help="turns of each server (default 6)")
     parser.add_argument("--text", action="store_true", help="prompts of words, for servers that take no token ids")
     parser.add_argument("--eos", action="store_true", help="let answers end by themselves, for servers without ignore_eos")
     parser.add_argument("--goodput", action="store_true", help="search the highest rate that keeps the service level")
     parser.add_argument("--seconds", type=float, default=20.0, help="arrivals of one trial of --goodput (default 20)")
     add_seed(parser)
-    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     return parser.parse_args(arguments)
 
 
@@ -198,13 +200,14 @@ def cells(found: Sequence[Comparison]) -> Iterator[Sequence[str]]:
 
 def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[list[Running], Comparison]:
     """A server of each command, and the seconds to its first token in each of its starts. Raises StartError."""
-    running, seconds = [], {}
+    running: list[Running] = []
+    seconds: dict[str, list[float]] = {}
     for name, command in commands:
         log, seconds[name] = FOLDER / f"serve-{len(running)}.log", []
         for _ in range(STARTS - 1):
-            with started(name, command, log) as one:
+            with answering(name, command, log) as one:
                 seconds[name].append(one.seconds)
-        running.append(stack.enter_context(started(name, command, log)))
+        running.append(stack.enter_context(answering(name, command, log)))
         seconds[name].append(running[-1].seconds)
     return running, Comparison("the command to the first token", "s", seconds)
 
@@ -212,7 +215,7 @@ def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[
 def own_command(options: argparse.Namespace) -> list[str]:
     """That of the Attend of its own."""
     model = [str(write_shape(options.shape))] if options.shape else [options.model] if options.model else []
-    return [*SERVE, *model, *(["--single"] if options.single else []), "--port", "{port}", "--grpc-port", "{grpc}"]
+    return serve_command(*model, *(["--single"] if options.single else []))
 
 
 def main(arguments: list[str] | None = None) -> None:

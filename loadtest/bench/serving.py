@@ -1,9 +1,8 @@
-"""The numbers of the serving path: OMP_WAIT_POLICY=PASSIVE attend bench serving [what ...] [--json FILE]
+"""What the service adds to the engine: OMP_WAIT_POLICY=PASSIVE attend bench serving [what ...]
 
-parse: reading a request. busy: the engine's steps while the service tokenizes and compiles. per-token: processor time of
-a token without the model. mask: structured output against none. All in one process without Ray, with the threads and the
-waiting policy that `attend serve` sets; over-http, only where it is named, starts a server of the default model (or of a
---shape), or takes one that runs already (--http).
+parse: reading a request. per-token: CPU time of a token without the model. mask: structured output against none. All in one
+process without Ray, with the threads and the waiting policy that `attend serve` sets. over-http, only where it is named: a
+server of its own beside the same engine in this process, with the default model or a --shape.
 """
 
 import argparse
@@ -11,12 +10,13 @@ import tempfile
 from pathlib import Path
 
 from attend.model.config import DEFAULT_MODEL
-from loadtest.bench import busy, mask, over_http, parsing, per_token
-from loadtest.bench.figures import Figure, file, show
-from loadtest.bench.shapes import SHAPES, write_shape
+from attend.model.shapes import SHAPES
+from loadtest.bench import mask, over_http, parsing, per_token
+from loadtest.bench.figures import Figure, file, options_of, show
+from loadtest.bench.shapes import write_shape
 from loadtest.options import add_seed
 
-ALONE = ("parse", "busy", "per-token", "mask")
+ALONE = ("parse", "per-token", "mask")
 WHAT = (*ALONE, "over-http")
 
 
@@ -25,30 +25,23 @@ def measure(what: str, options: argparse.Namespace) -> list[Figure]:
     turns, tokens = options.turns, options.tokens
     if what == "parse":
         return parsing.run(10 * turns)
-    if what == "busy":
-        return busy.run(turns, options.seconds)
     if what == "per-token":
         return per_token.run(turns, tokens)
     if what == "mask":
         return mask.run(turns, tokens, options.model)
     folder = write_shape(options.shape) if options.shape else DEFAULT_MODEL
     log = Path(tempfile.gettempdir()) / "attend-bench.log"
-    return over_http.run(turns, tokens, options.http, folder, log, options.seed)
+    return over_http.run(turns, tokens, folder, log, options.seed)
 
 
 def read_flags(words: list[str] | None = None) -> argparse.Namespace:
     """The command line; `words` instead of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, turns=7)
     parser.add_argument("what", nargs="*", metavar="what", help=f"of {', '.join(WHAT)}; default: all but over-http")
-    parser.add_argument("--turns", type=int, default=7, help="measurements of each quantity (default 7)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each stream (default 256)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of a phase of busy (default 8)")
-    parser.add_argument("--http", help="server of over-http; default: one of its own")
     parser.add_argument("--shape", choices=list(SHAPES), help="what over-http serves; default: the default model")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="what mask serves; default: the default model")
-    parser.add_argument("--profile", action="store_true", help="also print where per-token's time goes")
     add_seed(parser)
-    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
     options = parser.parse_args(words)
     for what in options.what:
         if what not in WHAT:
@@ -65,8 +58,6 @@ def main(words: list[str] | None = None) -> None:
     options = read_flags(words)
     figures = [figure for what in options.what or ALONE for figure in measure(what, options)]
     file(options.json, show(figures), figures, bench="serving", seed=options.seed)
-    if options.profile:
-        per_token.profile(options.tokens)
 
 
 if __name__ == "__main__":

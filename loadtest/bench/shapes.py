@@ -47,9 +47,9 @@ def _write(sizes: dict[str, int], target: Path) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(0)
-    special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    config = LlamaConfig(**sizes, **special, max_position_embeddings=2048, tie_word_embeddings=True)
-    net = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    about: dict[str, Any] = sizes | {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    config = LlamaConfig(**about, max_position_embeddings=2048, tie_word_embeddings=True)
+    net = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter_name, parameter in net.named_parameters():
             if parameter.dim() == 2:  # spread, so that the argmax is not the same token for ever

@@ -1,27 +1,24 @@
 """One process without Ray beside Ray Serve, both with the default model: attend bench single
 
 Each turn starts either server, reads the memory of its processes (shared pages counted once), asks it for streams over both
-transports, and stops it. The table shows the first over the second.
+transports, and stops it with SIGINT. The table shows both, and the first over the second.
 """
 
-import argparse
 import asyncio
+import signal
 import sys
 from collections import defaultdict
 from contextlib import AsyncExitStack
-from functools import partial
-from pathlib import Path
 
 from loadtest.bench.client import Prompts, closed_loop, grpc_caller, http_caller
-from loadtest.bench.figures import Comparison, file, show
-from loadtest.bench.running import memory
+from loadtest.bench.figures import Comparison, file, options_of, show
+from loadtest.bench.running import answering
 from loadtest.bench.shapes import FOLDER
-from loadtest.bench.start import marked, start_and_stop
 from loadtest.measures import total
-from loadtest.server import Address, StartError
+from loadtest.server import Address, StartError, memory, serve_command, wait_ready
 from loadtest.stream import REFUSED, TOTAL
 
-KINDS = {"single": ["--single"], "Ray": []}
+KINDS: dict[str, tuple[str, ...]] = {"single": ("--single",), "Ray": ()}
 AT_ONCE = (1, 16, 64)
 PROMPT, OUTPUT, STREAMS, WARM_UP = 64, 64, 4, 8
 """Tokens of a prompt and of an answer; answers one after another of each caller; calls before they count."""
@@ -46,26 +43,27 @@ async def speeds(address: Address, found: Found) -> None:
                 found[f"{caller.name}, {at_once} at once", "tokens/s"].append(count * OUTPUT / seconds)
 
 
-def use(found: Found, address: Address, mark: str) -> None:
-    """What one server takes and gives."""
-    asyncio.run(speeds(address, found))
-    found["memory after that", "MiB"].append(memory(marked(mark)))
+def turn(kind: str, found: Found) -> None:
+    """What one server takes and gives, from its start to its end. Raises StartError."""
+    log = FOLDER / f"{kind}.log"
+    with answering(kind, serve_command(*KINDS[kind]), log) as one:
+        found["the command to the first token", "s"].append(one.seconds)
+        wait_ready(one.server, log)
+        asyncio.run(speeds(one.server.address, found))
+        found["memory after that", "MiB"].append(memory(one.server.processes()))
+        found["Ctrl-C to the end of every process", "s"].append(one.server.stop(signal.SIGINT))
 
 
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=3, help="servers of each kind (default 3)")
-    parser.add_argument("--json", type=Path, help="write the figures here too, with every value")
+    parser = options_of(__doc__, turns=3)
     options = parser.parse_args(words)
     FOLDER.mkdir(exist_ok=True)
     found: dict[str, Found] = {kind: defaultdict(list) for kind in KINDS}
     try:
         for _ in range(options.turns):
-            for kind, flags in KINDS.items():
-                first, end = start_and_stop(FOLDER / f"{kind}.log", flags, partial(use, found[kind]))
-                found[kind]["the command to the first token", "s"].append(first)
-                found[kind]["Ctrl-C to the end of every process", "s"].append(end)
+            for kind in KINDS:
+                turn(kind, found[kind])
     except StartError as error:
         sys.exit(str(error))
     pairs = [Comparison(*what, {kind: found[kind][what] for kind in KINDS}) for what in found["single"]]

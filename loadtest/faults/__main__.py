@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from loadtest.bench.machine import machine
@@ -22,7 +23,7 @@ from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.deaths import DEATHS
 from loadtest.faults.measure import Measure
 from loadtest.faults.trial import SERVES, Setting, settings, try_attacks
-from loadtest.server import StartError, terminable
+from loadtest.server import StartError
 
 OUT = Path(__file__).parents[1] / "out" / "faults.json"
 DEATH = "deaths"
@@ -30,7 +31,7 @@ Found = dict[str, dict[str, list[Measure]]]
 """By setting, or DEATH, and name."""
 
 
-def note(place: str, name: str, measures: list[Measure], found: Found) -> None:
+def note(found: Found, place: str, name: str, measures: list[Measure]) -> None:
     """Keep what was measured, and say it."""
     found.setdefault(place, {})[name] = measures
     OUT.parent.mkdir(exist_ok=True)
@@ -84,7 +85,9 @@ def read_found() -> Found:
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--serve", choices=SERVES, help="this server alone")
     parser.add_argument("--keys", choices=KEYS, help="callers with a key each, with one shared key, or with none alone")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[*ATTACKS, *DEATHS], help="these, not all")
@@ -100,10 +103,10 @@ def run(options: argparse.Namespace, found: Found) -> None:
     for setting in settings(options.serve, options.keys):
         lacking = [name for name in names if name not in found.get(str(setting), {})]
         if sensible(lacking, setting.keys):
-            try_attacks(setting, lacking, options.seconds, lambda name, one, place=str(setting): note(place, name, one, found))
+            try_attacks(setting, lacking, options.seconds, partial(note, found, str(setting)))
     if Setting("ray", "each") in settings(options.serve, options.keys):
         for name in (name for name in names if name in DEATHS and name not in found.get(DEATH, {})):
-            note(DEATH, name, DEATHS[name](), found)
+            note(found, DEATH, name, DEATHS[name]())
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -117,8 +120,7 @@ def main(words: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the attacker's connections
     found = read_found() if options.resume else {}
     try:
-        with terminable():
-            run(options, found)
+        run(options, found)
     except StartError as error:
         print(error, file=sys.stderr)
         return 1

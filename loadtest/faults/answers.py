@@ -6,6 +6,7 @@ Each looks at the answers. Most are done with a few calls.
 import asyncio
 import itertools
 import re
+from typing import Any
 
 import aiohttp
 
@@ -56,7 +57,7 @@ async def a_second_authorization(a: Attacker) -> None:
 
 @attack(("each", "shared"), ends=True)
 async def guessed_keys(a: Attacker) -> None:
-    """40 calls with keys that are not known, to routes that generate nothing: an operator sees them"""
+    """40 calls with unknown keys to routes that generate nothing: an operator sees them"""
 
     def counted() -> float:
         return sum(map(float, COUNTED.findall(a.target.get("/metrics")[1])))
@@ -97,7 +98,7 @@ async def other_hosts(a: Attacker) -> None:
 
 @attack(ends=True)
 async def smuggled_requests(a: Attacker) -> None:
-    """two lengths, a length beside chunks, a line end that is bare: one connection, and a second call hidden in the body"""
+    """request smuggling: two lengths, a length beside chunks, a bare line end"""
     hidden = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
     head = a.head(COMPLETIONS, len(BODY) + len(hidden))[:-2]
     length = b"content-length: %d\r\n" % (len(BODY) + len(hidden))
@@ -131,7 +132,7 @@ async def odd_paths(a: Attacker) -> None:
 async def headers_of_our_own(a: Attacker) -> None:
     """calls that bring x-attend-full, x-attend-edge and the like, 8 at a time"""
     own = {"x-attend-full": "1", "x-attend-edge": "1", "x-attend-ignored": "a", "retry-after": "100"}
-    found = []
+    found: list[str] = []
 
     async def one() -> None:
         url, headers = a.target.address.http + COMPLETIONS, a.target.headers("open") | own
@@ -169,7 +170,7 @@ async def guessed_prompts(a: Attacker) -> None:
 
 @attack(fills=True)
 async def replays(a: Attacker) -> None:
-    """streams that go on after the middle of an answer of 200 tokens, 16 at a time: the text must be the answer's"""
+    """streams resumed in the middle of an answer of 200 tokens, 16 at a time"""
     body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0.7, "seed": 1}
     events = await streamed(a, body, "")
     if not events:
@@ -188,7 +189,7 @@ async def replays(a: Attacker) -> None:
         a.check("streams that went on with another text", changed)
 
 
-async def streamed(a: Attacker, body: dict, after: str) -> list[tuple[str, str]]:
+async def streamed(a: Attacker, body: dict[str, Any], after: str) -> list[tuple[str, str]]:
     """The events of a stream: each one's id and what of its data is not its moment."""
     headers = a.target.headers("open") | ({"last-event-id": after} if after else {})
     found, last = [], ""

@@ -26,7 +26,7 @@ class Attacker:
 
     def __init__(self, target: Target, session: aiohttp.ClientSession, channel: grpc.aio.Channel) -> None:
         self.target, self.session, self.channel = target, session, channel
-        self.stub: Any = GenerationServiceStub(channel)
+        self.stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
         self.outcomes: Counter[str] = Counter()
         self.checks: list[Measure] = []
         place = urlsplit(target.address.http)

@@ -129,8 +129,8 @@ def ranked() -> dict[str, Any]:
 WORDS = [f"word number {index} of the forbidden ones" for index in range(64)]
 BAD_WORDS = {"prompt": [f"prompt {index}" for index in range(16)], "n": 8, "max_tokens": 1, "bad_words": WORDS}
 FAILING = slow_schema()
-STOPS = {"stop": [" " * 255 + mark for mark in "abcd"], "logit_bias": {"220": 50}}
-TABLES = {
+STOPS: dict[str, Any] = {"stop": [" " * 255 + mark for mark in "abcd"], "logit_bias": {"220": 50}}
+TABLES: dict[str, Any] = {
     "logit_bias": {str(token): 1 for token in range(300)},
     "allowed_token_ids": [*range(8000)],
     "stop_token_ids": [*range(7000, 7300)],
@@ -196,7 +196,7 @@ add_floods(
             fills=True,
         ),
         "large log probabilities": Flood(
-            "prompt_logprobs at its limit: answers of 55 MB, 2 at a time",
+            "answers of 55 MB, 2 at a time",
             COMPLETIONS,
             {"prompt": [[7] * 1000] * 40, "max_tokens": 1, "prompt_logprobs": 20},
             2,

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -94,7 +95,8 @@ class Calls:
             metadata = [("application", "default")]
             try:
                 request = pb.GenerateRequest(text="a", max_tokens=2)
-                GenerationServiceStub(channel).Generate(request, metadata=metadata, timeout=CALL_SECONDS)
+                stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
+                stub.Generate(request, metadata=metadata, timeout=CALL_SECONDS)
             except grpc.RpcError as error:
                 known = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED)
                 return "refused" if error.code() in known else str(error.code().name)
@@ -141,7 +143,7 @@ class Calls:
         seen = f"{longest.transport}, {longest.result}, begun {longest.began - when:+.2f} s"
         return [
             Measure("longest call", longest.seconds, "s", fail, seen),
-            Measure("calls that ended in no shape of ours", len(broken), "", None, ", ".join(sorted(set(broken)))),
+            Measure("unexpected errors", len(broken), "", None, ", ".join(sorted(set(broken)))),
             Measure("answering again", max(back.values()), "s", again),
         ]
 
@@ -214,7 +216,7 @@ def of_api(target: Target, path: str, body: bytes | None = None, kind: str = "ap
 
 @death
 def replica_killed_in_the_middle_of_a_batch() -> list[Measure]:
-    """SIGKILL of the only replica in the middle of a batch (`batch_folder`), which the next one goes on with"""
+    """SIGKILL of the only replica in the middle of a batch (`batch_folder`)"""
     count, body = 60, {"prompt": "def f(", "max_tokens": 64}
     lines = [{"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": body} for at in range(count)]
     parts = {'purpose"': "batch", 'file"; filename="lines.jsonl"': "\n".join(map(json.dumps, lines))}
@@ -255,7 +257,7 @@ def haproxy_killed() -> list[Measure]:
 
 @death
 def haproxy_and_its_manager_killed() -> list[Measure]:
-    """SIGKILL of HAProxy's manager, an actor of Serve, and then of HAProxy"""
+    """SIGKILL of HAProxy's manager (a Serve actor), then of HAProxy"""
     with running(FAST) as target:
         target.send(MANAGER, signal.SIGKILL)
         return struck(target, HAPROXY, signal.SIGKILL, REPLACE_SECONDS)
@@ -374,7 +376,7 @@ def compiling_kills_nobody() -> list[Measure]:
 
 @death
 def a_long_prefill_kills_nobody() -> list[Measure]:
-    """no death: prompts of 2000 tokens for a model of 1.2G parameters, in steps of 2048 tokens, for 60 s"""
+    """no death: prompts of 2000 tokens, 1.2G parameters, steps of 2048 tokens, for 60 s"""
     prompts = Prompts()
 
     async def load(a: Attacker) -> None:

@@ -22,5 +22,5 @@ class Measure:
     def text(self) -> str:
         """The value with its unit, and the limit."""
         value = "never" if math.isinf(self.value) else f"{self.value:.3g}"
-        limit = "" if self.most is None else f" (at most {self.most:.3g})"
+        limit = "" if self.most is None or self.value == self.most == 0 else f" (at most {self.most:.3g})"
         return f"{self.what} {value}{' ' + self.unit if self.unit else ''}{limit}"

@@ -11,8 +11,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import aiohttp
 import grpc
@@ -131,7 +132,7 @@ class Neighbours:
                 kind, since = self.waiting.pop(number)
                 getattr(self.seen, kind).append(time.monotonic() - since)  # the silence before a cut is a gap too
 
-    async def _read(self, number: int, body: dict) -> None:
+    async def _read(self, number: int, body: dict[str, Any]) -> None:
         assert self.session is not None
         url = f"{self.wanted.url}/v1/completions"
         async with self.session.post(url, json=body, headers=self.wanted.stream) as answer:
@@ -204,7 +205,7 @@ class Neighbours:
                 self.seen.lost_probes.append(f"{what}: {answer}")
             await asyncio.sleep(EVERY)
 
-    def jobs(self) -> list:
+    def jobs(self) -> list[Coroutine[Any, Any, None]]:
         """All that goes on at once."""
         probes = [self.probe(what) for what in ("/healthz", "/readyz", "grpc.health")]
         refused = [self.be_refused()] if self.wanted.refused else []
@@ -246,7 +247,7 @@ async def main() -> None:
 class Watched:
     """The neighbours' process, asked from here."""
 
-    def __init__(self, process: subprocess.Popen) -> None:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
 
     def take(self) -> Seen:

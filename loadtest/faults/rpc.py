@@ -147,7 +147,7 @@ async def short_timeouts(a: Attacker) -> None:
 @attack()
 async def messages_of_noise(a: Attacker) -> None:
     """1 MB of bytes that are no message, 16 at a time"""
-    call = a.channel.unary_unary("/attend.v1.GenerationService/Generate")
+    call = a.channel.unary_unary("/attend.v1.GenerationService/Generate", None, None)
     noise = bytes(range(256)) * 4096
 
     async def one() -> None:
@@ -303,7 +303,7 @@ async def endless_fields(a: Attacker) -> None:
 
 @attack()
 async def header_bombs(a: Attacker) -> None:
-    """calls of 16 KB whose fields are 4 KB each once HPACK has unpacked them, 50 at a time on 4 connections"""
+    """HPACK bombs: calls of 16 KB whose fields become 4 KB each, on 4 connections"""
 
     async def job(connection: Http2) -> None:
         stream = 1
@@ -319,7 +319,7 @@ async def header_bombs(a: Attacker) -> None:
 
 @attack(fills=True)
 async def streams_without_a_window(a: Attacker) -> None:
-    """streams over gRPC whose callers have no room for a byte, 50 on each of 2 connections"""
+    """gRPC streams with a flow-control window of 0, 50 on each of 2 connections"""
     data = message(LONG.SerializeToString())
 
     async def one() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -17,11 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.server import START_SECONDS, Address, StartError, free_port
+from loadtest import server
+from loadtest.server import START_SECONDS, StartError
 
-MARK = "ATTEND_FAULTS_SERVER"
-"""A variable that every process of a server inherits, whatever becomes of its parents."""
-STOP_SECONDS = 60.0
 PAUSE = 0.02
 REPLICA, CONTROLLER, HAPROXY, MANAGER, GCS = (
     "ray::ServeReplica",
@@ -44,12 +41,9 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
 
 
 @dataclass
-class Target:
+class Target(server.Server):
     """One `attend serve`, started with its standard error in a pipe of ours."""
 
-    address: Address
-    process: subprocess.Popen
-    mark: str
     keys: dict[str, str]
     """The secret of each key by its name; empty where the server asks for none."""
     lines: list[str] = field(default_factory=list)
@@ -59,15 +53,6 @@ class Target:
     def headers(self, key: str = "open") -> dict[str, str]:
         """The headers of a call with a key."""
         return {"content-type": "application/json"} | ({"authorization": f"Bearer {self.keys[key]}"} if self.keys else {})
-
-    def processes(self) -> list[psutil.Process]:
-        """Every living process of the server."""
-        found = []
-        for process in psutil.process_iter(["environ", "status"]):
-            alive = process.info["status"] != psutil.STATUS_ZOMBIE
-            if alive and (process.info["environ"] or {}).get(MARK) == self.mark:
-                found.append(process)
-        return found
 
     def pids(self, what: str) -> list[int]:
         """The processes whose command line holds `what`, the youngest last."""
@@ -103,7 +88,7 @@ class Target:
 
         def answered() -> bool:
             with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
-                return answer.status == 200
+                return bool(answer.status == 200)
             return False
 
         return wait_for(answered, seconds)
@@ -138,43 +123,19 @@ def started(
     files: int | None = None,
 ) -> Iterator[Target]:
     """A server that has begun to start, with more variables than ours in its environment, and with the soft limit `files` on
-    open files, as a login shell or systemd sets it.
-
-    Whatever happens in the block, no process of it is left after it.
+    open files, as a login shell or systemd sets it. See `loadtest.server.started`.
     """
-    http, grpc = free_port(), free_port()
-    while grpc == http:
-        grpc = free_port()
-    mark, (read, write) = secrets.token_hex(8), os.pipe()
     limit = [] if files is None else ["sh", "-c", f'ulimit -Sn {files}; exec "$@"', "sh"]
-    command = [
-        *limit,
-        sys.executable,
-        "-m",
-        "attend.service.commands.cli",
-        "serve",
-        *flags,
-        "--port",
-        str(http),
-        "--grpc-port",
-        str(grpc),
-    ]
-    variables = {**os.environ, **(environment or {}), MARK: mark}
-    process = subprocess.Popen(command, stdout=write, stderr=write, env=variables, start_new_session=True)
-    os.close(write)
-    target = Target(Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"), process, mark, keys or {})
-    target.reading.set()
-    threading.Thread(target=target.read_lines, args=(read,), daemon=True).start()
-    try:
-        yield target
-    finally:
+    read, write = os.pipe()
+    with server.started([*limit, *server.serve_command(*flags)], write, environment) as one:
+        os.close(write)
+        target = Target(one.address, one.process, one.mark, keys or {})
         target.reading.set()
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        for each in target.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+        threading.Thread(target=target.read_lines, args=(read,), daemon=True).start()
+        try:
+            yield target
+        finally:
+            target.reading.set()
 
 
 @contextlib.contextmanager

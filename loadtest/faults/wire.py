@@ -52,7 +52,7 @@ async def kept_connections(a: Attacker) -> None:
 
 @attack()
 async def tiny_connections(a: Attacker) -> None:
-    """connections that are reset as soon as they are made, half of them after a byte, 128 at a time"""
+    """connections that are reset at once, half of them after a byte, 128 at a time"""
 
     async def one() -> None:
         number = next(_numbers)
@@ -121,7 +121,7 @@ async def awaited_bodies(a: Attacker) -> None:
 
 @attack()
 async def bytes_in_chunks(a: Attacker) -> None:
-    """bodies of 64 KB of which each byte is a chunk, 16 at a time"""
+    """chunked bodies of 64 KB, a byte a chunk, 16 at a time"""
     body = b'{"prompt":"a","max_tokens":1,"user":"' + b"x" * 200 + b'"' + b" " * 65_000 + b"}"
     data = a.head(COMPLETIONS, None, connection="close") + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
 
@@ -148,7 +148,7 @@ async def slow_readers(a: Attacker) -> None:
 
 @attack(fills=True)
 async def answers_unread(a: Attacker) -> None:
-    """answers of 5 MB that nobody reads, 64 at a time, by callers who have room for 2 KB"""
+    """answers of 5 MB that nobody reads, 64 at a time, receive buffers of 2 KB"""
 
     async def one() -> None:
         async with a.connection(receive=2048) as (_, writer):

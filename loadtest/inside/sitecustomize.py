@@ -9,7 +9,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 FOLDER = "SOAK_FOLDER"
 POISON = (4097, 4099, 4097, 4099)
@@ -17,17 +19,17 @@ POISON = (4097, 4099, 4097, 4099)
 EVERY = 2.0
 
 
-def poisoned(tokens) -> bool:
+def poisoned(tokens: Sequence[int]) -> bool:
     """Whether the tokens of a step hold POISON."""
     size, first = len(POISON), POISON[0]
     return any(token == first and tuple(tokens[at : at + size]) == POISON for at, token in enumerate(tokens))
 
 
-def poison(runner) -> None:
+def poison(runner: Any) -> None:
     """Make steps with POISON raise."""
     submit = runner.submit
 
-    def checked(self, step):
+    def checked(self: Any, step: Any) -> Any:
         if poisoned(step.tokens):
             raise RuntimeError("a poisoned prompt")
         return submit(self, step)
@@ -43,8 +45,8 @@ def watch(folder: Path) -> None:
     for kind in (runner, *runner.__subclasses__()):
         if "submit" in vars(kind):
             poison(kind)
-    tasks = getattr(asyncio.tasks, "_scheduled_tasks", None)  # Python 3.12's name; of all loops of the process
-    tasks = asyncio.tasks._all_tasks if tasks is None else tasks
+    inner = vars(asyncio.tasks)  # of all loops of the process
+    tasks = inner["_scheduled_tasks" if sys.version_info >= (3, 12) else "_all_tasks"]
     counted = folder / f"{os.getpid()}.tasks"
     while True:
         counted.write_text(str(len(tasks)))

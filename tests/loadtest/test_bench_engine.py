@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -12,12 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.bench import all as everything
-from loadtest.bench import engine, gate, start
+from loadtest import server
+from loadtest.bench import engine, gate
 from loadtest.bench.contestant import TREE, Contestant, PeerError, installed, together
 from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES, parameters
+from loadtest.server import Address
 from tests.service.server import wait_for
 
 PEERS = Path("loadtest/bench/peers")
@@ -217,7 +219,6 @@ def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_o
         ["--shape", "XL"],
         ["--peer", "no"],
         ["--weights", "int5"],
-        ["--isa", "sse"],
         ["--python", "openvino"],
         ["--peer", "openvino", "--python", "openvino=/bin/false"],
     ],
@@ -245,53 +246,26 @@ def test_the_shapes_have_the_parameters_that_they_are_named_after():
     }
 
 
-PAGE = """# Numbers
-
-<!-- bench:engine --shape S -->
-old
-<!-- /bench -->
-
-between
-
-<!-- bench:start -->
-older
-<!-- /bench -->
-"""
-
-
-def test_a_page_gets_the_table_of_each_benchmark_that_it_names_and_keeps_the_rest():
-    asked = []
-
-    def measure(words):
-        asked.append(words)
-        return f"| {words[0]} |"
-
-    found = everything.rewrite(PAGE, measure)
-    assert asked == [["engine", "--shape", "S"], ["start"]]
-    assert "old" not in found and "\nbetween\n" in found
-    assert "<!-- bench:engine --shape S -->\n\n| engine |\n\n<!-- /bench -->" in found
-    assert everything.rewrite(found, measure) == found
-
-
-def test_only_the_named_benchmarks_are_made_again():
-    found = everything.rewrite(PAGE, lambda words: "new", only=["start"])
-    assert "old\n" in found and "older" not in found
-
-
 def test_marked_processes_are_found_whoever_their_parent_is():
-    environment = os.environ | {start.MARK: "here"}
+    environment = os.environ | {server.MARK: "here"}
     script = f"{sys.executable} -c 'import time; time.sleep(60)' >/dev/null & echo $!"
     pid = int(subprocess.run(["sh", "-c", script], env=environment, stdout=subprocess.PIPE, check=True, text=True).stdout)
     try:
-        assert wait_for(lambda: [each.pid for each in start.marked("here")] == [pid])
-        assert not start.marked("there")
+        assert wait_for(lambda: [each.pid for each in server.Server(Address("", ""), None, "here").processes()] == [pid])
+        assert not server.Server(Address("", ""), None, "there").processes()
     finally:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_no_benchmark_is_without_help():
-    for name in ("engine", "serve", "start", "gate", "all", "limits", "scheduler", "serving"):
-        module = __import__(f"loadtest.bench.{name}", fromlist=["main"])
-        with pytest.raises(SystemExit) as ended:
-            module.main(["--help"])
-        assert ended.value.code == 0
+BENCHMARKS = sorted(path.stem for path in (TREE / "loadtest/bench").glob("*.py") if "\ndef main(" in path.read_text())
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_option_of_a_benchmark_is_explained(name, monkeypatch):
+    parsers = []
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", lambda parser, words=None: parsers.append(parser) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"loadtest.bench.{name}").main([])
+    (parser,) = parsers
+    assert [action.dest for action in parser._actions if not action.help] == []
+    assert f"attend bench {name}" in parser.format_help()

@@ -36,11 +36,6 @@ def test_llama_moves_as_much_or_computes_as_often_and_has_no_switch(name):
         assert features(llama) == features(tiny_config())
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
-def test_of_a_small_part_one_layer_of_four_attends(name):
-    assert config_of(name, busy=True).delta_layers == (0, 1, 2)
-
-
 DELTA = {"delta": DeltaSpec(1, 2, 16, 16, 4), "delta_layers": (0,)}
 
 

@@ -1,4 +1,4 @@
-"""A known beginning is the last one that was asked for; an unknown one is new."""
+"""A cached prefix is the last one that was sent; a cold one is new."""
 
 import asyncio
 from types import SimpleNamespace
@@ -23,10 +23,10 @@ class Recorder:
         self.closed = True
 
 
-def test_prompts_come_in_pairs_with_one_beginning_and_two_ends():
+def test_prompts_come_in_pairs_with_one_prefix_and_two_ends():
     engine = Recorder()
     found = asyncio.run(measure(engine, shared=64, turns=3))
-    assert {name: len(values) for name, values in found.values.items()} == {"known": 3, "unknown": 3}
+    assert {name: len(values) for name, values in found.values.items()} == {"cached": 3, "cold": 3}
     pairs = list(zip(engine.prompts[::2], engine.prompts[1::2], strict=True))
     assert len(pairs) == 4  # one to warm up
     assert all(one[:64] == other[:64] and one[64:] != other[64:] for one, other in pairs)
@@ -44,6 +44,6 @@ def test_with_restarts_each_turn_asks_once_more_of_an_engine_that_was_built_agai
         return engines[-1]
 
     found = asyncio.run(measure(engines[0], 64, 2, restarted))
-    assert {name: len(values) for name, values in found.values.items()} == {"after a restart": 2, "known": 2, "unknown": 2}
+    assert {name: len(values) for name, values in found.values.items()} == {"after a restart": 2, "cached": 2, "cold": 2}
     assert [len(engine.prompts) for engine in engines] == [2, 3, 1]
     assert engines[0].prompts[1][:64] == engines[1].prompts[0][:64] != engines[1].prompts[1][:64]

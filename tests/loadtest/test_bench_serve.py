@@ -44,7 +44,7 @@ def heard(parts):
     """How often the stream heard something."""
     stream = Stream()
     asyncio.run(read_events(pieces(parts), stream))
-    return len(stream.gaps) + (stream.first is not None)
+    return len(stream.gaps) + bool(stream.first)
 
 
 def cut(data, size):
@@ -334,8 +334,8 @@ def test_what_was_started_ends_with_a_run_that_is_ended(tmp_path):
     [
         (["--start", "no-name --port {port}"], "is not NAME=COMMAND"),
         (["--start", "x=no-port"], "is not NAME=COMMAND"),
-        (["--start", "x=/nowhere/server {port}"], "x did not start"),
-        (["--start", "x=/bin/false {port}"], "no token came"),
+        (["--start", "x=/nowhere/server {port}"], "/nowhere/server did not start"),
+        (["--start", "x=/bin/false {port}"], "x: the server was not ready"),
         (["--shape", "S", "--model", "m.gguf"], "not allowed with"),
     ],
 )

@@ -1,6 +1,7 @@
 """The parts of the load test that need no locust: prompts, profiles, loops, clocks, sums, objectives, the search."""
 
 import argparse
+import importlib
 import json
 import random
 from collections import Counter
@@ -228,6 +229,14 @@ def test_the_search_ends_at_the_highest_rate_that_keeps(limit, most, answer):
     assert low <= limit
     assert (low, high) == answer or (high - low <= 0.05 * high and low <= limit < high)
     assert len(tried) == len(set(tried)) < 16
+
+
+@pytest.mark.parametrize("name", ["capacity", "faults.__main__", "load", "overload", "soak"])
+def test_every_tool_has_its_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"loadtest.{name}").main(["--help"])
+    assert ended.value.code == 0
+    assert f"python -m loadtest.{name.partition('.')[0]} " in capsys.readouterr().out
 
 
 def test_two_ports_differ(monkeypatch):

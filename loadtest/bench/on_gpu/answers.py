@@ -28,7 +28,7 @@ from attend.model.params import SamplingParams
 
 PROMPTS, OUTPUT = (7, 64, 333), 24
 """Tokens: of less than a block, of whole blocks, and of a part of one after many."""
-OPTIONS = {"dtype": "bfloat16", "max_model_len": 512, "kv_cache_memory": 1 << 28}
+OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 512, "kv_cache_memory": 1 << 28}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def prompts(vocab_size: int) -> list[list[int]]:
 def answered(folder: Path, device: str, load_format: str) -> tuple[list[Answer], dict[str, Any]]:
     """What the engine answers, and what it is."""
     engine = build_engine(folder, EngineOptions(device=device, load_format=load_format, **OPTIONS))
-    facts = {"backend": engine.info.backend, "dtype": engine.info.dtype}
+    info = engine.info
+    facts = {"backend": info.backend, "dtype": info.dtype, "recorded": info.recorded[0] > 0}
     requests = [
         Request(f"{at}", prompt, OUTPUT, SamplingParams(temperature=0.0))
         for at, prompt in enumerate(prompts(engine.info.vocab_size))
@@ -61,7 +62,6 @@ def answered(folder: Path, device: str, load_format: str) -> tuple[list[Answer],
                 found[output.request_id] += output.token_ids
 
     engine.start()
-    facts["recorded"] = engine.engine.runner.graphs is not None
     try:
         asyncio.run(read())
     finally:

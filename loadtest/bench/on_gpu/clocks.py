@@ -60,7 +60,8 @@ class Clocks:
     """
 
     def __init__(self, watching: bool = True) -> None:
-        self.watching, self.told = watching, {}
+        self.watching = watching
+        self.told: dict[str, Any] = {}
         self._seen: list[tuple[float, ...]] = []
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -92,7 +93,7 @@ class Clocks:
         if self._thread is not None:
             self._thread.join(timeout=30)
         seen: list[tuple[float, ...]] = self._seen[:]
-        self.told: dict[str, Any] = {"by": self._by if seen else NOBODY} if self.watching else {}
+        self.told = {"by": self._by if seen else NOBODY} if self.watching else {}
         for name, values in zip(UNITS, zip(*seen, strict=True), strict=False):
             self.told[name] = [min(values), median(values), max(values)]
 

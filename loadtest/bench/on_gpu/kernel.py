@@ -1,12 +1,14 @@
 """The smallest kernel, which shows whether Triton works at all."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.jit
-def double_kernel(given, doubled, SIZE: tl.constexpr):  # noqa: N803 - a constant
+@triton.jit  # type: ignore[untyped-decorator]
+def double_kernel(given: Any, doubled: Any, SIZE: tl.constexpr) -> None:  # noqa: N803 - a constant
     """Twice SIZE numbers."""
     at = tl.arange(0, SIZE)
     tl.store(doubled + at, 2 * tl.load(given + at))

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
-def start(folder, threads):
+def start(folder: str, threads: int) -> tuple[dict[str, Any], Callable[..., int]]:
     """Facts, and (prompts, output tokens, sampled) -> tokens made."""
     import torch
 
@@ -13,33 +15,33 @@ def start(folder, threads):
     from attend.model.engine.fingerprint import own_version
     from attend.model.engine.options import EngineOptions
     from attend.model.engine.request import Request
-    from attend.model.net.native import library
     from attend.model.params import SamplingParams
 
-    form, isa = os.environ.get("BENCH_FORM", "bf16"), os.environ.get("BENCH_ISA")
-    weights = {"dtype": "bfloat16", "quantize": "none" if form == "bf16" else form}
-    weights |= {"load_format": os.environ.get("BENCH_LOAD", "auto")}
-    sizes = {} if torch.cuda.is_available() else {"kv_cache_memory": 2 << 30}
-    options = EngineOptions(**weights, **sizes, num_threads=threads, prefix_caching=False)
+    form = os.environ.get("BENCH_FORM", "bf16")
+    options = EngineOptions(
+        dtype="bfloat16",
+        quantize="none" if form == "bf16" else form,
+        load_format=os.environ.get("BENCH_LOAD", "auto"),
+        kv_cache_memory=None if torch.cuda.is_available() else 2 << 30,
+        num_threads=threads,
+        prefix_caching=False,
+    )
     engine = build_engine(Path(folder), options)
-    if isa:
-        library.load().attend_choose(library.VARIANTS.index(isa))
     engine.start()
     runner, greedy, drawn = asyncio.Runner(), SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_p=0.95)
 
-    async def work(prompts, output, sampling):
+    async def work(prompts: list[list[int]], output: int, sampling: SamplingParams) -> int:
         requests = [Request(f"{at}", prompt, output, sampling, seed=at) for at, prompt in enumerate(prompts)]
         made = 0
         async for outputs in engine.generate(requests):
             made += sum(len(each.token_ids) for each in outputs)
         return made
 
-    waits = os.environ.get("OMP_WAIT_POLICY")
-    facts = {"name": "Attend", "version": own_version(), "backend": engine.info.backend, "weights": engine.info.weights}
-    facts |= {"fingerprint": engine.info.fingerprint, "samples": True}
-    facts["recorded"] = engine.engine.runner.graphs is not None
+    info, waits = engine.info, os.environ.get("OMP_WAIT_POLICY")
+    facts: dict[str, Any] = {"name": "Attend", "version": own_version(), "backend": info.backend, "weights": info.weights}
+    facts |= {"fingerprint": info.fingerprint, "samples": True, "recorded": info.recorded[0] > 0, "omp_wait_policy": waits}
 
-    def generate(prompts, output, sampled=False):
+    def generate(prompts: list[list[int]], output: int, sampled: bool = False) -> int:
         return runner.run(work(prompts, output, drawn if sampled else greedy))
 
-    return facts | {"omp_wait_policy": waits, "isa": isa}, generate
+    return facts, generate
