@@ -1,6 +1,6 @@
-"""How the tokens of a step see the past: paged KV caches, written and read by an attention backend.
+"""Paged attention: how the tokens of a step see the past, in KV caches that an attention backend writes and reads.
 
-Between the engine and a backend only block ids cross. Token p of a request lives in slot
+Between the engine and a backend only block ids cross. The slot mapping: token p of a request lives in slot
 `blocks[p // block_size] * block_size + p % block_size`; block 0 belongs to nobody and takes padding writes. Layers that keep
 the same kind of memory are a group (`ModelConfig.memory_groups`): a request has a block table for each. Under a window the
 entries of blocks that no query sees any more are 0, and a backend reads nothing there.
