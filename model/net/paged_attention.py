@@ -44,7 +44,10 @@ class Row:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where a step's tokens stand, made once a step and read by every layer. Rows of one token come first."""
+    """Attention metadata of a ragged batch: where a step's tokens stand, made once a step and read by every layer.
+
+    Rows of one token come first.
+    """
 
     rows: Sequence[Row]
     slots_T: Tensor
