@@ -1,4 +1,6 @@
-"""Draws tokens from scores: pure functions on rows. A row's token depends on that row alone.
+"""Sampling: from scores (logits) to tokens, as pure functions on rows. A row's token depends on that row alone.
+
+What vLLM does by logits processors stands here too: repetition, presence and frequency penalties, logit bias, bans, bitmasks.
 
 Randomness has no state: the noise of a token is a hash of (seed, answer index, position, token id), and the drawn
 token is argmax(score / temperature + Gumbel noise), which draws from softmax(score / temperature) exactly

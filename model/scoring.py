@@ -1,5 +1,7 @@
 """How a model says how well a document answers a query: by the cosine of embeddings, or as a reranker that answers yes or no.
 
+A cross-encoder, a model with a head for scores, is not served.
+
 A reranker of the second kind is a causal model: the score is the probability of yes beside no in the place of its answer, as of
 Qwen3-Reranker. Its files say so, or its name, or a setting.
 """

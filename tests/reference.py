@@ -43,9 +43,15 @@ def page() -> str:
     parts.append("## Parts of bodies and answers\n")
     for name in sorted(known.keys() - bodies):
         parts.append(
-            "\n".join([f"### {name}\n", known[name].get("description", "").strip() + "\n", *_rows(known[name])]) + "\n"
+            "\n".join([f"### {_title(name)}\n", known[name].get("description", "").strip() + "\n", *_rows(known[name])]) + "\n"
         )
     return "\n".join(parts)
+
+
+def _title(name: str) -> str:
+    """The name of a schema; of two with one name, which pydantic tells apart by their modules, with the module's."""
+    module, _, own = name.rpartition("__")
+    return f"{own} of {module.rpartition('__')[2]}" if module else name
 
 
 def _body(model: type[Shape], schema: Schema) -> Iterator[str]:
@@ -83,8 +89,8 @@ def _json(value: Any) -> str:
 def _kind(schema: Schema) -> str:
     """A type with its range, as the page writes it."""
     if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        title = _title(schema["$ref"].rpartition("/")[2])
+        return f"[{title}](#{title.lower().replace(' ', '-')})"
     if "const" in schema or "enum" in schema:
         return ", ".join(f"`{_json(value)}`" for value in schema.get("enum", [schema.get("const")]) if value is not None)
     if "anyOf" in schema or "oneOf" in schema:
@@ -95,11 +101,17 @@ def _kind(schema: Schema) -> str:
     return (" or ".join(types) or "null") + _limits(schema)
 
 
+def _bound(value: float | None) -> str:
+    """A bound of a range; the largest integers as powers of two."""
+    powers: dict[float, str] = {-(2**63): "-2^63", 2**63 - 1: "2^63-1", 2**31 - 1: "2^31-1"}
+    return "" if value is None else powers.get(value, str(value))
+
+
 def _limits(schema: Schema) -> str:
     """What narrows a type: a range, lengths, the items of a list."""
     low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     above = ">" if "exclusiveMinimum" in schema else ""
-    found = "" if low is None and high is None else f" {above}{'' if low is None else low}..{'' if high is None else high}"
+    found = "" if low is None and high is None else f" {above}{_bound(low)}..{_bound(high)}"
     if "items" in schema:
         found += f" of {_kind(schema['items'])}"
     for least, most, what in (

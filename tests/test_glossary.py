@@ -14,7 +14,10 @@ pipeline parallelism, all-reduce, CUDA graph, split-KV, attention backend, model
 sampling metadata, sampling parameters, logits processor, top-p, min-p, repetition penalty, logit bias, log probabilities,
 stop strings, detokenizer, guided decoding, structured output, bitmask, quantization, dequantization, weight-only, LoRA adapter,
 mixture of experts, sliding window, attention sinks, latent attention, batch invariance, beam search, pooling, tool call,
-reasoning parser, time to first token, inter-token latency, goodput, KV offloading, KV connector, head-of-line blocking
+reasoning parser, time to first token, inter-token latency, goodput, KV offloading, KV connector, head-of-line blocking,
+graceful shutdown, tool parser, function calling, multi-LoRA, weight loader, memory profiling, radix tree, data parallelism,
+expert parallelism, disaggregated prefill, draft model, EAGLE, Medusa, enforce_eager, n-gram, flash decoding, flash attention,
+nucleus, KV cache utilization, prefix cache hit rate, swap space, block manager, attention metadata, ragged batch, cross-encoder
 """
 
 

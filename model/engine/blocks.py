@@ -1,4 +1,5 @@
-"""The pool of KV cache blocks: which are held, and which hold a known text. Plain bookkeeping; `KVCache` has the tensors.
+"""The block pool of the KV cache: which blocks are held, by reference counts, and which hold a known text. Plain bookkeeping;
+`KVCache` has the tensors.
 
 A full block whose tokens are known can still be found after its last holder has freed it, until the pool evicts it,
 to allocate it again: that is the prefix cache. A block is known by its tokens and by the blocks before it, so a lookup compares

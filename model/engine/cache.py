@@ -1,4 +1,5 @@
-"""How large the KV cache is: as many blocks as the memory given to it holds, and no more than could be used."""
+"""How large the KV cache is: as many blocks as the memory given to it holds, and no more than could be used. It is given in
+bytes (`kv_cache_memory`), where vLLM has a share, gpu_memory_utilization."""
 
 import gc
 import logging

@@ -1,4 +1,5 @@
-"""The sizes of an engine: what the scheduler shares out, as frozen, validated, torch-free records."""
+"""The sizes of an engine, as frozen, validated, torch-free records. vLLM calls two of them max_num_seqs (`max_batch_requests`)
+and max_num_batched_tokens (`max_batch_tokens`)."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The blocks of one KV cache group, layers that keep the same kind of memory, and how many each request may hold.
+"""The block manager of one KV cache group, layers that keep the same kind of memory, and how many each request may hold.
 
 - Full attention: a request holds blocks for all of its tokens.
 - A window of W tokens: it holds the blocks that a later query may see. A block that no later query sees is evicted, and its

@@ -1,4 +1,4 @@
-"""Speculative decoding by prompt lookup: draft tokens, made from the texts so far (Saxena 2023).
+"""Speculative decoding by prompt lookup (an n-gram proposer): draft tokens, made from the texts so far (Saxena 2023).
 
 Text repeats itself, and requests of one caller repeat each other: what followed the last few tokens when they last occurred is
 likely to follow now. A step can compute such a draft together with a stream's next token, since reading the weights costs the

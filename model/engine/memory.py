@@ -1,5 +1,5 @@
-"""Profiles the memory that steps take on a device beside weights and KV cache, on a cache of one block; the rest is for the
-cache. Kernels, libraries, recorded steps and the allocator take what no formula says.
+"""Memory profiling: how much memory steps take on a device beside weights and cache, measured on a cache of one block: the
+rest is for keys and values. Kernels, libraries, recorded steps and the allocator take what no formula says.
 
 Not yet run on a GPU: on the CPU it is tested with a device that counts.
 """

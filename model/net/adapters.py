@@ -1,4 +1,5 @@
-"""LoRA adapters beside a decoder's matrices (Hu et al. 2021): y = x Wᵀ + scale (x Aᵀ) Bᵀ, each row with an adapter or none.
+"""Multi-LoRA: adapters beside a decoder's matrices (Hu et al. 2021): y = x Wᵀ + scale (x Aᵀ) Bᵀ, each row with an adapter or
+none.
 
 An adapter is read from a folder in PEFT's layout. The tokens of a step are grouped by adapter: rows without one are computed
 as if there were none.

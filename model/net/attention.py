@@ -3,9 +3,9 @@
     Attention(Q, K, V) = softmax(Q Kᵀ / sqrt(d_k) + mask) V        (Vaswani et al. 2017, equation 1)
     MultiHead(X)       = Concat(head_1, ..., head_H) W_O           (section 3.2.2)
 
-`attend` is the oracle: each path of `paged_attention.py` is tested against it. An `AttentionVariant` says how a layer of
-a later family departs from the equation: a sliding window, soft-capped scores, a scale of its own. With sinks, each head has
-one more score, learned, which takes its part of the softmax and has no value:
+`attend` is the oracle: each path of `paged_attention.py` is tested against it. An `AttentionVariant` says how a layer of a
+later family departs from the equation: a sliding window, soft-capped scores, a scale of its own. With attention sinks, each
+head has one more score, learned, which takes its part of the softmax and has no value:
 
     weight of key j = exp(score_j) / (exp(sink_h) + sum over keys i of exp(score_i))
 

@@ -1,4 +1,5 @@
-"""Checkpoint folders in the Hugging Face layout: config.json, model.safetensors (or shards), tokenizer.json.
+"""Loading and saving of checkpoint folders in the Hugging Face layout: config.json, model.safetensors (or shards),
+tokenizer.json.
 
 Only safetensors are read: a pickle can run code. Loading is strict: every tensor that is missing, unexpected,
 misshapen or not finite is named, with the file it should be in.

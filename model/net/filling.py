@@ -1,4 +1,4 @@
-"""Fills a parameter of a decoder with its part of the checkpoint's tensors, piece by piece."""
+"""Weight loading: a parameter of a decoder is filled in with what the files have of it, piece by piece."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""Paged attention: an attention backend writes a step's keys and values to paged KV caches, and reads them.
+"""Paged attention: how the tokens of a step see the past, in KV caches that an attention backend writes and reads.
 
-Between the engine and a backend only block ids cross. Token p of a request lives in slot
+Between the engine and a backend only block ids cross. The slot mapping: token p of a request lives in slot
 `blocks[p // block_size] * block_size + p % block_size`; block 0 belongs to nobody and takes padding writes. Layers that keep
 the same kind of memory are a group (`ModelConfig.memory_groups`): a request has a block table for each. Under a window the
 entries of blocks that no query sees any more are 0, and a backend reads nothing there.
@@ -44,7 +44,10 @@ class Row:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The rows of a step and their cache slots, made once a step and read by every layer. Rows of one token come first."""
+    """Attention metadata of a ragged batch: where a step's tokens stand, made once a step and read by every layer.
+
+    Rows of one token come first.
+    """
 
     rows: Sequence[Row]
     slots_T: Tensor

@@ -1,4 +1,5 @@
-"""Tensor-parallel shards: one of N ranks has some heads, columns of each MLP, experts, and tokens of the vocabulary.
+"""Sharded weights: the part of a decoder that one of N ranks of tensor parallelism has: some heads, some columns of each MLP,
+some experts, some of the vocabulary.
 
 The embedding, the norms and the routers are whole on every rank. Shapes: T tokens · V vocabulary · E model width.
 """

@@ -1,4 +1,5 @@
-"""Structured output as a token mask: which tokens may come next so that the text keeps a form the caller asked for.
+"""Structured output (guided decoding) as a token bitmask: which tokens may come next so that the text keeps a form the caller
+asked for.
 
 The engine knows only `Grammar`: `mask()`, `advance(token)`, `finished`. Behind it stands llguidance (Microsoft, MIT;
 https://github.com/guidance-ai/llguidance): an Earley parser over lazily built derivative automata, walked along a trie of the

@@ -1,4 +1,5 @@
-"""How families of models write reasoning and tool calls: a small table each, and which of them a chat template speaks."""
+"""Tool parsers and reasoning parsers as data: how families of models write calls and reasoning, and which form a chat template
+has."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,5 @@
-"""The tools of a chat and how they may be called, and what is said of them beside their shapes. Errors name the place."""
+"""Function calling: the tools of a chat, how they may be called, and what is said of them beside their shapes. Errors name the
+place."""
 
 import json
 import re

@@ -8,7 +8,7 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import grpc
@@ -28,7 +28,9 @@ from attend.service.commands.probe import (
     Unreachable,
     beginning_of,
     require,
+    target,
 )
+from attend.service.commands.report import printer
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 
@@ -276,6 +278,24 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
     "gRPC GenerateStream": grpc_stream,
     "metrics": metrics,
 }
+
+
+def show(url: str, grpc_target: str | None, key: str | None, *, long: bool, as_json: bool) -> int:
+    """Print the results, line by line or as one JSON object: status 0, or 1 if a check failed or no server answers."""
+    probe, results, reason = target(url, grpc_target, key), [], None
+    write = printer(silent=as_json)
+    try:
+        for result in run(probe, long=long):
+            results.append(result)
+            write(result.outcome, f"{result.milliseconds:.0f} ms", result.name, result.detail)
+    except Unreachable as error:
+        reason = str(error)
+        write("failed", "", "connection", reason)
+    is_well = reason is None and all(result.outcome != "failed" for result in results)
+    if as_json:
+        document = {"ok": is_well, "url": probe.url, "grpc": probe.grpc_target, "error": reason}
+        print(json.dumps(document | {"checks": [asdict(result) for result in results]}))
+    return 0 if is_well else 1
 
 
 def run(probe: Probe, *, long: bool = False) -> Iterator[Result]:

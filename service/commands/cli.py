@@ -2,10 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
 from importlib.metadata import version as version_of
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -266,23 +263,9 @@ def check(
     Prints a line for each check. Ends with status 1 if one failed or no server answers, else 0. SSL_CERT_FILE names the
     authorities to trust for https, where they are not this machine's.
     """
-    from attend.service.commands.check import run
-    from attend.service.commands.probe import Unreachable, target
+    from attend.service.commands.check import show
 
-    probe, results, reason = target(url, grpc, key), [], None
-    show = (lambda *_: None) if json else printer()
-    try:
-        for result in run(probe, long=long):
-            results.append(result)
-            show(result.outcome, f"{result.milliseconds:.0f} ms", result.name, result.detail)
-    except Unreachable as error:
-        reason = str(error)
-        show("failed", "", "connection", reason)
-    well = reason is None and all(result.outcome != "failed" for result in results)
-    if json:
-        document = {"ok": well, "url": probe.url, "grpc": probe.grpc_target, "error": reason}
-        print(dumps(document | {"checks": [asdict(result) for result in results]}))
-    raise typer.Exit(0 if well else 1)
+    raise typer.Exit(show(url, grpc, key, long=long, as_json=json))
 
 
 @app.command()
@@ -315,7 +298,7 @@ def doctor(
     prepare()  # as a server does, before torch is imported
     from attend.service.commands.doctor import show
 
-    raise typer.Exit(show(settings, shape, printer(), as_json=json))
+    raise typer.Exit(show(settings, shape, as_json=json))
 
 
 @app.command()
@@ -362,20 +345,6 @@ def replay(
     verdict = again.replay(asked, response, *how)
     print(f"{verdict.outcome}: {verdict.detail}")
     raise typer.Exit(again.STATUS[verdict.outcome])
-
-
-def printer() -> Callable[[str, str, str, str], None]:
-    """Prints the outcome, time, name and detail of a check as a line, in colours where the terminal has them."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console, colours = Console(highlight=False), {"ok": "green", "failed": "bold red", "skipped": "yellow"}
-
-    def show(outcome: str, spent: str, name: str, detail: str) -> None:
-        line = Text.assemble((f"{outcome:<7}", colours[outcome]), f" {spent:>8}  {name:<19} ", (detail, "dim"))
-        console.print(line, soft_wrap=True)
-
-    return show
 
 
 if __name__ == "__main__":

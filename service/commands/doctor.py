@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -36,6 +36,7 @@ from attend.model.net.native.build import absence
 from attend.model.net.native.library import variant
 from attend.model.net.quantised import count_bytes
 from attend.model.shapes import SHAPES, write_config
+from attend.service.commands.report import Print, printer
 from attend.service.runtime import hub
 from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
@@ -59,8 +60,6 @@ KEYS = {
     "advice": "what would make it faster",
 }
 """What --json prints."""
-Print = Callable[[str, str, str, str], None]
-"""Outcome, time, name and detail of a check."""
 
 
 @dataclass
@@ -318,13 +317,13 @@ class Doctor:
         }
 
 
-def show(settings: Settings, shape: str | None, printer: Print, *, as_json: bool) -> int:
+def show(settings: Settings, shape: str | None, *, as_json: bool) -> int:
     """Look, and print a line for each thing, what would make it faster, and a verdict; or one JSON object. Returns the exit
     status: 1 where something would not serve as it should.
     """
     if shape is not None and shape not in SHAPES:
         raise SettingError(f"there is no shape {shape!r}: known are {', '.join(SHAPES)}")
-    doctor = Doctor(settings, shape, (lambda *given: None) if as_json else printer)
+    doctor = Doctor(settings, shape, printer(silent=as_json))
     timer = threading.Timer(LIMIT, _give_up, (doctor, as_json))
     timer.daemon = True
     timer.start()

@@ -12,31 +12,12 @@ them to end, or is refused, and with it the probes."""
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """The engine's part of the settings."""
-    return EngineOptions(
-        device=settings.device,
-        dtype=settings.dtype,
-        backend=settings.backend,
-        quantize=settings.quantize,
-        max_model_len=settings.max_model_len,
-        max_batch_requests=settings.max_batch_requests,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_queued_requests=settings.max_queued_requests,
-        max_queued_tokens=settings.max_queued_tokens,
-        block_size=settings.block_size,
-        kv_cache_memory=settings.kv_cache_memory,
-        kv_dtype=settings.kv_dtype,
-        prefix_caching=settings.prefix_caching,
-        kv_idle_seconds=settings.kv_idle_seconds,
-        state_cache_share=settings.state_cache_share,
-        kv_disk_folder=settings.kv_disk_folder,
-        kv_disk_bytes=settings.kv_disk_bytes,
-        draft_tokens=settings.draft_tokens,
-        deterministic=settings.deterministic,
-        kernel_check=settings.kernel_check,
-        num_threads=settings.num_threads or max(1, usable_cores() // settings.tensor_parallel),
-        adapters=bool(settings.adapter or settings.adapters_folder),
-    )
+    """The engine's part of the settings: those of the same name, and what follows from the others."""
+    same = EngineOptions.__dataclass_fields__.keys() & Settings.model_fields.keys()
+    values = {name: getattr(settings, name) for name in same}
+    values["num_threads"] = settings.num_threads or max(1, usable_cores() // settings.tensor_parallel)
+    values["adapters"] = bool(settings.adapter or settings.adapters_folder)
+    return EngineOptions(**values)
 
 
 def most_calls(settings: Settings, device: str) -> int:

@@ -330,6 +330,7 @@ def test_every_manifest_has_its_mark():
 
 
 def test_what_is_marked_run_is_named_by_a_test_that_starts_ray():
-    text = "".join(path.read_text() for path in (ROOT / "tests/deploy").glob("test_ray_*.py"))
+    tests = (*(ROOT / "tests/deploy").glob("test_ray_*.py"), ROOT / "tests/service/test_applications.py")
+    text = "".join(path.read_text() for path in tests)
     ran = [path for path, mark in marks().items() if mark == "run"]
     assert ran and all(f'"deploy/{path}"' in text for path in ran), ran

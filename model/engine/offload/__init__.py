@@ -1,1 +1,2 @@
-"""KV offloading: prefix blocks that outlive the KV cache and the process, in files of a bounded folder."""
+"""KV offloading (what vLLM does by a KV connector): prefix blocks that outlive the KV cache and the process, in files of a
+bounded folder."""

@@ -1,4 +1,4 @@
-"""Attention over a paged cache in Triton: decode in splits, prefill in tiles.
+"""Paged attention in Triton: decode in splits (flash decoding), prefill in tiles (flash attention).
 
 Online softmax in base 2 (Milakov & Gimelshein 2018), keys split among programs and combined by their log-sum-exp
 (Dao et al. 2023, flash-decoding). Splits have a fixed number of tokens and tiles a fixed number of queries, counted from

@@ -43,7 +43,7 @@ def look(capfd):
     """(status, what --json prints) of a doctor."""
 
     def run(shape=None, **settings):
-        status = doctor.show(Settings(**{"num_threads": 1} | settings), shape, None, as_json=True)
+        status = doctor.show(Settings(**{"num_threads": 1} | settings), shape, as_json=True)
         return status, json.loads(capfd.readouterr().out)
 
     return run
@@ -76,7 +76,7 @@ def test_a_shape_needs_no_model(look):
 
 def test_a_shape_that_there_is_not_is_refused():
     with pytest.raises(SettingError, match="there is no shape 'X': known are S, M"):
-        doctor.show(Settings(), "X", None, as_json=True)
+        doctor.show(Settings(), "X", as_json=True)
 
 
 @needs_native
@@ -155,7 +155,7 @@ def test_it_ends_with_what_it_knows_where_something_hangs(folder, monkeypatch, c
     monkeypatch.setattr(doctor.os, "_exit", ended.append)
     monkeypatch.setattr(doctor, "choose_way", lambda *given: time.sleep(1.5) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        doctor.show(Settings(model=str(folder)), None, None, as_json=True)
+        doctor.show(Settings(model=str(folder)), None, as_json=True)
     found = json.loads(capfd.readouterr().out)
     assert ended == [1]
     assert found["verdict"] == "Not fine: kernels: it did not end within 0 s"
