@@ -16,7 +16,7 @@ from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.service.server import TAG, free_ports, processes_of, wait_for
 
-FILE = Path(__file__).parents[2] / "deploy" / "serve" / "models.yaml"
+FILE = Path(__file__).parents[2] / "deploy/serve/models.yaml"
 MODELS = ("code", "chat")
 START_SECONDS = 120.0
 pytestmark = pytest.mark.ray
