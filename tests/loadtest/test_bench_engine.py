@@ -98,20 +98,6 @@ def test_the_gate_compares_draws_too_where_both_trees_have_them(tree, adapters, 
     assert joined.what == "int8 W1" and all(len(values) == gate.PAIRS for values in joined.values.values())
 
 
-def test_the_gate_looks_at_both_forms_and_four_works():
-    assert gate.FORMS == ("bf16", "int8") and list(gate.CELLS) == ["W1", "W2", "W3", "W2 sampled"]
-    asked = []
-
-    def run(requests, prompt, output, sampled=False):
-        asked.append((requests, prompt, output, sampled))
-        return 0.01 * output
-
-    for cell in gate.CELLS.values():
-        cell(run)
-    greedy, drawn = (AT_ONCE, PROMPT, OUTPUT, False), (AT_ONCE, PROMPT, OUTPUT, True)
-    assert asked[2:] == [greedy, (1, LONG, 1, False), drawn]
-
-
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])
 def test_a_contestant_that_ends_says_why(tree, name, reason):
     with pytest.raises(PeerError, match=reason), together([lambda: contestant(name, tree)]) as (one,):
@@ -211,23 +197,6 @@ def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_o
     assert len(asyncio.run(take_turns({"c": contestant("c", 0.05)}, 9, seconds=0.01))["c"]) == 1
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--shape", "XL"],
-        ["--peer", "no"],
-        ["--weights", "int5"],
-        ["--isa", "sse"],
-        ["--python", "openvino"],
-        ["--peer", "openvino", "--python", "openvino=/bin/false"],
-    ],
-    ids=str,
-)
-def test_a_command_that_cannot_be_carried_out_is_refused(words):
-    with pytest.raises(SystemExit):
-        engine.read_flags(words)
-
-
 def test_a_shape_is_measured_only_where_every_contestant_has_room():
     engine.check_memory("S", 0)
     with pytest.raises(PeerError, match="need"):
@@ -273,11 +242,6 @@ def test_a_page_gets_the_table_of_each_benchmark_that_it_names_and_keeps_the_res
     assert everything.rewrite(found, measure) == found
 
 
-def test_only_the_named_benchmarks_are_made_again():
-    found = everything.rewrite(PAGE, lambda words: "new", only=["start"])
-    assert "old\n" in found and "older" not in found
-
-
 def test_marked_processes_are_found_whoever_their_parent_is():
     environment = os.environ | {start.MARK: "here"}
     script = f"{sys.executable} -c 'import time; time.sleep(60)' >/dev/null & echo $!"
@@ -287,11 +251,3 @@ def test_marked_processes_are_found_whoever_their_parent_is():
         assert not start.marked("there")
     finally:
         os.kill(pid, signal.SIGKILL)
-
-
-def test_no_benchmark_is_without_help():
-    for name in ("engine", "serve", "start", "gate", "all", "limits", "scheduler", "serving"):
-        module = __import__(f"loadtest.bench.{name}", fromlist=["main"])
-        with pytest.raises(SystemExit) as ended:
-            module.main(["--help"])
-        assert ended.value.code == 0

@@ -12,7 +12,7 @@ from attend.model.config import DEFAULT_MODEL
 from attend.model.text.tokenizer import Tokenizer
 from loadtest.bench.lookup import BEGINNING, KINDS, TOKENS, alone, in_turn, texts
 from loadtest.bench.memory import resident
-from loadtest.bench.option import AT_ONCE, OUTPUT, PROMPTS, measure, parse
+from loadtest.bench.option import AT_ONCE, OUTPUT, PROMPTS, measure
 from loadtest.bench.start import MARK
 
 
@@ -35,11 +35,6 @@ def test_every_value_answers_the_same_requests():
     assert one == other
     assert [[(prompt, OUTPUT, temperature) for prompt in PROMPTS] for temperature in (0, 0, 0, 1, 1, 1)] == one
     assert AT_ONCE == len(PROMPTS)
-
-
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("64", 64), ("0.5", 0.5), ("native", "native"), ("null", None)])
-def test_a_value_is_json_or_a_word(text, value):
-    assert value == parse(text)
 
 
 def test_a_text_that_is_read_again_begins_as_it_began():

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarSpec
-from attend.service.http_api.body import MAX_BYTES
 from attend.service.observe.metrics import Metrics
 from loadtest.bench import busy, mask, parsing, per_token, serving
 from loadtest.bench.client import Prompts
@@ -30,12 +29,6 @@ def test_both_transports_read_the_same_call_from_the_measured_bodies():
     grpc = asyncio.run(parsing.read_grpc(parsing.grpc_body(prompt)))
     assert (http.prompts, http.sampling, http.stops) == (grpc.prompts, grpc.sampling, grpc.stops)
     assert len(http.prompts[0]) == parsing.ORDINARY
-
-
-def test_the_measured_bodies_have_the_sizes_they_are_named_after():
-    assert len(parsing.source_text(parsing.LONG)) == 100_000
-    assert 180 <= len(parsing.http_body(parsing.source_text(parsing.ORDINARY))) <= 220
-    assert busy.TEXT == MAX_BYTES
 
 
 def test_reading_is_measured_in_each_turn():
@@ -97,13 +90,6 @@ def test_the_time_of_a_token_is_measured_in_each_turn():
     assert len(figures) == len(per_token.streams()) and sane(figures, 2)
 
 
-def test_the_profile_names_the_functions_of_each_way(capsys):
-    per_token.profile(TOKENS)
-    shown = capsys.readouterr().out
-    assert shown.count("us a token") == len(per_token.streams())
-    assert "service/generation/" in shown and "service/grpc_api/" in shown
-
-
 def test_streams_under_a_grammar_are_as_long_as_those_without():
     """`at_once` counts the tokens, and fails otherwise."""
     figures = mask.run(1, TOKENS)
@@ -127,9 +113,3 @@ def test_the_command_prints_a_table_and_writes_the_same_figures(tmp_path, capsys
     assert len(documents) == 4 + len(per_token.streams())
     table = capsys.readouterr().out.splitlines()
     assert [row.split("|")[1].strip() for row in table[2:]] == [document["what"] for document in documents]
-
-
-@pytest.mark.parametrize("words", [["parsing"], ["--tokens", "0"], ["--tokens", "901"], ["--turns", "0"]], ids=str)
-def test_a_command_that_measures_nothing_is_refused(words):
-    with pytest.raises(SystemExit):
-        serving.read_flags(words)

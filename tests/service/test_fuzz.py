@@ -34,12 +34,6 @@ def well_afterwards(prey: Prey) -> Iterator[None]:
     prey.check_well()
 
 
-@law(3700)
-@given(sent=inputs.json_bodies())
-def test_a_body_with_any_values_is_answered_or_refused(prey, sent):
-    prey.post(*sent)
-
-
 @law(2400)
 @given(sent=inputs.byte_bodies())
 def test_a_body_of_damaged_bytes_is_answered_or_refused(prey, sent):
