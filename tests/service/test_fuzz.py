@@ -54,7 +54,7 @@ def test_a_message_with_any_values_is_answered_or_refused(prey, sent):
 
 def test_any_grammar_is_followed_or_refused(prey):
     """Each goes through a child process, so these are few."""
-    count = max(30, examples(100))
+    count = examples(100)
 
     async def all_of_them() -> list[Answer]:
         two = asyncio.Semaphore(2)
