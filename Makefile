@@ -9,7 +9,7 @@ PROTO   := attend/v1/generation.proto
 BY_FILE := --dist loadfile --no-loadscope-reorder
 GPU_SIM := tests/gpu tests/model/net/triton
 TOOLS   := tests/loadtest tests/simulation/test_planted.py tests/deploy/test_manifests.py
-APART    = $(addprefix --ignore=,$(GPU_SIM) $(filter-out tests/simulation/%,$(TOOLS)) tests/clients)
+APART    = $(addprefix --ignore=,$(GPU_SIM) tests/loadtest tests/clients)
 MARKED   = $(sort $(shell grep -rl --include="*.py" --exclude-dir=clients --exclude-dir=loadtest "mark\.$(1)" tests))
 
 # The tests start a hundred interpreters and rewrite the assertions of 150 files: what was compiled once is kept (.gitignore has it).

@@ -5,11 +5,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
 import pytest
-from hypothesis import settings
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 """gRPC notes on standard error when a process with its threads starts another one; tests read standard error."""
@@ -100,8 +100,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Remember `--cases` for the modules that ask for `examples`."""
     global share
     share = 10 if config.getoption("--cases") else 1
-    settings.register_profile("attend", max_examples=examples(settings.default.max_examples))
-    settings.load_profile("attend")
+    with suppress(ImportError):  # clients, and a machine with a GPU, have no Hypothesis
+        from hypothesis import settings
+
+        settings.register_profile("attend", max_examples=examples(settings.default.max_examples))
+        settings.load_profile("attend")
 
 
 share = 1

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import Any
 
 import grpc
@@ -279,11 +279,16 @@ class Server:
     service: GenerationService
     metrics: Metrics
     methods: GrpcMethods
-    app: ASGIApp
+    build: Callable[[], ASGIApp]
     explaining: Explaining
     desk: Desk | None = None
     runner: Runner | None = None
     """Of a server with a desk: it works once it is started."""
+
+    @cached_property
+    def app(self) -> ASGIApp:
+        """The ASGI application, built where it is asked for: that takes longer than most tests, and many need none."""
+        return self.build()
 
     def http(self) -> httpx.AsyncClient:
         """A client of the ASGI application; a bug is its 500, as for a real caller."""
@@ -353,11 +358,11 @@ def build_server(
         site = replace(site, keys=keys)
     site = replace(site, callers=methods.callers)
     site = replace(site, desk=desk)
-    app = build_app(site, expose_docs=expose_docs, cors_origins=cors_origins, hosts=hosts)
+    app = partial(build_app, site, expose_docs=expose_docs, cors_origins=cors_origins, hosts=hosts)
     server = Server(engine, service, metrics, methods, app, explaining)
     if desk is not None:
         metrics.has_batches(lambda: desk.numbers)
-        server.runner = Runner(desk, routes_of(site, app), keys, lambda: service.num_attended)
+        server.runner = Runner(desk, routes_of(site, server.app), keys, lambda: service.num_attended)
     return server
 
 

@@ -1,9 +1,6 @@
-"""What Kubernetes makes of manifests, in a few lines each: disruptions, places of pods, who reaches whom.
+"""What Kubernetes makes of disruption budgets and network policies, after its documentation, in a few lines each."""
 
-After the documentation of Kubernetes: disruption budgets, topology spread constraints, network policies.
-"""
-
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.deploy.render import of_kind
@@ -30,46 +27,6 @@ def disruptions_allowed(budget: dict[str, Any], healthy: int, wanted: int | None
         return 0  # the number of pods that there should be is unknown, and nothing may go
     assert least is None and isinstance(spec["maxUnavailable"], int), "no manifest here has a share"
     return max(0, healthy - (wanted - spec["maxUnavailable"]))
-
-
-@dataclass
-class Node:
-    """A machine with so many GPUs that are free; `pods` are the labels of those that were placed."""
-
-    name: str
-    free: int
-    labels: Labels = field(default_factory=lambda: {"nvidia.com/gpu.present": "true"})
-    pods: list[Labels] = field(default_factory=list)
-
-
-def suits(node: Node, spec: dict[str, Any]) -> bool:
-    """Whether the node selector of a pod takes a node."""
-    return spec.get("nodeSelector", {}).items() <= node.labels.items()
-
-
-def counted(node: Node, constraint: dict[str, Any], labels: Labels) -> int:
-    """The pods of a node that a spread constraint counts beside a pod with these labels."""
-    same = {key: labels[key] for key in constraint.get("matchLabelKeys", []) if key in labels}
-    return sum(matches(constraint["labelSelector"], each) and same.items() <= each.items() for each in node.pods)
-
-
-def place(nodes: list[Node], spec: dict[str, Any], labels: Labels) -> Node | None:
-    """Give a pod that needs a GPU its node, as evenly as it goes; None where it stays pending."""
-    domains = [node for node in nodes if suits(node, spec)]
-    possible = [node for node in domains if node.free]
-    for constraint in spec["topologySpreadConstraints"]:
-        if constraint["topologyKey"] != "kubernetes.io/hostname":
-            continue  # these machines are in one zone
-        counts = {node.name: counted(node, constraint, labels) for node in domains}
-        fewest = min(counts.values(), default=0) if len(domains) >= constraint.get("minDomains", 1) else 0
-        if constraint["whenUnsatisfiable"] == "DoNotSchedule":
-            possible = [node for node in possible if counts[node.name] + 1 - fewest <= constraint["maxSkew"]]
-        possible.sort(key=lambda node: counts[node.name])
-    if not possible:
-        return None
-    possible[0].free -= 1
-    possible[0].pods.append(labels)
-    return possible[0]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 A golden is never changed. What is to break is deleted there, and deploy/UPGRADING.md says so.
 """
 
-import base64
 import json
 import os
 import shutil
@@ -11,11 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from google.protobuf.json_format import MessageToDict
 
 from attend.service.access.keys import KeyRing
 from attend.service.settings import read_settings, unknown_variables
-from attend.v1 import generation_pb2 as pb
 from tests.deploy import render
 from tests.deploy.check import problems
 from tests.deploy.manifests import ROOT
@@ -77,10 +74,3 @@ def test_requests_over_http_are_answered_with_the_fields_they_had(folder):
             assert set(fields) <= answer.json().keys(), path
         else:
             assert "data: [DONE]" in answer.text, path
-
-
-@each_version
-def test_a_request_of_grpc_is_read_as_it_was_written(folder):
-    golden = read(folder, "generate_request.json")
-    request = pb.GenerateRequest.FromString(base64.b64decode(golden["bytes"]))
-    assert MessageToDict(request, preserving_proto_field_name=True) == golden["fields"]

@@ -8,7 +8,7 @@ import yaml
 from attend.service.runtime.place import gpus_wanted, place_wanted
 from attend.service.settings import read_settings
 from tests.deploy import render
-from tests.deploy.kubernetes import Node, Peer, disruptions_allowed, matches, place, reaches
+from tests.deploy.kubernetes import Peer, disruptions_allowed, matches, reaches
 
 pytestmark = pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING)
 GPU, HA, IN_PLACE = "chart gpu", "chart gpu-ha", "chart gpu-in-place"
@@ -63,37 +63,23 @@ def test_autoscalers_of_nodes_leave_the_heads_node_alone(folder):
 # --- where workers run
 
 
-def workers(folder, cluster="a"):
-    """(spec, labels) of a worker, with the labels that KubeRay adds."""
-    [pods] = [pods for pods in render.pods_of(render.render(folder)) if pods.owner == "RayService worker"]
-    return pods.spec, {**pods.labels, "ray.io/cluster": cluster}
+def spread(folder):
+    """The constraint on the machines of the workers."""
+    [worker] = [pods for pods in render.pods_of(render.render(folder)) if pods.owner == "RayService worker"]
+    assert worker.spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}, "machines without GPUs hold no GPU back"
+    constraints = worker.spec["topologySpreadConstraints"]
+    [found] = [each for each in constraints if each["topologyKey"] == "kubernetes.io/hostname"]
+    assert found.pop("labelSelector")["matchLabels"].items() <= worker.labels.items()
+    return found
 
 
-def spread(nodes, folder, number, cluster="a"):
-    """Places so many workers one after the other; returns how many of them each node has, and None's share is pending."""
-    spec, labels = workers(folder, cluster)
-    names = [node.name if node else None for node in (place(nodes, spec, labels) for _ in range(number))]
-    return {name: names.count(name) for name in names}
+EVENLY = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "matchLabelKeys": ["ray.io/cluster"]}
+"""The second cluster of an upgrade is spread by itself."""
 
 
-def test_four_workers_on_four_machines_are_one_each():
-    assert spread([Node(name, 1) for name in "abcd"], HA, 4) == {"a": 1, "b": 1, "c": 1, "d": 1}
-
-
-def test_machines_without_gpus_hold_no_gpu_back():
-    nodes = [Node("a", 2), Node("b", 2), *(Node(f"cpu-{i}", 0, labels={}) for i in range(3))]
-    assert spread(nodes, HA, 4) == {"a": 2, "b": 2}
-
-
-def test_two_machines_at_least_even_if_that_leaves_a_worker_pending():
-    assert spread([Node("a", 8)], HA, 2) == {"a": 1, None: 1}
-    assert spread([Node("a", 8)], GPU, 2) == {"a": 2}, "without -ha one machine is enough"
-
-
-def test_the_second_cluster_of_an_upgrade_is_spread_by_itself():
-    """The third machine is full of others' work: the first cluster's workers must not count against the second's."""
-    nodes = [Node("a", 4), Node("b", 4), Node("c", 0)]
-    assert spread(nodes, HA, 2, "old") == spread(nodes, HA, 2, "new") == {"a": 1, "b": 1}
+def test_workers_are_spread_over_machines_and_over_two_at_least_where_they_must():
+    assert spread(GPU) == EVENLY | {"whenUnsatisfiable": "ScheduleAnyway"}
+    assert spread(HA) == EVENLY | {"whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}
 
 
 # --- who calls whom

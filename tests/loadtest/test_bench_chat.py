@@ -1,14 +1,10 @@
 """Each turn sends the whole chat so far, the same for all engines but for their own answers."""
 
 import asyncio
-import json
 from itertools import pairwise
 from types import SimpleNamespace
 
-import pytest
-
-from attend.model.net.checkpoint import read_config
-from loadtest.bench.chat import MODELS, QUARTERS, measure, write_config
+from loadtest.bench.chat import QUARTERS, measure
 
 
 class Recorder:
@@ -36,12 +32,3 @@ def test_a_turn_goes_on_after_the_last_answer():
     assert len(found) == QUARTERS + 2
     assert all(len(each) == 2 * 2 for part in found[:QUARTERS] for each in part.values.values())
     assert found[-1].values[:2] == (4.0, 9.0)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_both_models_have_the_same_sizes_and_one_keeps_states(name, tmp_path):
-    folder = write_config(name, tmp_path)
-    config = read_config(folder)
-    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == config.max_positions
-    assert (config.hidden_size, config.num_layers) == (576, 30)
-    assert bool(config.state_bytes) == (name == "qwen3_5")

@@ -100,20 +100,6 @@ def test_the_gate_compares_draws_too_where_both_trees_have_them(tree, adapters, 
     assert joined.what == "int8 W1" and all(len(values) == gate.PAIRS for values in joined.values.values())
 
 
-def test_the_gate_looks_at_both_forms_and_four_works():
-    assert gate.FORMS == ("bf16", "int8") and list(gate.CELLS) == ["W1", "W2", "W3", "W2 sampled"]
-    asked = []
-
-    def run(requests, prompt, output, sampled=False):
-        asked.append((requests, prompt, output, sampled))
-        return 0.01 * output
-
-    for cell in gate.CELLS.values():
-        cell(run)
-    greedy, drawn = (AT_ONCE, PROMPT, OUTPUT, False), (AT_ONCE, PROMPT, OUTPUT, True)
-    assert asked[2:] == [greedy, (1, LONG, 1, False), drawn]
-
-
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])
 def test_a_contestant_that_ends_says_why(tree, name, reason):
     with pytest.raises(PeerError, match=reason), together([lambda: contestant(name, tree)]) as (one,):
@@ -211,22 +197,6 @@ def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_o
     assert len(found["a"]) == 9 and 1 <= len(found["b"]) <= 3
     assert Comparison("x", "s", found).ratio("b").values == (1.0,) * len(found["b"])
     assert len(asyncio.run(take_turns({"c": contestant("c", 0.05)}, 9, seconds=0.01))["c"]) == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--shape", "XL"],
-        ["--peer", "no"],
-        ["--weights", "int5"],
-        ["--python", "openvino"],
-        ["--peer", "openvino", "--python", "openvino=/bin/false"],
-    ],
-    ids=str,
-)
-def test_a_command_that_cannot_be_carried_out_is_refused(words):
-    with pytest.raises(SystemExit):
-        engine.read_flags(words)
 
 
 def test_a_shape_is_measured_only_where_every_contestant_has_room():

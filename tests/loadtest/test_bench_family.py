@@ -9,8 +9,7 @@ from attend.model.net.families.table import FAMILIES
 from attend.model.net.features import NATIVE, features
 from attend.model.net.native import library
 from attend.model.sublayers import DeltaSpec
-from loadtest.bench.family import SWITCHES, WORKS, Contestant, cells, config_of, cost, llama_beside
-from loadtest.bench.figures import Comparison
+from loadtest.bench.family import SWITCHES, WORKS, Contestant, config_of, cost, llama_beside
 from tests.model.checkpoints import TORCH_ALONE, tiny_config
 
 SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "vocab_size", "tied_head")
@@ -52,8 +51,3 @@ def test_a_step_of_each_work_is_that_of_the_decoder(monkeypatch, switches):
         assert asyncio.run(contestant.step(work)) == tokens / 0.5
     assert [len(scores_TV) for scores_TV in kept] == [1, 16, 1]
     assert all(torch.isfinite(scores_TV).all() for scores_TV in kept)
-
-
-def test_a_row_has_the_median_of_each_work_and_of_the_quotients():
-    turns = {"gemma": [10.0, 30.0, 20.0], "llama": [10.0, 20.0, 40.0]}
-    assert cells("gemma", [Comparison("gemma W1", "tokens/s", turns)]) == ["gemma", "20", "1.00 (0.50 to 1.50)"]

@@ -16,15 +16,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attend.model.net.checkpoint import read_config
 from loadtest.bench import gpu
 from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError
 from loadtest.bench.on_gpu import answers, clocks, here, laws, rates
 from loadtest.bench.on_gpu.answers import OUTPUT, Answer
 from loadtest.bench.on_gpu.clocks import Clocks
 from loadtest.bench.on_gpu.rates import GPU_WORKS, Work
-from loadtest.bench.on_gpu.session import Session, run
-from loadtest.bench.shapes import SHAPES, parameters, write_config
+from loadtest.bench.on_gpu.session import Session
+from loadtest.bench.shapes import parameters
 from tests.model.net.triton.test_triton import LAWS
 from tests.service.server import wait_for
 
@@ -168,16 +167,6 @@ def test_a_smoke_run_has_a_decode_and_a_prompt_of_8b_within_90_seconds(world, tr
         assert kinds == ["here", "here", "answers", "law", "speed", "start", "figure", "figure", "end"]
 
 
-def test_a_law_that_is_cut_says_so_and_all_others_are_run(world):
-    world.seconds = {"smoke_laws": math.inf}
-    code, lines = world.main()
-    told = {line["what"]: line for line in lines if line["kind"] == "law"}
-    assert [line["cut"] for line in told.values()] == [True, False, False, False]
-    assert told[laws.SMOKE.what]["seconds"] == laws.SMOKE.most
-    assert laws.SMOKE.what in [line["what"] for line in lines if line["kind"] == "failed"]
-    assert (code, told[laws.SMOKE.what]["passed"]) == (3, 1)
-
-
 def test_a_wrong_answer_stands_first_in_the_table_and_fails_the_run_which_goes_on(world):
     world.wrong = ["prompt 0, token 3: 5, not 9, whose score is 2.1 higher"]
     code, lines = world.main()
@@ -248,24 +237,6 @@ def test_neither_a_full_disk_nor_a_reader_who_has_left_ends_a_run(tmp_path, monk
     monkeypatch.setattr("builtins.print", gone)
     session.note("figure", "shown", value=1)
     assert session.of("figure")[0]["value"] == 1
-
-
-def test_a_row_is_filed_before_the_next_part_begins(world, monkeypatch):
-    """Whoever kills it without a signal that it hears finds what was measured until then."""
-    seen = []
-
-    class Reads(Fake):
-        def __call__(self, *words):
-            seen.append(len(world.json.read_text().splitlines()))
-            return super().__call__(*words)
-
-    monkeypatch.setattr(
-        rates, "Contestant", lambda peer, folder, log, **more: Reads(world, f"{peer} {folder.name}", more["left"])
-    )
-    world.main("--shape", "8B", "--no-laws")
-    begin = seen[0]
-    of_work = [begin, *(begin + at for at, work in enumerate(GPU_WORKS) for _ in range(4 if work.output else 2))]
-    assert seen[: len(of_work)] == of_work
 
 
 # answers
@@ -388,21 +359,6 @@ def test_without_nvml_the_program_of_the_driver_is_asked_and_without_either_that
     assert (found.told, found.shown) == ({}, "")
 
 
-def test_each_speed_on_a_gpu_stands_beside_the_clocks_or_says_that_nobody_told_them(world, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(clocks, "ask_driver", lambda *_, **__: [])
-    _, lines = world.main("--smoke")
-    assert [line["clocks"] for line in lines if line["kind"] == "figure"] == [{"by": clocks.NOBODY}] * 2
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_config_of_a_shape_alone_is_that_shape_and_has_room_for_every_prompt(shape, tmp_path):
-    config = read_config(write_config(shape, tmp_path))
-    assert (config.vocab_size, config.num_layers) == (SHAPES[shape]["vocab_size"], SHAPES[shape]["num_hidden_layers"])
-    assert config.tied_head
-    assert all(work.context + work.output < config.max_positions for work in GPU_WORKS)
-
-
 # laws
 
 
@@ -438,13 +394,6 @@ def test_outcomes_are_known_though_the_tests_are_cut(tmp_path, monkeypatch):
 
 
 # processes
-
-
-def test_of_a_command_without_time_nothing_stays_behind(tmp_path):
-    code = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '99']).pid, flush=True); time.sleep(99)"
-    log = tmp_path / "log"
-    assert run([sys.executable, "-c", code], log, lambda: 0.0 if log.read_text().endswith("\n") else 60.0) is None
-    assert wait_for(lambda: not Path(f"/proc/{log.read_text().strip()}/fd").exists() or gone(int(log.read_text())))
 
 
 def gone(process):

@@ -6,15 +6,10 @@ import pytest
 import torch
 
 from attend.model.net.native import library
-from loadtest.bench.kv_cache import AT_ONCE, Steps, config_of, measure
+from loadtest.bench.kv_cache import AT_ONCE, Steps, measure
 from tests.model.checkpoints import tiny_config
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
-
-
-def test_the_shape_has_the_positions_that_are_asked_for():
-    config = config_of("M", 8192)
-    assert (config.hidden_size, config.num_layers, config.max_positions) == (576, 30, 8192)
 
 
 def test_a_step_is_one_token_of_each_request_at_its_context_in_both_caches(monkeypatch):

@@ -1,6 +1,9 @@
-"""Values of an option take turns on the same prompts; what is read again begins as it began."""
+"""Values of an option take turns on the same prompts; what is read again begins as it began; a server is all its processes."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +11,9 @@ import pytest
 from attend.model.config import DEFAULT_MODEL
 from attend.model.text.tokenizer import Tokenizer
 from loadtest.bench.lookup import BEGINNING, KINDS, TOKENS, alone, in_turn, texts
-from loadtest.bench.option import AT_ONCE, OUTPUT, PROMPTS, measure, parse
+from loadtest.bench.memory import resident
+from loadtest.bench.option import AT_ONCE, OUTPUT, PROMPTS, measure
+from loadtest.server import MARK, Address, Server
 
 
 class Recorder:
@@ -30,11 +35,6 @@ def test_every_value_answers_the_same_requests():
     assert one == other
     assert [[(prompt, OUTPUT, temperature) for prompt in PROMPTS] for temperature in (0, 0, 0, 1, 1, 1)] == one
     assert AT_ONCE == len(PROMPTS)
-
-
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("64", 64), ("0.5", 0.5), ("native", "native"), ("null", None)])
-def test_a_value_is_json_or_a_word(text, value):
-    assert value == parse(text)
 
 
 def test_a_text_that_is_read_again_begins_as_it_began():
@@ -74,3 +74,18 @@ def test_what_is_read_again_is_no_other_requests_text():
     asyncio.run(alone(engine, [1], 4, 0.0))
     asyncio.run(alone(engine, [1], 4, 0.0))
     assert 8 == len({owner for owner, _ in engine.asked})
+
+
+def test_the_memory_of_a_server_is_that_of_all_its_processes():
+    hold = "import sys; held = bytearray(50 << 20); print(1, flush=True); sys.stdin.read()"
+    environment = os.environ | {MARK: "test-memory"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    held = [subprocess.Popen([sys.executable, "-c", hold], env=environment, **pipes) for _ in range(2)]
+    try:
+        for process in held:
+            process.stdout.readline()
+        largest, total = resident(Server(Address("", ""), held[0], "test-memory"))
+    finally:
+        for process in held:
+            process.communicate()
+    assert 50 < largest < 100 < total < 200

@@ -194,10 +194,6 @@ def test_the_best_rate_is_the_highest_that_keeps_the_level_on_one_set_of_arrival
     assert seeds == {7}
 
 
-def test_a_server_that_keeps_no_rate_has_none(monkeypatch):
-    assert searched(monkeypatch, 0.0)[0] == 0.0
-
-
 def test_a_trial_waits_for_nobody_and_times_from_the_moment_that_was_due():
     running, most = 0, 0
 
@@ -343,14 +339,3 @@ def test_what_cannot_be_started_is_one_sentence(flags, reason, capsys):
     with pytest.raises(SystemExit) as ended:
         serve.main(flags)
     assert reason in f"{ended.value} {capsys.readouterr().err}"
-
-
-@pytest.mark.parametrize(
-    ("given", "name", "url"),
-    [
-        ("http://127.0.0.1:8000/", "127.0.0.1:8000", "http://127.0.0.1:8000"),
-        ("vllm=http://127.0.0.1:8102", "vllm", "http://127.0.0.1:8102"),
-    ],
-)
-def test_a_server_has_the_name_that_it_was_given_or_its_address(given, name, url):
-    assert serve.parse_url(given) == (name, url)

@@ -11,8 +11,8 @@ import pytest
 from attend.v1 import generation_pb2 as pb
 from loadtest.faults.attack import ATTACKS
 from loadtest.faults.attacker import attacker
-from loadtest.faults.attacks import answers, rpc
-from loadtest.faults.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fields, frame, http2, integer, message
+from loadtest.faults.attacks import rpc
+from loadtest.faults.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fields, frame, http2, message
 from loadtest.faults.target import Target
 from loadtest.server import Address
 
@@ -112,18 +112,6 @@ def test_a_check_that_fails_is_told():
     found = asyncio.run(attacked(names, evil, 6.0))
     values = {name: one.checks[0].value if one.checks else None for name, one in found.items()}
     assert all(value for value in values.values()), values
-
-
-def test_statuses_of_what_came_over_a_connection():
-    assert answers.statuses(b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 404 Not Found\r\n") == [200, 404]
-    assert answers.statuses(b"") == []
-
-
-def test_integers_of_hpack():
-    """The examples of RFC 7541, C.1."""
-    assert integer(10, 5) == b"\x0a"
-    assert integer(1337, 5) == b"\x1f\x9a\x0a"
-    assert integer(42, 8) == b"\x2a"
 
 
 def test_frames_by_hand_are_a_call():

@@ -15,13 +15,12 @@ import pytest
 
 from loadtest.faults import __main__ as faults
 from loadtest.faults import judge, trial
-from loadtest.faults.attack import ATTACKS, KEYS, Attack, add, sensible
-from loadtest.faults.attacks import bodies
+from loadtest.faults.attack import ATTACKS, KEYS, Attack, sensible
 from loadtest.faults.deaths import DEATHS, Call, Calls, open_to_others
 from loadtest.faults.measure import Measure
 from loadtest.faults.neighbours import Neighbours, Seen, Wanted
 from loadtest.faults.target import Target
-from loadtest.faults.trial import Setting, Trial, settings
+from loadtest.faults.trial import Setting, Trial
 from loadtest.faults.use import highest_use, use_of
 from loadtest.server import Address
 
@@ -208,18 +207,6 @@ def test_what_a_call_ends_in_is_told_apart_by_shape():
         server.close()
 
 
-def test_nobody_reads_the_servers_lines_while_reading_is_cleared():
-    read, write = os.pipe()
-    target = Target(Address("", ""), None, "", {})
-    reader = threading.Thread(target=target.read_lines, args=(read,))
-    target.reading.set()
-    reader.start()
-    os.write(write, b"one\ntwo\n")
-    os.close(write)
-    reader.join(10)
-    assert target.lines == ["one", "two"]
-
-
 def test_what_a_server_held_at_most_is_seen_although_it_was_given_back(monkeypatch):
     monkeypatch.setattr("loadtest.faults.use.EVERY", 0.01)
     import psutil
@@ -237,18 +224,6 @@ def test_what_a_server_held_at_most_is_seen_although_it_was_given_back(monkeypat
     assert most.files - before.files >= 40
 
 
-def test_the_usual_settings_are_one_process_in_three_ways_and_ray_with_keys():
-    assert [str(each) for each in settings()] == [
-        "single, a key each",
-        "single, one shared key",
-        "single, no keys",
-        "ray, a key each",
-    ]
-    assert settings("ray") == [Setting("ray", "each")]
-    assert settings("ray", "none") == [Setting("ray", "none")]
-    assert settings(keys="shared") == [Setting("single", "shared"), Setting("ray", "shared")]
-
-
 def test_attacks_are_left_out_where_they_make_no_sense():
     names = ["wrong keys", "bad words of a limited key", "other hosts", "a hog", "replica killed"]
     assert [sensible(names, keys) for keys in KEYS] == [
@@ -256,16 +231,6 @@ def test_attacks_are_left_out_where_they_make_no_sense():
         ["wrong keys", "a hog"],
         ["other hosts", "a hog"],
     ]
-
-
-def test_no_attack_replaces_another():
-    with pytest.raises(ValueError, match="a hog"):
-        add("a hog", Attack("", None))
-
-
-def test_bodies_that_must_differ_do():
-    makers = (bodies.regex, bodies.grammar, bodies.schema, bodies.choices, bodies.slow_schema, bodies.new_prompt)
-    assert all(make() != make() for make in makers)
 
 
 @pytest.fixture
@@ -329,13 +294,6 @@ def test_a_socket_that_any_user_can_write_to_is_found_and_one_behind_a_closed_fo
         assert found(0o755, 0o666)
         assert not found(0o755, 0o600)
         assert not found(0o700, 0o666)
-
-
-def test_every_fault_says_what_it_is(capsys):
-    assert faults.main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(ATTACKS) + len(DEATHS)
-    assert all(line.split(": ", 1)[1] for line in lines)
 
 
 class Stub:

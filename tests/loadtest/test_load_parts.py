@@ -1,6 +1,5 @@
 """The parts of the load test that need no locust: prompts, profiles, loops, clocks, sums, objectives, the search."""
 
-import argparse
 import importlib
 import json
 import random
@@ -11,18 +10,16 @@ from itertools import takewhile
 import pytest
 
 from loadtest.capacity import highest
-from loadtest.curve import page
 from loadtest.lengths import lengths
 from loadtest.loops import OpenLoop, TraceLoop
 from loadtest.measures import Row, read, since, total
-from loadtest.options import add_options, mistakes
 from loadtest.profiles import PROFILES
 from loadtest.prompts import MIXES, Workload, draw
-from loadtest.report import Phase, Sample, phases
-from loadtest.server import StartError, served, two_free_ports
+from loadtest.report import Sample, phases
+from loadtest.server import StartError, served
 from loadtest.slo import Objectives
-from loadtest.stream import FailedError, RefusedError, Stream, three_digits
-from loadtest.traces import BLOCK, SHIPPED, Call, TraceError, made_trace, read_trace
+from loadtest.stream import FailedError, RefusedError, Stream
+from loadtest.traces import BLOCK, SHIPPED, Call, made_trace, read_trace
 
 SHARES = [each / 200 for each in range(201)]
 
@@ -68,24 +65,11 @@ def test_the_mix_has_every_kind_in_its_share():
     }
 
 
-def test_the_same_seed_draws_the_same_prompts():
-    first, again, other = ([draw(random.Random(seed), "mixed", 30) for _ in range(2)] for seed in (5, 5, 6))
-    assert first == again != other
-
-
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_stays_between_nothing_and_everything_and_reaches_it(name):
     values = [PROFILES[name](share) for share in SHARES]
     assert min(values) >= 0
     assert max(values) == 1
-
-
-def test_a_ramp_and_steps_only_rise_and_a_spike_comes_back():
-    ramp, steps, spike = ([PROFILES[name](share) for share in SHARES] for name in ("ramp", "steps", "spike"))
-    assert ramp == sorted(ramp)
-    assert steps == sorted(steps)
-    assert Counter(steps[:-1]) == {0.2: 40, 0.4: 40, 0.6: 40, 0.8: 40, 1.0: 40}
-    assert spike[0] == spike[-1] < max(spike)
 
 
 class Clock:
@@ -156,10 +140,6 @@ def test_an_abort_and_an_empty_answer_are_failures():
         Stream().check()
 
 
-def test_a_histogram_keeps_three_digits():
-    assert [three_digits(each) for each in (0.12345, 9.876, 123.4, 12345.0)] == [0.123, 9.88, 123.0, 12300.0]
-
-
 def test_percentiles_are_of_the_nearest_rank():
     row = Row(times=Counter({float(each): 1 for each in range(1, 101)}))
     assert [row.percentile(percent) for percent in (50, 95, 99, 100)] == [50.0, 95.0, 99.0, 100.0]
@@ -205,16 +185,6 @@ def test_a_phase_is_what_came_while_its_users_ran():
     assert [(each.users, each.seconds, each.rows["TOTAL", "HTTP"].count) for each in found] == [(5, 6.0, 12), (9, 6.0, 12)]
 
 
-def test_the_page_shows_every_phase_and_why_an_objective_was_missed():
-    phase = Phase(4, 10.0, rows()).document()
-    assert phase["answers_per_s"] == 1.0
-    summary = {"load": {"loop": "open"}, "missed": ["a < b"], "transports": {"HTTP": {}}, "phases": [phase, phase]}
-    text = page(summary, {"TTFT": 300.0})
-    assert text.count("<tr>") == 3
-    assert text.count("<svg") == 1
-    assert "a &lt; b" in text
-
-
 @pytest.mark.parametrize(
     ("limit", "most", "answer"), [(37, 512, (36, 37)), (0, 512, (0, 1)), (512, 512, (512, None)), (1, 8, (1, 2))]
 )
@@ -237,11 +207,6 @@ def test_every_tool_has_its_help(name, capsys):
         importlib.import_module(f"loadtest.{name}").main(["--help"])
     assert ended.value.code == 0
     assert f"python -m loadtest.{name.partition('.')[0]} " in capsys.readouterr().out
-
-
-def test_two_ports_differ(monkeypatch):
-    monkeypatch.setattr("loadtest.server.PORTS", [19090, 19091])
-    assert all(one != other for one, other in (two_free_ports() for _ in range(20)))
 
 
 @pytest.mark.ray
@@ -268,15 +233,6 @@ def test_lengths_have_the_distribution_that_was_asked_for(text, mean, low, high)
     assert sum(drawn) / 4000 == pytest.approx(mean, rel=0.04)
     assert low <= min(drawn) <= max(drawn) <= high
     assert all(type(one) is int and one >= 1 for one in drawn)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "0", "-3", "many", "uniform:1", "uniform:9:3", "normal:5:-1", "zipf:1:2", "uniform:0:4", "1:2", "normal:a:b", "nan"],
-)
-def test_what_is_no_distribution_is_named(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=r"is no distribution of lengths: a number from 1 on, or uniform"):
-        lengths(text)
 
 
 def test_prompts_of_a_length_in_tokens_have_it_and_share_their_prefix():
@@ -322,17 +278,6 @@ def test_a_scaled_trace_has_shorter_prompts_and_answers():
     assert [call.prompt_tokens for call in tenth] == [max(1, round(call.prompt_tokens / 10)) for call in whole]
 
 
-@pytest.mark.parametrize(
-    "line", ["", "{", "[]", '{"timestamp": 1, "input_length": "many", "output_length": 2}', '{"timestamp": 1}']
-)
-def test_a_line_that_is_no_call_is_named(tmp_path, line):
-    path = tmp_path / "trace.jsonl"
-    good = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
-    path.write_text((good if line else "") + line)
-    with pytest.raises(TraceError, match=r"trace.jsonl(, line 2: no call of a trace: | has no calls)"):
-        read_trace(path)
-
-
 def test_the_trace_loop_begins_each_call_at_its_time(monkeypatch):
     clock, begun = Clock(), []
     monkeypatch.setattr("loadtest.loops.time", clock)
@@ -344,23 +289,3 @@ def test_the_trace_loop_begins_each_call_at_its_time(monkeypatch):
         clock.now += min(0.25, loop.pause())
     assert [(due, call) for _, due, call in begun] == list(zip((0.0, 0.5, 0.75, 2.0), calls, strict=True))
     assert all(due <= now <= due + 0.25 for now, due, _ in begun)
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--loop", "trace"], "--loop trace needs --trace FILE"),
-        (["--trace", "chat.jsonl"], "--trace needs --loop trace"),
-        (["--loop", "trace", "--trace", "chat.jsonl", "--trace-speed", "0"], "--trace-speed and --trace-scale must be above 0"),
-        (["--loop", "trace", "--trace", "chat.jsonl"], ""),
-        ([], ""),
-    ],
-)
-def test_options_that_do_not_go_together_are_named(flags, sentence):
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    options = parser.parse_args(flags, argparse.Namespace(processes=None, master=False, worker=False, user_classes=[]))
-    assert mistakes(options) == sentence
-    options.user_classes, options.loop, options.trace = ["HttpChatUser"], "trace", SHIPPED
-    if "speed" not in sentence:
-        assert "which no chat takes" in mistakes(options)

@@ -27,11 +27,6 @@ def test_both_transports_read_the_same_call_from_the_measured_bodies():
     assert len(http.prompts[0]) == parsing.ORDINARY
 
 
-def test_the_measured_bodies_have_the_sizes_they_are_named_after():
-    assert len(parsing.source_text(parsing.LONG)) == 100_000
-    assert 180 <= len(parsing.http_body(parsing.source_text(parsing.ORDINARY))) <= 220
-
-
 def test_reading_is_measured_in_each_turn():
     figures = parsing.run(2)
     assert len(figures) == 4 and sane(figures, 2)
@@ -78,9 +73,3 @@ def test_the_command_prints_a_table_and_writes_the_same_figures(tmp_path, capsys
     assert len(documents) == 4 + len(per_token.streams())
     table = capsys.readouterr().out.splitlines()
     assert [row.split("|")[1].strip() for row in table[2:]] == [document["what"] for document in documents]
-
-
-@pytest.mark.parametrize("words", [["parsing"], ["--tokens", "0"], ["--tokens", "901"], ["--turns", "0"]], ids=str)
-def test_a_command_that_measures_nothing_is_refused(words):
-    with pytest.raises(SystemExit):
-        serving.read_flags(words)

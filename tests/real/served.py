@@ -38,7 +38,7 @@ def served(name: str, **settings: Any) -> Iterator[Server]:
         replica = Replica(Settings(model=str(MODELS[name].path), **usual | settings), name)
         try:
             app = replica.application(no_metrics, behind_serve=False)
-            yield Server(replica.engine, replica.service, replica.metrics, replica, app, replica.explaining)
+            yield Server(replica.engine, replica.service, replica.metrics, replica, lambda: app, replica.explaining)
         finally:
             replica.close()
 

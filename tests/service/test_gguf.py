@@ -13,7 +13,7 @@ from attend.model.engine.build import fingerprint
 from attend.model.text.tokenizer_files import read_facts
 from attend.service.settings import Settings
 from tests.model.gguf_files import Type, byte_level, stored_as, write_gguf
-from tests.service.commands.test_cli import attend  # noqa: F401 - a fixture
+from tests.service.commands.conftest import attend  # noqa: F401 - a fixture
 from tests.service.server import Server, running
 
 PROMPT = "def fibonacci(n):"

@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -142,7 +143,7 @@ def serve(engine: FakeEngine, limits: Limits | None, template: str | None, folde
     methods, form = server.methods, form_of(template or "")
     methods.template, methods.form, methods.keys = None if template is None else ChatTemplate(template), form, keys
     facts = (server.service, server.metrics, "1.2.3", scrape, lambda: engine.draining)
-    server.app = build_app(RouteDeps(*facts, methods.template, form, keys, explaining=server.explaining))
+    server.build = partial(build_app, RouteDeps(*facts, methods.template, form, keys, explaining=server.explaining))
     return server
 
 

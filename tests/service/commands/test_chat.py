@@ -1,7 +1,6 @@
 """Chats at the terminal: what the model is told in each turn, what lines mean, and what Ctrl-C ends."""
 
 import contextlib
-import io
 import json
 import os
 import pty
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from attend.model.engine.request import FinishReason
-from attend.service.commands import chat, cli
+from attend.service.commands import chat
 from attend.service.records import Chunk
 from attend.service.runtime.checkpoint import was_taught
 from tests.model.checkpoints import write_checkpoint, write_letters
@@ -36,23 +35,6 @@ def folder(tmp_path_factory):
     folder = write_letters(write_checkpoint("llama-tied", tmp_path_factory.mktemp("models") / "tiny"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
-
-
-@pytest.fixture
-def attend(monkeypatch, capfd):
-    """Run the command here, with something piped in: (status, standard output, standard error)."""
-
-    def run(*words, piped=None):
-        monkeypatch.setattr(sys, "argv", ["attend", *map(str, words)])
-        if piped is not None:
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
-        try:
-            cli.main()
-        except SystemExit as end:
-            return end.code or 0, *capfd.readouterr()
-        return 0, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture

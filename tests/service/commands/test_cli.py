@@ -40,25 +40,6 @@ def folder(tmp_path_factory):
     return write_letters(write_checkpoint("llama-tied", tmp_path_factory.mktemp("models") / "tiny"))
 
 
-@pytest.fixture
-def attend(monkeypatch, capfd):
-    """Run the command here: (status, standard output, standard error)."""
-    for name in Settings.model_fields:
-        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setenv("TERM", "dumb")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attend", *map(str, words)])
-        try:
-            cli.main()
-        except SystemExit as end:
-            return end.code or 0, *capfd.readouterr()
-        return 0, *capfd.readouterr()
-
-    return run
-
-
 def test_help_lists_every_command(attend):
     status, out, _ = attend("--help")
     assert status == 0
@@ -543,25 +524,16 @@ def test_variables_that_nobody_reads_are_told_once(attend, monkeypatch, folder):
     assert (status, err) == (0, "attend: ATTEND_VERSION is not a setting, and is ignored\n")
 
 
-def test_what_is_no_checkpoint_is_told_before_anything_large_is_loaded(tmp_path):
+@pytest.mark.parametrize(
+    "words", ["serve", "serve --single", "generate x --model", "explain x --model", "inspect", "quality"], ids=str
+)
+def test_what_is_no_checkpoint_is_told_before_anything_large_is_loaded(words, tmp_path):
     code = "import sys; sys.argv = ['attend', *sys.argv[1:]]; from attend.service.commands.cli import main\n"
     code += "try: main()\nexcept SystemExit as end: print(end.code, sorted({'torch', 'ray', 'grpc'} & set(sys.modules)))"
-    for command in (
-        ["serve"],
-        ["serve", "--single"],
-        ["generate", "x", "--model"],
-        ["explain", "x", "--model"],
-        ["inspect"],
-        ["quality"],
-    ):
-        words = (
-            [*command, str(tmp_path / "nowhere")]
-            if command[-1] != "--single"
-            else ["serve", "--single", str(tmp_path / "nowhere")]
-        )
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-        assert done.stdout == "2 []\n", (words, done.stderr)
-        assert "nowhere does not exist" in done.stderr
+    command = [sys.executable, "-c", code, *words.split(), str(tmp_path / "nowhere")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 []\n", done.stderr
+    assert "nowhere does not exist" in done.stderr
 
 
 @pytest.mark.skipif(load_native() is None, reason="the native decoder is not built")

@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
@@ -57,33 +54,26 @@ def test_a_layer_that_keeps_a_state_says_so_and_what_layers_would_say_is_listed(
     assert "logit lens of layer  2: the next token is e" in shown
 
 
-def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "attend.service.commands.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | (env or {}))
-
-
-def test_the_shipped_model_explains_a_text():
-    ended = run("explain", "def f(x):", "--layer", "2", "--head", "1", "--json")
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
+def test_the_shipped_model_explains_a_text(attend):
+    status, out, err = attend("explain", "def f(x):", "--layer", "2", "--head", "1", "--json")
+    assert status == 0, err
+    found = json.loads(out)
     [layer] = found["layers"]
     assert (layer["layer"], [head["head"] for head in layer["heads"]]) == (2, [1])
     assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in layer["heads"][0]["weights"])
 
 
-def test_a_layer_that_does_not_exist_is_a_sentence():
-    ended = run("explain", "def", "--layer", "6")
-    assert (ended.returncode, ended.stderr.strip().splitlines()[-1]) == (
-        2,
-        "attend: layers must hold integers from 0 to 5; got 6 (integer)",
-    )
+def test_a_layer_that_does_not_exist_is_a_sentence(attend):
+    status, _, err = attend("explain", "def", "--layer", "6")
+    assert (status, err.splitlines()[-1]) == (2, "attend: layers must hold integers from 0 to 5; got 6 (integer)")
 
 
-def test_generate_shows_the_same_text_with_a_legend_and_not_as_json():
-    plain, shown = (run("generate", "def f(", "--max-tokens", "8", *more) for more in ((), ("--show",)))
-    assert plain.stdout == shown.stdout and "no colours here" in shown.stderr, "in a pipe they tell nothing apart"
-    shown = run("generate", "def f(", "--max-tokens", "8", "--show", env={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
-    assert "probability of each token" in shown.stdout
-    refused = run("generate", "def f(", "--show", "--json")
-    assert refused.returncode == 2
-    assert "cannot be given together" in refused.stderr
+def test_generate_shows_the_same_text_with_a_legend_and_not_as_json(attend, monkeypatch):
+    words = ("generate", "def f(", "--max-tokens", "8")
+    (_, plain, _), (_, shown, said) = attend(*words), attend(*words, "--show")
+    assert plain == shown and "no colours here" in said, "in a pipe they tell nothing apart"
+    status, _, refused = attend(*words, "--show", "--json")
+    assert status == 2 and "cannot be given together" in refused
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "probability of each token" in attend(*words, "--show")[1]

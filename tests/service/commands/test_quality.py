@@ -1,7 +1,6 @@
 """`attend quality` measures forms as they are served; what it cannot read is refused with a sentence."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from attend.model.net import quantised
 from attend.model.net.formats.codes import quantise
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.evaluate import measure
-from attend.service.commands import cli
 from attend.service.commands.quality import Text, names_of, read_text, show, table
 from attend.service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
@@ -33,21 +31,6 @@ def text(tmp_path_factory):
     dice = torch.randint(32, 126, (500,), generator=torch.Generator().manual_seed(0))
     path.write_bytes(bytes(dice.tolist()))
     return path
-
-
-@pytest.fixture
-def attend(monkeypatch, capfd):
-    """Run the command here: (status, standard output, standard error)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["attend", *map(str, words)])
-        try:
-            cli.main()
-        except SystemExit as end:
-            return end.code or 0, *capfd.readouterr()
-        return 0, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture

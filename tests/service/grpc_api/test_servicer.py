@@ -64,35 +64,6 @@ def test_generate_returns_the_whole_answer():
     assert server.outcomes() == {("grpc", "Generate", "stop"): 1}
 
 
-def test_a_stream_holds_deltas_and_totals_the_prompt_first_and_the_end_last():
-    server = build_server()
-    request = pb.GenerateRequest(text="ab", max_tokens=3, response=pb.ResponseOptions(output_token_ids=True))
-    responses = stream(server, request)
-    outputs = [response.outputs[0] for response in responses]
-    assert [(output.text, output.num_tokens, list(output.token_ids)) for output in outputs] == [
-        ("c", 1, [99]),
-        ("d", 2, [100]),
-        ("e", 3, [101]),
-    ]
-    assert [response.HasField("prompt_info") for response in responses] == [True, False, False]
-    assert [output.HasField("finish_info") for output in outputs] == [False, False, True]
-    assert (outputs[-1].finish_info.finish_reason, outputs[-1].finish_info.num_output_tokens) == (pb.FINISH_REASON_LENGTH, 3)
-    assert server.outcomes() == {("grpc", "GenerateStream", "length"): 1}
-
-
-def test_a_stream_put_together_is_the_whole_answer():
-    request = pb.GenerateRequest(
-        text="a", max_tokens=9, sampling=pb.SamplingParameters(n=3, seed=1), stopping=pb.StoppingCriteria(stop_strings=["ef"])
-    )
-    whole = generate(build_server(), request)
-    pieces = [output for response in stream(build_server(FakeEngine(burst=2)), request) for output in response.outputs]
-    for expected in whole.outputs:
-        mine = [piece for piece in pieces if piece.index == expected.index]
-        assert "".join(piece.text for piece in mine) == expected.text == "bcd"
-        assert mine[-1].finish_info == expected.finish_info
-        assert [piece.HasField("finish_info") for piece in mine].count(True) == 1
-
-
 BOTH = pytest.mark.parametrize(("call", "route"), [(generate, "Generate"), (stream, "GenerateStream")])
 BIG = 2**62
 
@@ -104,22 +75,16 @@ BIG = 2**62
         ({}, "input is required"),
         ({"token_ids": pb.TokenIds()}, "at least one token id"),
         ({"token_ids": pb.TokenIds(ids=[BIG])}, f"from 0 to 256; got {BIG}"),
-        ({"token_ids": pb.TokenIds(ids=[-1])}, "from 0 to 256; got -1"),
         ({"text": "a", "max_tokens": BIG}, f"max_tokens must be an integer from 0 to 2147483647; got {BIG}"),
         ({"text": "a", "max_tokens": 2**32 + 1}, "max_tokens"),
         ({"text": "a", "temperature": float("nan")}, "temperature must be a number from 0 to 2; got nan"),
         ({"text": "a", "temperature": float("inf")}, "temperature"),
         ({"text": "a", "sampling": pb.SamplingParameters(top_p=float("nan"))}, "top_p"),
-        ({"text": "a", "sampling": pb.SamplingParameters(min_p=-0.5)}, "min_p"),
-        ({"text": "a", "sampling": pb.SamplingParameters(top_k=-2)}, "top_k"),
         ({"text": "a", "sampling": pb.SamplingParameters(n=2**32 + 1)}, "n must"),
-        ({"text": "a", "stopping": pb.StoppingCriteria(min_tokens=-1)}, "min_tokens"),
         ({"text": "a", "stopping": pb.StoppingCriteria(stop_token_ids=[BIG])}, "stop_token_ids"),
         ({"text": "a", "deadline_ms": BIG}, "deadline_ms"),
-        ({"text": "a", "request_id": "two words"}, "request_id"),
         ({"text": "a", "response": pb.ResponseOptions(top_logprobs=1)}, "top_logprobs is only allowed when logprobs is true"),
         ({"text": "a", "decoding": pb.DecodingParameters(logit_bias={BIG: 1})}, f"from 0 to 256; got {BIG}"),
-        ({"text": "a", "resume_token_ids": pb.TokenIds(ids=[-1])}, "from 0 to 256; got -1"),
         ({"text": "a", "truncate_prompt_tokens": BIG}, "truncate_prompt_tokens"),
     ],
 )
@@ -158,13 +123,6 @@ def test_a_refusal_that_says_when_to_try_again_says_its_request_id_too(call, rou
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         call(build_server(engine), pb.GenerateRequest(text="a", request_id="id-1"))
     assert dict(caught.value.trailing_metadata()) == {"retry-after": "1", "x-request-id": "id-1"}
-
-
-@BOTH
-def test_an_unknown_model_is_not_found(call, route):
-    code, details = refused(call, build_server(), pb.GenerateRequest(text="a", model="gpt-4"))
-    assert code is grpc.StatusCode.NOT_FOUND
-    assert "'gpt-4'" in details
 
 
 @BOTH

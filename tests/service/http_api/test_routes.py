@@ -3,8 +3,6 @@
 import asyncio
 import json
 import re
-import zlib
-from array import array
 
 import pytest
 
@@ -44,63 +42,6 @@ def test_a_whole_answer_is_one_object():
     assert server.outcomes() == {(*ROUTE, "stop"): 1}
 
 
-def test_the_bytes_of_a_stream_are_golden():
-    body = {"prompt": "a", "max_tokens": 2, "stream": True, "seed": 7, "stream_options": {"include_usage": True}}
-    answer = build_server().post(body, headers={"x-request-id": "r1"})
-    created = re.search(r'"created":(\d+)', answer.text)[1]
-    weights = re.search(r"^id: 7\.([0-9a-f]{6})\.1\.", answer.text)[1]  # and the request: see test_event_ids
-    head = (
-        f'data: {{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"fake","system_fingerprint":"fp_fake",'
-    )
-    tail = '"seed":7,"usage":null}'
-    first, second = (zlib.crc32(array("I", range(98, 98 + number)).tobytes()) for number in (1, 2))
-    counts = '{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0},'
-    counts += '"completion_tokens_details":{"reasoning_tokens":0}}'
-    assert answer.text == (
-        f"id: 7.{weights}.1.{first:08x}\n"
-        f'{head}"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":null,"stop_reason":null}}],{tail}\n\n'
-        f"id: 7.{weights}.2.{second:08x}!\n"
-        f'{head}"choices":[{{"index":0,"text":"c","logprobs":null,"finish_reason":"length","stop_reason":null}}],{tail}\n\n'
-        f'{head}"choices":[],"usage":{counts}}}\n\n'
-        "data: [DONE]\n\n"
-    )
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["cache-control"] == "no-cache"
-    assert answer.headers["x-accel-buffering"] == "no"
-
-
-def test_a_stream_put_together_is_the_whole_answer():
-    body = {"prompt": ["a", "k"], "n": 2, "max_tokens": 5, "seed": 1, "stop": ["d"], "return_token_ids": True}
-    whole = build_server().post(body).json()
-    streamed = events_of(build_server(FakeEngine(burst=2)).post(body | {"stream": True}).text)
-    choices = [choice for event in streamed for choice in event["choices"]]
-    for expected in whole["choices"]:
-        mine = [choice for choice in choices if choice["index"] == expected["index"]]
-        assert "".join(choice["text"] for choice in mine) == expected["text"]
-        assert [token for choice in mine for token in choice["token_ids"]] == expected["token_ids"]
-        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + [expected["finish_reason"]]
-        assert mine[-1]["stop_reason"] == expected["stop_reason"]
-    assert {event["id"] for event in streamed} == {streamed[0]["id"]}
-
-
-def test_a_character_is_never_split_over_events_of():
-    streamed = events_of(build_server(FakeEngine(says("é😀日"))).post({"prompt": "a", "stream": True}).text)
-    assert [event["choices"][0]["text"] for event in streamed if event["choices"][0]["text"]] == ["é", "😀", "日"]
-
-
-def test_continuous_usage_stands_in_every_chunk_and_grows():
-    options = {"continuous_usage_stats": True}
-    streamed = events_of(build_server().post({"prompt": "ab", "max_tokens": 3, "stream": True, "stream_options": options}).text)
-    assert [event["usage"]["completion_tokens"] for event in streamed] == [1, 2, 3]
-    assert {event["usage"]["prompt_tokens"] for event in streamed} == {2}
-
-
-def test_usage_is_absent_unless_asked_for():
-    for options in (None, {}, {"include_usage": False}):
-        streamed = events_of(build_server().post({"prompt": "a", "stream": True, "stream_options": options}).text)
-        assert not any("usage" in event for event in streamed)
-
-
 @pytest.mark.parametrize(
     ("path", "told"),
     [
@@ -129,11 +70,6 @@ def test_a_model_that_is_mistyped_is_told_the_one_that_there_is():
     message = build_server().post({"prompt": "a", "model": "faek"}).json()["error"]["message"]
     assert message.endswith("this server has 'fake': did you mean 'fake'?")
     assert "did you mean" not in build_server().post({"prompt": "a", "model": "gpt-4"}).json()["error"]["message"]
-
-
-def test_a_number_as_text_is_one_sentence():
-    message = build_server().post({"prompt": "a", "temperature": "0"}).json()["error"]["message"]
-    assert message == "temperature must be a number; got '0' (string)"
 
 
 REFUSALS = [
@@ -254,57 +190,27 @@ def test_a_caller_who_leaves_before_the_end_of_the_body_is_an_abort_and_no_bug(c
     assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
-BAD = [
+BAD = [  # one of each kind; test_body.py has the syntax, test_limits.py the limits, test_parity.py what both transports refuse
     (b"", 400, "JSON"),
     (b"[]", 400, "object"),
     (b'{"prompt":"a","prompt":"b"}', 400, "prompt"),
     (b'{"prompt":"a","temperature":NaN}', 400, "NaN"),
-    (b'\xef\xbb\xbf{"prompt":"a"}', 400, "byte order mark"),
-    (b'{"prompt":"\\ud800"}', 400, "surrogate"),
-    (b"[" * 200, 400, "deeper than 128"),
     ({}, 400, "prompt is required"),
     ({"prompt": None}, 400, "prompt is required"),
     ({"prompt": []}, 400, "prompt"),
     ({"prompt": [[]]}, 400, "prompt"),
-    ({"prompt": [257]}, 400, "from 0 to 256"),
-    ({"prompt": [-1]}, 400, "from 0 to 256"),
     ({"prompt": ["a", 1]}, 400, "prompt"),
     ({"prompt": "a" * 200}, 400, "maximum context length is 128 tokens"),
-    ({"prompt": "a", "max_tokens": 128}, 400, "maximum context length is 128 tokens"),
     ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
-    ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
     ({"prompt": "a", "max_tokens": 3.0}, 400, "max_tokens must be an integer"),
-    ({"prompt": "a", "max_tokens": 10**399}, 400, "max_tokens"),
-    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens must be an integer"),
-    ({"prompt": "a", "min_tokens": 17}, 400, "min_tokens"),
     ({"prompt": "a", "temperature": 2.1}, 400, "temperature"),
-    ({"prompt": "a", "temperature": -0.1}, 400, "temperature"),
-    ({"prompt": "a", "temperature": "1"}, 400, "temperature"),
     ({"prompt": "a", "temperature": 10**399}, 400, "temperature"),
-    ({"prompt": "a", "top_p": 0}, 400, "top_p"),
-    ({"prompt": "a", "top_p": 1.01}, 400, "top_p"),
-    ({"prompt": "a", "top_k": -2}, 400, "top_k"),
-    ({"prompt": "a", "min_p": 1.5}, 400, "min_p"),
-    ({"prompt": "a", "seed": 2**63}, 400, "seed"),
-    ({"prompt": "a", "n": 0}, 400, "n must"),
-    ({"prompt": "a", "n": 9}, 400, "n must"),
     ({"prompt": ["a"] * 65, "n": 2}, 400, "128"),
     ({"prompt": "a", "best_of": 3}, 400, "best_of"),
-    ({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
     ({"prompt": "a", "stop": ""}, 400, "stop"),
-    ({"prompt": "a", "stop": "x" * 257}, 400, "stop"),
-    ({"prompt": "a", "stop_token_ids": [257]}, 400, "stop_token_ids"),
-    ({"prompt": "a", "stop_token_ids": [1] * 301}, 400, "stop_token_ids"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
-    ({"prompt": "a", "deadline_ms": 0}, 400, "deadline_ms"),
-    ({"prompt": "a", "request_id": "x" * 129}, 400, "request_id"),
-    ({"prompt": "a", "request_id": "two words"}, 400, "request_id"),
     ({"prompt": "a", "suffix": "x"}, 400, "no tokens to fill in the middle"),
     ({"prompt": "a", "logprobs": 6}, 400, "logprobs must be an integer from 0 to 5"),
-    ({"prompt": "a", "logit_bias": {"257": 1}}, 400, "from 0 to 256"),
-    ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias[5] must be a number from -100 to 100"),
-    ({"prompt": "a", "allowed_token_ids": [257]}, 400, "from 0 to 256"),
-    ({"prompt": "a", "resume_token_ids": [257]}, 400, "from 0 to 256"),
     ({"prompt": "a", "tools": []}, 400, "tools is not supported: it is a field of POST /v1/chat"),
     ({"prompt": "a", "model": "gpt-4"}, 404, "gpt-4"),
     (b'{"prompt":"' + b"a" * (1 << 20) + b'"}', 413, "1048576"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import urllib.request
 from pathlib import Path
@@ -28,22 +29,29 @@ def asked(server: Server, prompt: str = PROMPT, salt: str = "") -> tuple[str, in
     return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_after_a_stop_and_a_start_a_prompt_is_not_computed_again(tmp_path: Path) -> None:
-    flags = (*FLAGS, "--kv-disk-folder", str(tmp_path / "kv"))
-    with running(tmp_path / "first", *flags) as server:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a server that was stopped, and what it answered."""
+    folder = tmp_path_factory.mktemp("written")
+    with running(folder / "first", *FLAGS, "--kv-disk-folder", str(folder / "kv")) as server:
         text, cached = asked(server)
         assert cached == 0
         server.stop()
-    assert list((tmp_path / "kv" / "attend-kv").glob("kv-*.bin")), "what was drained is written"
-    with running(tmp_path / "second", *flags) as server:
+    assert list((folder / "kv/attend-kv").glob("kv-*.bin")), "what was drained is written"
+    return folder / "kv", text
+
+
+def test_after_a_stop_and_a_start_a_prompt_is_not_computed_again(written: tuple[Path, str], tmp_path: Path) -> None:
+    kept, text = written
+    shutil.copytree(kept, tmp_path / "kv")
+    with running(tmp_path / "second", *FLAGS, "--kv-disk-folder", str(tmp_path / "kv")) as server:
         assert asked(server, salt="another") == (text, 0), "a prefix is shared within its salt alone"
         again, cached = asked(server)
         assert again == text and cached > 150
         assert server.metric("attend_kv_disk_read_tokens_total") == cached
         longer, cached = asked(server, PROMPT + "def volume(")
         assert cached > 150
-    with running(tmp_path / "third", *FLAGS) as server:
-        assert asked(server, PROMPT + "def volume(") == (longer, 0)
+        assert asked(server, PROMPT + "def volume(", salt="a third") == (longer, 0), "the same as computed"
 
 
 def test_a_process_that_is_killed_while_it_writes_costs_nothing_else(tmp_path: Path) -> None:
@@ -66,14 +74,12 @@ def test_a_process_that_is_killed_while_it_writes_costs_nothing_else(tmp_path: P
     assert notes.read_text() == "not ours"
 
 
-def test_files_that_were_cut_are_computed_again_and_counted(tmp_path: Path) -> None:
-    flags = (*FLAGS, "--kv-disk-folder", str(tmp_path / "kv"))
-    with running(tmp_path / "first", *flags) as server:
-        text, _ = asked(server)
-        server.stop()
+def test_files_that_were_cut_are_computed_again_and_counted(written: tuple[Path, str], tmp_path: Path) -> None:
+    kept, text = written
+    shutil.copytree(kept, tmp_path / "kv")
     for path in (tmp_path / "kv" / "attend-kv").glob("kv-*.bin"):
         os.truncate(path, path.stat().st_size // 2)
-    with running(tmp_path / "second", *flags) as server:
+    with running(tmp_path / "second", *FLAGS, "--kv-disk-folder", str(tmp_path / "kv")) as server:
         assert asked(server) == (text, 0)
         assert server.metric("attend_kv_disk_errors_total") >= 1
 
