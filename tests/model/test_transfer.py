@@ -30,5 +30,5 @@ def test_all_parts_go_in_one_copy_and_none_after_it(monkeypatch):
     assert copies == []
     assert (parcel[second].tolist(), parcel[first].tolist()) == ([3, 4], [1, 2])
     assert copies == [([1, 2, 3, 4], "cpu")]
-    with pytest.raises(RuntimeError, match="sent"):
+    with pytest.raises(RuntimeError, match="started already"):
         parcel.add([5])

@@ -194,10 +194,10 @@ def test_all_shards_of_one_set_are_taken_without_an_index(folder, count):
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"], "no whole set of shards"),
-        (["model-00001-of-00001.safetensors", "model-00001-of-00002.safetensors"], "no whole set of shards"),
-        (["weights.safetensors"], "no whole set of shards"),
-        (["consolidated.safetensors"], "Mistral's own names"),
+        (["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"], "not all shards of a set"),
+        (["model-00001-of-00001.safetensors", "model-00001-of-00002.safetensors"], "not all shards of a set"),
+        (["weights.safetensors"], "not all shards of a set"),
+        (["consolidated.safetensors"], "Mistral's own tensor names"),
     ],
 )
 def test_files_that_are_not_surely_the_weights_are_named(folder, names, why):

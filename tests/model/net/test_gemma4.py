@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from attend.model.backends.backend import Placement
 from attend.model.backends.choice import choose_backend
@@ -54,24 +53,6 @@ def test_models_of_images_and_sound_are_left_out_and_one_line_says_so(folder, ca
         f"the tensors {left} are left out: images, videos and sound are not served"
     ]
     inspect(folder)
-
-
-def test_another_strange_tensor_is_named(folder):
-    edit_tensors(folder, model__hearing__weight=torch.zeros(2, 2))
-    with pytest.raises(CheckpointError, match=r"tensor model\.hearing\.weight is unexpected"):
-        load(folder, torch.float32, "cpu")
-
-
-def test_a_text_model_may_keep_the_names_that_it_has_beside_images(folder, tmp_path_factory):
-    """And the other way round."""
-    whole, alone = load(folder, torch.float32, "cpu"), tmp_path_factory.mktemp("alone")
-    (alone / "config.json").write_text(json.dumps(raw_of(folder)["text_config"]), encoding="utf-8")
-    (alone / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    assert same(whole, load(alone, torch.float32, "cpu"))
-    tensors = load_file(folder / "model.safetensors")
-    short = dict.fromkeys(tensors, ...) | {name.replace("language_model.", ""): part for name, part in tensors.items()}
-    edit_tensors(folder, **{name.replace(".", "__"): part for name, part in short.items()})
-    assert same(whole, load(folder, torch.float32, "cpu"))
 
 
 def test_layers_that_share_keys_and_values_may_bring_some_of_their_own(shared):

@@ -36,23 +36,29 @@ def test_a_model_of_images_and_guesses_of_the_model_are_left_out_and_said_so(fol
     inspect(folder)
 
 
-def test_another_strange_tensor_is_named(folder):
-    edit_tensors(folder, model__hearing__weight=torch.zeros(2, 2))
+@pytest.fixture(params=["qwen3_5", "gemma4"])
+def beside(request, tmp_path) -> Path:
+    """A text model beside one of images."""
+    return write_checkpoint(request.param, tmp_path)
+
+
+def test_another_strange_tensor_is_named(beside):
+    edit_tensors(beside, model__hearing__weight=torch.zeros(2, 2))
     with pytest.raises(CheckpointError, match=r"tensor model\.hearing\.weight is unexpected"):
-        load(folder, torch.float32, "cpu")
+        load(beside, torch.float32, "cpu")
 
 
-def test_a_text_model_may_keep_the_names_that_it_has_beside_images(folder, tmp_path_factory):
+def test_a_text_model_may_keep_the_names_that_it_has_beside_images(beside, tmp_path_factory):
     """And the other way round."""
-    whole, alone = load(folder, torch.float32, "cpu"), tmp_path_factory.mktemp("alone")
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    whole, alone = load(beside, torch.float32, "cpu"), tmp_path_factory.mktemp("alone")
+    raw = json.loads((beside / "config.json").read_text(encoding="utf-8"))
     (alone / "config.json").write_text(json.dumps(raw["text_config"]), encoding="utf-8")
-    (alone / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (alone / "model.safetensors").write_bytes((beside / "model.safetensors").read_bytes())
     assert same(whole, load(alone, torch.float32, "cpu"))
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_file(beside / "model.safetensors")
     short = dict.fromkeys(tensors, ...) | {name.replace("language_model.", ""): part for name, part in tensors.items()}
-    edit_tensors(folder, **{name.replace(".", "__"): part for name, part in short.items()})
-    assert same(whole, load(folder, torch.float32, "cpu"))
+    edit_tensors(beside, **{name.replace(".", "__"): part for name, part in short.items()})
+    assert same(whole, load(beside, torch.float32, "cpu"))
 
 
 def test_a_mixture_may_keep_all_experts_in_one_tensor(tmp_path):

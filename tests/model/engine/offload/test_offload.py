@@ -120,6 +120,18 @@ def config_of(dice: random.Random, *, windows: bool, states: bool, blocks: int) 
     return with_groups(config, dice, states=states) if windows or states else config
 
 
+DENSE = config_of(random.Random(), windows=False, states=False, blocks=24)
+
+
+def restarted(folder: Path, prompt: list[int], **more) -> Engine:
+    """An engine over a folder in which the one before it has left the blocks of a prompt."""
+    saved: dict[bytes, object] = {}
+    engine = fake(DENSE, folder, saved)
+    finished(engine, [ask("a", prompt, 2)])
+    ended(engine)
+    return fake(DENSE, folder, saved, **more)
+
+
 KIND = {
     "full attention": (False, False),
     "windows": (True, False),
@@ -170,7 +182,7 @@ def replace_output(request: Request) -> Request:
 
 def test_blocks_that_the_step_under_way_fills_are_not_copied(tmp_path):
     """They are known from its planning on, to the thread that writes too: it may just walk along the same text."""
-    engine = fake(config_of(random.Random(), windows=False, states=False, blocks=24), tmp_path, {})
+    engine = fake(DENSE, tmp_path, {})
     offload, submit, seen = engine.offload, engine.runner.submit, []
 
     def submitted(step):
@@ -186,7 +198,7 @@ def test_blocks_that_the_step_under_way_fills_are_not_copied(tmp_path):
 
 
 def test_after_a_restart_a_known_prefix_is_read_and_not_computed(tmp_path):
-    config, saved, prompt = config_of(random.Random(), windows=False, states=False, blocks=24), {}, list(range(8)) * 5
+    config, saved, prompt = DENSE, {}, list(range(8)) * 5
     for turn in range(3):
         engine = fake(config, tmp_path, saved)
         for salt in ("", "another") if turn == 1 else ("",):
@@ -198,7 +210,7 @@ def test_after_a_restart_a_known_prefix_is_read_and_not_computed(tmp_path):
 
 
 def test_an_evicted_prefix_comes_back_from_disk(tmp_path):
-    engine = fake(config_of(random.Random(), windows=False, states=False, blocks=24), tmp_path, {})
+    engine = fake(DENSE, tmp_path, {})
     prompts = {name: [*map(int, f"{at}" * 60)] for at, name in enumerate("abc")}
     for name, prompt in prompts.items():
         finished(engine, [ask(name, prompt, 2)])
@@ -211,7 +223,7 @@ def test_an_evicted_prefix_comes_back_from_disk(tmp_path):
 
 def test_what_is_evicted_while_it_is_copied_is_not_written(tmp_path):
     """A block's slots have another text by then: the copy would be of that."""
-    engine = fake(config_of(random.Random(), windows=False, states=False, blocks=24), tmp_path, {})
+    engine = fake(DENSE, tmp_path, {})
     begins, goes_on, real = threading.Event(), threading.Event(), engine.offload.writer._layout.read
 
     def read(group, blocks):
@@ -255,11 +267,8 @@ def test_a_record_that_is_bad_is_computed_again(groups, place, tmp_path):
 
 
 def test_a_request_that_ends_while_its_blocks_are_read_leaves_nothing(tmp_path):
-    config, saved, prompt = config_of(random.Random(), windows=False, states=False, blocks=24), {}, list(range(8)) * 5
-    engine = fake(config, tmp_path, saved)
-    finished(engine, [ask("a", prompt, 2)])
-    ended(engine)
-    engine = fake(config, tmp_path, saved)
+    prompt = list(range(8)) * 5
+    engine = restarted(tmp_path, prompt)
     begins, goes_on, real = threading.Event(), threading.Event(), engine.offload.store.read
 
     def read(keys):
@@ -285,12 +294,8 @@ def test_a_request_that_ends_while_its_blocks_are_read_leaves_nothing(tmp_path):
 
 def test_a_disk_that_hangs_is_waited_for_only_so_long(tmp_path):
     """Though the prompt needs nearly all blocks, and others come: a read holds none."""
-    config, saved, prompt = config_of(random.Random(), windows=False, states=False, blocks=24), {}, list(range(8)) * 11
-    engine = fake(config, tmp_path, saved)
-    finished(engine, [ask("a", prompt, 2)])
-    ended(engine)
-    clock = Clock()
-    engine = fake(config, tmp_path, saved, clock=clock)
+    prompt, clock = list(range(8)) * 11, Clock()
+    engine = restarted(tmp_path, prompt, clock=clock)
     goes_on, real = threading.Event(), engine.offload.store.read
     engine.offload.store.read = lambda keys: goes_on.wait(20) and real(keys)
     request = ask("a", prompt, 2)
@@ -314,11 +319,8 @@ def test_a_disk_that_hangs_is_waited_for_only_so_long(tmp_path):
 
 
 def test_a_read_that_ends_after_the_engine_waits_for_nobody(tmp_path):
-    config, saved, prompt = config_of(random.Random(), windows=False, states=False, blocks=24), {}, list(range(8)) * 5
-    engine = fake(config, tmp_path, saved)
-    finished(engine, [ask("a", prompt, 2)])
-    ended(engine)
-    engine = fake(config, tmp_path, saved)
+    prompt = list(range(8)) * 5
+    engine = restarted(tmp_path, prompt)
     begins, goes_on, real = threading.Event(), threading.Event(), engine.offload.store.read
     engine.offload.store.read = lambda keys: begins.set() or (goes_on.wait(20) and real(keys))
     engine.add(ask("a", prompt, 2))
@@ -331,7 +333,7 @@ def test_a_read_that_ends_after_the_engine_waits_for_nobody(tmp_path):
 
 
 def test_an_answer_goes_on_while_the_disk_is_full(tmp_path, caplog):
-    engine = fake(config_of(random.Random(), windows=False, states=False, blocks=24), tmp_path, {})
+    engine = fake(DENSE, tmp_path, {})
 
     def write(records):
         raise OSError(28, "No space left on device")
@@ -384,7 +386,7 @@ def test_who_needs_nothing_from_disk_does_not_wait_for_those_who_do_and_owners_t
 
 def test_a_text_whose_scores_are_not_finite_does_not_come_back(tmp_path):
     """What was kept of it may be at fault: the next request computes it."""
-    config, saved, prompt = config_of(random.Random(), windows=False, states=False, blocks=24), {}, [5] * 40
+    config, saved, prompt = DENSE, {}, [5] * 40
     engine = fake(config, tmp_path, saved)
     finished(engine, [ask("a", prompt, 2)])
     assert flushed(engine.offload) and len(engine.offload.store)
@@ -396,7 +398,7 @@ def test_a_text_whose_scores_are_not_finite_does_not_come_back(tmp_path):
 
 
 def test_a_prompt_that_was_given_up_half_way_is_not_written(tmp_path):
-    engine = fake(config_of(random.Random(), windows=False, states=False, blocks=24), tmp_path, {})
+    engine = fake(DENSE, tmp_path, {})
     engine.add(ask("a", [5] * 60, 2))
     engine.step()
     engine.abort("a", "abort")
@@ -405,11 +407,8 @@ def test_a_prompt_that_was_given_up_half_way_is_not_written(tmp_path):
 
 
 def test_one_slow_read_does_not_end_all_of_them(tmp_path):
-    config, saved, prompt = config_of(random.Random(), windows=False, states=False, blocks=24), {}, list(range(8)) * 5
-    engine = fake(config, tmp_path, saved)
-    finished(engine, [ask("a", prompt, 2)])
-    ended(engine)
-    engine = fake(config, tmp_path, saved)
+    prompt = list(range(8)) * 5
+    engine = restarted(tmp_path, prompt)
     engine.scheduler.cost.token_seconds = 1e-3
     engine.offload.reader._rate = 1.0
     found = []
@@ -422,7 +421,7 @@ def test_one_slow_read_does_not_end_all_of_them(tmp_path):
 
 
 def test_nothing_is_written_after_the_end(tmp_path):
-    engine = fake(config_of(random.Random(), windows=False, states=False, blocks=24), tmp_path, {}, bytes_per_second=100.0)
+    engine = fake(DENSE, tmp_path, {}, bytes_per_second=100.0)
     for name in "abcd":
         finished(engine, [ask(name, [ord(name) % 8] * 40, 2)])
     engine.offload.close(10)
