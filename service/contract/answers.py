@@ -85,15 +85,15 @@ class Usage(TypedDict):
     """What else is known of the answers' tokens."""
 
 
-def usage(counted: records.TokenCounts) -> Usage:
+def usage(counts: records.TokenCounts) -> Usage:
     """The counts of a call, as OpenAI writes them."""
-    prompt, completion = counted.prompt_tokens, counted.completion_tokens
+    total = counts.total
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+        "prompt_tokens": total.prompt,
+        "completion_tokens": total.completion,
+        "total_tokens": total.prompt + total.completion,
+        "prompt_tokens_details": {"cached_tokens": total.cached},
+        "completion_tokens_details": {"reasoning_tokens": total.reasoning},
     }
 
 

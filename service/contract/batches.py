@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, StrictStr
 from typing_extensions import TypedDict
 
-from attend.service.contract.answers import ObjectKind, record
+from attend.service.contract.answers import CompletionTokensDetails, Count, ObjectKind, PromptTokensDetails, record
 from attend.service.contract.shapes import Shape, body, optional_field
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -125,6 +125,22 @@ class BatchCounts(TypedDict):
 
 
 @record
+class BatchUsage(TypedDict):
+    """Tokens of a batch: the sum over the answers of its lines so far. Lines that failed add none."""
+
+    input_tokens: Annotated[Count, Field(examples=[60])]
+    """Tokens of the prompts."""
+    input_tokens_details: PromptTokensDetails
+    """How many of them were found in the prefix cache."""
+    output_tokens: Annotated[Count, Field(examples=[200])]
+    """Tokens of the answers."""
+    output_tokens_details: CompletionTokensDetails
+    """How many of them are reasoning."""
+    total_tokens: Annotated[Count, Field(examples=[260])]
+    """All tokens of the batch."""
+
+
+@record
 class BatchObject(TypedDict):
     """A batch. Its times are in seconds since 1970."""
 
@@ -170,6 +186,8 @@ class BatchObject(TypedDict):
     """When its last line had ended after that."""
     request_counts: BatchCounts
     """How many lines it has."""
+    usage: BatchUsage
+    """Tokens that its answers took."""
     metadata: Annotated[dict[str, str] | None, Field(examples=[{"run": "7"}])]
     """What the caller wrote on it."""
 

@@ -135,6 +135,7 @@ def batch_object(batch: Batch) -> BatchObject:
         {"code": each["code"], "line": each["line"], "message": each["message"], "param": each["param"]}
         for each in batch.errors
     ]
+    counts, usage = batch.counts, batch.counts.usage
     listed: BatchErrors = {"object": "list", "data": errors}
     shown: BatchObject = {
         "id": batch.id,
@@ -155,7 +156,14 @@ def batch_object(batch: Batch) -> BatchObject:
         "expired_at": batch.times.get("expired"),
         "cancelling_at": batch.times.get("cancelling"),
         "cancelled_at": batch.times.get("cancelled"),
-        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
+        "usage": {
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.prompt + usage.completion,
+        },
         "metadata": batch.metadata or None,
     }
     if batch.model:

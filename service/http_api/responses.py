@@ -248,13 +248,13 @@ class ResponseWriter(BlockWriter):
         return made
 
     def _usage(self) -> ResponseUsage:
-        prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens
+        total = self.usage.total
         return {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self.usage.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": self.usage.reasoning_tokens},
-            "total_tokens": prompt + completion,
+            "input_tokens": total.prompt,
+            "input_tokens_details": {"cached_tokens": total.cached, "cache_write_tokens": 0},
+            "output_tokens": total.completion,
+            "output_tokens_details": {"reasoning_tokens": total.reasoning},
+            "total_tokens": total.prompt + total.completion,
         }
 
     def _event(self, kind: Any, **fields: Any) -> ResponseEvent:

@@ -45,7 +45,7 @@ from attend.service.http_api.scores import add_scores
 from attend.service.http_api.site import RouteDeps, adopt, guard, guard_others, open_record
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import estimate, read_question
-from attend.service.records import Command, ExplainCommand, TokenCounts
+from attend.service.records import Command, ExplainCommand, TokenCounts, TokenUsage
 from attend.service.untested import untested_packages
 
 STALE_SECONDS = 10.0
@@ -114,7 +114,7 @@ def _add_generation(router: APIRouter, site: RouteDeps) -> None:
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
             response = await answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
-            return site.said(response, remarks, request)
+            return site.said(response, remarks, request, usage.total)
 
     @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
@@ -168,7 +168,7 @@ def _add_embeddings(router: APIRouter, site: RouteDeps) -> None:
             adapter = service.adapter_of(command)
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)
             response = json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
-            return site.said(response, remarks, request)
+            return site.said(response, remarks, request, TokenUsage(embedded.num_tokens))
 
 
 def _add_models(router: APIRouter, service: GenerationService) -> None:

@@ -7,8 +7,9 @@ import pytest
 from attend.model.errors import Overloaded, Unavailable
 from attend.service.access.caller import BATCH_WEIGHT, BATCHES
 from attend.service.http_api import inside
+from attend.service.records import TokenCounts, TokenUsage
 from tests.fakes import FakeEngine, build_server, info
-from tests.service.batch.world import COMPLETIONS, jsonl, line, serving
+from tests.service.batch.world import COMPLETIONS, jsonl, line, serving, usage_of
 
 NEW = ("id", "created", "created_at", "completed_at", "seed")
 CHAT = [{"role": "user", "content": "hello"}]
@@ -45,6 +46,37 @@ def test_the_answer_of_a_line_is_that_of_its_route(tmp_path, endpoint, chat_temp
             assert row["response"]["request_id"] in str(row["response"]["body"].get("id", row["response"]["request_id"]))
             assert (bad["custom_id"], bad["response"]["status_code"], bad["error"]) == ("r2", wrong.status_code, None)
             assert bad["response"]["body"] == wrong.json()
+
+    asyncio.run(law())
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_the_usage_of_a_batch_is_the_sum_over_its_answers(tmp_path, endpoint, chat_template):
+    async def law():
+        async with serving(tmp_path, template=chat_template) as world:
+            lines = [line(number, url=endpoint, body=BODIES[endpoint]) for number in range(3)]
+            lines.append(line(3, url=endpoint, body={"max_tokens": -1}))
+            made = await world.create(lines, endpoint=endpoint)
+            assert (await world.batch(made))["usage"] == usage_of([]), "from the beginning"
+            batch = await world.ended(made)
+            rows = await world.rows(batch["output_file_id"])
+            assert len(rows) == 3 and batch["usage"] == usage_of(rows) and batch["usage"]["total_tokens"] > 3
+
+    asyncio.run(law())
+
+
+def test_cached_and_reasoning_tokens_are_summed_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(TokenCounts, "total", TokenUsage(10, 4, 7, 2))
+
+    async def law():
+        async with serving(tmp_path) as world:
+            batch, rows, _ = await world.run([line(1), line(2)])
+            usage = batch["usage"]
+            assert usage == usage_of(rows)
+            assert (usage["input_tokens_details"], usage["output_tokens_details"]) == (
+                {"cached_tokens": 8},
+                {"reasoning_tokens": 4},
+            )
 
     asyncio.run(law())
 

@@ -10,10 +10,11 @@ import pytest
 
 from attend.service.batch import batches, job, results, upload
 from attend.service.batch.folder import Folder
-from attend.service.batch.results import DONE, FAILED, Part, spans, write_sorted
+from attend.service.batch.results import DONE, FAILED, Part, record, spans, tally, write_sorted
+from attend.service.records import TokenUsage
 from tests.fakes import FakeEngine
 from tests.service.batch.test_batches import until
-from tests.service.batch.world import COMPLETIONS, Clock, World, line, serving
+from tests.service.batch.world import COMPLETIONS, Clock, World, line, serving, usage_of
 
 ONE = {"prompt": "a", "max_tokens": 1}
 
@@ -49,11 +50,16 @@ def test_after_a_death_each_line_is_answered_once(tmp_path, answered):
                 with path.open("ab") as file:
                     file.write(b'7 1 {"id": "torn')  # as a write that was cut
         clock.ahead = batches.LEASE_SECONDS + 1
-        async with serving(tmp_path, second := FakeEngine(), clock=clock) as world:
+        async with serving(tmp_path, second := FakeEngine(held=True), clock=clock) as world:
+            await until(lambda: second.open)
+            second.release(1)
+            await world.until(lambda found: found["usage"]["output_tokens"] == answered + 1, batch)
+            second.release(20)
             ended = await world.ended(batch)
             rows = await world.rows(ended["output_file_id"])
             assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(20)]
             assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+            assert ended["usage"] == usage_of(rows)
             assert len(second.requests) == 20 - answered, "what was answered is not computed again"
             assert [*world.desk.files.folder.parts.iterdir()] == []
 
@@ -120,6 +126,7 @@ def test_a_runner_that_froze_and_goes_on_adds_nothing(tmp_path):
                 rows = await second.rows(ended["output_file_id"])
                 assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(10)]
                 assert ended["status"] == "completed" and ended["request_counts"]["completed"] == 10
+                assert ended["usage"] == usage_of(rows), "no line counts twice"
                 files = {path.name for path in second.desk.files.folder.files.iterdir()}
                 assert files == {ended["input_file_id"], ended["output_file_id"]}, "nothing is left of the other's end"
 
@@ -134,9 +141,14 @@ def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on_at_on
             await until(lambda: len(engine.open) == 2)
             engine.release(1)
             await until(lambda: world.desk.numbers.lines["completed"] == 1)
+            await world.until(lambda found: found["usage"]["output_tokens"], batch)
             await world.server.runner.close()
             assert not engine.open
-            assert (await world.batch(batch))["status"] == "in_progress"
+            before = await world.batch(batch)
+            assert before["status"] == "in_progress"
+        async with serving(tmp_path, starts=False) as world:
+            after = await world.batch(batch)
+            assert (after["usage"], after["request_counts"]) == (before["usage"], before["request_counts"]), "in the database"
         began = time.monotonic()
         async with serving(tmp_path, FakeEngine()) as world:
             ended = await world.ended(batch)
@@ -242,25 +254,44 @@ def test_a_database_that_cannot_be_written_is_507_and_a_batch_ends_once_it_can(t
 
 def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatch):
     part, real = Part(tmp_path / "p"), os.write
-    part.append(1, DONE, b'{"a":1}')
+    part.append(record(1, DONE, b'{"a":1}', TokenUsage(5, 1, 2)))
     monkeypatch.setattr(results.os, "write", lambda handle, data: real(handle, data[:4]) if len(data) > 8 else full())
     with pytest.raises(OSError, match="No space"):
-        part.append(2, DONE, b'{"b":2}')
+        part.append(record(2, DONE, b'{"b":2}'))
     monkeypatch.undo()
     with pytest.raises(OSError, match="no more"):
-        part.append(3, DONE, b'{"c":3}')
-    assert (tmp_path / "p").read_bytes() == b'1 1 {"a":1}\n'
+        part.append(record(3, DONE, b'{"c":3}'))
+    assert (tmp_path / "p").read_bytes() == b'1 1 5,1,2,0 {"a":1}\n'
 
 
 def test_of_two_answers_to_a_line_the_first_counts_and_torn_ones_are_none(tmp_path):
-    (tmp_path / "a").write_bytes(b'3 1 {"a":3}\n1 0 {"a":1}\nnonsense\n\n2 1 {"a":2')
-    (tmp_path / "b").write_bytes(b'3 1 {"b":3}\n2 1 {"b":2}\n4 9 {}\n')
+    (tmp_path / "a").write_bytes(b'3 1 {"a":3}\n1 0 {"a":1}\nnonsense\n\n2 1 0,0,0,0 {"a":2')
+    (tmp_path / "b").write_bytes(b'3 1 9,9,9,9 {"b":3}\n2 1 5,4,3,2 {"b":2}\n4 9 {}\n')
     parts = [tmp_path / "a", tmp_path / "b"]
     found = spans(parts)
     made = write_sorted(parts, found, {DONE}, tmp_path / "out")
+    assert tally(found.values()) == (2, 1, TokenUsage(5, 4, 3, 2))
     assert (tmp_path / "out").read_bytes() == b'{"b":2}\n{"a":3}\n'
     assert (made.size, made.count) == (16, 2)
     assert write_sorted(parts, found, {FAILED}, tmp_path / "errors").count == 1
+
+
+def test_a_database_without_usage_is_read_and_gets_it(tmp_path):
+    """As builds of before made it."""
+
+    async def law():
+        async with serving(tmp_path, starts=False) as world:
+            batch = await world.create([one_token(1)])
+            database = world.desk.files.folder.database
+        connection = sqlite3.connect(database)
+        connection.execute("ALTER TABLE batches DROP COLUMN usage")
+        connection.execute("PRAGMA user_version = 1")
+        connection.close()
+        async with serving(tmp_path) as world:
+            ended = await world.ended(batch)
+            assert ended["usage"] == usage_of(await world.rows(ended["output_file_id"]))
+
+    asyncio.run(law())
 
 
 def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
