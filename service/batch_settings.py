@@ -17,22 +17,21 @@ OFF = f"files and batches are switched off on this server: the setting {BATCH_FO
 
 FOLDER = Field(
     "",
-    description="folder of uploaded files and batches: turns /v1/files and /v1/batches on; on a disk of this machine; the "
-    "replicas of one machine share it; it holds what callers wrote; empty: off",
+    description="folder of files and batches, on a local disk: turns /v1/files and /v1/batches on; it holds callers' data; "
+    "empty: off",
 )
-TOTAL_BYTES = Field(10 << 30, description="bound of batch_folder in bytes, also as 20GiB; beyond it uploads are refused")
+TOTAL_BYTES = Field(10 << 30, description="maximum size of batch_folder in bytes, also as 20GiB; beyond it uploads are refused")
 KEY_BYTES = Field(
-    2 << 30, description="bytes in batch_folder of one API key, or tenant; beyond it its uploads are refused, its batches fail"
+    2 << 30, description="bytes in batch_folder of one API key or tenant; beyond it uploads are refused and batches fail"
 )
 FILE_BYTES = Field(200 << 20, description="maximum size of an uploaded file in bytes, also as 100MiB")
-KEY_FILES = Field(1000, description="maximum number of files, and of batches, of one API key, or tenant")
+KEY_FILES = Field(1000, description="maximum number of files, and of batches, of one API key or tenant")
 LINES = Field(50_000, description="maximum number of lines, each a request, in the input file of a batch")
 CONCURRENCY = Field(
     None,
-    description="lines of batches that a replica computes at a time while no other call runs, and an eighth of them beside "
-    "others; default: a quarter of max_batch_requests",
+    description="lines of batches computed at a time, an eighth beside other calls; default: max_batch_requests / 4",
 )
 RETENTION = Field(
     168.0,
-    description="hours after which a file, and a batch that has ended, is deleted; an input file not before its batch ends",
+    description="hours after which files and ended batches are deleted; an input file not before its batch ends",
 )

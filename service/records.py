@@ -110,7 +110,7 @@ class Shown:
 
     num_tokens: int
     digest: int
-    """See `digest_of`."""
+    """CRC-32 of its tokens: see `digest_of`."""
     ended: bool = False
     """Whether that call said that the answer ends there."""
 
@@ -120,7 +120,7 @@ Prompt = str | tuple[int, ...] | ChatPrompt | FramedText
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How a call came."""
+    """When a call arrived, from whom, and how large it is."""
 
     turn: str | None = None
     """In whose turn it is read and prepared; see `Caller.turn`."""
@@ -239,7 +239,7 @@ class Command:
 
     @property
     def num_answers(self) -> int:
-        """Answers to make."""
+        """How many answers the call asks for: `n` for each prompt."""
         return self.n * len(self.prompts)
 
     def by(self, caller: Caller) -> "Command":
@@ -339,7 +339,7 @@ class Chunk:
 
 
 class TokenUsage(NamedTuple):
-    """Counts of tokens."""
+    """Token counts of one or more answers."""
 
     prompt: int = 0
     cached: int = 0

@@ -100,7 +100,7 @@ class KeyUsage:
         self.requests = _Window()
         self.tokens = _Window()
         self.running = 0
-        """Answers being made."""
+        """Answers that are being generated now."""
 
 
 class Lease:

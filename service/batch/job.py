@@ -56,7 +56,7 @@ class Routes:
     """The answer of a route to a body of this caller, under a request id."""
     parse: Parse
     most_bytes: Callable[[str], int]
-    """Bytes of a body, by route."""
+    """The most bytes of a request body, by the path of its route."""
     check_model: Callable[[str], None]
     strict_fields: bool = False
 
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def most_line(self) -> int:
-        """Bytes of a line."""
+        """The most bytes of a line of the input file."""
         return self.routes.most_bytes(self.batch.endpoint) + ENVELOPE
 
     def stop(self, ending: Ending) -> None:
@@ -245,12 +245,12 @@ class Job:
         self._look()
 
     def _fault(self, number: int, error: BaseException | None) -> None:
-        """A bug of ours."""
+        """Fail the batch for an unexpected exception, which is logged."""
         log.error("line %d of batch %s failed", number, self.batch.id, exc_info=error)
         self.stop(Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}", number),)))
 
     def _look(self) -> None:
-        """Whether all is answered."""
+        """End the batch as completed once all of its lines are answered."""
         if self._is_read and not (self._again or self.running or self._keeping) and self.ready:
             self.stop(Ending("completed"))
 
@@ -370,7 +370,7 @@ class Job:
                             text = failure(self.batch.id, raw.number, line.custom_id, code, message)
                             await self._append(self._part, record(raw.number, LEFT, text))
         except (QuotaReached, StorageFailed) as error:
-            log.warning("batch %s: not all lines that were left are named: %s", self.batch.id, error)
+            log.warning("batch %s: the error file lacks some of the lines that were not computed: %s", self.batch.id, error)
         finally:
             await self.desk.disk(reader.close)
 

@@ -130,7 +130,7 @@ class Form:
         return found, end >= 0
 
     def _more(self, piece: bytes, *, ended: bool) -> None:
-        """Of the value of a field."""
+        """Add a piece to the value of a field. Raises InvalidRequest where it is too long, or not UTF-8."""
         self._value += piece
         if len(self._value) > MAX_FIELD_BYTES:
             raise InvalidRequest(f"{self._name[:64]} must be at most {MAX_FIELD_BYTES} bytes", self._name[:64])

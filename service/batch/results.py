@@ -57,7 +57,7 @@ def _request(batch_id: str, number: int) -> str:
 
 
 class Part:
-    """What one runner writes."""
+    """The file that one runner appends its answers to."""
 
     def __init__(self, path: Path) -> None:
         self._handle: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -68,7 +68,7 @@ class Part:
         """Add a `record`, or nothing where that raises OSError: after that nothing more."""
         with self._lock:
             if self._handle is None:
-                raise OSError("the batch is written no more")
+                raise OSError("the batch's file is closed")
             left = memoryview(whole)
             try:
                 while left:
@@ -82,7 +82,7 @@ class Part:
             self._size += len(whole)
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file: later answers are not written."""
         with self._lock:
             if self._handle is not None:
                 os.close(self._handle)
@@ -90,7 +90,7 @@ class Part:
 
 
 def record(number: int, outcome: int, text: bytes, usage: TokenUsage = NO_TOKENS) -> bytes:
-    """A line of a part."""
+    """A line of such a file, `NUMBER OUTCOME USAGE JSON`."""
     return b"%d %d %d,%d,%d,%d %s\n" % (number, outcome, *usage, text)
 
 

@@ -90,7 +90,7 @@ class Runner:
             except AttendError:
                 await asyncio.sleep(BEAT_SECONDS)  # the disk, which `Desk.failed` has told
             except Exception:
-                log.exception("batches: a round failed")
+                log.exception("batches: the runner failed, and tries again")
                 await asyncio.sleep(BEAT_SECONDS)
 
     # Leases
@@ -135,7 +135,7 @@ class Runner:
             self._lost_key(job)
 
     def _lost_key(self, job: Job) -> None:
-        job.stop(Ending("failed", (problem("key_removed", "the API key that made this batch is not known any more"),)))
+        job.stop(Ending("failed", (problem("key_removed", "the API key of this batch was removed"),)))
 
     async def _count(self) -> None:
         numbers = self.desk.numbers

@@ -109,7 +109,7 @@ def _json_string(reader: Reader) -> Generator[None, None, str]:
 
 
 def _json_value(reader: Reader) -> Generator[None, None, str]:
-    """One JSON value, whole."""
+    """Read one JSON value to its end; returns its text."""
     value, pieces = JsonText(), []
     while not value.complete:
         if not (yield from reader.char()):

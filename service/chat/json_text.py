@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 MAX_DEPTH = 64
 MAX_ATOM = 512
-"""Characters of a number."""
+"""The most characters of a number."""
 _SPACE = re.compile(r"[ \t\n\r]+")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -23,7 +23,7 @@ class JsonText:
 
     def __init__(self) -> None:
         self.complete = False
-        """The value has ended."""
+        """Whether the JSON value has ended."""
         self.broken = False
         """The first character that was not taken cannot stand there."""
         self._closers: list[str] = []

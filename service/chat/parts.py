@@ -15,7 +15,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
+    """Content of an answer: text that is neither reasoning nor a tool call."""
 
     text: str
 

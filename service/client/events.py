@@ -41,7 +41,7 @@ def body_of(fields: Mapping[str, Any], call: Call) -> bytes:
 
 
 def headers_of(key: str | None) -> dict[str, str]:
-    """The headers of each try."""
+    """The HTTP headers of each try."""
     own = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     return own | ({"Authorization": f"Bearer {key}"} if key else {})
 

@@ -58,7 +58,7 @@ KEYS = {
     "tokens_per_second, limit (what the measured memory or product allows) and share of it",
     "advice": "what would make it faster",
 }
-"""What --json prints."""
+"""The fields of the object that `--json` prints."""
 Print = Callable[[str, str, str, str], None]
 """Outcome, time, name and detail of a check."""
 
@@ -69,7 +69,7 @@ class Check:
 
     name: str
     outcome: str
-    """ok, failed or skipped."""
+    """`ok`, `failed` or `skipped`."""
     detail: str
     seconds: float = 0.0
     advice: str = ""
@@ -99,7 +99,7 @@ class Doctor:
         self.tips: list[str] = []
 
     def note(self, check: Check) -> None:
-        """Keep and show a check."""
+        """Keep a check for the result, and print it."""
         self.checks.append(check)
         advice = f"; {check.advice}" if check.advice else ""
         self._show(check.outcome, f"{check.seconds:.1f} s", check.name, check.detail + advice)
@@ -202,9 +202,7 @@ class Doctor:
             return self.settings.folder
         found = hub.cached_folder(self.settings.model)
         if found is None:
-            raise SettingError(
-                f"{self.settings.model} is not in the cache of the hub: attend pull brings it, doctor downloads nothing"
-            )
+            raise SettingError(f"{self.settings.model} is not in the cache of the hub: download it with attend pull first")
         return found
 
     def _look_at_model(self, folder: Path, device: str) -> ModelConfig:
@@ -284,7 +282,7 @@ class Doctor:
         self._advise(way, device)
 
     def _advise(self, way: Way, device: str) -> None:
-        """What would make it faster."""
+        """Add what would make the model faster here to the advice."""
         if device == "cpu" and variant() not in ("", "portable") and way.dtype != torch.bfloat16:
             self.tips.append(
                 f"dtype is {self.facts['dtype']}: bfloat16 halves what a step reads, and the native decoder serves it"

@@ -336,7 +336,7 @@ class CompletionRequest(Continuation):
     off = SAMPLING | OFF
 
     best_of: StrictInt | None = optional_field(**between(1, MAX_CHOICES))
-    """Must equal `n`."""
+    """OpenAI's `best_of`: it must equal `n`."""
     logprobs: StrictInt | None = optional_field(flag=True, **between(0, MAX_COMPLETION_LOGPROBS))
     """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 

@@ -174,7 +174,7 @@ def one_of(*shapes: Schema) -> Schema:
 
 
 def between(low: float, high: float) -> Schema:
-    """A range with its ends."""
+    """The JSON schema of a range, both ends included."""
     return {"minimum": low, "maximum": high}
 
 

@@ -91,7 +91,7 @@ class AdapterRegistry:
             threading.Thread(target=self._follow, name="attend-adapters", daemon=True).start()
 
     def close(self) -> None:
-        """End that thread."""
+        """End the thread that scans the folder of adapters."""
         self._stopping.set()
 
     def _follow(self) -> None:

@@ -69,7 +69,7 @@ class Answer:
         return parts
 
     def _rest(self, reason: FinishReason, hit: str | None) -> list[Part]:
-        """The last parts."""
+        """The parts that the end of the answer releases."""
         if self.parser is None:
             return []
         cut = hit if hit is not None and not self.stops.include_stop_str_in_output else ""

@@ -30,7 +30,7 @@ class Embedded:
     vectors: list[Any]
     """Each an array of float32 with length 1."""
     num_tokens: int
-    """Tokens of all texts."""
+    """Tokens of all texts of the call."""
 
 
 def command_of(

@@ -47,7 +47,7 @@ SEED_BITS = 48
 
 
 class _Text(NamedTuple):
-    """A prompt to tokenize."""
+    """A prompt that is still to be tokenized."""
 
     text: str
     add_special_tokens: bool

@@ -40,7 +40,7 @@ class Scored:
 
     scores: list[float]
     num_tokens: int
-    """Tokens of all prompts."""
+    """Tokens of all prompts of the call."""
 
 
 def command_of(

@@ -75,7 +75,7 @@ class FairSemaphore:
 
     @property
     def taken(self) -> int:
-        """Places that are held now."""
+        """How many places are taken now."""
         return self._taken
 
     def _change(self, owner: str | None, amount: int) -> None:
@@ -86,7 +86,7 @@ class FairSemaphore:
 
 
 class _Piece(NamedTuple):
-    """Work that waits."""
+    """Work that waits for a thread."""
 
     due: float
     """Pieces of an owner are begun in this order: as they came, but a short one before longer ones that came just before it."""

@@ -38,7 +38,7 @@ class Unread:
         return Coming(self, turn, self._call_bytes)
 
     def enter(self, call: "Coming") -> None:
-        """Count a call."""
+        """Count the bytes of a call whose body begins to come."""
         self._calls.setdefault(call.turn, {})[call] = None
         self.add(call.turn, call.size)
 
@@ -68,7 +68,7 @@ class Coming:
     def __init__(self, unread: Unread, turn: str | None, size: int) -> None:
         self.turn = turn
         self.size = size
-        """Bytes that it counts for."""
+        """Bytes that the call counts for."""
         self._unread = unread
         self._limit: asyncio.Timeout | None = None
         self._is_over = False

@@ -50,11 +50,11 @@ class Context(Protocol):
         ...
 
     def set_code(self, code: Any) -> None:
-        """The status of the call."""
+        """Set the status code of the call."""
         ...
 
     def set_details(self, details: str) -> None:
-        """The sentence beside it."""
+        """Set the sentence that goes with the status code."""
         ...
 
 

@@ -40,5 +40,5 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-
 
 
 def add_reflection(server: grpc.aio.Server) -> None:
-    """Register it with a server."""
+    """Register the reflection service with a server."""
     add_ServerReflectionServicer_to_server(Reflection(), server)

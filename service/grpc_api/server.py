@@ -57,7 +57,7 @@ class Calls:
 
     def __init__(self, methods: "GrpcMethods | HealthMethods", most_calls: int, most_message: int) -> None:
         self._methods, self._most_message = methods, most_message
-        self._places = FairSemaphore(most_calls, "calls run here")
+        self._places = FairSemaphore(most_calls, "calls are running")
 
     def handlers(self, service: ServiceDescriptor) -> "grpc.GenericRpcHandler[Any, Any]":
         """The handlers of a service, each of which calls the method of its name."""

@@ -21,7 +21,7 @@ class Block:
 
     kind: Kind
     index: int
-    """Its place in the answer."""
+    """Place of the block in the answer, from 0."""
     name: str = ""
     """Name of the tool that is called."""
     call: int = 0
@@ -121,5 +121,5 @@ class BlockWriter(Writer):
                 pass
 
     def answers(self) -> list[Chunk]:
-        """None: they are known."""
+        """Empty: `full_response` takes the answers from the blocks."""
         return []

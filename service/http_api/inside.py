@@ -65,7 +65,7 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
     try:
         await app(scope, receive, send)
     except _TooLong:
-        message = f"the answer has more than {MOST_BYTES} bytes, the most that a line of a batch is answered with"
+        message = f"the answer has more than {MOST_BYTES} bytes, the limit for a line of a batch"
         return Answer(400, orjson.dumps({"error": _problem(message, "invalid_request_error", "answer_too_large")}))
     except Exception:  # the application has answered it and logged it
         status = 500

@@ -22,7 +22,7 @@ ALIKE, MOST_COMPARED = 0.85, 64
 
 
 def error_body(error: BaseException, request_id: str) -> Error:
-    """What is said of an error."""
+    """The body of the answer to a call that failed."""
     row = wire(error)
     return {"error": {"message": sentence(error, request_id), "type": row.kind, "param": field_of(error), "code": row.code}}
 

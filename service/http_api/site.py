@@ -45,7 +45,7 @@ class RouteDeps:
     keys: KeyRing | None = None
     """Who may call; None lets everybody."""
     callers: Callers = Callers()  # noqa: RUF009 - it keeps nothing of a call
-    """Finds who calls."""
+    """Finds who makes a call, but for the API key."""
     loads: Callable[[], Awaitable[tuple[int, list[Load]]]] | None = None
     """How many replicas there are, and the loads of those that answer; None where there is this one alone."""
     explaining: Explaining | None = None
@@ -57,7 +57,7 @@ class RouteDeps:
     unread: Unread = field(default_factory=Unread)
     """The bodies that are not read yet; gRPC's are among them."""
     grpc_port: int = 9000
-    """Where gRPC listens."""
+    """The port of gRPC."""
     beyond_context: Beyond = ""
     """What a max_tokens beyond the context leads to."""
     desk: Desk | None = None
@@ -65,7 +65,7 @@ class RouteDeps:
 
     @property
     def most_bytes(self) -> int:
-        """Largest body, in bytes."""
+        """The most bytes of a request body."""
         return most_bytes(self.service.engine.info.max_model_len)
 
     @property

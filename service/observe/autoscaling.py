@@ -27,7 +27,7 @@ class Reading(NamedTuple):
     """The load of one replica, or its mean over a while."""
 
     running: float
-    """Requests that run now."""
+    """Requests that run in the replica."""
     waiting: float
     kv_usage: float
     """Share of the KV blocks that requests hold, 0 to 1."""

@@ -35,7 +35,7 @@ class ClusterState:
 
 
 def sign_in(replica: str) -> None:
-    """Sign a replica in."""
+    """Register a replica in Ray's key-value store."""
     internal_kv._internal_kv_put(PREFIX + replica.encode(), b"", namespace=NAMESPACE)
 
 

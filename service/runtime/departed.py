@@ -19,7 +19,7 @@ class EndsWithCaller:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on."""
+        """Answer the call, or end it when its caller leaves."""
         task, leaving = asyncio.current_task(), scope["extensions"][LEAVING]
         is_answered = is_over = False
         assert task is not None

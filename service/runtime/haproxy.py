@@ -244,7 +244,7 @@ def _tell_failure(file: Path, text: str, reason: str, environment: Environment) 
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file whole."""
+    """Replace a file atomically."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)

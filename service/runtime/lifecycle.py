@@ -90,7 +90,7 @@ def _recorded(graphs: int, pieces: int) -> str:
 
 def _drawn(defaults: dict[str, float]) -> str:
     """How tokens are drawn where a call does not say; nothing where that is from all of them."""
-    return "  draws with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
+    return "  samples with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
 
 
 def shown_host(host: str) -> str:
@@ -130,7 +130,7 @@ class Stop(asyncio.Event):
     """Set when the process is told to stop."""
 
     number = 0
-    """The signal that told it."""
+    """The number of the signal that set it."""
 
 
 def catch_signals() -> Stop:

@@ -41,7 +41,7 @@ Seconds = Annotated[float, Field(ge=0, le=86400 * 365)]
 
 
 class Entry(BaseModel):
-    """A model of the file."""
+    """One model of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
@@ -58,7 +58,7 @@ class Entry(BaseModel):
 
 
 class ModelsFile(BaseModel):
-    """The whole file."""
+    """The content of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 

@@ -75,7 +75,7 @@ def test_the_example_fits_what_is_served():
 
 def test_the_ready_line_says_how_the_model_draws_where_a_call_does_not_say():
     drawn = FACTS | {"sampling": {"temperature": 0.6, "top_p": 0.95, "top_k": 20}}
-    assert "  draws with temperature 0.6, top_p 0.95, top_k 20" in ready_line(Settings(), drawn)
+    assert "  samples with temperature 0.6, top_p 0.95, top_k 20" in ready_line(Settings(), drawn)
     assert "draws" not in ready_line(Settings(), FACTS)
 
 
