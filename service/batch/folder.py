@@ -30,9 +30,7 @@ class Folder:
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: Permission denied")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
-            raise SettingError(
-                f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}: only this user may"
-            )
+            raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}: only this user may")
         if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
             raise SettingError(
                 f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}): it must be on a local disk"

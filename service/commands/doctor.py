@@ -124,7 +124,7 @@ class Doctor:
             with self.part("model"):
                 folder = self._folder(Path(place))
                 options = replace(options, load_format="dummy" if self.shape else "auto")
-                config = self._look_at_model(folder, device)
+                config = self._look_at_model(folder)
                 way = self._choose(folder, config, options, device)
             rates = self._weigh(device, torch.float32 if way is None else way.dtype)
             if way is not None:
@@ -205,7 +205,7 @@ class Doctor:
             raise SettingError(f"{self.settings.model} is not in the cache of the hub: download it with attend pull first")
         return found
 
-    def _look_at_model(self, folder: Path, device: str) -> ModelConfig:
+    def _look_at_model(self, folder: Path) -> ModelConfig:
         began = time.perf_counter()
         config = read_config(folder) if self.shape else inspect(folder)
         net = quantised_decoder(folder) if not self.shape else None
