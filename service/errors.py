@@ -1,4 +1,4 @@
-"""One table: each error's codes on the wire. An error that is not in it is a bug of ours, and its message says no more."""
+"""The table of errors: HTTP status, gRPC code, OpenAI type and code. Any other error is a bug: internal_error."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The chunks of a call put together to whole answers."""
+"""Merges the chunks of a call into whole answers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The records between a transport and the service, which know neither HTTP nor protobuf."""
+"""Records between a transport and the service: Command, Chunk and others, without HTTP or protobuf."""
 
 import re
 from array import array

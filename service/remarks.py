@@ -1,4 +1,4 @@
-"""What a call's answer says of the call beside the answer: which fields were ignored, and what was clamped."""
+"""Remarks on a call in the headers of its answer: ignored fields, a clamped max_tokens."""
 
 import re
 from dataclasses import dataclass, field

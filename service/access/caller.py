@@ -1,4 +1,4 @@
-"""Who makes a call: by an API key, else by what a trusted proxy says, else by the address alone.
+"""Caller identification: by API key, else by what a trusted proxy says (tenant), else by address.
 
 A caller's own X-Forwarded-For proves nothing. Two may add to it what counts: our HAProxy in front of Ray Serve, which adds the
 address that connected to it, and the proxies that the setting `trusted_proxies` names.

@@ -1,4 +1,4 @@
-"""The names that a server answers to: what a `Host` header may say.
+"""Host header check: the names that a server answers to (allowed hosts, DNS rebinding).
 
 A web page can lead a name of its own to a loopback address (DNS rebinding), so that a browser there asks a server that listens
 for its own machine alone, and hands the page the answers. The browser's Host header has that name: it gives it away.

@@ -1,4 +1,4 @@
-"""API keys: a file of their hashes, and the ring that finds a caller's name by it.
+"""API keys: the file of their hashes, and the KeyRing that authenticates callers by it.
 
 The file is one JSON object, `{name: {"sha256": hex, "requests_per_minute": N, "tokens_per_minute": N, "concurrent": N,
 "max_priority": N, "weight": X, "share_prefixes": group}}`; a limit that is null or absent does not hold. A key is 256 random

@@ -1,4 +1,4 @@
-"""Batches in the database. A runner takes a batch for a few seconds, and again as long as it lives (a lease)."""
+"""Batches in the SQLite database. A runner holds a batch by a lease, which it renews."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The SQLite database of files and batches: how it is opened, and its tables."""
+"""The SQLite database of files and batches: opening it, and its tables."""
 
 import sqlite3
 import time

@@ -1,4 +1,4 @@
-"""The files of callers: what they may keep is charged before a byte of it is written."""
+"""Storage of callers' files: quotas are charged before a byte is written."""
 
 import sqlite3
 import time

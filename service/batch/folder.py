@@ -1,4 +1,4 @@
-"""The folder of files and batches: where it may be, and what lies where in it."""
+"""The folder of files and batches: checks of where it is, and paths in it."""
 
 import os
 import re

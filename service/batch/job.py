@@ -1,4 +1,4 @@
-"""One batch in the hands of a runner: its input is checked, its lines are computed, its answers are kept."""
+"""One batch in a runner: validates its input file, computes its lines, writes its output and error files."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The lines of an input file, `{"custom_id": ..., "method": "POST", "url": ..., "body": {...}}`, and their faults."""
+"""Lines of a batch's input file, `{"custom_id": ..., "method": "POST", "url": ..., "body": {...}}`, and their validation."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the database has of files and batches."""
+"""The records of files and batches in the database, and their ids."""
 
 import re
 import secrets

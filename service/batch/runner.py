@@ -1,4 +1,4 @@
-"""Takes batches and has their lines computed: few beside other calls, more while there are none, fairly among owners.
+"""Batch scheduler: takes batches and has their lines computed, few beside other calls, fairly among owners.
 
 Several runners may share a folder, one in each replica of a machine. Each keeps what it took by telling the database every
 second; what a runner that died had taken, another takes after LEASE_SECONDS.

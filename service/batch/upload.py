@@ -1,4 +1,4 @@
-"""An upload, from its first byte to a file: charged before it is read, and never in memory as a whole."""
+"""File upload: streamed to disk, charged to the quota before it is read."""
 
 import os
 from collections.abc import AsyncIterator

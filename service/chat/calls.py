@@ -1,4 +1,4 @@
-"""The syntaxes of tool calls. Each reads calls after a marker, and raises NotACall from where they can no longer be any."""
+"""Tool call formats of model families: a parser for each, which raises NotACall where the text is none."""
 
 import json
 import re

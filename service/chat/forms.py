@@ -1,4 +1,4 @@
-"""How families of models write reasoning and tool calls: a small table each, and which of them a chat template speaks."""
+"""Formats of reasoning and tool calls by model family (tool and reasoning parsers), detected in the chat template."""
 
 from dataclasses import dataclass
 from typing import Literal

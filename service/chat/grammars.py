@@ -1,4 +1,4 @@
-"""A grammar whose texts are answers with the calls that were asked for, as the family writes them.
+"""Grammars of enforced tool calls, for structured output, in the format of the model's family.
 
 It is Lark as llguidance reads it (its docs/syntax.md). Arguments in JSON follow the tools' schemas by llguidance itself; those
 that are written between tags or in quotes follow what is said here.

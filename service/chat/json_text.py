@@ -1,4 +1,4 @@
-"""One JSON value (RFC 8259) that comes in pieces: where it ends, and from which character on it can no longer be one."""
+"""Incremental recognition of one JSON value (RFC 8259): where it ends, and where it stops being valid."""
 
 import re
 from collections.abc import Callable

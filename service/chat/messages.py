@@ -1,4 +1,4 @@
-"""What is said of the messages of a chat beside their shapes. Errors name the place."""
+"""Validation of chat messages beside their shapes. Errors name the place."""
 
 import json
 from collections.abc import Sized

@@ -1,4 +1,4 @@
-"""An answer's text to its parts, as it is written: one machine for all forms.
+"""Streaming parser of answers: reasoning, content and tool calls, for all formats.
 
 The machine is a generator that yields where it needs more text. Laws: however a text is cut, the joined parts are the same;
 no marker is shown; text that looks like a call and cannot be one is content from the first character on that shows it;

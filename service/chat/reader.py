@@ -1,4 +1,4 @@
-"""What the readers of calls read with: text that arrives in pieces, and the parts that it makes.
+"""The incremental reader that tool call parsers share: text in pieces, and the parts made of it.
 
 Each function that may need more text is a generator: it yields where it does, and goes on when there is some.
 """

@@ -1,4 +1,4 @@
-"""The tools of a chat and how they may be called, and what is said of them beside their shapes. Errors name the place."""
+"""The tools of a chat: tool_choice, and validation beside their shapes. Errors name the place."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What both HTTP clients know of the wire: the fields of a call, server-sent events, and answers that are errors."""
+"""What both HTTP clients share: request bodies, server-sent events, and errors of the server."""
 
 import json
 from collections.abc import Iterator, Mapping

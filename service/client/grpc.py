@@ -1,4 +1,4 @@
-"""The clients over gRPC: `GenerateStream` that survives a broken stream."""
+"""gRPC clients, sync and async: `GenerateStream` with retries, resumed after a broken stream."""
 
 import asyncio
 import time

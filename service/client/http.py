@@ -1,4 +1,4 @@
-"""The clients over HTTP: completions that survive a broken stream, and chats, which are tried again until they begin."""
+"""HTTP clients, sync and async: completions resume after a broken stream; chats are retried until they begin."""
 
 import asyncio
 import http.client

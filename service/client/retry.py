@@ -1,4 +1,4 @@
-"""The rules of a call that may take several tries: when to try again, after how long, and what has come so far.
+"""Retry policy of the clients: when to try again, after how long, and the answer so far.
 
 Nothing here waits, sends or receives. A transport raises `Failed` where a try ends before its answer does.
 """

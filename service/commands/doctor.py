@@ -165,7 +165,7 @@ class Doctor:
         self.facts["free_memory"] = free
         about = f"{found['device']}, compute capability {found['capability']}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
         old = devices.capability() < devices.BFLOAT16
-        advice = "older than Ampere: float16 and torch's way, without Triton" if old else ""
+        advice = "older than Ampere: float16 and the torch backend, without Triton" if old else ""
         self.note(Check("GPU", "ok", f"{about}, driver {self.facts['driver']}, CUDA {self.facts['cuda']}", 0, advice))
         if Triton.absence() is not None:
             self.note(
@@ -260,7 +260,7 @@ class Doctor:
             self._note_finding(finding)
         if speeds is None:
             if self.checks[-1].outcome != "failed":
-                self.note(Check("model speed", "skipped", "one layer of it is too large to be drawn in time"))
+                self.note(Check("model speed", "skipped", "one layer of it is too large to be initialised in time"))
             return
         part = (
             ""
@@ -269,7 +269,7 @@ class Doctor:
         )
         self.speed |= {"layers_measured": speeds.num_layers, "recorded": list(speeds.graphs), "steps": []}
         if any(speeds.graphs):
-            self.note(Check("recorded steps", "ok", f"graphs {speeds.graphs[0]} + {speeds.graphs[1]}"))
+            self.note(Check("recorded steps", "ok", f"CUDA graphs {speeds.graphs[0]}, piecewise {speeds.graphs[1]}"))
         for speed in speeds.speeds:
             self.speed["steps"].append(speed._asdict() | {"share": speed.share})
             what = "memory" if "stream" in speed.work else "matrix product"
@@ -289,7 +289,7 @@ class Doctor:
             )
         if way.kind is None and way.backend.name.partition("-")[0] in ("native", "triton") and not way.config.num_experts:
             self.tips.append(
-                "quantize = int8 halves what a step reads, int4 quarters it (attend quality tells what that costs)"
+                "quantize = int8 halves what a step reads, int4 quarters it (attend quality measures what that costs)"
             )
 
     def verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""A running server as the commands call it: over HTTP, with its key, and over gRPC beside that."""
+"""Calls of a running server for the commands: over HTTP and gRPC, with an API key."""
 
 import json
 import ssl

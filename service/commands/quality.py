@@ -1,4 +1,4 @@
-"""`attend quality`: what forms of a model's weights lose on a text, beside the model as it is."""
+"""`attend quality`: what quantisation costs a model, measured on a text."""
 
 import codecs
 import json

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's Messages API, and its messages as those of a chat."""
+"""Request bodies of Anthropic's Messages API, converted to a chat."""
 
 from typing import Annotated, Any, Literal, NotRequired
 

@@ -1,4 +1,4 @@
-"""The messages of Anthropic's API: their blocks, and the messages of a chat that they are."""
+"""Messages and content blocks of Anthropic's API, converted to messages of a chat."""
 
 import re
 from typing import Annotated, Any, Literal, NotRequired

@@ -1,4 +1,4 @@
-"""The answers of a chat, as in `answers.py`."""
+"""The answers of a chat completion, whole and streamed."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal, NotRequired

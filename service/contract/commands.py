@@ -1,4 +1,4 @@
-"""What a body asks for, as a Command: one way for both transports."""
+"""From a request body to a Command, the same for both transports."""
 
 from collections.abc import Callable
 from dataclasses import fields

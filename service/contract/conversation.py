@@ -1,4 +1,4 @@
-"""The messages and the tools of a chat: their shapes, which check them and are shown by /openapi.json, and what they mean."""
+"""Messages and tools of a chat: shapes that validate them and document them in /openapi.json."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypeGuard
 

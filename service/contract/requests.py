@@ -1,5 +1,4 @@
-"""The bodies of the OpenAI routes: names and JSON types, strictly, and what /openapi.json says of them. Ranges are checked in
-`model/params.py`.
+"""Request bodies of OpenAI's routes, and the fields that all generating routes share. Ranges are in `model/params.py`.
 
 null means absent everywhere. For fields that are not known, or not carried out, see `tolerance.py`.
 """

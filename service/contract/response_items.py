@@ -1,4 +1,4 @@
-"""The input of OpenAI's Responses API: its items, and the messages of a chat that they are."""
+"""Input items of OpenAI's Responses API, converted to messages of a chat."""
 
 import base64
 import binascii

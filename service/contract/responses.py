@@ -1,4 +1,4 @@
-"""The body of OpenAI's Responses API, and its input as the messages of a chat. Nothing is kept between calls."""
+"""The request body of OpenAI's Responses API. It is stateless: nothing is kept between calls."""
 
 from typing import Annotated, Any, Literal, NotRequired
 

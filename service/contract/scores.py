@@ -1,4 +1,4 @@
-"""POST /v1/rerank and /v1/score: their bodies, what these ask for, and their answers."""
+"""POST /v1/rerank and /v1/score: request bodies and answers."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired

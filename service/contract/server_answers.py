@@ -1,4 +1,4 @@
-"""What a server says of itself: its models, its tokenizer, its version, how much room it has."""
+"""Answers about the server: models, tokenizer, version, capacity."""
 
 from typing import Annotated, Any, Literal, NotRequired
 

@@ -1,4 +1,4 @@
-"""The base of all JSON objects that we read and write, what /openapi.json says of a field, and where else it stands."""
+"""The base class of request bodies and answers, and what a field says of itself (range, docs, proto)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Structured output in the two spellings of HTTP: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Structured output: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
 from typing import Annotated, Any, Literal, Protocol

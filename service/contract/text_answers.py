@@ -1,4 +1,4 @@
-"""The answers of the calls that look at texts: tokens, embeddings, and what the model does with a text."""
+"""Answers of the routes that generate no text: tokens, embeddings, attention."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NotRequired

@@ -1,4 +1,4 @@
-"""The LoRA adapters that callers can name: those of the setting `adapter`, and those in a folder that is watched.
+"""Registry of LoRA adapters: those of the setting `adapter`, and those in a folder that is scanned.
 
 The folder is the same for all replicas: each reads it once a second. A folder in it is an adapter under its own name. A removed
 adapter is no longer found; calls that have it keep it to their end. A bad adapter is not served, and the log gives the reason.

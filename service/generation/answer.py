@@ -1,4 +1,4 @@
-"""One answer while it is made: its text, its parts, its number of tokens and its end, from the engine's outputs."""
+"""One answer while it is generated: text, parts, token count and finish reason, from engine outputs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,4 @@
-"""Thread pools for work that would block the event loop, scheduled fairly among callers. Long work runs only while the engine
-leaves a core free.
+"""Thread pools for work that would block the event loop, fair among callers; long work runs on idle cores alone.
 
 A prompt of some thousand characters is worked on at once, by a thread pool of its own. A text of a MiB, or a large schema,
 would take a core from every stream for a second: it runs on one thread that the operating system lets run when nothing else

@@ -1,4 +1,4 @@
-"""The bodies of calls that have not been read, whether they have come or not: bounded by their bytes, over all callers."""
+"""Admission of request bodies that are not parsed yet, bounded by bytes over all callers."""
 
 import asyncio
 from collections.abc import AsyncIterator

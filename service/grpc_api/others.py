@@ -1,4 +1,4 @@
-"""The methods of gRPC that generate nothing: token ids, text, and what is served."""
+"""RPCs that generate nothing: Tokenize, Detokenize, GetServerInfo."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""gRPC reflection of a replica without Ray, bounded: it needs no key. Ray Serve's own servers bring theirs."""
+"""gRPC reflection of a server without Ray, bounded, since it needs no key."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator

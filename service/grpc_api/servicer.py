@@ -1,4 +1,4 @@
-"""The gRPC methods, a base class of the deployment: Serve calls them by name, and has no interceptors."""
+"""The gRPC service: a base class of the deployment, whose methods Ray Serve calls by name."""
 
 import asyncio
 import secrets

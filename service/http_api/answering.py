@@ -1,4 +1,4 @@
-"""From a command to the response, as all generating routes have it in common."""
+"""From a command to the HTTP response, for all routes that generate."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""An answer as blocks that follow each other: reasoning, texts, and calls of tools. Each begins, grows and ends.
+"""An answer as blocks: reasoning, texts and tool calls. Each begins, grows and ends.
 
 The APIs of responses and messages write an answer so; a chat writes deltas of one message.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's chat: the chunks of answers to chat completion objects."""
+"""Writer of chat completion objects, whole and streamed."""
 
 import time
 from dataclasses import dataclass, field, replace

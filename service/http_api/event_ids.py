@@ -1,4 +1,4 @@
-"""Ids of a stream's events, and `Last-Event-ID`: any replica can go on after any event, and none keeps anything for it.
+"""Resumable streams: event ids and `Last-Event-ID`. Any replica can resume, and none keeps state.
 
 An answer is a function of its request and its seed. So an id holds the seed, a digest of the fingerprint and the request, how
 many tokens have come by its event, and a digest of these: `id: 1f3a9c0b2d4e.8a2b7c.37.5d1c09e2`, with `!` where the answer has

@@ -1,4 +1,4 @@
-"""/v1/files: what callers upload for batches, and what batches make."""
+"""/v1/files: uploads for batches, and the output files of batches."""
 
 import asyncio
 from collections.abc import AsyncIterator

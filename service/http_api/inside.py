@@ -1,4 +1,4 @@
-"""Calls of a route from inside the process: a line of a batch is read, checked, charged and answered as any caller's body."""
+"""In-process ASGI calls: a line of a batch goes through its route as any request."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Log probabilities in the shape of OpenAI's completions: four parallel lists, with offsets into the text."""
+"""Log probabilities in OpenAI's shapes, with offsets into the text."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest

@@ -1,4 +1,4 @@
-"""JSON of any size, in pieces: a million log probabilities must neither hold the event loop nor exist as a whole."""
+"""JSON written in pieces, so that a large answer neither blocks the event loop nor is held whole."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

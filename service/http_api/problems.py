@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, of every origin: ours, the router's (404, 405), or a bug."""
+"""Error responses in OpenAI's and Anthropic's shapes, also for 404, 405 and bugs."""
 
 import difflib
 import logging

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API, without a memory."""
+"""POST /v1/responses: OpenAI's Responses API, stateless."""
 
 import time
 from collections.abc import Iterator, Sequence

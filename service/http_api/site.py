@@ -1,4 +1,4 @@
-"""The replica as the routes see it, and what each of them does first: the caller and its key, the call's record, its id."""
+"""RouteDeps, which the routes need of their replica, and the guards: authentication, charging, records."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""How many replicas the load needs: the policy of Serve's autoscaler, from the loads that the engines report.
+"""The autoscaling policy of Ray Serve, from the loads that the engines report.
 
 Serve alone would count requests. But an engine is full when its places are taken, or its KV blocks, or when calls wait as
 long as they run, and which comes first depends on their lengths. Serve adds the delays: a decision must hold for so long.

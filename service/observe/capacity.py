@@ -1,4 +1,4 @@
-"""GET /v1/capacity: how much room there is, how fast the engine is, and how long a call would take.
+"""GET /v1/capacity: load, speed, and the estimated latency of a call.
 
 The wait is estimated as for any queue that is served in order of arrival: so many requests must end before this one
 starts, and they end at (requests that run) / (steps that a request takes * seconds of a step). What it assumes:

@@ -1,4 +1,4 @@
-"""Metrics that are read when the page is asked for: what the engine holds, and the API keys."""
+"""Metrics that are read at each scrape: the engine, KV offloading, and API keys."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""HAProxy in numbers, from its statistics: connections, their limit, calls, and the errors that callers got.
+"""Metrics of HAProxy, from its statistics: connections, limits, requests and errors.
 
 The errors come in two counters, all of them and those that a replica gave: HAProxy made the rest itself. Their difference would
 be no counter, since an answer is counted when a replica begins it, and at the edge when it has ended.

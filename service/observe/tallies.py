@@ -1,4 +1,4 @@
-"""Counters and histograms that one thread writes, the event loop's: some are written for each token of each stream.
+"""Counters and histograms without locks, for the event loop, and metrics of one sample.
 
 Those of prometheus_client may be written by any thread. Each write takes locks and searches the buckets one by one, which
 for a token takes longer than the rest of the bookkeeping together.

@@ -1,4 +1,4 @@
-"""Ends a call whose caller has left. Ray Serve does so itself; uvicorn tells only who reads or writes."""
+"""Middleware without Ray: cancels a call whose caller has disconnected."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""HTTP of a replica without Ray: uvicorn, with the limits that HAProxy has in front of Ray Serve."""
+"""The HTTP server of a replica without Ray: uvicorn, with the limits that HAProxy has elsewhere."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What Ray starts as HAProxy: writes our configuration in the place of Ray's, and becomes HAProxy.
+"""The program that Ray starts as HAProxy: writes our configuration, and becomes HAProxy.
 
 Ray writes a file and starts "haproxy -db -f FILE ..." at each change of the replicas. It names the process by its id, so this
 program becomes HAProxy (`exec`). It runs from a copy beside `edge.json` (`edge.py::write_edge`), and imports nothing of ours.

@@ -1,4 +1,4 @@
-"""Whether `model` names a checkpoint at all: told before anything large is imported, and in words that say what is wrong."""
+"""Resolves `model` to a checkpoint before large imports, with errors that say what is wrong."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Downloads of the hub whose process was killed: the library takes none of them up again, here they go on where they ended.
+"""Resumes downloads of the hub whose process was killed, which huggingface_hub does not.
 
 huggingface_hub writes a large file to `blobs/SHA256.RANDOM.incomplete`, under a lock of that hash, and renames it when it is
 whole.

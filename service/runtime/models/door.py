@@ -1,4 +1,4 @@
-"""Who calls a server of several models: judged before a body is read, and before any model is loaded for it."""
+"""Admission for several models: authentication and limits before a body is read or a model is loaded."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The file of `--models`: names, checkpoints, settings, and the limits that all models share. Every error names the field."""
+"""The YAML file of `--models`: names, checkpoints, settings, and shared limits. Errors name the field."""
 
 import difflib
 import json

@@ -1,4 +1,4 @@
-"""gRPC of several models: each call's message is read here and goes on as it came, and so do the messages of the answer."""
+"""gRPC of several models: forwards each call to the process of its model."""
 
 import asyncio
 import secrets

@@ -1,4 +1,4 @@
-"""HTTP of several models: each call goes to the process of the model that it names, byte for byte in both directions."""
+"""HTTP of several models: forwards each call to the process of its model, byte for byte."""
 
 import asyncio
 import io

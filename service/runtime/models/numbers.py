@@ -1,4 +1,4 @@
-"""The metrics page of a server of several models: what it counts itself, and the pages of the loaded models."""
+"""Metrics of a server of several models: its own, and those of the loaded models."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which models are loaded: each from its first call, as the budget allows, until it is idle. For one event loop.
+"""The pool of models: loads each at its first call, unloads by memory budget and idle time.
 
 The model that was used longest ago makes room for another. One that answers a call is never unloaded, and a pinned one never
 either. Loads wait for room in the order in which they began. Where only busy models could make room, the one that was loaded

@@ -1,4 +1,4 @@
-"""The HTTP application of several models: routes that name a model are passed on, and the others are answered here."""
+"""The HTTP application of several models: forwards routes that name a model, answers the others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

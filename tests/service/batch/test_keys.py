@@ -253,5 +253,5 @@ async def test_a_line_says_nothing_of_who_it_is(tmp_path):
     """Headers that a call from outside brings lead nowhere: who calls, the scope of the server says alone."""
 
     async with serving(tmp_path, keys=keys_of(tmp_path, ann=NO_LIMIT), starts=False) as world:
-        headers = {"attend.caller": "ann", "x-attend-caller": "ann"}
+        headers = {"attend.batch_line": "ann", "x-attend-batch-line": "ann"}
         assert (await world.call("POST", COMPLETIONS, json=ONE, headers=headers)).status_code == 401
