@@ -194,7 +194,7 @@ class CallGrammar:
         """A value with what stands around it: between tags or quotes, or after a key."""
         form = self._call_form
         if not _can_name(form, key):
-            raise _unfit(f"{where}: this model's tool-call format cannot hold this name", where)
+            raise _unfit(f"{where}: this model's tool-call format cannot write this name", where)
         head, _, tail = form.layout.argument.partition("%v")
         head = head.replace("%k", key)
         if form.syntax == "python" or not isinstance(schema, dict) or schema.get("type") != "string":
@@ -219,7 +219,7 @@ class CallGrammar:
             texts = [one for one in listed if isinstance(one, str)]
             for one in texts:
                 if any(stop in one for stop in stops) or (is_trimmed and one != one.strip("\n")):
-                    raise _unfit(f"{where}: this model's tool-call format cannot hold {describe(one)}", where)
+                    raise _unfit(f"{where}: this model's tool-call format cannot write {describe(one)}", where)
             return f"({' | '.join(map(self._text, texts))}) {self._text(end)}"
         value = self._up_to(name, end, *stops, least=schema.get("minLength", 0), most=schema.get("maxLength", ""))
         if is_trimmed:
