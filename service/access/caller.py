@@ -208,5 +208,5 @@ def networks(text: str) -> tuple[Network, ...]:
         try:
             found.append(ip_network(part))
         except ValueError as error:
-            raise ValueError(f"{part[:64]!r} is not an address, or a network such as 10.0.0.0/8: {error}") from error
+            raise ValueError(f"{part[:64]!r} is neither an address nor a network such as 10.0.0.0/8: {error}") from error
     return tuple(found)

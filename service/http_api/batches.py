@@ -27,7 +27,7 @@ from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BA
 from attend.service.contract.validation import read_body
 from attend.service.errors import NotThere
 from attend.service.http_api.body import MAX_BYTES, parse, read_json
-from attend.service.http_api.files import desk_of, listed
+from attend.service.http_api.files import desk_of, list_object
 from attend.service.http_api.inside import ask
 from attend.service.http_api.pieces import json_answer
 from attend.service.http_api.query import Query
@@ -61,7 +61,7 @@ def add_batches(router: APIRouter, site: RouteDeps) -> None:
         desk, asked = desk_of(site), Query(request.query_params.multi_items(), ("limit", "after"))
         limit, after = asked.integer("limit", LISTED, MOST_LISTED), asked.text("after")
         found, more = await desk.db(desk.batches.listed, owner_of(request.state.caller), after, limit)
-        return json_answer(listed(list(map(batch_object, found)), more=more))
+        return json_answer(list_object(list(map(batch_object, found)), more=more))
 
     @bind(router, BATCH)
     async def retrieve_batch(request: Request, batch_id: BatchIdPath) -> Response:

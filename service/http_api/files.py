@@ -53,7 +53,7 @@ def add_files(router: APIRouter, site: RouteDeps) -> None:
         found, more = await desk.db(
             desk.files.listed, owner_of(request.state.caller), asked.text("after"), limit, purpose, newest_first=newest
         )
-        return json_answer(listed(list(map(file_object, found)), more=more))
+        return json_answer(list_object(list(map(file_object, found)), more=more))
 
     @bind(router, FILE)
     async def retrieve_file(request: Request, file_id: FileIdPath) -> Response:
@@ -136,7 +136,7 @@ def file_object(file: File) -> FileObject:
     }
 
 
-def listed(data: list[Any], *, more: bool) -> Any:
+def list_object(data: list[Any], *, more: bool) -> Any:
     """A page of files or batches, as OpenAI writes it: a FileList or a BatchList."""
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"object": "list", "data": data, "has_more": more, "first_id": first, "last_id": last}

@@ -21,10 +21,10 @@ def finite(value: float) -> float:
 def scored_token(tokenizer: Tokenizer, scored: TokenLogprob, top: int) -> Any:
     """A token with its log probability and the `top` likeliest ones, as chats and responses have it."""
 
-    def shown(token: int, logprob: float) -> dict[str, Any]:
+    def token_object(token: int, logprob: float) -> dict[str, Any]:
         return {"token": tokenizer.text_of(token), "logprob": finite(logprob), "bytes": list(tokenizer.bytes_of(token))}
 
-    return shown(scored.token_id, scored.logprob) | {"top_logprobs": [shown(*each) for each in scored.top[:top]]}
+    return token_object(scored.token_id, scored.logprob) | {"top_logprobs": [token_object(*each) for each in scored.top[:top]]}
 
 
 class CompletionLogprobs:

@@ -232,7 +232,7 @@ def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space"):
         part.append(record(2, DONE, b'{"b":2}'))
     monkeypatch.undo()
-    with pytest.raises(OSError, match="no more"):
+    with pytest.raises(OSError, match="is closed"):
         part.append(record(3, DONE, b'{"c":3}'))
     assert (tmp_path / "p").read_bytes() == b'1 1 5,1,2,0 {"a":1}\n'
 
