@@ -21,25 +21,24 @@ class BatchSettings(BaseModel):
 
     batch_folder: str = Field(
         "",
-        description="folder of uploaded files and batches: turns /v1/files and /v1/batches on; on a disk of this machine; the "
-        "replicas of one machine share it; it holds what callers wrote; empty: off",
+        description="folder of files and batches, on a local disk: turns /v1/files and /v1/batches on; it "
+        "holds callers' data; empty: off",
     )
     batch_bytes: Bytes = Field(
-        10 << 30, description="bound of batch_folder in bytes, also as 20GiB; beyond it uploads are refused"
+        10 << 30, description="maximum size of batch_folder in bytes, also as 20GiB; beyond it uploads are refused"
     )
     batch_key_bytes: Bytes = Field(
         2 << 30,
-        description="bytes in batch_folder of one API key, or tenant; beyond it its uploads are refused, its batches fail",
+        description="bytes in batch_folder of one API key or tenant; beyond it uploads are refused and batches fail",
     )
     batch_file_bytes: Bytes = Field(200 << 20, description="maximum size of an uploaded file in bytes, also as 100MiB")
-    batch_key_files: Count = Field(1000, description="maximum number of files, and of batches, of one API key, or tenant")
+    batch_key_files: Count = Field(1000, description="maximum number of files, and of batches, of one API key or tenant")
     batch_lines: Count = Field(50_000, description="maximum number of lines, each a request, in the input file of a batch")
     batch_concurrency: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         None,
-        description="lines of batches that a replica computes at a time while no other call runs, and an eighth of them beside "
-        "others; default: a quarter of max_batch_requests",
+        description="lines of batches computed at a time, an eighth beside other calls; default: max_batch_requests / 4",
     )
     batch_retention_hours: Annotated[float, Field(gt=0, le=87600)] = Field(
         168.0,
-        description="hours after which a file, and a batch that has ended, is deleted; an input file not before its batch ends",
+        description="hours after which files and ended batches are deleted; an input file not before its batch ends",
     )

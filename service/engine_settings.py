@@ -33,9 +33,7 @@ class EngineSettings(BaseModel):
     )
     kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] | None = Field(
         None,
-        description="size of the KV cache in bytes, also as 512MiB or 2GB, of each rank with tensor_parallel; default: on a "
-        "GPU the memory that is left, on a CPU a full context for every 4 requests of a batch, 16 at least, but at most a "
-        "quarter of the free memory",
+        description="size of the KV cache of each rank in bytes, also as 512MiB; default: by the free memory",
     )
     kv_dtype: Literal["auto", "int8"] = Field(
         "auto",
@@ -49,16 +47,15 @@ class EngineSettings(BaseModel):
     )
     state_cache_share: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.25,
-        description="share of kv_cache_memory for snapshots of recurrent states, without which prefix caching cannot reuse "
-        "prefixes of models that have some; 0: none",
+        description="share of kv_cache_memory for snapshots of recurrent states, which prefix caching needs",
     )
     kv_disk_folder: str = Field(
         "",
-        description="KV offloading: folder for prefix blocks that the KV cache forgets, and for the next process; several "
-        "may share it; it holds what callers wrote, in numbers; empty: none",
+        description="KV offloading: folder for KV blocks that the cache evicts; replicas may share it; it "
+        "holds callers' data; empty: off",
     )
     kv_disk_bytes: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] = Field(
-        10 << 30, description="bound of kv_disk_folder in bytes, also as 20GiB: what was used the longest ago goes first"
+        10 << 30, description="maximum size of kv_disk_folder in bytes, also as 20GiB: least recently used blocks go first"
     )
     draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
         0,
@@ -71,8 +68,7 @@ class EngineSettings(BaseModel):
     )
     kernel_check: Literal["replace", "fail", "off"] = Field(
         "replace",
-        description="at the start kernels are compared with torch on the device; replace: torch serves in place of those that "
-        "differ or fail, and the log and attend_slower_path_info say so; fail: the start fails; off: no comparison",
+        description="compare kernels with torch at the start; replace: torch serves where they differ; fail: end",
     )
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         0,

@@ -1,4 +1,4 @@
-"""One table: each error's codes on the wire. An error that is not in it is a bug of ours, and its message says no more."""
+"""The table of errors: HTTP status, gRPC code, OpenAI type and code. Any other error is a bug: internal_error."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ SHUTTING_DOWN = "the server is shutting down; try another replica"
 
 
 class TooLarge(InvalidRequest):
-    """A body over the limit."""
+    """A request body over the limit: HTTP status 413."""
 
 
 class SlowBody(InvalidRequest):
@@ -56,11 +56,11 @@ class QuotaReached(InvalidRequest):
 
 
 class StorageFailed(AttendError):
-    """Files cannot be kept now: the disk is full or broken, or all callers together have as much as they may."""
+    """The disk is full or broken, or callers have as much as all may."""
 
 
 class ModelUnavailable(Unavailable):
-    """One of several models is not loaded: it is loading, failed to load, or has no room."""
+    """One of several models is loading, failed to load, or has no memory."""
 
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The chunks of a call put together to whole answers."""
+"""Merges the chunks of a call into whole answers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -50,7 +50,7 @@ class _Pieces:
     parts: list[Part] = field(default_factory=list)
 
     def joined(self) -> Chunk:
-        """All of it as one chunk."""
+        """The whole answer as one chunk."""
         text, token_ids, logprobs = "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs)
         return replace(
             self.last,

@@ -1,9 +1,10 @@
-"""The records between a transport and the service, which know neither HTTP nor protobuf."""
+"""Records between a transport and the service: Command, Chunk and others, without HTTP or protobuf."""
 
 import re
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from zlib import crc32
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
@@ -109,7 +110,7 @@ class Shown:
 
     num_tokens: int
     digest: int
-    """See `digest_of`."""
+    """CRC-32 of its tokens: see `digest_of`."""
     ended: bool = False
     """Whether that call said that the answer ends there."""
 
@@ -119,7 +120,7 @@ Prompt = str | tuple[int, ...] | ChatPrompt | FramedText
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How a call came."""
+    """When a call arrived, from whom, and how large it is."""
 
     turn: str | None = None
     """In whose turn it is read and prepared; see `Caller.turn`."""
@@ -238,7 +239,7 @@ class Command:
 
     @property
     def num_answers(self) -> int:
-        """Answers to make."""
+        """How many answers the call asks for: `n` for each prompt."""
         return self.n * len(self.prompts)
 
     def by(self, caller: Caller) -> "Command":
@@ -337,6 +338,24 @@ class Chunk:
         return self.prompt is None and self.finish_reason is None and not self.logprobs and self.parts is None
 
 
+class TokenUsage(NamedTuple):
+    """Token counts of one or more answers."""
+
+    prompt: int = 0
+    cached: int = 0
+    """Those of the prompts that were found in the prefix cache."""
+    completion: int = 0
+    reasoning: int = 0
+    """Those of the answers that are reasoning."""
+
+    def plus(self, other: "TokenUsage") -> "TokenUsage":
+        """The sum of both."""
+        return TokenUsage(*map(sum, zip(self, other, strict=True)))
+
+
+NO_TOKENS = TokenUsage()
+
+
 @dataclass(slots=True)
 class TokenCounts:
     """Tokens of a whole call. A prompt counts once, however many answers it gets."""
@@ -358,21 +377,6 @@ class TokenCounts:
             self._reasoning[chunk.index] = chunk.num_reasoning_tokens
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompts that have been answered so far."""
-        return sum(self._prompts.values())
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of these prompts that were not computed again."""
-        return sum(self._cached.values())
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Those tokens of all answers so far that are reasoning."""
-        return sum(self._reasoning.values())
-
-    @property
-    def completion_tokens(self) -> int:
+    def total(self) -> TokenUsage:
         """Tokens of all answers so far."""
-        return sum(self._answers.values())
+        return TokenUsage(*(sum(each.values()) for each in (self._prompts, self._cached, self._answers, self._reasoning)))

@@ -1,4 +1,4 @@
-"""What a call's answer says of the call beside the answer: which fields were ignored, and what was clamped."""
+"""Remarks on a call in the headers of its answer: ignored fields, a clamped max_tokens."""
 
 import re
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ class Remarks:
     near: dict[str, str] = field(default_factory=dict)
     """Known fields, by the unknown ones that resemble them, which are errors."""
     max_model_len: int = 0
-    """The model's context."""
+    """The model's context length in tokens."""
     drops_billing: bool = True
     """Whether the block of a system prompt is left out that Claude Code writes for billing."""
     clamps: bool = False
     """Whether a `max_tokens` beyond the context is clamped, in place of refused."""
     clamped: bool = False
-    """Whether `max_tokens` was."""
+    """Whether `max_tokens` was clamped."""
 
     def ignore(self, name: str) -> None:
         """Say that a field was ignored. A name that no header can hold is `?`, and so are all after MAX_IGNORED."""

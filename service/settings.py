@@ -74,37 +74,33 @@ class Settings(EngineSettings, BatchSettings):
     )
     pooling: Literal["auto", "mean", "last", "cls"] = Field(
         "auto",
-        description="which hidden state of a text is its embedding: the mean, the last or the first (cls); auto: as the "
-        "model's files say; a log line tells where they say otherwise",
+        description="pooling of embeddings: mean, last or first (cls) hidden state; auto: as the model's files say",
     )
     score: Literal["auto", "cosine", "yes_no"] = Field(
         "auto",
-        description="how scores are made: cosine of embeddings, or the probability of yes beside no, as of Qwen3-Reranker; "
-        "auto: as the model's files and its name say",
+        description="scores of /v1/rerank: cosine of embeddings, or the probability of yes; auto: by the model's files",
     )
     generation_config: Literal["none", "model"] = Field(
         "model",
-        description="model: the default sampling parameters are those of the checkpoint's generation_config.json; none: "
-        "temperature 1, from all tokens",
+        description="default sampling parameters; model: of its generation_config.json; none: temperature 1",
     )
     chat_template: str = Field(
         "",
         description="Jinja file of the chat template, in place of the checkpoint's; empty: the checkpoint's",
     )
     tool_parser: ToolParser = Field(
-        "auto", description="format of the model's tool calls; auto detects it in the chat template; none: they stay text"
+        "auto", description="format of tool calls; auto: by the chat template; none: they stay text"
     )
     reasoning_parser: ReasoningParser = Field(
-        "auto", description="format of the model's reasoning; auto detects it in the chat template; none: it stays text"
+        "auto", description="format of reasoning; auto: by the chat template; none: it stays text"
     )
     special_tokens_in_content: bool = Field(
         False,
-        description="control tokens in a chat's messages and tools are control tokens, as the caller writes them; "
-        "without it they are plain text",
+        description="let callers write control tokens in messages and tools; false: they are plain text",
     )
     json_whitespace: Literal["compact", "flexible"] = Field(
         "compact",
-        description="white space in JSON that a schema enforces; compact: none; flexible: at most 16 characters in one place",
+        description="white space in structured JSON output; compact: none; flexible: up to 16 characters in one place",
     )
     adapter: str = Field(
         "", description="LoRA adapter, NAME=FOLDER; repeat the flag for several; the variable is comma-separated"
@@ -114,8 +110,7 @@ class Settings(EngineSettings, BatchSettings):
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(600.0, description="maximum duration of a request")
     deadline_default_ms: Annotated[int, Field(ge=1, le=86_400_000)] | None = Field(
         None,
-        description="deadline in milliseconds of a request without deadline_ms, which ends with the tokens so far; "
-        "default: none",
+        description="deadline in ms of a request without deadline_ms: it ends with the tokens so far; default: none",
     )
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
         30.0, description="draining: how long a shutdown waits for running requests"
@@ -128,7 +123,7 @@ class Settings(EngineSettings, BatchSettings):
         1, description="tensor parallelism: ranks of each replica, on one node, each with a GPU or a CPU core of its own"
     )
     prefix_routing: bool = Field(
-        True, description="send calls that begin alike to the same replica, with HAProxy, unless it is busier than others"
+        True, description="prefix-aware routing by HAProxy: calls with a common prefix go to one replica, unless it is busier"
     )
     proxy: Literal["haproxy", "python"] = Field(
         "haproxy", description="reverse proxy in front of the replicas; python limits callers less"
@@ -139,8 +134,7 @@ class Settings(EngineSettings, BatchSettings):
     )
     max_errors_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         200,
-        description="limit of HTTP errors a second of one API key, and of all unknown keys together, from one address; beyond "
-        "it HAProxy rejects their requests for ten seconds; 0, or no api_keys_file: no limit",
+        description="HTTP errors a second of a key and address, beyond which HAProxy rejects it for 10 s; 0: no limit",
     )
     tls_cert: str = Field(
         "", description="PEM file of the certificate and its chain: HTTP and gRPC then accept only TLS; empty: no TLS"
@@ -149,36 +143,34 @@ class Settings(EngineSettings, BatchSettings):
     single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
     models: str = Field(
         "",
-        description="YAML file of several models: each has a process of its own on this machine, without Ray, from its first "
-        "call until it is idle",
+        description="YAML file of several models, each loaded at its first call in a process of its own, until it is idle; "
+        "without Ray",
     )
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
     trusted_proxies: Annotated[str, Networks] = Field(
         "",
-        description="addresses and networks of proxies whose tenant_header says who calls, if no keys are set, and "
-        "whose connections HAProxy does not limit; comma-separated",
+        description="proxies (addresses, networks), comma-separated: without keys their tenant_header names the tenant; "
+        "HAProxy does not limit them",
     )
     tenant_header: Annotated[str, Header] = Field(
         "X-Forwarded-For",
-        description="header in which trusted_proxies say who calls; in X-Forwarded-For that is the last address but theirs",
+        description="header in which trusted_proxies name the tenant; of X-Forwarded-For the last address that is not theirs",
     )
     allowed_hosts: Annotated[str, Hosts] = Field(
         "",
-        description="names that a Host header may have, comma-separated, or *; empty: on a loopback address without API keys "
-        "127.0.0.1, ::1, host and names without a dot, else any",
+        description="names that a Host header may have, comma-separated, or *; empty: local names on a loopback address "
+        "without API keys, else any",
     )
     strict_fields: bool = Field(
         False, description="refuse unknown fields of requests with 400; false: ignore them, and say so in x-attend-ignored"
     )
     max_tokens_beyond_context: Beyond = Field(
         "",
-        description="what a max_tokens beyond the context leads to; empty: chat, responses and messages clamp it and say so in "
-        "x-attend-clamped, completions and Generate refuse it",
+        description="a max_tokens beyond the context; empty: chat, responses, messages clamp it, completions refuse",
     )
     keep_billing_header: bool = Field(
         False,
-        description="keep the block for billing that Claude Code writes into system prompts; false: leave it out, and say so, "
-        "since it changes with every call and prompts would not be found in the prefix cache",
+        description="keep Claude Code's billing block in system prompts; it defeats prefix caching",
     )
     cors_origins: str = Field("", description="allowed CORS origins, comma-separated, or *; empty: none")
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
@@ -282,7 +274,7 @@ class Settings(EngineSettings, BatchSettings):
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        """The inverse of `to_json`."""
+        """Settings from the JSON that `to_json` made."""
         return cls(**json.loads(text))
 
 

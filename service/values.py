@@ -1,4 +1,4 @@
-"""Values of settings as people write them: in variables and flags all of them are text."""
+"""Parsing of settings' values: sizes, hub references, lists of networks and hosts."""
 
 import re
 from collections.abc import Callable

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MOST_FRAGMENTS = {"model": 0, "service": 43}
+MOST_FRAGMENTS = {"model": 0, "service": 0}
 """Docstrings that are left in a package and are fragments: see `FEWEST_WORDS`. It only goes down."""
 FEWEST_WORDS = {"model": 4, "service": 3}
 """Words that a docstring has at least; with less it is a fragment."""

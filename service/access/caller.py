@@ -1,4 +1,4 @@
-"""Who makes a call: by an API key, else by what a trusted proxy says, else by the address alone.
+"""Caller identification: by API key, else by what a trusted proxy says (tenant), else by address.
 
 A caller's own X-Forwarded-For proves nothing. Two may add to it what counts: our HAProxy in front of Ray Serve, which adds the
 address that connected to it, and the proxies that the setting `trusted_proxies` names.
@@ -208,5 +208,5 @@ def networks(text: str) -> tuple[Network, ...]:
         try:
             found.append(ip_network(part))
         except ValueError as error:
-            raise ValueError(f"{part[:64]!r} is no address, nor a network such as 10.0.0.0/8: {error}") from error
+            raise ValueError(f"{part[:64]!r} is neither an address nor a network such as 10.0.0.0/8: {error}") from error
     return tuple(found)

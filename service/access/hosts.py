@@ -1,4 +1,4 @@
-"""The names that a server answers to: what a `Host` header may say.
+"""Host header check: the names that a server answers to (allowed hosts, DNS rebinding).
 
 A web page can lead a name of its own to a loopback address (DNS rebinding), so that a browser there asks a server that listens
 for its own machine alone, and hands the page the answers. The browser's Host header has that name: it gives it away.
@@ -32,7 +32,7 @@ def hosts(text: str) -> frozenset[str]:
     found = frozenset(_plain(part.removeprefix("[").removesuffix("]")) for part in parts)
     for name in found:
         if not NAME.fullmatch(name) and not _is_address(name):
-            raise ValueError(f"{name[:64]!r} is no name or address: each is one without a port, or all is *")
+            raise ValueError(f"{name[:64]!r} is not a host name or an address without a port, and not *")
     return found
 
 
@@ -59,7 +59,7 @@ def host_of(value: str) -> str:
 
 
 def _plain(host: str) -> str:
-    """One spelling of a host."""
+    """A host in one spelling: in lower case, without a final dot; an IP address in its shortest form."""
     return str(ip_address(host)) if _is_address(host) else host.lower().removesuffix(".")
 
 

@@ -1,4 +1,4 @@
-"""API keys: a file of their hashes, and the ring that finds a caller's name by it.
+"""API keys: the file of their hashes, and the KeyRing that authenticates callers by it.
 
 The file is one JSON object, `{name: {"sha256": hex, "requests_per_minute": N, "tokens_per_minute": N, "concurrent": N,
 "max_priority": N, "weight": X, "share_prefixes": group}}`; a limit that is null or absent does not hold. A key is 256 random
@@ -61,7 +61,7 @@ def new_secret() -> str:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """What is stored of a key."""
+    """The SHA-256 of an API key, 32 bytes: all that the file keeps of it."""
     return hashlib.sha256(secret).digest()
 
 
@@ -76,7 +76,7 @@ def read_priority(name: str, value: object) -> int:
 
 
 def read_weight(name: str, value: object) -> float:
-    """A share of the engine."""
+    """A key's weight in fair scheduling, from MIN_WEIGHT to MAX_WEIGHT."""
     if type(value) not in (int, float) or not MIN_WEIGHT <= value <= MAX_WEIGHT:  # type: ignore[operator]  # it is a number
         raise SettingError(f"{name} must be a number from {MIN_WEIGHT} to {MAX_WEIGHT}; got {describe(value)}")
     return float(value)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def _entry(name: str, value: object) -> Entry:
 
 
 def entry_of(digest: bytes, given: Mapping[str, Any]) -> Entry:
-    """A key with some of FIELDS."""
+    """An entry of the key file, from the hash of a key and the FIELDS that are given."""
     limits, share = ({name: given[name] for name in names if name in given} for names in (LIMITS, SHARES))
     return Entry(digest, Limits(**limits), Share(**share))
 
@@ -298,7 +298,7 @@ class KeyRing:
 
     @property
     def number(self) -> int:
-        """Keys that are in force."""
+        """How many keys are in use."""
         return len(self._keys)
 
     @property

@@ -1,4 +1,4 @@
-"""The limits of an API key at one replica: requests and tokens in a minute, and answers at the same time.
+"""Rate limits of an API key at one replica: requests and tokens a minute, concurrent answers.
 
 A call is charged in three steps, each as soon as its amount is known and before more work is done for it: one request when
 it arrives, a place for each of its answers once it is read, and its tokens once they are counted.
@@ -100,7 +100,7 @@ class KeyUsage:
         self.requests = _Window()
         self.tokens = _Window()
         self.running = 0
-        """Answers being made."""
+        """Answers that are being generated now."""
 
 
 class Lease:

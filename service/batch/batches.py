@@ -1,4 +1,4 @@
-"""Batches in the database. A runner takes a batch for a few seconds, and again as long as it lives (a lease)."""
+"""Batches in the SQLite database. A runner holds a batch by a lease, which it renews."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,18 @@ from typing import Any
 
 from attend.service.batch.database import transaction
 from attend.service.batch.files import OUTPUT, Files
-from attend.service.batch.rows import BATCH_ID, OPEN, WINDOW_SECONDS, Batch, new_batch_id
+from attend.service.batch.rows import BATCH_ID, OPEN, WINDOW_SECONDS, Batch, Counts, new_batch_id
 from attend.service.errors import NotThere, QuotaReached
+from attend.service.records import TokenUsage
 
 LEASE_SECONDS = 10.0
 """A runner that has not beaten for so long has died. One that froze, and goes on, costs nothing: see `results.py`."""
 MOST_ERRORS = 50
 """Of a batch that are kept and told."""
-_COLUMNS = "id, owner, endpoint, input_file, status, created, expires, total, completed, failed, model, output_file, error_file"
-_SELECT = f"SELECT {_COLUMNS}, metadata, times, errors, generation FROM batches"
+_SELECT = (
+    "SELECT id, owner, endpoint, input_file, status, created, expires, model, output_file, error_file, metadata, times, errors,"
+    " generation, total, completed, failed, usage FROM batches"
+)
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 
 
@@ -107,16 +110,16 @@ class Batches:
             )
             return _batch(self._connection.execute(f"{_SELECT} WHERE id = ?", (first,)).fetchone())
 
-    def beat(self, runner: str, counts: Mapping[str, tuple[int, int, int]]) -> dict[str, str]:
-        """Keep the batches {id: (generation, completed, failed)}; the statuses of those that are still this runner's."""
+    def beat(self, runner: str, counts: Mapping[str, tuple[int, Counts]]) -> dict[str, str]:
+        """Keep the batches {id: (generation, counts)}; the statuses of those that are still this runner's."""
         until, kept = self.files.clock() + LEASE_SECONDS, {}
         with transaction(self._connection):
-            for batch_id, (generation, completed, failed) in counts.items():
+            for batch_id, (generation, found) in counts.items():
                 mine = (batch_id, runner, generation)
                 changed = self._connection.execute(
-                    "UPDATE batches SET leased_until = ?, completed = ?, failed = ?"
+                    "UPDATE batches SET leased_until = ?, completed = ?, failed = ?, usage = ?"
                     " WHERE id = ? AND runner = ? AND generation = ?",
-                    (until, completed, failed, *mine),
+                    (until, found.completed, found.failed, json.dumps(found.usage), *mine),
                 )
                 if changed.rowcount:
                     sql = "SELECT status FROM batches WHERE id = ?"
@@ -154,7 +157,7 @@ class Batches:
         self,
         batch: Batch,
         status: str,
-        counts: tuple[int, int, int] | None = None,
+        counts: Counts,
         errors: Sequence[dict[str, Any]] = (),
         output: tuple[str, int] | None = None,
         failures: tuple[str, int] | None = None,
@@ -170,13 +173,14 @@ class Batches:
                 None if made is None else self._keep(batch, made, name)
                 for made, name in ((output, "output"), (failures, "error"))
             ]
-            total, completed, failed = counts or (batch.total, batch.completed, batch.failed)
+            total, completed, failed, usage = counts
             self._connection.execute(
-                "UPDATE batches SET output_file = ?, error_file = ?, total = ?, completed = ?, failed = ?, errors = ?,"
-                " charged = 0, ended = ?, runner = NULL, leased_until = 0 WHERE id = ?",
+                "UPDATE batches SET output_file = ?, error_file = ?, total = ?, completed = ?, failed = ?, usage = ?,"
+                " errors = ?, charged = 0, ended = ?, runner = NULL, leased_until = 0 WHERE id = ?",
                 (
                     *ids,
-                    *(total, completed, failed, json.dumps(list(errors)[:MOST_ERRORS]), int(self.files.clock()), batch.id),
+                    *(total, completed, failed, json.dumps(usage), json.dumps(list(errors)[:MOST_ERRORS])),
+                    *(int(self.files.clock()), batch.id),
                 ),
             )
             self._set(batch, status)
@@ -219,4 +223,6 @@ def _batch(row: Any) -> Batch:
     fields = dict(row)
     for name in ("metadata", "times", "errors"):
         fields[name] = json.loads(fields[name])
-    return Batch(**fields)
+    usage = TokenUsage(*json.loads(fields.pop("usage")))
+    counts = Counts(fields.pop("total"), fields.pop("completed"), fields.pop("failed"), usage)
+    return Batch(**fields, counts=counts)

@@ -1,4 +1,4 @@
-"""The SQLite database of files and batches: how it is opened, and its tables."""
+"""The SQLite database of files and batches: opening it, and its tables."""
 
 import sqlite3
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 from attend.model.errors import SettingError
 from attend.service.batch_settings import BATCH_FOLDER
 
-VERSION = 1
+VERSION = 2
 BUSY_SECONDS = 10.0
 """How long a process waits for another one's transaction."""
 TABLES = (
@@ -25,7 +25,7 @@ TABLES = (
         model TEXT NOT NULL DEFAULT '', output_file TEXT, error_file TEXT, metadata TEXT NOT NULL DEFAULT '{}',
         times TEXT NOT NULL DEFAULT '{}', errors TEXT NOT NULL DEFAULT '[]', ended INTEGER,
         generation INTEGER NOT NULL DEFAULT 0, runner TEXT, leased_until REAL NOT NULL DEFAULT 0,
-        charged INTEGER NOT NULL DEFAULT 0)""",
+        charged INTEGER NOT NULL DEFAULT 0, usage TEXT NOT NULL DEFAULT '[]')""",
     "CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner)",
     "CREATE INDEX IF NOT EXISTS batches_status ON batches (status)",
 )
@@ -40,10 +40,12 @@ def open_database(path: Path) -> sqlite3.Connection:
         found.execute("PRAGMA synchronous = FULL")
         with transaction(found):
             version = found.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, VERSION):
+            if version not in (0, 1, VERSION):
                 raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} is of another version of Attend: it has format {version}")
             for table in TABLES:
                 found.execute(table)
+            if version == 1:
+                found.execute("ALTER TABLE batches ADD COLUMN usage TEXT NOT NULL DEFAULT '[]'")
             found.execute(f"PRAGMA user_version = {VERSION}")
     except sqlite3.Error as error:
         raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be used: {error}") from error

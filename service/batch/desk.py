@@ -1,4 +1,4 @@
-"""Files and batches for the event loop: the database has a thread of its own, the files have two."""
+"""Files and batches for the event loop: a thread for the database, and two for file I/O."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The files of callers: what they may keep is charged before a byte of it is written."""
+"""Storage of callers' files: quotas are charged before a byte is written."""
 
 import sqlite3
 import time
@@ -14,7 +14,7 @@ from attend.service.errors import NotThere, QuotaReached, StorageFailed
 
 Clock = Callable[[], float]
 INPUT, OUTPUT = "batch", "batch_output"
-"""Purposes of files."""
+"""Values of a file's `purpose`: an upload, and what a batch wrote."""
 UPLOAD_SECONDS = 3600
 """An upload that has not ended by then has lost its process."""
 _FILE = "id, owner, bytes, created, expires, filename, purpose"
@@ -32,7 +32,7 @@ class Files:
         self._strays_at = 0.0
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self.connection.close()
 
     def reserve(self, owner: str, size: int) -> str:
@@ -64,7 +64,7 @@ class Files:
             raise QuotaReached(f"{limit}: they have {own}, and {size} more do not fit")
         total = self.total_bytes()
         if total + size > self.limits.total_bytes:
-            raise StorageFailed("this server keeps as many bytes of files as it may: try again later")
+            raise StorageFailed("the server's storage of files is full (batch_bytes): try again later")
 
     def total_bytes(self) -> int:
         """Bytes that are charged to all owners."""

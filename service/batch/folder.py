@@ -1,4 +1,4 @@
-"""The folder of files and batches: where it may be, and what lies where in it."""
+"""The folder of files and batches: checks of where it is, and paths in it."""
 
 import os
 import re
@@ -30,7 +30,7 @@ class Folder:
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: Permission denied")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
-            raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}, and what it holds is believed")
+            raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}: only this user may")
         if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
             raise SettingError(
                 f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}): it must be on a local disk"
@@ -38,7 +38,7 @@ class Folder:
 
     @property
     def database(self) -> Path:
-        """The SQLite database."""
+        """Path of the SQLite database of files and batches."""
         return self.root / "state.sqlite3"
 
     @property

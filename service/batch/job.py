@@ -1,4 +1,4 @@
-"""One batch in the hands of a runner: its input is checked, its lines are computed, its answers are kept."""
+"""One batch in a runner: validates its input file, computes its lines, writes its output and error files."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ from attend.service.access.caller import BATCHES, Caller
 from attend.service.batch.batches import problem
 from attend.service.batch.desk import Desk
 from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Parse, Raw, Reader, body_of, read_line
-from attend.service.batch.results import DONE, FAILED, LEFT, Part, failure, record, spans, success, write_sorted
-from attend.service.batch.rows import Batch, new_file_id
+from attend.service.batch.results import DONE, FAILED, LEFT, Part, failure, record, spans, success, tally, write_sorted
+from attend.service.batch.rows import Batch, Counts, new_file_id
 from attend.service.errors import QuotaReached, StorageFailed
 from attend.service.generation.thread_pools import run_exclusive
-from attend.service.records import Arrival
+from attend.service.records import NO_TOKENS, Arrival, TokenUsage
 
 log = logging.getLogger("attend.batch")
 
@@ -44,6 +44,8 @@ class Answer(NamedTuple):
     status: int
     body: bytes
     retry_after: float = 1.0
+    usage: TokenUsage = NO_TOKENS
+    """Tokens that the answer took; nought where it is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Routes:
     """The answer of a route to a body of this caller, under a request id."""
     parse: Parse
     most_bytes: Callable[[str], int]
-    """Bytes of a body, by route."""
+    """The most bytes of a request body, by the path of its route."""
     check_model: Callable[[str], None]
     strict_fields: bool = False
 
@@ -81,9 +83,10 @@ class Job:
     desk: Desk
     routes: Routes
     batch: Batch
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
+    total: int = field(init=False)
+    completed: int = field(init=False)
+    failed: int = field(init=False)
+    usage: TokenUsage = field(init=False)
     ready: bool = False
     """Whether there may be lines to compute."""
     running: dict[asyncio.Task[None], Try] = field(default_factory=dict)
@@ -99,14 +102,17 @@ class Job:
     _over: "asyncio.Future[Ending]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _keeping: set[asyncio.Task[None]] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.total, self.completed, self.failed, self.usage = self.batch.counts
+
     @property
-    def counts(self) -> tuple[int, int, int]:
-        """Lines, those that are answered, and those that are answered with an error."""
-        return self.total, self.completed, self.failed
+    def counts(self) -> Counts:
+        """Lines and tokens so far."""
+        return Counts(self.total, self.completed, self.failed, self.usage)
 
     @property
     def most_line(self) -> int:
-        """Bytes of a line."""
+        """The most bytes of a line of the input file."""
         return self.routes.most_bytes(self.batch.endpoint) + ENVELOPE
 
     def stop(self, ending: Ending) -> None:
@@ -162,8 +168,6 @@ class Job:
             self.total = check.total
             await self.desk.disk(self._reader.close)
             self._reader = await self.desk.disk(Reader, path, self.most_line)
-        else:
-            self.total = self.batch.total
         await self._resume()
         if self.batch.status == "cancelling":
             return self.stop(Ending("cancelled"))
@@ -194,10 +198,10 @@ class Job:
         """Open a part, and find out which lines earlier runners have answered."""
         folder = self.desk.files.folder
         earlier = [path for generation, path in folder.parts_of(self.batch.id) if generation < self.batch.generation]
-        for number, span in (await self.desk.disk(spans, earlier)).items():
+        found = await self.desk.disk(spans, earlier)
+        for number in found:
             self._mark(number)
-            self.completed += span.outcome == DONE
-            self.failed += span.outcome == FAILED
+        self.completed, self.failed, self.usage = tally(found.values())
         self._part = await self.desk.disk(Part, folder.part(self.batch.id, self.batch.generation))
 
     # The lines
@@ -241,12 +245,12 @@ class Job:
         self._look()
 
     def _fault(self, number: int, error: BaseException | None) -> None:
-        """A bug of ours."""
+        """Fail the batch for an unexpected exception, which is logged."""
         log.error("line %d of batch %s failed", number, self.batch.id, exc_info=error)
         self.stop(Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}", number),)))
 
     def _look(self) -> None:
-        """Whether all is answered."""
+        """End the batch as completed once all of its lines are answered."""
         if self._is_read and not (self._again or self.running or self._keeping) and self.ready:
             self.stop(Ending("completed"))
 
@@ -263,17 +267,17 @@ class Job:
             self.desk.numbers.lines["retried"] += 1
             self._again.append(attempt)
             return on_answer(answer)
-        outcome = DONE if answer.status == 200 else FAILED
+        outcome, usage = (DONE, answer.usage) if answer.status == 200 else (FAILED, NO_TOKENS)
         text = success(batch_id, raw.number, line.custom_id, answer.status, request_id, answer.body)
-        return self._keep(raw.number, outcome, text)
+        return self._keep(raw.number, outcome, text, usage)
 
     async def _read(self, raw: Raw) -> Line:
         read = partial(read_line, raw, self.batch.endpoint, self.routes.parse, self.most_line, strict=self.routes.strict_fields)
         return await _patiently(read, len(raw.text))
 
-    def _keep(self, number: int, outcome: int, text: bytes) -> None:
+    def _keep(self, number: int, outcome: int, text: bytes, usage: TokenUsage = NO_TOKENS) -> None:
         """Write an answer down, whatever becomes of the task that has it."""
-        task = asyncio.create_task(self._write(number, outcome, text))
+        task = asyncio.create_task(self._write(number, outcome, record(number, outcome, text, usage), usage))
         self._keeping.add(task)
 
         def kept(task: asyncio.Task[None]) -> None:
@@ -284,26 +288,28 @@ class Job:
 
         task.add_done_callback(kept)
 
-    async def _write(self, number: int, outcome: int, text: bytes) -> None:
+    async def _write(self, number: int, outcome: int, line: bytes, usage: TokenUsage) -> None:
         assert self._part is not None
         try:
-            await self._charge(len(record(number, outcome, text)))
-            await self.desk.disk(self._part.append, number, outcome, text)
+            await self._append(self._part, line)
         except (OSError, QuotaReached, StorageFailed) as error:
             return self.stop(self._broken(error))
         self._mark(number)
         self.completed += outcome == DONE
         self.failed += outcome == FAILED
+        self.usage = self.usage.plus(usage)
         self.desk.numbers.lines["completed" if outcome == DONE else "failed"] += 1
         return None
 
-    async def _charge(self, size: int) -> None:
+    async def _append(self, part: Part, line: bytes) -> None:
+        """Charge a line of a part, and write it."""
         async with self._room:
-            self._used += 2 * size
+            self._used += 2 * len(line)
             if self._used > self._charged:
                 more = max(CHARGE_BYTES, self._used - self._charged)
                 await self.desk.db(self.desk.batches.charge, self.batch, more)
                 self._charged += more
+        await self.desk.disk(part.append, line)
 
     def _broken(self, error: Exception) -> Ending:
         if isinstance(error, QuotaReached):
@@ -345,8 +351,7 @@ class Job:
             if not written.count:
                 await self.desk.disk(partial(folder.file(file_id).unlink, missing_ok=True))
             made.append((file_id, written.size) if written.count else None)
-        outcomes_found = [span.outcome for span in found.values()]
-        counts = (self.total, outcomes_found.count(DONE), outcomes_found.count(FAILED))
+        counts = Counts(self.total, *tally(found.values()))
         if not await self.desk.db(batches.end, self.batch, ending.status, counts, (), *made):
             for each in filter(None, made):
                 await self.desk.disk(partial(folder.file(each[0]).unlink, missing_ok=True))
@@ -363,10 +368,9 @@ class Job:
                         with suppress(BadLine):
                             line = await self._read(raw)
                             text = failure(self.batch.id, raw.number, line.custom_id, code, message)
-                            await self._charge(len(record(raw.number, LEFT, text)))
-                            await self.desk.disk(self._part.append, raw.number, LEFT, text)
+                            await self._append(self._part, record(raw.number, LEFT, text))
         except (QuotaReached, StorageFailed) as error:
-            log.warning("batch %s: not all lines that were left are named: %s", self.batch.id, error)
+            log.warning("batch %s: the error file lacks some of the lines that were not computed: %s", self.batch.id, error)
         finally:
             await self.desk.disk(reader.close)
 

@@ -1,4 +1,4 @@
-"""How much callers may keep, as the settings say it."""
+"""Quotas and limits of files and batches, from the settings."""
 
 from dataclasses import dataclass
 from pathlib import Path

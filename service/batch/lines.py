@@ -1,4 +1,4 @@
-"""The lines of an input file, `{"custom_id": ..., "method": "POST", "url": ..., "body": {...}}`, and their faults."""
+"""Lines of a batch's input file, `{"custom_id": ..., "method": "POST", "url": ..., "body": {...}}`, and their validation."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request of a batch."""
+    """The request that a line of the input file holds."""
 
     number: int
     custom_id: str
@@ -54,13 +54,13 @@ class Reader:
     """The lines of a file, one after the other; empty ones are left out, but count. For one thread at a time."""
 
     def __init__(self, path: Path, most: int) -> None:
-        """`most`: bytes of a line."""
+        """`most`: the most bytes of a line."""
         self._file = path.open("rb", buffering=1 << 16)
         self._most = most
         self._number = 0
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def next(self) -> Raw | None:
@@ -154,7 +154,7 @@ class Check:
                 self.is_over |= len(self.errors) >= MOST_ERRORS
 
     def end(self) -> None:
-        """The file has ended."""
+        """End the check: a file without a line is an error."""
         if not self.total and not self.errors:
             self.errors.append(problem("empty_file", "the input file has no line", None, "input_file_id"))
 

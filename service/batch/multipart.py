@@ -130,7 +130,7 @@ class Form:
         return found, end >= 0
 
     def _more(self, piece: bytes, *, ended: bool) -> None:
-        """Of the value of a field."""
+        """Add a piece to the value of a field. Raises InvalidRequest where it is too long, or not UTF-8."""
         self._value += piece
         if len(self._value) > MAX_FIELD_BYTES:
             raise InvalidRequest(f"{self._name[:64]} must be at most {MAX_FIELD_BYTES} bytes", self._name[:64])
@@ -147,11 +147,10 @@ def _disposition(head: bytes) -> tuple[str, str | None]:
         lines = head.decode("utf-8").split("\r\n")
     except UnicodeDecodeError as error:
         raise InvalidRequest("the header of a part of the form must be UTF-8") from error
-    for line in lines:
-        header, _, value = line.partition(":")
-        kind, semicolon, rest = value.strip().partition(";")
-        if header.strip().lower() == "content-disposition" and kind.strip().lower() == "form-data":
-            named = dict(_parameters(semicolon + rest))
-            if (name := named.get("name")) and name.isprintable():
-                return name, named.get("filename")
-    raise InvalidRequest("each part of the form needs a header Content-Disposition: form-data with a name")
+    values = [value for header, _, value in (line.partition(":") for line in lines) if header.lower() == "content-disposition"]
+    if len(values) == 1:
+        kind, semicolon, rest = values[0].strip().partition(";")
+        named = dict(_parameters(semicolon + rest))
+        if kind.strip().lower() == "form-data" and (name := named.get("name")) and name.isprintable():
+            return name, named.get("filename")
+    raise InvalidRequest("each part of the form needs one header Content-Disposition: form-data, with a name")

@@ -1,4 +1,4 @@
-"""Whose files and batches they are: a text for the database, and back to a caller when a line is computed."""
+"""The owner of files and batches as text in the database, and back to a caller."""
 
 from attend.service.access.caller import Caller
 from attend.service.access.keys import KeyRing

@@ -1,8 +1,8 @@
 """The answers of a batch on disk: appended as they come, and put in the order of their lines at the end.
 
-Each runner that takes a batch writes a part of its own: `NUMBER OUTCOME JSON` a line. What a runner found that had died, and
-what one still writes that froze and goes on, is told apart so; of two answers to a line the first counts. A last line without
-its end is none.
+Each runner that takes a batch writes a file of its own, a part, of lines `NUMBER OUTCOME USAGE JSON`: so two runners never
+write one file, though the first froze and goes on. Of two answers to a line the first counts. A last line that is cut short
+is ignored.
 """
 
 import os
@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 import orjson
 
+from attend.service.records import NO_TOKENS, TokenUsage
+
 FAILED, DONE, LEFT = 0, 1, 2
 """Outcomes of a line: answered with an error; answered; not computed before the batch ended."""
-RECORD = re.compile(rb"(\d{1,9}) ([012]) (\{)")
+RECORD = re.compile(rb"(\d{1,9}) ([012]) (?:(\d+),(\d+),(\d+),(\d+) )?(\{)")
 COPY_BYTES = 1 << 20
 
 
@@ -29,6 +31,7 @@ class Span(NamedTuple):
     offset: int
     size: int
     outcome: int
+    usage: TokenUsage = NO_TOKENS
 
 
 def success(batch_id: str, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
@@ -54,19 +57,18 @@ def _request(batch_id: str, number: int) -> str:
 
 
 class Part:
-    """What one runner writes."""
+    """The file that one runner appends its answers to."""
 
     def __init__(self, path: Path) -> None:
         self._handle: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._lock = Lock()
         self._size = 0
 
-    def append(self, number: int, outcome: int, text: bytes) -> None:
-        """Add an answer, or nothing where that raises OSError: after that nothing more."""
+    def append(self, whole: bytes) -> None:
+        """Add a `record`, or nothing where that raises OSError: after that nothing more."""
         with self._lock:
             if self._handle is None:
-                raise OSError("the batch is written no more")
-            whole = record(number, outcome, text)
+                raise OSError("the batch's file is closed")
             left = memoryview(whole)
             try:
                 while left:
@@ -80,16 +82,16 @@ class Part:
             self._size += len(whole)
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file: later answers are not written."""
         with self._lock:
             if self._handle is not None:
                 os.close(self._handle)
                 self._handle = None
 
 
-def record(number: int, outcome: int, text: bytes) -> bytes:
-    """A line of a part."""
-    return b"%d %d %s\n" % (number, outcome, text)
+def record(number: int, outcome: int, text: bytes, usage: TokenUsage = NO_TOKENS) -> bytes:
+    """A line of such a file, `NUMBER OUTCOME USAGE JSON`."""
+    return b"%d %d %d,%d,%d,%d %s\n" % (number, outcome, *usage, text)
 
 
 def spans(parts: Iterable[Path]) -> dict[int, Span]:
@@ -100,11 +102,22 @@ def spans(parts: Iterable[Path]) -> dict[int, Span]:
         with path.open("rb") as file:
             for line in file:
                 if line.endswith(b"}\n") and (match := RECORD.match(line)) is not None:
-                    begin = match.start(3)
-                    span = Span(index, offset + begin, len(line) - begin, int(match[2]))
+                    begin = match.start(7)
+                    usage = TokenUsage(*map(int, match.group(3, 4, 5, 6))) if match[3] else NO_TOKENS
+                    span = Span(index, offset + begin, len(line) - begin, int(match[2]), usage)
                     found.setdefault(int(match[1]), span)
                 offset += len(line)
     return found
+
+
+def tally(found: Iterable[Span]) -> tuple[int, int, TokenUsage]:
+    """Lines that are answered, those that are answered with an error, and the tokens of the answers."""
+    done = failed = 0
+    usage = NO_TOKENS
+    for span in found:
+        done, failed = done + (span.outcome == DONE), failed + (span.outcome == FAILED)
+        usage = usage.plus(span.usage)
+    return done, failed, usage
 
 
 @dataclass(frozen=True, slots=True)

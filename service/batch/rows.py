@@ -1,9 +1,11 @@
-"""What the database has of files and batches."""
+"""The records of files and batches in the database, and their ids."""
 
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from attend.service.records import NO_TOKENS, TokenUsage
 
 FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")
 """An id that is none of these is looked up nowhere, and becomes no path."""
@@ -22,7 +24,7 @@ def new_file_id() -> str:
 
 
 def new_batch_id() -> str:
-    """The same of a batch."""
+    """An id of a batch that nobody can guess."""
     return f"batch_{secrets.token_hex(16)}"
 
 
@@ -40,6 +42,15 @@ class File:
     purpose: str
 
 
+class Counts(NamedTuple):
+    """Lines of a batch: all, those answered, and those answered with an error; and the tokens of the answers."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    usage: TokenUsage = NO_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch. Its times are in seconds since 1970."""
@@ -51,9 +62,7 @@ class Batch:
     status: str
     created: int
     expires: int
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
+    counts: Counts = field(default_factory=Counts)
     model: str = ""
     output_file: str | None = None
     error_file: str | None = None

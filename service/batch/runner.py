@@ -1,4 +1,4 @@
-"""Takes batches and has their lines computed: few beside other calls, more while there are none, fairly among owners.
+"""Batch scheduler: takes batches and has their lines computed, few beside other calls, fairly among owners.
 
 Several runners may share a folder, one in each replica of a machine. Each keeps what it took by telling the database every
 second; what a runner that died had taken, another takes after LEASE_SECONDS.
@@ -90,7 +90,7 @@ class Runner:
             except AttendError:
                 await asyncio.sleep(BEAT_SECONDS)  # the disk, which `Desk.failed` has told
             except Exception:
-                log.exception("batches: a round failed")
+                log.exception("batches: the runner failed, and tries again")
                 await asyncio.sleep(BEAT_SECONDS)
 
     # Leases
@@ -105,7 +105,7 @@ class Runner:
         owners = {job.batch.owner for job, _ in self.jobs.values()}
         self._paused = {owner: until for owner, until in self._paused.items() if owner in owners}
         self._began = Counter({owner: number for owner, number in self._began.items() if owner in owners})
-        mine = {batch_id: (job.batch.generation, job.completed, job.failed) for batch_id, (job, _) in self.jobs.items()}
+        mine = {batch_id: (job.batch.generation, job.counts) for batch_id, (job, _) in self.jobs.items()}
         statuses = await self.desk.db(self.desk.batches.beat, self.name, mine) if mine else {}
         for batch_id in mine:
             self._judge(self.jobs[batch_id][0], statuses.get(batch_id))
@@ -135,7 +135,7 @@ class Runner:
             self._lost_key(job)
 
     def _lost_key(self, job: Job) -> None:
-        job.stop(Ending("failed", (problem("key_removed", "the API key that made this batch is not known any more"),)))
+        job.stop(Ending("failed", (problem("key_removed", "the API key of this batch was removed"),)))
 
     async def _count(self) -> None:
         numbers = self.desk.numbers

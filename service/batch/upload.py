@@ -1,4 +1,4 @@
-"""An upload, from its first byte to a file: charged before it is read, and never in memory as a whole."""
+"""File upload: streamed to disk, charged to the quota before it is read."""
 
 import os
 from collections.abc import AsyncIterator
@@ -72,7 +72,7 @@ class Sink:
         self._lock = Lock()
 
     def write(self, data: bytes) -> None:
-        """Add bytes to the file."""
+        """Append bytes to the file."""
         with self._lock:
             if self.over:
                 return
@@ -89,7 +89,7 @@ class Sink:
                 os.fsync(self._handle)
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file: later bytes are not written."""
         with self._lock:
             self.over = True
             if self._handle is not None:

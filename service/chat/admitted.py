@@ -1,4 +1,4 @@
-"""Which JSON values the schema of a tool's argument admits, by its `type`, `enum` and `const`.
+"""JSON schema check of tool arguments that are not written as JSON: `type`, `enum` and `const`.
 
 Followed are `$ref` inside the tool's schema (with what stands beside it), `anyOf`, `oneOf`, `allOf` and OpenAPI's `nullable`.
 Other keywords, such as `minimum`, are not looked at: more may be admitted than the schema allows, never less. `oneOf` is read

@@ -1,4 +1,4 @@
-"""The syntaxes of tool calls. Each reads calls after a marker, and raises NotACall from where they can no longer be any."""
+"""Tool call formats of model families: a parser for each, which raises NotACall where the text is none."""
 
 import json
 import re
@@ -109,7 +109,7 @@ def _json_string(reader: Reader) -> Generator[None, None, str]:
 
 
 def _json_value(reader: Reader) -> Generator[None, None, str]:
-    """One JSON value, whole."""
+    """Read one JSON value to its end; returns its text."""
     value, pieces = JsonText(), []
     while not value.complete:
         if not (yield from reader.char()):

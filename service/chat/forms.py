@@ -45,7 +45,7 @@ class Tags:
     value_begin: str
     value_end: str
     end: str
-    """What ends the call."""
+    """The text that ends a tool call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A grammar whose texts are answers with the calls that were asked for, as the family writes them.
+"""Grammars of enforced tool calls, for structured output, in the format of the model's family.
 
 It is Lark as llguidance reads it (its docs/syntax.md). Arguments in JSON follow the tools' schemas by llguidance itself; those
 that are written between tags or in quotes follow what is said here.
@@ -44,7 +44,7 @@ def answer_grammar(
 
 
 class CallGrammar:
-    """Writes one grammar."""
+    """Writes the grammar of one request's tool calls."""
 
     def __init__(self, form: AnswerFormat, tools: Sequence[Tool], special: Mapping[str, int], *, reasoning_open: bool) -> None:
         """`special` has the ids of markers that are special tokens. `reasoning_open`: the prompt ends inside reasoning."""
@@ -178,7 +178,7 @@ class CallGrammar:
         _check_references(schema, where)
         properties = schema.get("properties", {})
         if len(properties) > MAX_KEYS:
-            raise _unfit(f"{where} may have at most {MAX_KEYS} properties with this model's form of calls", where)
+            raise _unfit(f"{where} may have at most {MAX_KEYS} properties with this model's tool-call format", where)
         shared: dict[str, Any] = {key: value for key, value in schema.items() if key in ("$defs", "definitions")}
         for key in schema.get("required", ()):
             if key not in properties:
@@ -194,12 +194,12 @@ class CallGrammar:
         """A value with what stands around it: between tags or quotes, or after a key."""
         form = self._call_form
         if not _can_name(form, key):
-            raise _unfit(f"{where}: this model's form of calls cannot write this name", where)
+            raise _unfit(f"{where}: this model's tool-call format cannot write this name", where)
         head, _, tail = form.layout.argument.partition("%v")
         head = head.replace("%k", key)
         if form.syntax == "python" or not isinstance(schema, dict) or schema.get("type") != "string":
             if form.syntax == "braced" and (not isinstance(schema, dict) or schema.get("type") not in _PLAIN):
-                raise _unfit(f"{where}: this model's form of calls takes texts, numbers and booleans", where)
+                raise _unfit(f"{where}: this model's tool-call format takes texts, numbers and booleans", where)
             value = self._json(f"{name}_value", {**schema, **shared} if isinstance(schema, dict) else schema, where)
             return " ".join((self._text(head), value, self._text(tail)))
         end = form.mark if form.tags is None else form.tags.value_end
@@ -219,7 +219,7 @@ class CallGrammar:
             texts = [one for one in listed if isinstance(one, str)]
             for one in texts:
                 if any(stop in one for stop in stops) or (is_trimmed and one != one.strip("\n")):
-                    raise _unfit(f"{where}: this model's form of calls cannot write {describe(one)}", where)
+                    raise _unfit(f"{where}: this model's tool-call format cannot write {describe(one)}", where)
             return f"({' | '.join(map(self._text, texts))}) {self._text(end)}"
         value = self._up_to(name, end, *stops, least=schema.get("minLength", 0), most=schema.get("maxLength", ""))
         if is_trimmed:
@@ -259,7 +259,7 @@ def _check_references(schema: Any, where: str) -> None:
         if isinstance(value, dict):
             target = value.get("$ref")
             if isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")):
-                raise _unfit(f"{where}: $ref to {target[:64]} cannot be enforced in this model's form of calls", where)
+                raise _unfit(f"{where}: $ref to {target[:64]} cannot be enforced in this model's tool-call format", where)
         if isinstance(value, (dict, list)):
             waiting += value.values() if isinstance(value, dict) else value
 
@@ -273,7 +273,7 @@ def _only(schema: Any, known: set[str], where: str) -> None:
     """Raise NotSupported for a keyword that nothing here carries out."""
     for key in schema:
         if key not in known:
-            raise _unfit(f"{where}.{key[:64]} cannot be enforced in this model's form of calls", where)
+            raise _unfit(f"{where}.{key[:64]} cannot be enforced in this model's tool-call format", where)
 
 
 def _none_of(markers: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The ids of tool calls."""
+"""Ids of tool calls."""
 
 import hashlib
 

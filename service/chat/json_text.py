@@ -1,11 +1,11 @@
-"""One JSON value (RFC 8259) that comes in pieces: where it ends, and from which character on it can no longer be one."""
+"""Incremental recognition of one JSON value (RFC 8259): where it ends, and where it stops being valid."""
 
 import re
 from collections.abc import Callable
 
 MAX_DEPTH = 64
 MAX_ATOM = 512
-"""Characters of a number."""
+"""The most characters of a number."""
 _SPACE = re.compile(r"[ \t\n\r]+")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -23,7 +23,7 @@ class JsonText:
 
     def __init__(self) -> None:
         self.complete = False
-        """The value has ended."""
+        """Whether the JSON value has ended."""
         self.broken = False
         """The first character that was not taken cannot stand there."""
         self._closers: list[str] = []

@@ -1,4 +1,4 @@
-"""What is said of the messages of a chat beside their shapes. Errors name the place."""
+"""Validation of chat messages beside their shapes. Errors name the place."""
 
 import json
 from collections.abc import Sized
@@ -9,7 +9,7 @@ from attend.model.params import describe
 
 MAX_MESSAGES = 2048
 MAX_CALLS = 128
-"""Calls in one message."""
+"""Tool calls in one message."""
 MAX_NAME = 256
 MAX_DEPTH = 128
 """Levels of JSON inside each other, in a body or in a text. A schema has three for a list of objects, five if it may be null.

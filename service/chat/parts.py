@@ -1,4 +1,4 @@
-"""What an answer of a chat is made of. A stream is a list of parts; parts of one kind that follow each other are deltas."""
+"""Parts of an answer: content, reasoning, tool calls. A stream is a list of parts; equal neighbours are deltas."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
+    """Content of an answer: text that is neither reasoning nor a tool call."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""A conversation as a prompt, and what a chat template takes beside its messages."""
+"""From a conversation to a prompt by the chat template, and the template's arguments."""
 
 from typing import Any
 

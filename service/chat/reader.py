@@ -1,4 +1,4 @@
-"""What the readers of calls read with: text that arrives in pieces, and the parts that it makes.
+"""The incremental reader that tool call parsers share: text in pieces, and the parts made of it.
 
 Each function that may need more text is a generator: it yields where it does, and goes on when there is some.
 """
@@ -24,7 +24,7 @@ class Reader:
         self._admitted = {tool.name: Admitted(tool.parameters) for tool in tools}
         self.text, self.at = "", 0
         self.ended = False
-        """No more text will come."""
+        """Whether the answer has ended: no more text comes."""
         self.complete, self.cut = True, ""
         """Whether the model ended the text itself; the stop string that followed it."""
         self.num_calls = self.num_whole = 0
@@ -53,7 +53,7 @@ class Reader:
         return self.read[-1]
 
     def spaces(self) -> Generator[None, None, None]:
-        """Take white space."""
+        """Consume white space."""
         while (yield from self.char()).isspace():
             self.take()
 

@@ -1,4 +1,4 @@
-"""Arguments of calls that are not written as JSON: tagged texts, Python literals, braced texts, each as JSON."""
+"""Tool arguments that are not JSON (tagged texts, Python literals, braces), converted to JSON."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""What both HTTP clients know of the wire: the fields of a call, server-sent events, and answers that are errors."""
+"""What both HTTP clients share: request bodies, server-sent events, and errors of the server."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ def body_of(fields: Mapping[str, Any], call: Call) -> bytes:
 
 
 def headers_of(key: str | None) -> dict[str, str]:
-    """The headers of each try."""
+    """The HTTP headers of each try."""
     own = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     return own | ({"Authorization": f"Bearer {key}"} if key else {})
 

@@ -1,4 +1,4 @@
-"""The clients over gRPC: `GenerateStream` that survives a broken stream."""
+"""gRPC clients, sync and async: `GenerateStream` with retries, resumed after a broken stream."""
 
 import asyncio
 import time
@@ -53,18 +53,16 @@ class GrpcClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channel."""
+        """Close the gRPC channel."""
         self._channel.close()
 
     def stream(self, request: pb.GenerateRequest) -> Iterator[Delta]:
         """The answer as it is made, over as many tries as it takes. Raises CallFailed, InvalidRequest."""
-        call = call_of(self._means, request)
-        return resume(call, partial(self._attempt, request), self._sleep)
+        return resume(call_of(self._means, request), partial(self._attempt, request), self._sleep)
 
     def generate(self, request: pb.GenerateRequest) -> Answer:
         """The whole answer. Raises as `stream` does."""
-        call = call_of(self._means, request)
-        return collect(call, resume(call, partial(self._attempt, request), self._sleep))
+        return collect(call_of(self._means, request), partial(self._attempt, request), self._sleep)
 
     def _attempt(self, request: pb.GenerateRequest, call: Call) -> Generator[Delta, None, None]:
         """One try, which ends at the call's deadline."""
@@ -106,18 +104,16 @@ class AsyncGrpcClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel."""
+        """Close the gRPC channel."""
         await self._channel.close(None)
 
     def stream(self, request: pb.GenerateRequest) -> AsyncIterator[Delta]:
         """As `GrpcClient.stream`."""
-        call = call_of(self._means, request)
-        return resumed_async(call, partial(self._attempt, request), self._sleep)
+        return resumed_async(call_of(self._means, request), partial(self._attempt, request), self._sleep)
 
     async def generate(self, request: pb.GenerateRequest) -> Answer:
         """As `GrpcClient.generate`."""
-        call = call_of(self._means, request)
-        return await gathered_async(call, resumed_async(call, partial(self._attempt, request), self._sleep))
+        return await gathered_async(call_of(self._means, request), partial(self._attempt, request), self._sleep)
 
     async def _attempt(self, request: pb.GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
         """One try. Whoever asks for the next delta ends it at the call's deadline."""
@@ -133,7 +129,7 @@ class AsyncGrpcClient:
 
 
 def metadata_of(key: str | None) -> tuple[tuple[str, str], ...]:
-    """The metadata of each try."""
+    """The gRPC metadata of each try."""
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 

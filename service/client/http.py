@@ -1,4 +1,4 @@
-"""The clients over HTTP: completions that survive a broken stream, and chats, which are tried again until they begin."""
+"""HTTP clients, sync and async: completions resume after a broken stream; chats are retried until they begin."""
 
 import asyncio
 import http.client
@@ -40,31 +40,29 @@ class HttpClient:
 
     def stream(self, **fields: Unpack[Completion]) -> Iterator[Delta]:
         """The answer as it is made, over as many tries as it takes. Raises CallFailed, InvalidRequest."""
-        call, attempt = self._completion(fields)
-        return resume(call, attempt, self._sleep)
+        return resume(*self._completion(fields), self._sleep)
 
     def generate(self, **fields: Unpack[Completion]) -> Answer:
         """The whole answer. Raises as `stream` does."""
-        call, attempt = self._completion(fields)
-        return collect(call, resume(call, attempt, self._sleep))
+        return collect(*self._completion(fields), self._sleep)
 
     def stream_chat(self, **fields: Unpack[Chat]) -> Iterator[Delta]:
         """The content of a chat's answer as it is made. Raises Broken where the stream breaks after it began."""
-        call, attempt = self._chat(fields)
-        return resume(call, attempt, self._sleep)
+        return resume(*self._chat(fields), self._sleep)
 
     def chat(self, **fields: Unpack[Chat]) -> Answer:
         """The whole content of a chat's answer. Raises as `stream_chat` does."""
-        call, attempt = self._chat(fields)
-        return collect(call, resume(call, attempt, self._sleep))
+        return collect(*self._chat(fields), self._sleep)
 
     def _completion(self, fields: Completion) -> tuple[Call, Callable[[Call], Generator[Delta, None, None]]]:
         asked = events.check_fields(fields, Completion)
-        return completion_call(self._means, asked), partial(self._attempt, COMPLETIONS, asked)
+        return Call(self._means, asked.get("seed"), asked.get("resume_token_ids", ())), partial(
+            self._attempt, COMPLETIONS, asked
+        )
 
     def _chat(self, fields: Chat) -> tuple[Call, Callable[[Call], Generator[Delta, None, None]]]:
         asked = events.check_fields(fields, Chat)
-        return chat_call(self._means, asked), partial(self._attempt, CHAT, asked)
+        return Call(self._means, asked.get("seed"), resumable=False), partial(self._attempt, CHAT, asked)
 
     def _attempt(self, path: str, fields: Mapping[str, Any], call: Call) -> Generator[Delta, None, None]:
         """One try. Each wait for the socket ends at the call's deadline."""
@@ -122,36 +120,34 @@ class AsyncHttpClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the HTTP connections."""
         await self._http.aclose()
 
     def stream(self, **fields: Unpack[Completion]) -> AsyncIterator[Delta]:
         """As `HttpClient.stream`."""
-        call, attempt = self._completion(fields)
-        return resumed_async(call, attempt, self._sleep)
+        return resumed_async(*self._completion(fields), self._sleep)
 
     async def generate(self, **fields: Unpack[Completion]) -> Answer:
         """As `HttpClient.generate`."""
-        call, attempt = self._completion(fields)
-        return await gathered_async(call, resumed_async(call, attempt, self._sleep))
+        return await gathered_async(*self._completion(fields), self._sleep)
 
     def stream_chat(self, **fields: Unpack[Chat]) -> AsyncIterator[Delta]:
         """As `HttpClient.stream_chat`."""
-        call, attempt = self._chat(fields)
-        return resumed_async(call, attempt, self._sleep)
+        return resumed_async(*self._chat(fields), self._sleep)
 
     async def chat(self, **fields: Unpack[Chat]) -> Answer:
         """As `HttpClient.chat`."""
-        call, attempt = self._chat(fields)
-        return await gathered_async(call, resumed_async(call, attempt, self._sleep))
+        return await gathered_async(*self._chat(fields), self._sleep)
 
     def _completion(self, fields: Completion) -> tuple[Call, Callable[[Call], AsyncGenerator[Delta, None]]]:
         asked = events.check_fields(fields, Completion)
-        return completion_call(self._means, asked), partial(self._attempt, COMPLETIONS, asked)
+        return Call(self._means, asked.get("seed"), asked.get("resume_token_ids", ())), partial(
+            self._attempt, COMPLETIONS, asked
+        )
 
     def _chat(self, fields: Chat) -> tuple[Call, Callable[[Call], AsyncGenerator[Delta, None]]]:
         asked = events.check_fields(fields, Chat)
-        return chat_call(self._means, asked), partial(self._attempt, CHAT, asked)
+        return Call(self._means, asked.get("seed"), resumable=False), partial(self._attempt, CHAT, asked)
 
     async def _attempt(self, path: str, fields: Mapping[str, Any], call: Call) -> AsyncGenerator[Delta, None]:
         """One try. Whoever asks for the next delta ends it at the call's deadline."""
@@ -170,13 +166,3 @@ class AsyncHttpClient:
                             yield delta
         except (self._broken, TimeoutError) as error:
             raise Failed(f"the connection broke: {error or type(error).__name__}", again=True) from error
-
-
-def completion_call(means: Means, fields: Mapping[str, Any]) -> Call:
-    """A call for a completion, which can go on after the tokens that have come."""
-    return Call(means, fields.get("seed"), fields.get("resume_token_ids", ()))
-
-
-def chat_call(means: Means, fields: Mapping[str, Any]) -> Call:
-    """A call for a chat, which can only be tried again before it begins."""
-    return Call(means, fields.get("seed"), resumable=False)

@@ -1,4 +1,4 @@
-"""The rules of a call that may take several tries: when to try again, after how long, and what has come so far.
+"""Retry policy of the clients: when to try again, after how long, and the answer so far.
 
 Nothing here waits, sends or receives. A transport raises `Failed` where a try ends before its answer does.
 """
@@ -103,7 +103,7 @@ class Call:
 
     @property
     def answer(self) -> Answer:
-        """What has come so far."""
+        """The answer so far, or the whole one."""
         last = self._last or Delta("", (), "")
         text, fingerprint = "".join(self._texts), last.fingerprint or None
         return Answer(text, tuple(self._token_ids), self.seed, fingerprint, last.finish_reason, last.stop_reason, self.tries)
@@ -178,7 +178,7 @@ async def resumed_async(
     attempt: Callable[[Call], AsyncGenerator[Delta, None]],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[Delta]:
-    """As `resumed`. What an attempt waits for ends at the deadline, so that a transport need not look at it."""
+    """As `resume`, for asyncio. What an attempt waits for ends at the deadline, so that a transport need not look at it."""
     while not call.ended:
         try:
             call.begin()
@@ -205,15 +205,21 @@ async def _next(deltas: AsyncGenerator[Delta, None], call: Call) -> Delta | None
         raise DeadlinePassed("the call's time has passed", call.answer) from error
 
 
-def collect(call: Call, deltas: Iterator[Delta]) -> Answer:
-    """The whole answer. Raises CallFailed."""
-    for _ in deltas:
+def collect(
+    call: Call, attempt: Callable[[Call], Generator[Delta, None, None]], sleep: Callable[[float], None] = time.sleep
+) -> Answer:
+    """The whole answer, over as many tries as it takes. Raises CallFailed."""
+    for _ in resume(call, attempt, sleep):
         pass
     return call.answer
 
 
-async def gathered_async(call: Call, deltas: AsyncIterator[Delta]) -> Answer:
-    """The whole answer. Raises CallFailed."""
-    async for _ in deltas:
+async def gathered_async(
+    call: Call,
+    attempt: Callable[[Call], AsyncGenerator[Delta, None]],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Answer:
+    """As `collect`, for asyncio. Raises CallFailed."""
+    async for _ in resumed_async(call, attempt, sleep):
         pass
     return call.answer

@@ -118,7 +118,7 @@ class Answer:
         self.last: Chunk | None = None
 
     def take(self, chunk: Chunk) -> None:
-        """Print a chunk."""
+        """Print a chunk of the answer, and keep it."""
         self._first = self._first or time.perf_counter()
         self.last = chunk
         self._texts.append(chunk.text)
@@ -168,7 +168,7 @@ def chat(settings: Settings, fields: Mapping[str, Any], *, system: str, message:
 
 
 def _loop(talk: Conversation, runner: asyncio.Runner) -> int:
-    """Read, answer, again."""
+    """Read messages and print their answers until the input ends; returns the exit status."""
     while True:
         try:
             text = read_message()

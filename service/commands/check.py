@@ -60,13 +60,13 @@ def alive(probe: Probe) -> str:
 
 
 def ready(probe: Probe) -> str:
-    """It takes requests."""
+    """The server takes requests: /readyz answers 200."""
     probe.get("/readyz").check()
     return "ready"
 
 
 def version(probe: Probe) -> str:
-    """What runs there."""
+    """The server's version, model, device and dtype."""
     facts = probe.get("/version").json()
     probe.model, probe.about = facts["model"], f"{facts['device']}, {facts['dtype']}"
     if probe.is_grpc_guessed and probe.grpc_target is not None and "grpc_port" in facts:
@@ -97,7 +97,7 @@ def models(probe: Probe) -> str:
 
 
 def completion(probe: Probe) -> str:
-    """A whole answer."""
+    """A whole answer over HTTP."""
     document = probe.post("/v1/completions", probe.greedy()).json()
     (choice,) = document["choices"]
     require(choice["finish_reason"] in ("stop", "length"), f"the finish_reason is {choice['finish_reason']!r}")
@@ -137,7 +137,7 @@ def chat(probe: Probe) -> str:
 
 
 def responses(probe: Probe) -> str:
-    """OpenAI's newer API."""
+    """OpenAI's Responses API answers."""
     document = _conversed(probe, "/v1/responses", {"input": "Hello", "max_output_tokens": 4, "temperature": 0})
     if document is None:
         return NO_TEMPLATE
@@ -147,7 +147,7 @@ def responses(probe: Probe) -> str:
 
 
 def messages(probe: Probe) -> str:
-    """Anthropic's API."""
+    """Anthropic's Messages API answers."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
     if not probe.model:
         raise Skipped("the model's name is not known")
@@ -181,7 +181,7 @@ def rerank(probe: Probe) -> str:
 
 
 def tokens(probe: Probe) -> str:
-    """Text to tokens and back."""
+    """A text becomes tokens, and these the same text."""
     text = "naïve = {'π': 3.14}  # 你好\n"
     told = probe.post("/tokenize", {"prompt": text, "add_special_tokens": False}).json()
     require(told["count"] == len(told["tokens"]), f"count is {told['count']}, but there are {len(told['tokens'])} tokens")
@@ -220,7 +220,7 @@ def grpc_health(probe: Probe) -> str:
 
 
 def grpc_generate(probe: Probe) -> str:
-    """The whole answer again."""
+    """The same answer over gRPC, whole."""
     with probe.channel() as channel:
         told = _stub(channel).Generate(REQUEST, timeout=SECONDS, metadata=probe.metadata())
     (output,) = told.outputs
@@ -230,7 +230,7 @@ def grpc_generate(probe: Probe) -> str:
 
 
 def grpc_stream(probe: Probe) -> str:
-    """The answer as messages."""
+    """The same answer over gRPC, streamed."""
     with probe.channel() as channel:
         messages = _stub(channel).GenerateStream(REQUEST, timeout=SECONDS, metadata=probe.metadata())
         outputs = [output for message in messages for output in message.outputs]
@@ -354,7 +354,7 @@ def _stub(channel: grpc.Channel) -> Any:
 def _same(probe: Probe, text: str) -> None:
     if probe.text is None:
         raise Skipped("there is no whole answer to compare with")
-    hint = " (under load a near-tie may fall otherwise outside float32)" if "float32" not in probe.about else ""
+    hint = " (outside float32 a near-tie may be decided otherwise under load)" if "float32" not in probe.about else ""
     require(text == probe.text, f"the text is {text!r}, but that of the whole answer {probe.text!r}{hint}")
 
 

@@ -14,6 +14,9 @@ from attend.service.commands.flags import (
     DeviceOption,
     DtypeOption,
     GroupedCommand,
+    JsonOption,
+    KeyOption,
+    ModelArgument,
     ModelOption,
     QuantizeOption,
     with_settings,
@@ -95,7 +98,7 @@ def explain(
     quantize: QuantizeOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print what POST /v1/attention answers and nothing else.")] = False,
 ) -> None:
-    """Draw whom each token of a text attends to, its strongest links, and what the model expected in each place."""
+    """Draw the attention weights of a text, its strongest links, and the model's next-token predictions."""
     settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
     looked_at = given_text(text, "text")
     prepare_settings(settings)
@@ -163,22 +166,14 @@ def bench(
 
 @app.command("inspect")
 def inspect_(
-    folder: Annotated[
-        str | None,
-        typer.Argument(
-            help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    model: ModelArgument = None,
+    json: JsonOption = False,
 ) -> None:
-    """Tell what a checkpoint or a .gguf file is and what memory it takes, or why it cannot be served, without loading its
-    weights. One of the hub is downloaded.
+    """Show what a checkpoint or a .gguf file is and what memory it takes, or why it cannot be served.
 
-    Ends with status 2, and a sentence that says why, where it cannot be served.
+    Weights are not loaded; a checkpoint of the hub is downloaded. Ends with status 2 where it cannot be served.
     """
-    settings = start_settings({"model": folder}, locate=not json)  # with it, `show` says in JSON what is wrong
+    settings = start_settings({"model": model}, locate=not json)  # with it, `show` says in JSON what is wrong
     from attend.service.commands.inspect import show
     from attend.service.observe import tracing
 
@@ -188,14 +183,7 @@ def inspect_(
 
 @app.command()
 def quality(
-    folder: Annotated[
-        str | None,
-        typer.Argument(
-            help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelArgument = None,
     quantize: Annotated[
         str | None,
         typer.Option(
@@ -223,13 +211,13 @@ def quality(
             help="Inject outliers of this factor into the model first, without changing its function.", metavar="FACTOR"
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: JsonOption = False,
 ) -> None:
-    """Tell what quantised weights cost: bits per byte of a text, KL divergence and agreement with the model as it is.
+    """Measure what quantised weights cost: bits per byte of a text, KL divergence and agreement with the model as it is.
 
-    All forms are computed as they are served, and are in memory at the same time.
+    Every format is computed as it is served, and all are in memory at the same time.
     """
-    settings = start_settings({"model": folder})
+    settings = start_settings({"model": model})
     interrupt_unwinds()
     prepare_settings(settings)
     from attend.service.commands.quality import show
@@ -250,13 +238,11 @@ def check(
             metavar="HOST:PORT",
         ),
     ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="API key, where the server asks for one.", envvar="ATTEND_API_KEY", metavar="KEY")
-    ] = None,
+    key: KeyOption = None,
     long: Annotated[
         bool, typer.Option("--long", help="Hold a stream of each transport for 20 s too: many gateways cut it after 15.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
 
@@ -284,9 +270,9 @@ def doctor(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     quantize: QuantizeOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: JsonOption = False,
 ) -> None:
-    """Tell what this machine is, whether a model is computed right on it, how fast, and what is missing, within a minute.
+    """Check within a minute what this machine is, whether a model is computed right on it, how fast, and what is missing.
 
     Compares kernels with torch on the GPU or CPU, records and replays steps on a GPU, and times decode steps and a prompt of
     random weights beside the measured memory and matrix product. Downloads nothing and reads no weights. The last line is the
@@ -318,9 +304,7 @@ def replay(
         ),
     ] = None,
     request: Annotated[Path | None, typer.Option(help="The request, where ANSWER.json is the response alone.")] = None,
-    key: Annotated[
-        str | None, typer.Option(help="API key, where the server asks for one.", envvar="ATTEND_API_KEY", metavar="KEY")
-    ] = None,
+    key: KeyOption = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -330,7 +314,7 @@ def replay(
     dtype: Annotated[str | None, typer.Option(help="Without URL: as of `attend generate`.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Without URL: as of `attend generate`.")] = None,
 ) -> None:
-    """Ask for an answer again, with its seed, and tell whether its tokens are the same.
+    """Generate an answer again with its seed, and compare the tokens.
 
     Ends with status 0 if they are, 1 if they differ, and 3, with the reason, if they need not be the same: other weights or
     set-up, an answer without a seed, or one that time has cut.

@@ -59,7 +59,7 @@ KEYS = {
     "tokens_per_second, limit (what the measured memory or product allows) and share of it",
     "advice": "what would make it faster",
 }
-"""What --json prints."""
+"""The fields of the object that `--json` prints."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Check:
 
     name: str
     outcome: str
-    """ok, failed or skipped."""
+    """`ok`, `failed` or `skipped`."""
     detail: str
     seconds: float = 0.0
     advice: str = ""
@@ -98,7 +98,7 @@ class Doctor:
         self.tips: list[str] = []
 
     def note(self, check: Check) -> None:
-        """Keep and show a check."""
+        """Keep a check for the result, and print it."""
         self.checks.append(check)
         advice = f"; {check.advice}" if check.advice else ""
         self._show(check.outcome, f"{check.seconds:.1f} s", check.name, check.detail + advice)
@@ -123,7 +123,7 @@ class Doctor:
             with self.part("model"):
                 folder = self._folder(Path(place))
                 options = replace(options, load_format="dummy" if self.shape else "auto")
-                config = self._look_at_model(folder, device)
+                config = self._look_at_model(folder)
                 way = self._choose(folder, config, options, device)
             rates = self._weigh(device, torch.float32 if way is None else way.dtype)
             if way is not None:
@@ -164,7 +164,7 @@ class Doctor:
         self.facts["free_memory"] = free
         about = f"{found['device']}, compute capability {found['capability']}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
         old = devices.capability() < devices.BFLOAT16
-        advice = "older than Ampere: float16 and torch's way, without Triton" if old else ""
+        advice = "older than Ampere: float16 and the torch backend, without Triton" if old else ""
         self.note(Check("GPU", "ok", f"{about}, driver {self.facts['driver']}, CUDA {self.facts['cuda']}", 0, advice))
         if Triton.absence() is not None:
             self.note(
@@ -201,12 +201,10 @@ class Doctor:
             return self.settings.folder
         found = hub.cached_folder(self.settings.model)
         if found is None:
-            raise SettingError(
-                f"{self.settings.model} is not in the cache of the hub: attend pull brings it, doctor downloads nothing"
-            )
+            raise SettingError(f"{self.settings.model} is not in the cache of the hub: download it with attend pull first")
         return found
 
-    def _look_at_model(self, folder: Path, device: str) -> ModelConfig:
+    def _look_at_model(self, folder: Path) -> ModelConfig:
         began = time.perf_counter()
         config = read_config(folder) if self.shape else inspect(folder)
         net = quantised_decoder(folder) if not self.shape else None
@@ -261,7 +259,7 @@ class Doctor:
             self._note_finding(finding)
         if speeds is None:
             if self.checks[-1].outcome != "failed":
-                self.note(Check("model speed", "skipped", "one layer of it is too large to be drawn in time"))
+                self.note(Check("model speed", "skipped", "one layer of it is too large to be initialised in time"))
             return
         part = (
             ""
@@ -270,7 +268,7 @@ class Doctor:
         )
         self.speed |= {"layers_measured": speeds.num_layers, "recorded": list(speeds.graphs), "steps": []}
         if any(speeds.graphs):
-            self.note(Check("recorded steps", "ok", f"graphs {speeds.graphs[0]} + {speeds.graphs[1]}"))
+            self.note(Check("recorded steps", "ok", f"CUDA graphs {speeds.graphs[0]}, piecewise {speeds.graphs[1]}"))
         for speed in speeds.speeds:
             self.speed["steps"].append(speed._asdict() | {"share": speed.share})
             what = "memory" if "stream" in speed.work else "matrix product"
@@ -283,14 +281,14 @@ class Doctor:
         self._advise(way, device)
 
     def _advise(self, way: Way, device: str) -> None:
-        """What would make it faster."""
+        """Add what would make the model faster here to the advice."""
         if device == "cpu" and variant() not in ("", "portable") and way.dtype != torch.bfloat16:
             self.tips.append(
                 f"dtype is {self.facts['dtype']}: bfloat16 halves what a step reads, and the native decoder serves it"
             )
         if way.kind is None and way.backend.name.partition("-")[0] in ("native", "triton") and not way.config.num_experts:
             self.tips.append(
-                "quantize = int8 halves what a step reads, int4 quarters it (attend quality tells what that costs)"
+                "quantize = int8 halves what a step reads, int4 quarters it (attend quality measures what that costs)"
             )
 
     def verdict(self) -> str:

@@ -97,7 +97,7 @@ def links(weights: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
 
 
 def numbers(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
-    """The weights in percent."""
+    """The attention weights as a table of percentages."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(Text("query"))
     for name in names:

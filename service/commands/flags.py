@@ -35,6 +35,18 @@ ModelOption = Annotated[
     str | None,
     typer.Option(help="Checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped model."),
 ]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
+        metavar="MODEL",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+KeyOption = Annotated[
+    str | None, typer.Option(help="API key, where the server asks for one.", envvar="ATTEND_API_KEY", metavar="KEY")
+]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")]
 DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")]
 QuantizeOption = Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")]
@@ -93,12 +105,12 @@ class GroupedCommand(TyperCommand):
     """A command whose help has its flags by group. It is plain text: a table would cut their names on a narrow terminal."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Without a table."""
+        """Write the help as plain text, without a table."""
         self.rich_markup_mode = None
         super().format_help(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """A section for each group."""
+        """Write a section of flags for each group of settings."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if (row := param.get_help_record(ctx)) is not None:

@@ -120,7 +120,7 @@ def color_printer() -> Callable[[Chunk], None]:
     """Prints the text that a chunk adds, in the colour of its least likely token; where there are no colours, says so."""
     console = Console(highlight=False, soft_wrap=True)
     if console.no_color or not console.is_terminal or console.color_system is None:
-        tell("attend: there are no colours here: --json --logprobs 0 prints the probabilities as numbers")
+        tell("attend: this terminal shows no colours: --json --logprobs 0 prints the probabilities as numbers")
         return plain
 
     def write(chunk: Chunk) -> None:
@@ -141,7 +141,7 @@ def text_of(chunk: Chunk) -> str:
 
 
 def numbers(name: str, text: str) -> list[int]:
-    """`1,2,3` as integers."""
+    """The integers of a text such as `1,2,3`. Raises SettingError."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError as error:

@@ -65,7 +65,7 @@ def show(settings: Settings, *, as_json: bool) -> int:
 
 
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts in words."""
+    """What is known of a checkpoint as lines: (name, value)."""
     mlp, tokenizer, weights = found["mlp"], found["tokenizer"], found["weights"]
     kind, size = ("gated " if mlp["gated"] else "") + mlp["activation"], mlp["size"]
     heads = f"{found['num_heads']} heads of {found['head_size']}, {found['num_kv_heads']} for keys and values"
@@ -175,7 +175,7 @@ def _tokenizer(folder: Path, config: ModelConfig) -> dict[str, Any]:
 
 
 def _size(count: float) -> str:
-    """Bytes in words: 24.0 MiB."""
+    """A number of bytes as a person reads it: 24.0 MiB."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 NO_LIMIT = "none"
-"""What takes a limit away."""
+"""The value of a flag that takes a limit away."""
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the key: 1 to 64 letters, digits and . _ -", show_default=False)]
 FileOption = Annotated[

@@ -1,4 +1,4 @@
-"""A model in this process, for the commands that need no server: the service's own path from a request to text, without Ray."""
+"""The service without a server or Ray, in this process, for the commands that generate."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A running server as the commands call it: over HTTP, with its key, and over gRPC beside that."""
+"""Calls of a running server for the commands: over HTTP and gRPC, with an API key."""
 
 import json
 import ssl
@@ -76,7 +76,7 @@ class Probe:
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
     """Calls made that were answered, by (transport, route)."""
     tokens: int = 0
-    """Tokens received."""
+    """Generated tokens that were received."""
     counters: dict[tuple[str, ...], float] = field(default_factory=dict)
     """The metrics before the first call."""
 
@@ -124,7 +124,7 @@ class Probe:
             yield channel
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of each RPC."""
+        """The metadata of each RPC: the API key, where one was given."""
         return (("authorization", f"Bearer {self.key}"),) if self.key else ()
 
     def _send(self, request: urllib.request.Request, key: str | None) -> Reply:
@@ -164,6 +164,6 @@ def require(holds: bool, otherwise: str) -> None:
 
 
 def beginning_of(body: bytes) -> str:
-    """The beginning of a body."""
+    """The first characters of a body, to be shown in a message."""
     text = body[:400].decode(errors="replace")
     return repr(text if len(text) <= 120 else text[:120] + "...")

@@ -1,4 +1,4 @@
-"""`attend quality`: what forms of a model's weights lose on a text, beside the model as it is."""
+"""`attend quality`: what quantisation costs a model, measured on a text."""
 
 import codecs
 import json
@@ -37,7 +37,7 @@ MOST_BYTES = 1 << 24
 
 
 class Text(NamedTuple):
-    """What is read."""
+    """The text whose bits per byte are measured."""
 
     name: str
     parts: Sequence[str]
@@ -54,7 +54,7 @@ class Text(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """In UTF-8."""
+        """Size of the text in bytes of UTF-8."""
         return sum(len(part.encode()) for part in self.parts)
 
     def tokens(self, tokenizer: Tokenizer, start: int | None) -> list[int]:

@@ -27,7 +27,7 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a replay has shown."""
+    """What a replay has found."""
 
     outcome: Outcome
     detail: str
@@ -109,7 +109,7 @@ def _check_weights(response: Mapping[str, Any], again: Mapping[str, Any]) -> Non
     old, new = response.get("system_fingerprint"), again["system_fingerprint"]
     if old != new:
         raise Impossible(
-            f"the answer has the system_fingerprint {old!r}, and who answers now has {new!r}: other weights or configuration"
+            f"the answer has the system_fingerprint {old!r}, but what answers now has {new!r}: other weights or configuration"
         )
 
 

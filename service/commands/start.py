@@ -1,4 +1,4 @@
-"""What a command does before it imports anything large: settings, whether `model` names a checkpoint, standard input."""
+"""What a command does before large imports: settings, the check of `model`, standard input."""
 
 import signal
 import sys

@@ -6,18 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from attend.model.errors import SettingError
-from attend.service.commands.flags import AdapterOption, DeviceOption, DtypeOption, ModelOption, QuantizeOption
+from attend.service.commands.flags import AdapterOption, DeviceOption, DtypeOption, ModelArgument, ModelOption, QuantizeOption
 from attend.service.commands.start import given_text, prepare_settings, start_settings
 from attend.service.settings import Settings
 
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, ATTEND_MODEL or the shipped model.",
-        metavar="MODEL",
-        show_default=False,
-    ),
-]
 SystemOption = Annotated[str, typer.Option(help="The system prompt of the chat.", metavar="TEXT")]
 TemplateOption = Annotated[
     str | None,

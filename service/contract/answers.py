@@ -85,15 +85,15 @@ class Usage(TypedDict):
     """What else is known of the answers' tokens."""
 
 
-def usage(counted: records.TokenCounts) -> Usage:
+def usage(counts: records.TokenCounts) -> Usage:
     """The counts of a call, as OpenAI writes them."""
-    prompt, completion = counted.prompt_tokens, counted.completion_tokens
+    total = counts.total
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+        "prompt_tokens": total.prompt,
+        "completion_tokens": total.completion,
+        "total_tokens": total.prompt + total.completion,
+        "prompt_tokens_details": {"cached_tokens": total.cached},
+        "completion_tokens_details": {"reasoning_tokens": total.reasoning},
     }
 
 
@@ -102,11 +102,11 @@ class Timing(TypedDict):
     """What the slowest answer of the call took."""
 
     queue_ms: float
-    """Milliseconds of waiting."""
+    """Milliseconds in the queue."""
     prefill_ms: float
-    """Milliseconds on the prompt."""
+    """Milliseconds of prefill: on the prompt."""
     decode_ms: float
-    """Milliseconds on the answer."""
+    """Milliseconds of decode: on the answer."""
     cached_tokens: Count
     """Tokens of the prompt that were not computed again; of several answers, the fewest."""
 
@@ -263,7 +263,7 @@ class CompletionChunkChoice(CompletionText):
 
 @record
 class CompletionChoice(CompletionText):
-    """One answer."""
+    """One answer of a completion."""
 
     finish_reason: Annotated[Ended, Field(examples=["length"])]
     """Why the answer ended."""
@@ -294,11 +294,11 @@ class Problem(TypedDict):
     message: str
     """A sentence for a person."""
     type: str
-    """The kind of error."""
+    """The kind of error, in OpenAI's words."""
     param: str | None
     """The field of the request that is at fault; null where none is."""
     code: str
-    """The error's name."""
+    """The error's name, which programs can rely on."""
 
 
 @record
@@ -306,4 +306,4 @@ class Error(TypedDict):
     """The answer to a call that failed, and the event of a stream that failed after it began."""
 
     error: Problem
-    """The failure."""
+    """Why the call failed."""

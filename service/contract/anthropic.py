@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's Messages API, and its messages as those of a chat."""
+"""Request bodies of Anthropic's Messages API, converted to a chat."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -104,7 +104,7 @@ class JsonOutput(Shape):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
-    """What it is."""
+    """That the format is a JSON schema."""
     content: dict[StrictStr, Any] = Field(alias="schema")
     """The JSON schema. At most 64 KiB."""
 
@@ -115,7 +115,7 @@ class OutputConfig(Shape):
     effort: StrictStr | None = optional_field()
     """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
     format: JsonOutput | None = None
-    """Default: anything."""
+    """JSON that the answer must be. Default: any text."""
 
 
 class CountTokensRequest(Templated):

@@ -12,7 +12,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 @record
 class TextAnswer(TypedDict):
-    """A text."""
+    """A text of the answer."""
 
     type: Literal["text"]
     """What kind of block it is."""
@@ -27,7 +27,7 @@ class ThinkingAnswer(TypedDict):
     type: Literal["thinking"]
     """What kind of block it is."""
     thinking: str
-    """The text."""
+    """The text of the reasoning."""
     signature: str
     """A constant: nothing is signed."""
 
@@ -75,7 +75,7 @@ class MessageUsage(TypedDict):
 
 @record
 class MessageAnswer(TypedDict):
-    """An answer."""
+    """The answer to a call of messages that is not streamed."""
 
     id: Annotated[str, Field(description="The request's id, with a prefix that tells the route.", examples=["msg_8d3f"])]
     type: Annotated[Literal["message"], Field(description="What this is.")]
@@ -95,7 +95,7 @@ class BlockDelta(TypedDict):
     """What is new of a block, or of the message."""
 
     type: NotRequired[Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]]
-    """What of a block it is."""
+    """Which part of a block is new."""
     text: NotRequired[str]
     """The next piece of a text."""
     thinking: NotRequired[str]
@@ -162,6 +162,6 @@ class AnthropicError(TypedDict):
     type: Literal["error"]
     """What this is."""
     error: AnthropicProblem
-    """The failure."""
+    """Why the call failed."""
     request_id: str
     """The request's id."""

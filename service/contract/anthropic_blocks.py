@@ -1,4 +1,4 @@
-"""The messages of Anthropic's API: their blocks, and the messages of a chat that they are."""
+"""Messages and content blocks of Anthropic's API, converted to messages of a chat."""
 
 import re
 from typing import Annotated, Any, Literal, NotRequired
@@ -22,7 +22,7 @@ BILLED = "system.x-anthropic-billing-header"
 
 @closed
 class TextBlock(TypedDict):
-    """A text."""
+    """A text in a message."""
 
     type: Literal["text"]
     """What kind of block it is."""
@@ -39,9 +39,9 @@ class ThinkingBlock(TypedDict):
     type: Literal["thinking"]
     """What kind of block it is."""
     thinking: StrictStr
-    """The text."""
+    """The text of the reasoning."""
     signature: NotRequired[Any]
-    """Not used."""
+    """Taken, and not used: nothing is signed here."""
 
 
 @closed
@@ -55,9 +55,9 @@ class ToolUseBlock(TypedDict):
     name: Name
     """The name of the tool."""
     input: dict[StrictStr, Any]
-    """Its arguments."""
+    """The arguments of the call."""
     caller: NotRequired[Any]
-    """Not used."""
+    """Taken, and not used."""
 
 
 Texts = StrictStr | Annotated[list[Annotated[TextBlock, Sifted()]], Field(fail_fast=True)]
@@ -72,7 +72,7 @@ class ToolResultBlock(TypedDict):
     tool_use_id: Name
     """The call, of a message before."""
     content: NotRequired[Texts | None]
-    """The answer."""
+    """What the tool answered."""
     is_error: NotRequired[StrictBool | None]
     """Not used: the answer says what went wrong."""
 
@@ -109,7 +109,7 @@ Block = Annotated[
 
 @closed
 class MessageParam(TypedDict):
-    """A message."""
+    """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     """Who says it."""
@@ -159,7 +159,7 @@ class _Reader:
             self.messages.append({"role": "system", "content": text})
 
     def take(self, message: Any, place: str) -> None:
-        """One message."""
+        """Take apart one message of the conversation."""
         role, content = message["role"], message["content"]
         if isinstance(content, str):
             self.messages.append({"role": role, "content": content})
@@ -217,7 +217,7 @@ class _Reader:
         return [block for block in blocks if block["type"] == kind]
 
     def _leave(self, blocks: list[Any], kept: tuple[str, ...]) -> None:
-        """Say what is left out."""
+        """Name the blocks that are left out."""
         for block in blocks:
             if block["type"] not in kept:
                 self._remarks.ignore(f"content.{block['type']}")

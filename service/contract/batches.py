@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, StrictStr
 from typing_extensions import TypedDict
 
-from attend.service.contract.answers import ObjectKind, record
+from attend.service.contract.answers import CompletionTokensDetails, Count, ObjectKind, PromptTokensDetails, record
 from attend.service.contract.shapes import Shape, body, optional_field
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -56,11 +56,11 @@ class FileObject(TypedDict):
     expires_at: Seconds
     """When it is deleted."""
     filename: Annotated[str, Field(examples=["lines.jsonl"])]
-    """As the caller named it."""
+    """The file's name, as the caller gave it."""
     purpose: Literal["batch", "batch_output"]
     """An input of a caller, or an output of a batch."""
     status: Literal["processed"]
-    """It is whole."""
+    """The file is complete."""
 
 
 @record
@@ -73,9 +73,9 @@ class FileList(TypedDict):
     has_more: Annotated[bool, Field(examples=[False])]
     """Whether there are more, which `after` asks for."""
     first_id: FileId | None
-    """The first of these."""
+    """Id of the first file of this page."""
     last_id: FileId | None
-    """The last of these."""
+    """Id of the last file of this page."""
 
 
 @record
@@ -94,11 +94,11 @@ class BatchError(TypedDict):
     """Why a batch failed."""
 
     code: Annotated[str, Field(examples=["invalid_json_line"])]
-    """In a word."""
+    """The error's name."""
     line: Annotated[int | None, Field(examples=[3])]
     """The line of the input file, from 1."""
     message: Annotated[str, Field(examples=["the line is not valid JSON"])]
-    """In a sentence."""
+    """A sentence for a person."""
     param: Annotated[str | None, Field(examples=[None])]
     """The field that was wrong."""
 
@@ -117,11 +117,27 @@ class BatchCounts(TypedDict):
     """Lines of a batch."""
 
     total: Annotated[int, Field(examples=[20])]
-    """All of them."""
+    """All lines of the input file."""
     completed: Annotated[int, Field(examples=[5])]
     """Those that are answered, in the output file at the end."""
     failed: Annotated[int, Field(examples=[0])]
     """Those that are answered with an error, in the error file at the end."""
+
+
+@record
+class BatchUsage(TypedDict):
+    """Tokens of a batch: the sum over the answers of its lines so far. Lines that failed add none."""
+
+    input_tokens: Annotated[Count, Field(examples=[60])]
+    """Tokens of the prompts."""
+    input_tokens_details: PromptTokensDetails
+    """How many of them were found in the prefix cache."""
+    output_tokens: Annotated[Count, Field(examples=[200])]
+    """Tokens of the answers."""
+    output_tokens_details: CompletionTokensDetails
+    """How many of them are reasoning."""
+    total_tokens: Annotated[Count, Field(examples=[260])]
+    """All tokens of the batch."""
 
 
 @record
@@ -136,7 +152,7 @@ class BatchObject(TypedDict):
     model: NotRequired[Annotated[str, Field(examples=["attend"])]]
     """The model that its lines name, once they are checked."""
     errors: Annotated[BatchErrors | None, Field(examples=[None])]
-    """Why it failed."""
+    """Why the batch failed."""
     input_file_id: FileId
     """The file whose lines are computed."""
     completion_window: Literal["24h"]
@@ -145,13 +161,13 @@ class BatchObject(TypedDict):
         Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"],
         Field(examples=["in_progress"]),
     ]
-    """How far it is."""
+    """The state of the batch."""
     output_file_id: Annotated[str | None, Field(examples=[None])]
     """The answers, once it has ended."""
     error_file_id: Annotated[str | None, Field(examples=[None])]
     """The lines without an answer, once it has ended."""
     created_at: Seconds
-    """When it was made."""
+    """When the batch was made."""
     in_progress_at: Time
     """When its lines were checked."""
     expires_at: Seconds
@@ -159,9 +175,9 @@ class BatchObject(TypedDict):
     finalizing_at: Time
     """When its last line was computed."""
     completed_at: Time
-    """When its files were made."""
+    """When its output files were made."""
     failed_at: Time
-    """When it failed."""
+    """When the batch failed."""
     expired_at: Time
     """When it was found that its window is over."""
     cancelling_at: Time
@@ -169,7 +185,9 @@ class BatchObject(TypedDict):
     cancelled_at: Time
     """When its last line had ended after that."""
     request_counts: BatchCounts
-    """How many lines it has."""
+    """How many of its lines are answered."""
+    usage: BatchUsage
+    """Tokens that its answers took."""
     metadata: Annotated[dict[str, str] | None, Field(examples=[{"run": "7"}])]
     """What the caller wrote on it."""
 
@@ -184,6 +202,6 @@ class BatchList(TypedDict):
     has_more: Annotated[bool, Field(examples=[False])]
     """Whether there are more, which `after` asks for."""
     first_id: Annotated[str | None, Field(examples=[None])]
-    """The first of these."""
+    """Id of the first batch of this page."""
     last_id: Annotated[str | None, Field(examples=[None])]
-    """The last of these."""
+    """Id of the last batch of this page."""

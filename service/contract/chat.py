@@ -1,4 +1,4 @@
-"""The body of a chat, as JSON and as a message of gRPC."""
+"""The request body of a chat completion, over HTTP and gRPC."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""The answers of a chat, as in `answers.py`."""
+"""The answers of a chat completion, whole and streamed."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal, NotRequired
@@ -48,13 +48,13 @@ class ChatLogprobs(TypedDict):
     """Log probabilities of an answer's tokens."""
 
     content: Iterable[ChatTokenLogprob]
-    """One for each token."""
+    """One entry for each token of the answer."""
     refusal: Nothing
 
 
 @record
 class CalledFunction(TypedDict):
-    """What is called."""
+    """The function that is called."""
 
     name: str
     """The name of one of the request's tools."""
@@ -92,7 +92,7 @@ class ToolCallDelta(TypedDict):
     id: NotRequired[Annotated[str, WithFirst]]
     type: NotRequired[Annotated[Literal["function"], WithFirst]]
     function: FunctionDelta
-    """What is called."""
+    """The function that is called."""
 
 
 @record
@@ -130,10 +130,10 @@ class Delta(TypedDict):
 
 @record
 class ChatChoice(Choice):
-    """One answer."""
+    """One answer of a chat."""
 
     message: AnswerMessage
-    """The answer."""
+    """The answer as a message."""
     logprobs: OfLogprobs[ChatLogprobs]
     finish_reason: Annotated[ChatFinishReason, Field(examples=["length"])]
     """Why the answer ended; `tool_calls` where it stopped with calls."""
@@ -144,7 +144,7 @@ class ChatChunkChoice(Choice):
     """A piece of one answer."""
 
     delta: Delta
-    """What is new."""
+    """What is new in the answer."""
     logprobs: ChatLogprobs | None
     """Of this event's tokens; null where the request does not have `logprobs`."""
     finish_reason: Annotated[ChatFinishReason | None, Field(examples=["length"])]

@@ -1,4 +1,4 @@
-"""What a body asks for, as a Command: one way for both transports."""
+"""From a request body to a Command, the same for both transports."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -143,7 +143,7 @@ def conversation_of(body: Shape, template: ChatTemplate, form: AnswerFormat, rem
 
 
 def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
-    """OpenAI's chat."""
+    """The fields of a Command that a chat of OpenAI's API asks for."""
     _check_options(body)
     calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form, remarks)
     given = dict(body.chat_template_kwargs or {})
@@ -164,7 +164,7 @@ def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, rema
 
 
 def _of_response(body: ResponsesRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
-    """OpenAI's Responses."""
+    """The fields of a Command that a call of OpenAI's Responses API asks for."""
     if body.max_output_tokens is not None:
         integer("max_output_tokens", body.max_output_tokens, 1, MAX_INT32)
     integer("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
@@ -189,7 +189,7 @@ def _of_response(body: ResponsesRequest, template: ChatTemplate, form: AnswerFor
 
 
 def _of_messages(body: CountTokensRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
-    """Anthropic's messages."""
+    """The fields of a Command that a call of Anthropic's Messages API asks for."""
     if isinstance(body, MessagesRequest) and body.max_tokens is not None:
         integer("max_tokens", body.max_tokens, 1, MAX_INT32)
     if isinstance(body, MessagesRequest) and body.stop_sequences is not None:

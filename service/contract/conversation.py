@@ -1,4 +1,4 @@
-"""The messages and the tools of a chat: their shapes, which check them and are shown by /openapi.json, and what they mean."""
+"""Messages and tools of a chat: shapes that validate them and document them in /openapi.json."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypeGuard
 
@@ -41,12 +41,12 @@ Nothing = Annotated[
 
 @closed
 class TextPart(TypedDict):
-    """A part of what is said."""
+    """A part of a message: a text."""
 
     type: Annotated[Literal["text"], Or("must be 'text', as this model takes no other input", UNSUPPORTED)]
     """Text is all that a part may be."""
     text: StrictStr
-    """What is said."""
+    """The text of the part."""
 
 
 @closed
@@ -56,7 +56,7 @@ class RefusalPart(TypedDict):
     type: Literal["refusal"]
     """What kind of part it is."""
     refusal: StrictStr
-    """What was said."""
+    """Why the model did not answer, in its words."""
 
 
 Parts = Annotated[list[Annotated[TextPart, Sifted()]], Field(fail_fast=True)]
@@ -94,7 +94,7 @@ class _Said(_Message):
 
 @closed
 class TextMessage(_Said):
-    """What the model is told."""
+    """A message to the model: of the system or the user."""
 
     role: Literal["system", "developer", "user"]
     """Who says it; `developer` is `system`."""
@@ -104,7 +104,7 @@ class TextMessage(_Said):
 
 @closed
 class ToolMessage(_Said):
-    """What a tool answers."""
+    """A message with the answer of a tool."""
 
     role: Literal["tool"]
     """Who says it; `developer` is `system`."""
@@ -114,7 +114,7 @@ class ToolMessage(_Said):
 
 @open_to_more
 class PastFunction(TypedDict):
-    """What was called."""
+    """The function that was called."""
 
     name: Name
     """The name of one of the request's tools."""
@@ -135,12 +135,12 @@ class PastCall(TypedDict):
 
 @closed
 class AssistantMessage(_Message):
-    """What the model answered."""
+    """A message that the model wrote earlier."""
 
     role: Literal["assistant"]
     """Who says it; `developer` is `system`."""
     content: NotRequired[StrictStr | AnswerParts | None]
-    """The text."""
+    """The text of the message, or its parts."""
     tool_call_id: NotRequired[None]
     """Only messages of tools have one."""
     tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None]
@@ -187,7 +187,7 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
     name: FunctionName
     """Its name, which no other tool has."""
     description: NotRequired[FunctionText]
-    """What it does."""
+    """What the function does, for the model."""
     parameters: NotRequired[FunctionSchema]
     """A JSON schema of its arguments, which are an object: of draft 2020-12, 7 or 4 where calls are enforced."""
     strict: NotRequired[StrictBool | None]
@@ -197,11 +197,11 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
 
 @closed
 class FunctionTool(TypedDict):
-    """A tool."""
+    """A tool that the model may call."""
 
     type: Function
     function: Annotated[DeclaredFunction, Sifted()]
-    """What may be called."""
+    """The function that may be called."""
 
 
 @open_to_more
@@ -235,13 +235,13 @@ class NamedTool(Shape):
     """The only tool that may be called, and has to be."""
 
     type: Literal["function"]
-    """A function by its name."""
+    """The choice is a function by its name."""
     function: NamedFunction
     """The function that has to be called."""
 
 
 class Allowed(Shape):
-    """Some of the tools."""
+    """A part of the tools, to which the choice is limited."""
 
     mode: Literal["auto", "required"]
     """Whether one has to be called."""
@@ -253,7 +253,7 @@ class AllowedTools(Shape):
     """Only some of the tools may be called."""
 
     type: Literal["allowed_tools"]
-    """Some of the tools."""
+    """The choice is limited to a part of the tools."""
     allowed_tools: Allowed
     """The tools that may be called."""
 

@@ -1,4 +1,4 @@
-"""Messages of gRPC as the bodies that ask for the same over HTTP: `Wire.proto` of a field names its place in the message."""
+"""gRPC messages to the request bodies of HTTP: `Wire.proto` of a field names its place in the message."""
 
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -1,5 +1,4 @@
-"""The bodies of the OpenAI routes: names and JSON types, strictly, and what /openapi.json says of them. Ranges are checked in
-`model/params.py`.
+"""Request bodies of OpenAI's routes, and the fields that all generating routes share. Ranges are in `model/params.py`.
 
 null means absent everywhere. For fields that are not known, or not carried out, see `tolerance.py`.
 """
@@ -336,7 +335,7 @@ class CompletionRequest(Continuation):
     off = SAMPLING | OFF
 
     best_of: StrictInt | None = optional_field(**between(1, MAX_CHOICES))
-    """Must equal `n`."""
+    """OpenAI's `best_of`: it must equal `n`."""
     logprobs: StrictInt | None = optional_field(flag=True, **between(0, MAX_COMPLETION_LOGPROBS))
     """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 

@@ -39,14 +39,14 @@ class ResponseLogprob(TypedDict):
 
 @record
 class OutputText(TypedDict):
-    """A text."""
+    """A text of the answer."""
 
     type: Literal["output_text"]
-    """What it is."""
+    """What kind of part it is."""
     text: Annotated[str, Field(examples=["Hello!"])]
     """What the model says."""
     annotations: list[Any]
-    """Always empty."""
+    """Always empty: there are no citations."""
     logprobs: Iterable[ResponseLogprob]
     """Empty where log probabilities are not asked for."""
 
@@ -56,7 +56,7 @@ class ReasoningPart(TypedDict):
     """A piece of reasoning."""
 
     type: Literal["reasoning_text"]
-    """What it is."""
+    """What kind of part it is."""
     text: str
     """What the model wrote for itself."""
 
@@ -72,7 +72,7 @@ class OutputMessage(TypedDict):
     role: Literal["assistant"]
     """Who says it."""
     content: list[OutputText]
-    """One text."""
+    """The answer, in one text."""
 
 
 @record
@@ -100,9 +100,9 @@ class OutputReasoning(TypedDict):
     id: ItemId
     status: ItemStatus
     summary: list[Any]
-    """Always empty."""
+    """Always empty: reasoning is not summarised."""
     content: list[ReasoningPart]
-    """One text."""
+    """The reasoning, in one text."""
     encrypted_content: str | None
     """Where `include` asks for it, the text in base64: it is no secret."""
 

@@ -1,4 +1,4 @@
-"""The input of OpenAI's Responses API: its items, and the messages of a chat that they are."""
+"""Input items of OpenAI's Responses API, converted to messages of a chat."""
 
 import base64
 import binascii
@@ -21,7 +21,7 @@ SEALED = "attend1."
 
 @closed
 class InputText(TypedDict):
-    """A text."""
+    """A text in a message."""
 
     type: Annotated[
         Literal["input_text", "output_text", "text"],
@@ -29,7 +29,7 @@ class InputText(TypedDict):
     ]
     """What kind of part it is."""
     text: StrictStr
-    """What is said."""
+    """The text of the part."""
     annotations: NotRequired[Any]
     """Of an answer, as clients send it back; left out."""
     logprobs: NotRequired[Any]
@@ -43,7 +43,7 @@ class InputRefusal(TypedDict):
     type: Literal["refusal"]
     """What kind of part it is."""
     refusal: StrictStr
-    """What was said."""
+    """Why the model did not answer, in its words."""
 
 
 Part = Annotated[
@@ -56,7 +56,7 @@ Status = Annotated[Any, Field(description="As clients send it back; not used.")]
 
 @closed
 class InputMessage(TypedDict):
-    """A message."""
+    """A message of the conversation."""
 
     role: Literal["user", "assistant", "system", "developer"]
     """Who says it; `developer` is `system`."""
@@ -96,7 +96,7 @@ class InputOutput(TypedDict):
     call_id: Name
     """The call, of an item before."""
     output: Content
-    """The answer."""
+    """What the tool answered."""
     id: NotRequired[Status]
     status: NotRequired[Status]
     name: NotRequired[Status]
@@ -121,7 +121,7 @@ class InputReasoning(TypedDict):
     summary: NotRequired[list[ReasoningText] | None]
     """Used where neither of the others is there."""
     content: NotRequired[list[ReasoningText] | None]
-    """The text."""
+    """The text of the reasoning."""
     encrypted_content: NotRequired[StrictStr | None]
     """The text as this server gave it; another server's is left out."""
     id: NotRequired[Status]
@@ -188,7 +188,7 @@ class _Reader:
         self._answer: dict[str, Any] | None = None
 
     def take(self, item: Any, place: str) -> None:
-        """One item."""
+        """Take apart one item of the conversation."""
         kind = item.get("type", "message")
         if kind == "reasoning":
             self._reasoning(item)

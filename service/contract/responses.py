@@ -1,4 +1,4 @@
-"""The body of OpenAI's Responses API, and its input as the messages of a chat. Nothing is kept between calls."""
+"""The request body of OpenAI's Responses API. It is stateless: nothing is kept between calls."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -60,7 +60,7 @@ class ResponseTool(TypedDict):
     name: FunctionName
     """Its name, which no other tool has."""
     description: NotRequired[FunctionText]
-    """What it does."""
+    """What the function does, for the model."""
     parameters: NotRequired[FunctionSchema]
     """A JSON schema of its arguments, which are an object."""
     strict: NotRequired[StrictBool | None]
@@ -83,7 +83,7 @@ class NamedTool(NamedFunction):
     """The only tool that may be called, and has to be."""
 
     type: Literal["function"]
-    """A function by its name."""
+    """The choice is a function by its name."""
 
 
 @open_to_more
@@ -93,14 +93,14 @@ class AllowedTool(TypedDict):
     type: StrictStr
     """What kind of tool it is."""
     name: NotRequired[StrictStr]
-    """Its name."""
+    """Name of the tool."""
 
 
 class AllowedTools(Shape):
     """Only some of the tools may be called. The others are shown to the model, so that the prompt stays the same."""
 
     type: Literal["allowed_tools"]
-    """Some of the tools."""
+    """The choice is limited to a part of the tools."""
     mode: Literal["auto", "required"]
     """Whether one has to be called."""
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
@@ -122,22 +122,22 @@ class SchemaFormat(Shape):
     """An answer that fits a schema."""
 
     type: Literal["json_schema"]
-    """JSON that fits a schema."""
+    """That the format is a JSON schema."""
     content: JsonSchema = Field(alias="schema")
     """A JSON schema. At most 64 KiB."""
     name: StrictStr | None = None
-    """Not used."""
+    """Taken, and not used."""
     strict: StrictBool | None = None
     """Not used: answers always fit."""
     description: StrictStr | None = None
-    """Not used."""
+    """Taken, and not used."""
 
 
 class TextConfig(Shape):
     """What the answer's text must look like."""
 
     format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    """Default: anything."""
+    """JSON that the text must be. Default: any text."""
 
 
 class ReasoningConfig(Shape):

@@ -39,8 +39,7 @@ COMPLETIONS = Route(
 )
 CHAT = Route(
     *("POST", "/v1/chat/completions", "generation", "Continue a conversation", "The answers."),
-    "chat through the checkpoint's chat template, with [tools and reasoning](#tools-and-reasoning); the default model's "
-    "template joins the messages",
+    "chat through the checkpoint's chat template, with [tools and reasoning](#tools-and-reasoning)",
     ("Chat", "ChatStream"),
     is_counted=True,
     is_queued=True,
@@ -63,7 +62,7 @@ COUNT_TOKENS = Route(
 )
 ATTENTION = Route(
     *("POST", "/v1/attention", "attention", "What the model does with a text", "What it does."),
-    "attention weights of a text, log probabilities of its tokens, and the logit lens of each layer: [fields](#attention)",
+    "attention weights and log probabilities of a text, logit lens of each layer: [fields](#attention)",
     ("Explain",),
     is_counted=True,
 )
@@ -76,7 +75,7 @@ EMBEDDINGS = Route(
 )
 RERANK = Route(
     *("POST", "/v1/rerank", "scores", "Documents by how well they answer a query", "The scores."),
-    "documents in the order of how well they answer a query, in the shape of Cohere, Jina and vLLM: [fields](#scores)",
+    "documents by relevance to a query, in the shape of Cohere, Jina and vLLM: [fields](#scores)",
     is_counted=True,
     is_queued=True,
 )
@@ -121,8 +120,7 @@ BATCH_CANCEL = Route(
 )
 MODELS = Route(
     *("GET", "/v1/models", "models", "The served models", "The models."),
-    "the served models and their LoRA adapters, each with its `parent`; with `max_model_len`, its default sampling parameters "
-    "and its stop tokens; `status` where there are [several](CHECKPOINTS.md#several-models)",
+    "the served models and LoRA adapters (with `parent`); `status` where there are [several](CHECKPOINTS.md#several-models)",
 )
 MODEL = Route(
     *("GET", "/v1/models/{model_id:path}", "models", "One served model", "The model."),
@@ -130,18 +128,15 @@ MODEL = Route(
 )
 CAPACITY = Route(
     *("GET", "/v1/capacity", "operations", "Capacity", "What there is room for."),
-    "free blocks, running, waiting, tokens a second over all replicas; `?prompt_tokens=100&max_tokens=200` estimates the times "
-    "of such a call",
+    "free KV blocks, load and tokens/s of all replicas; estimates for `?prompt_tokens=100&max_tokens=200`",
 )
 HEALTHZ = Route(
     *("GET", "/healthz", "operations", "Liveness", "Alive."),
-    "liveness; `/health` is the same. HAProxy answers by itself, also while no replica runs: Serve replaces one whose step "
-    "thread is stuck. With `single`: the process answers and the step thread has shown life within 10 s: each layer of a step "
-    "counts, so a long step is alive",
+    "liveness, also as `/health`. With HAProxy: it runs; with `single`: the step thread made progress within 10 s",
 )
 READYZ = Route(
     *("GET", "/readyz", "operations", "Readiness", "Ready for requests."),
-    "readiness: weights loaded, no drain begun; of the replica that answers, which HAProxy asks ten times a second at most",
+    "readiness of the replica that answers: weights loaded, no drain begun",
 )
 METRICS = Route(
     *("GET", "/metrics", "operations", "Metrics", "Prometheus text."),
@@ -149,8 +144,7 @@ METRICS = Route(
 )
 VERSION = Route(
     *("GET", "/version", "operations", "Version", "What is running."),
-    "what is running: version, model, family, device, dtype, weight format, attention backend, why it is "
-    "[not the fastest](OPERATION.md#the-slower-path), port of gRPC, fingerprint",
+    "version, model, device, dtype, weight format, backend ([why a slower one](OPERATION.md#the-slower-path)), fingerprint",
 )
 ROUTES = (
     *(COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, ATTENTION, EMBEDDINGS, RERANK, SCORE),

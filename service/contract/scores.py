@@ -1,4 +1,4 @@
-"""POST /v1/rerank and /v1/score: their bodies, what these ask for, and their answers."""
+"""POST /v1/rerank and /v1/score: request bodies and answers."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
@@ -23,7 +23,7 @@ class Document(Shape):
     """A document as an object."""
 
     text: StrictStr
-    """The document."""
+    """The text of the document."""
 
 
 class Scoring(Shape):
@@ -122,10 +122,10 @@ ScoreUsage = Annotated[PromptUsage, Field(description="Token counts: of the prom
 
 @record
 class RerankedDocument(TypedDict):
-    """A document."""
+    """A document that was ranked."""
 
     text: Annotated[str, Field(examples=["It rains."])]
-    """As the request has it."""
+    """The text, as the request has it."""
 
 
 @record
@@ -156,7 +156,7 @@ class PairScore(TypedDict):
     """The score of a pair."""
 
     index: Count
-    """The document's place."""
+    """Place of the document in the request, from 0."""
     object: ObjectKind[Literal["score"]]
     score: Annotated[float, Field(description=_SCORE, examples=[0.9])]
 

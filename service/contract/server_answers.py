@@ -1,4 +1,4 @@
-"""What a server says of itself: its models, its tokenizer, its version, how much room it has."""
+"""Answers about the server: models, tokenizer, version, capacity."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -14,12 +14,12 @@ class Model(TypedDict):
     """A model that is served."""
 
     id: Annotated[str, Field(examples=["attend"])]
-    """Its name."""
+    """Name of the model."""
     object: ObjectKind[Literal["model"]]
     created: Annotated[int, Field(examples=[1767225600])]
     """When the server started, in seconds since 1970."""
     owned_by: Literal["attend"]
-    """Who serves it."""
+    """The owner of the model: always `attend`."""
     max_model_len: NotRequired[MaxModelLen[int]]
     default_sampling: NotRequired[Annotated[dict[str, float], Field(examples=[NO_DEFAULTS.values()])]]
     """By field, what a call gets that leaves it out: generation_config.json's values with `generation_config=model`."""
@@ -37,7 +37,7 @@ class ModelList(TypedDict):
 
     object: ObjectKind[Literal["list"]]
     data: list[Model]
-    """The models."""
+    """The served model, then its LoRA adapters."""
 
 
 @with_config(ConfigDict(extra="allow", use_attribute_docstrings=True))
@@ -61,13 +61,13 @@ class Version(TypedDict):
     family: Annotated[str, Field(examples=["llama"])]
     """The model's architecture."""
     device: Annotated[str, Field(examples=["cpu"])]
-    """Where it is computed."""
+    """The device: `cpu`, or a GPU."""
     dtype: Annotated[str, Field(examples=["bfloat16"])]
     """The numbers that it is computed in."""
     weights: Annotated[str, Field(examples=["bfloat16"])]
     """How its matrices are kept: as such numbers, or quantised to int8 or int4."""
     backend: Annotated[str, Field(examples=["cpu"])]
-    """How attention is computed."""
+    """The attention backend."""
     slower_path: Annotated[str | None, Field(examples=[None])]
     """Why the fastest way of this machine does not serve; null where it does, or another was asked for by its name."""
     untested: Annotated[list[str], Field(examples=[[]])]
@@ -92,17 +92,17 @@ class Capacity(TypedDict):
     """Sums over the replicas that answered, and what a call of the given length would wait for."""
 
     replicas: Replicas
-    """Whose load this is."""
+    """How many replicas the sums are over."""
     free_blocks: Annotated[int, Field(examples=[900])]
     """The share of the KV cache that is free in the fullest group of layers, in blocks of the first group."""
     num_blocks: Annotated[int, Field(examples=[1024])]
     """Blocks of the first group of layers, that of full attention where there is one."""
     block_size: Annotated[int | None, Field(examples=[16])]
-    """Tokens of a block."""
+    """Tokens in a KV cache block."""
     running: Annotated[int, Field(examples=[3])]
-    """Requests in the batch."""
+    """Requests that run, in the batches of all replicas."""
     waiting: Annotated[int, Field(examples=[0])]
-    """Requests in the queue."""
+    """Requests that wait, in the queues of all replicas."""
     max_batch_requests: Annotated[int, Field(examples=[64])]
     """Requests that the batch may hold."""
     max_queued_requests: Annotated[int, Field(examples=[256])]
@@ -113,9 +113,9 @@ class Capacity(TypedDict):
     computed_tokens_per_second: Annotated[float, Field(examples=[498.0])]
     """Tokens of prompts and answers, over the last ten seconds."""
     prompt_tokens: Annotated[int, Field(examples=[100])]
-    """As asked for."""
+    """Prompt tokens of the call, as asked for."""
     max_tokens: Annotated[int, Field(examples=[200])]
-    """As asked for."""
+    """Answer tokens of the call, as asked for."""
     fits: Annotated[bool | None, Field(examples=[True])]
     """Whether the context holds such a call; null where no replica answered."""
     estimated_wait_seconds: Annotated[float | None, Field(examples=[0.0])]

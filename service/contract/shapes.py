@@ -1,4 +1,4 @@
-"""The base of all JSON objects that we read and write, what /openapi.json says of a field, and where else it stands."""
+"""The base class of request bodies and answers, and what a field says of itself (range, docs, proto)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -174,7 +174,7 @@ def one_of(*shapes: Schema) -> Schema:
 
 
 def between(low: float, high: float) -> Schema:
-    """A range with its ends."""
+    """The JSON schema of a range, both ends included."""
     return {"minimum": low, "maximum": high}
 
 

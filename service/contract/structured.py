@@ -1,4 +1,4 @@
-"""Structured output in the two spellings of HTTP: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Structured output: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
 from typing import Annotated, Any, Literal, Protocol
@@ -10,7 +10,7 @@ from attend.model.text.grammar import MAX_CHOICE_CHARACTERS, MAX_CHOICES, Gramma
 from attend.service.contract.shapes import Shape, ShownAs
 
 KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
-"""vLLM's name -> ours."""
+"""Kinds of structured output: vLLM's name of each, and ours."""
 Some = Annotated[StrictStr, Field(json_schema_extra={"minLength": 1})]
 """A text that `GrammarSpec` refuses where it is empty."""
 Choices = Annotated[
@@ -32,20 +32,20 @@ class NamedSchema(Shape):
     content: JsonSchema = Field(alias="schema")
     """A JSON schema, or the text of one. At most 64 KiB."""
     name: StrictStr | None = None
-    """Not used."""
+    """Taken, and not used."""
     strict: StrictBool | None = None
     """Not used: answers always fit."""
     description: StrictStr | None = None
-    """Not used."""
+    """Taken, and not used."""
 
 
 class SchemaFormat(Shape):
     """An answer that fits a schema."""
 
     type: Literal["json_schema"]
-    """JSON that fits a schema."""
+    """That the format is a JSON schema."""
     json_schema: NamedSchema
-    """The schema."""
+    """The JSON schema, and its name."""
 
 
 ResponseFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]

@@ -1,4 +1,4 @@
-"""The answers of the calls that look at texts: tokens, embeddings, and what the model does with a text."""
+"""Answers of the routes that generate no text: tokens, embeddings, attention."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NotRequired
@@ -14,7 +14,7 @@ class Tokens(TypedDict):
     """A text as tokens."""
 
     count: Annotated[Count, Field(examples=[2])]
-    """How many there are."""
+    """How many tokens the text has."""
     max_model_len: MaxModelLen[int]
     tokens: Annotated[Iterable[int], Field(examples=[[72, 105]])]
     """Token ids of the text."""
@@ -51,7 +51,7 @@ class Embeddings(TypedDict):
     model: Annotated[str, Field(examples=["attend"])]
     """The model's name, as the request has it."""
     usage: PromptUsage
-    """Token counts."""
+    """Tokens of all texts of the call."""
 
 
 @record
@@ -59,7 +59,7 @@ class Alternative(TypedDict):
     """A token that may stand in a place."""
 
     id: Annotated[int, Field(examples=[7])]
-    """Its token id."""
+    """Id of the token."""
     token: Annotated[str, Field(examples=[" there"])]
     """As it is written; a part of a character as `bytes:` and its bytes."""
     logprob: Annotated[float, Field(examples=[-0.5])]
@@ -81,9 +81,9 @@ class Place(TypedDict):
     """A token of the text, and what the model expected in its place."""
 
     id: int
-    """Its token id."""
+    """Id of the token."""
     token: str
-    """As it is written."""
+    """The token alone as text."""
     logprob: float | None
     """Natural log probability, given what stands before; null for the first token."""
     entropy: float | None
@@ -97,7 +97,7 @@ class HeadAttention(TypedDict):
     """What a query head of a layer attends to."""
 
     head: Count
-    """Its number, from 0."""
+    """Number of the layer, from 0."""
     key_value_head: Count
     """The number of the key and value head that it shares."""
     weights: Annotated[Iterable[Iterable[float]], Field(examples=[[[1.0], [0.25, 0.75]]])]
@@ -110,10 +110,10 @@ class HeadAttention(TypedDict):
 
 @record
 class LayerAttention(TypedDict):
-    """A layer's attention."""
+    """The attention of one layer."""
 
     layer: Count
-    """Its number, from 0."""
+    """Number of the layer, from 0."""
     kind: Literal["attention", "state"]
     """A layer that keeps a state in place of keys and values has no weights."""
     window: int | None
@@ -127,7 +127,7 @@ class LayerGuesses(TypedDict):
     """The logit lens of a layer: its hidden state through the final norm and the head."""
 
     layer: Count
-    """Its number, from 0."""
+    """Number of the layer, from 0."""
     guesses: Iterable[Iterable[Alternative]]
     """Of each token: what comes after it, the most likely first."""
 
@@ -137,7 +137,7 @@ class TextUsage(PromptUsage):
     """Tokens of the call."""
 
     completion_tokens: Literal[0]
-    """None are made."""
+    """Always 0: no token is generated."""
 
 
 _FIRST: dict[str, Any] = {"id": 5, "token": "Hi", "logprob": None, "entropy": None, "top_logprobs": None}
@@ -167,4 +167,4 @@ class Attention(Made):
     logit_lens: NotRequired[list[LayerGuesses]]
     """Where the request has `logit_lens`."""
     usage: TextUsage
-    """Token counts."""
+    """Tokens of the text that was explained."""

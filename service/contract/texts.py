@@ -1,4 +1,4 @@
-"""The bodies of the calls that look at texts and generate none: /v1/embeddings, /v1/attention, /tokenize, /detokenize."""
+"""Request bodies of the routes that generate no text: /v1/embeddings, /v1/attention, /tokenize, /detokenize."""
 
 from typing import Annotated, Any, Literal
 

@@ -19,7 +19,7 @@ from attend.model.params import describe
 from attend.service.remarks import MAX_IGNORED, Remarks
 
 MAX_UNKNOWN = MAX_IGNORED
-"""Unknown names in one call."""
+"""Unknown fields of one call that are named."""
 NEAR = ((10, 2), (6, 1))
 """Letters of an unknown name, and the edits that it may be away from the known one that was meant."""
 MAX_NAME = 64
@@ -33,7 +33,7 @@ class Off:
     values: tuple[Any, ...] | None
     """Those that ask for nothing; None: all do, since the field only changes how another one works that must be off."""
     instead: str = ""
-    """What to do in place of it."""
+    """What to do in place of the field, for the message."""
     up_to_context: bool = False
     """Whether numbers up to the model's context ask for nothing too."""
 

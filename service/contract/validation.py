@@ -1,4 +1,4 @@
-"""A document as one of our shapes; and pydantic's first complaint about it as one sentence that names the place."""
+"""Validation of a document by pydantic, whose first error becomes one sentence with the place."""
 
 from typing import Any, NamedTuple, TypeVar
 

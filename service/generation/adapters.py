@@ -1,4 +1,4 @@
-"""The LoRA adapters that callers can name: those of the setting `adapter`, and those in a folder that is watched.
+"""Registry of LoRA adapters: those of the setting `adapter`, and those in a folder that is scanned.
 
 The folder is the same for all replicas: each reads it once a second. A folder in it is an adapter under its own name. A removed
 adapter is no longer found; calls that have it keep it to their end. A bad adapter is not served, and the log gives the reason.
@@ -91,7 +91,7 @@ class AdapterRegistry:
             threading.Thread(target=self._follow, name="attend-adapters", daemon=True).start()
 
     def close(self) -> None:
-        """End that thread."""
+        """End the thread that scans the folder of adapters."""
         self._stopping.set()
 
     def _follow(self) -> None:

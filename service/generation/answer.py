@@ -1,4 +1,4 @@
-"""One answer while it is made: its text, its parts, its number of tokens and its end, from the engine's outputs."""
+"""One answer while it is generated: text, parts, token count and finish reason, from engine outputs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Answer:
         return parts
 
     def _rest(self, reason: FinishReason, hit: str | None) -> list[Part]:
-        """The last parts."""
+        """The parts that the end of the answer releases."""
         if self.parser is None:
             return []
         cut = hit if hit is not None and not self.stops.include_stop_str_in_output else ""

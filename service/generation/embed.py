@@ -1,4 +1,4 @@
-"""Texts as vectors: POST /v1/embeddings and gRPC Embed. A text is a request to the engine that draws no token.
+"""Embeddings: POST /v1/embeddings and gRPC Embed. A text is an engine request that samples no token.
 
 The vectors have length 1, whether or not the checkpoint's files list a Normalize: so have OpenAI's.
 """
@@ -30,7 +30,7 @@ class Embedded:
     vectors: list[Any]
     """Each an array of float32 with length 1."""
     num_tokens: int
-    """Tokens of all texts."""
+    """Tokens of all texts of the call."""
 
 
 def command_of(

@@ -1,4 +1,4 @@
-"""What a model does with a text: POST /v1/attention and gRPC Explain.
+"""Attention weights, log probabilities and logit lens: POST /v1/attention and gRPC Explain.
 
 The work is done beside the engine, one text at a time, on a thread that the operating system runs only when a core is free
 (SCHED_IDLE). It is refused while requests wait for the engine.

@@ -1,4 +1,4 @@
-"""Calls that ask for more than there is: conversations that lose their oldest messages, clamped limits, limits on reasoning."""
+"""Fitting calls into limits: truncated conversations, clamped max_tokens, reasoning budgets."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Fill in the middle: the text between a prompt and a suffix, for checkpoints whose vocabulary has the tokens for it."""
+"""Fill in the middle: the text between a prompt and a suffix, by the tokens that a model has for it."""
 
 import re
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""From a command to the answers that are to be made: tokens, checks against the model, engine requests."""
+"""Preparation of a call: tokenize, compile grammars, check against the model, make engine requests."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ SEED_BITS = 48
 
 
 class _Text(NamedTuple):
-    """A prompt to tokenize."""
+    """A prompt that is still to be tokenized."""
 
     text: str
     add_special_tokens: bool

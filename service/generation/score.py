@@ -1,4 +1,4 @@
-"""How well documents answer queries: POST /v1/rerank and /v1/score. Each is one command of many prompts.
+"""Scores of documents: POST /v1/rerank and /v1/score. Each is one command of many prompts.
 
 With embeddings a text is a prompt, and the score of a pair is the cosine of its two vectors. A model that answers yes or no
 gets a prompt for each pair, in the words of Qwen3-Reranker's model card, and samples one token: the score is the probability of
@@ -40,7 +40,7 @@ class Scored:
 
     scores: list[float]
     num_tokens: int
-    """Tokens of all prompts."""
+    """Tokens of all prompts of the call."""
 
 
 def command_of(

@@ -1,4 +1,4 @@
-"""Ends a call whose caller stops reading: its answer would lie in memory, and hold its places, until the connection ends."""
+"""Slow readers: ends a call whose caller stops reading, which would hold memory and places."""
 
 import asyncio
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""From an answer's tokens to its text: whole characters, stop strings, and the text that can be shown already."""
+"""Incremental detokenization of an answer: whole characters, stop strings, text that may be sent."""
 
 from collections.abc import Mapping
 from functools import lru_cache

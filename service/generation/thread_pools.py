@@ -1,5 +1,4 @@
-"""Thread pools for work that would block the event loop, scheduled fairly among callers. Long work runs only while the engine
-leaves a core free.
+"""Thread pools for work that would block the event loop, fair among callers; long work runs on idle cores alone.
 
 A prompt of some thousand characters is worked on at once, by a thread pool of its own. A text of a MiB, or a large schema,
 would take a core from every stream for a second: it runs on one thread that the operating system lets run when nothing else
@@ -75,7 +74,7 @@ class FairSemaphore:
 
     @property
     def taken(self) -> int:
-        """Places that are held now."""
+        """How many places are taken now."""
         return self._taken
 
     def _change(self, owner: str | None, amount: int) -> None:
@@ -86,7 +85,7 @@ class FairSemaphore:
 
 
 class _Piece(NamedTuple):
-    """Work that waits."""
+    """Work that waits for a thread."""
 
     due: float
     """Pieces of an owner are begun in this order: as they came, but a short one before longer ones that came just before it."""

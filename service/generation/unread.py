@@ -1,4 +1,4 @@
-"""The bodies of calls that have not been read, whether they have come or not: bounded by their bytes, over all callers."""
+"""Admission of request bodies that are not parsed yet, bounded by bytes over all callers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ class Unread:
         return Coming(self, turn, self._call_bytes)
 
     def enter(self, call: "Coming") -> None:
-        """Count a call."""
+        """Count the bytes of a call whose body begins to come."""
         self._calls.setdefault(call.turn, {})[call] = None
         self.add(call.turn, call.size)
 
@@ -68,7 +68,7 @@ class Coming:
     def __init__(self, unread: Unread, turn: str | None, size: int) -> None:
         self.turn = turn
         self.size = size
-        """Bytes that it counts for."""
+        """Bytes that the call counts for."""
         self._unread = unread
         self._limit: asyncio.Timeout | None = None
         self._is_over = False

@@ -1,4 +1,4 @@
-"""Lists of messages that are too long, refused before they are read; and chunks to protobuf."""
+"""Chunks to protobuf messages, and size checks of lists before they are read."""
 
 from collections.abc import Sequence
 from dataclasses import replace

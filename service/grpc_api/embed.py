@@ -1,4 +1,4 @@
-"""Embed over gRPC: its lists counted, and vectors to protobuf, part by part."""
+"""Embed over gRPC: size checks, and vectors to protobuf in parts."""
 
 from attend.model.engine.request import EngineInfo
 from attend.model.errors import ContextTooLong

@@ -1,4 +1,4 @@
-"""Explain over gRPC: its lists counted, and the result to protobuf, part by part."""
+"""Explain over gRPC: size checks, and the result to protobuf in parts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health: whether the process takes new calls."""
+"""The standard gRPC health service: SERVING until the drain begins."""
 
 import asyncio
 from collections.abc import AsyncIterator

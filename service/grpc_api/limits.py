@@ -1,4 +1,4 @@
-"""What gRPC's callers may send and hold."""
+"""Limits of gRPC callers: message size, health watches."""
 
 from attend.service.records import bytes_for
 

@@ -1,4 +1,4 @@
-"""The methods of gRPC that generate nothing: token ids, text, and what is served."""
+"""RPCs that generate nothing: Tokenize, Detokenize, GetServerInfo."""
 
 from importlib.metadata import version
 
@@ -34,7 +34,7 @@ class OtherMethods:
         raise NotImplementedError
 
     async def Tokenize(self, message: Incoming, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802 - the proto's name
-        """Text to token ids."""
+        """RPC: a text as token ids."""
         record = self._opened("Tokenize", grpc_context)
         try:
             with record.errors():
@@ -57,7 +57,7 @@ class OtherMethods:
             return pb.TokenizeResponse()
 
     async def Detokenize(self, message: Incoming, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
-        """Token ids to text."""
+        """RPC: token ids as a text."""
         record = self._opened("Detokenize", grpc_context)
         try:
             with record.errors():

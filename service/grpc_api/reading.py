@@ -1,4 +1,4 @@
-"""The one message of a call over gRPC: it is read in time, once its key is judged, and counts until it is made a command.
+"""Reads the one message of an RPC: after authentication, with a time limit, within the bound of all bodies.
 
 grpc.aio hands over whole messages alone. How much of one has come nobody knows: see GRACE_SECONDS.
 """
@@ -50,11 +50,11 @@ class Context(Protocol):
         ...
 
     def set_code(self, code: Any) -> None:
-        """The status of the call."""
+        """Set the status code of the call."""
         ...
 
     def set_details(self, details: str) -> None:
-        """The sentence beside it."""
+        """Set the sentence that goes with the status code."""
         ...
 
 

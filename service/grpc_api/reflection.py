@@ -1,4 +1,4 @@
-"""gRPC reflection of a replica without Ray, bounded: it needs no key. Ray Serve's own servers bring theirs."""
+"""gRPC reflection of a server without Ray, bounded, since it needs no key."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
@@ -40,5 +40,5 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-
 
 
 def add_reflection(server: grpc.aio.Server) -> None:
-    """Register it with a server."""
+    """Register the reflection service with a server."""
     add_ServerReflectionServicer_to_server(Reflection(), server)

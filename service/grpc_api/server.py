@@ -1,4 +1,4 @@
-"""gRPC of a replica without Ray: a grpc.aio server around the methods that Ray Serve would call.
+"""The grpc.aio server of a replica without Ray.
 
 grpc.aio would read a call's message before it asks a method, for as long as that takes, and its own limit counts such calls and
 health checks too. So here every call is a stream of messages to grpc.aio, and a method reads its one message when it has judged
@@ -57,7 +57,7 @@ class Calls:
 
     def __init__(self, methods: "GrpcMethods | HealthMethods", most_calls: int, most_message: int) -> None:
         self._methods, self._most_message = methods, most_message
-        self._places = FairSemaphore(most_calls, "calls run here")
+        self._places = FairSemaphore(most_calls, "calls are running")
 
     def handlers(self, service: ServiceDescriptor) -> "grpc.GenericRpcHandler[Any, Any]":
         """The handlers of a service, each of which calls the method of its name."""

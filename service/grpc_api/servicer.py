@@ -1,4 +1,4 @@
-"""The gRPC methods, a base class of the deployment: Serve calls them by name, and has no interceptors."""
+"""The gRPC service: a base class of the deployment, whose methods Ray Serve calls by name."""
 
 import asyncio
 import secrets
@@ -115,7 +115,7 @@ class GrpcMethods(OtherMethods, HealthMethods):
             refuse(error, record.request_id, grpc_context)
 
     async def Explain(self, message: Incoming, grpc_context: Context) -> pb.ExplainResponse:  # noqa: N802
-        """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
+        """Attention weights of a text, log probabilities of its tokens, and the logit lens of each layer."""
         record = self._opened("Explain", grpc_context)
         try:
             with record.errors(), ExitStack() as places:

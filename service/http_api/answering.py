@@ -1,4 +1,4 @@
-"""From a command to the response, as all generating routes have it in common."""
+"""From a command to the HTTP response, for all routes that generate."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -54,7 +54,7 @@ async def converse(
         adapter, usage = service.adapter_of(command), TokenCounts(command.n)
         writer = write(body, command, service.fingerprint(adapter), usage)
         response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
-        return site.said(response, remarks, request)
+        return site.said(response, remarks, request, usage.total)
 
 
 async def answer(

@@ -174,11 +174,11 @@ class MessageWriter(BlockWriter):
         return ("stop_sequence", stop) if isinstance(stop, str) else ("end_turn", None)
 
     def _counts(self) -> MessageUsage:
-        cached = self.usage.cached_tokens
+        total = self.usage.total
         return {
-            "input_tokens": self.usage.prompt_tokens - cached,
-            "cache_read_input_tokens": cached,
+            "input_tokens": total.prompt - total.cached,
+            "cache_read_input_tokens": total.cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": self.usage.completion_tokens,
-            "output_tokens_details": {"thinking_tokens": self.usage.reasoning_tokens},
+            "output_tokens": total.completion,
+            "output_tokens_details": {"thinking_tokens": total.reasoning},
         }

@@ -1,4 +1,4 @@
-"""POST /v1/attention: a body to an ExplainCommand, and what was found to JSON that is made while it is written."""
+"""POST /v1/attention: the result as JSON, made while it is written."""
 
 import time
 from collections.abc import Iterator

@@ -20,7 +20,6 @@ from attend.service.contract.batches import (
     MAX_VALUE,
     BatchError,
     BatchErrors,
-    BatchList,
     BatchObject,
     BatchRequest,
 )
@@ -28,8 +27,10 @@ from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BA
 from attend.service.contract.validation import read_body
 from attend.service.errors import NotThere
 from attend.service.http_api.body import MAX_BYTES, parse, read_json
-from attend.service.http_api.files import Query, desk_of, json
+from attend.service.http_api.files import desk_of, list_object
 from attend.service.http_api.inside import ask
+from attend.service.http_api.pieces import json_answer
+from attend.service.http_api.query import Query
 from attend.service.http_api.routing import bind
 from attend.service.http_api.site import RouteDeps
 
@@ -57,19 +58,16 @@ def add_batches(router: APIRouter, site: RouteDeps) -> None:
     @bind(router, BATCHES)
     async def list_batches(request: Request) -> Response:
         """Batches of the caller, the newest first: `limit` of them (20) beyond the one of id `after`."""
-        desk, asked = desk_of(site), Query(request, ("limit", "after"))
+        desk, asked = desk_of(site), Query(request.query_params.multi_items(), ("limit", "after"))
         limit, after = asked.integer("limit", LISTED, MOST_LISTED), asked.text("after")
         found, more = await desk.db(desk.batches.listed, owner_of(request.state.caller), after, limit)
-        data = [batch_object(each) for each in found]
-        ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        listed: BatchList = {"object": "list", "data": data, "has_more": more, "first_id": ends[0], "last_id": ends[1]}
-        return json(listed)
+        return json_answer(list_object(list(map(batch_object, found)), more=more))
 
     @bind(router, BATCH)
     async def retrieve_batch(request: Request, batch_id: BatchIdPath) -> Response:
         """How far a batch of the caller is."""
         desk = desk_of(site)
-        return json(batch_object(await desk.db(desk.batches.batch, owner_of(request.state.caller), batch_id)))
+        return json_answer(batch_object(await desk.db(desk.batches.batch, owner_of(request.state.caller), batch_id)))
 
     @bind(router, BATCH_CANCEL)
     async def cancel_batch(request: Request, batch_id: BatchIdPath) -> Response:
@@ -77,7 +75,7 @@ def add_batches(router: APIRouter, site: RouteDeps) -> None:
         desk = desk_of(site)
         batch = await desk.db(desk.batches.cancel, owner_of(request.state.caller), batch_id)
         desk.woken.set()
-        return json(batch_object(batch))
+        return json_answer(batch_object(batch))
 
 
 def _add_create(router: APIRouter, site: RouteDeps) -> None:
@@ -101,7 +99,7 @@ def _add_create(router: APIRouter, site: RouteDeps) -> None:
             )
         batch = await desk.db(desk.batches.create, owner, file_id, endpoint, metadata)
         desk.woken.set()
-        return site.said(json(batch_object(batch)), remarks, request)
+        return site.said(json_answer(batch_object(batch)), remarks, request)
 
 
 def _given(name: str, value: str | None) -> str:
@@ -135,12 +133,13 @@ def batch_object(batch: Batch) -> BatchObject:
         {"code": each["code"], "line": each["line"], "message": each["message"], "param": each["param"]}
         for each in batch.errors
     ]
-    listed: BatchErrors = {"object": "list", "data": errors}
+    counts, usage = batch.counts, batch.counts.usage
+    failures: BatchErrors = {"object": "list", "data": errors}
     shown: BatchObject = {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
-        "errors": listed if errors else None,
+        "errors": failures if errors else None,
         "input_file_id": batch.input_file,
         "completion_window": WINDOW,
         "status": batch.status,  # type: ignore[typeddict-item]  # one of them
@@ -155,7 +154,14 @@ def batch_object(batch: Batch) -> BatchObject:
         "expired_at": batch.times.get("expired"),
         "cancelling_at": batch.times.get("cancelling"),
         "cancelled_at": batch.times.get("cancelled"),
-        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
+        "usage": {
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.prompt + usage.completion,
+        },
         "metadata": batch.metadata or None,
     }
     if batch.model:

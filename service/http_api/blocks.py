@@ -1,4 +1,4 @@
-"""An answer as blocks that follow each other: reasoning, texts, and calls of tools. Each begins, grows and ends.
+"""An answer as blocks: reasoning, texts and tool calls. Each begins, grows and ends.
 
 The APIs of responses and messages write an answer so; a chat writes deltas of one message.
 """
@@ -21,7 +21,7 @@ class Block:
 
     kind: Kind
     index: int
-    """Its place in the answer."""
+    """Place of the block in the answer, from 0."""
     name: str = ""
     """Name of the tool that is called."""
     call: int = 0
@@ -121,5 +121,5 @@ class BlockWriter(Writer):
                 pass
 
     def answers(self) -> list[Chunk]:
-        """None: they are known."""
+        """Empty: `full_response` takes the answers from the blocks."""
         return []

@@ -1,17 +1,16 @@
-"""OpenAI's chat: the chunks of answers to chat completion objects."""
+"""Writer of chat completion objects, whole and streamed."""
 
 import time
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from attend.model.engine.request import TokenLogprob
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
 from attend.service.contract import answers, chat_answers
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import StreamOptions
 from attend.service.http_api.completion_writer import with_timings
-from attend.service.http_api.logprobs import finite
+from attend.service.http_api.logprobs import scored_token
 from attend.service.http_api.sse import Writer
 from attend.service.records import Chunk, TokenCounts
 
@@ -163,15 +162,10 @@ class ChatWriter(Writer):
         return event
 
     def _logprobs(self, chunk: Chunk) -> chat_answers.ChatLogprobs | None:
-        return {"content": map(self._scored, chunk.logprobs), "refusal": None} if self.body.logprobs else None
-
-    def _scored(self, scored: TokenLogprob) -> chat_answers.ChatTokenLogprob:
-        top = [self._token(*each) for each in scored.top[: self.body.top_logprobs or 0]]
-        return {**self._token(scored.token_id, scored.logprob), "top_logprobs": top}
-
-    def _token(self, token: int, logprob: float) -> chat_answers.ChatToken:
-        text, its_bytes = self.tokenizer.text_of(token), self.tokenizer.bytes_of(token)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}
+        if not self.body.logprobs:
+            return None
+        top = self.body.top_logprobs or 0
+        return {"content": (scored_token(self.tokenizer, each, top) for each in chunk.logprobs), "refusal": None}
 
 
 def _split(chunk: Chunk, count: int) -> list[Chunk]:

@@ -1,4 +1,4 @@
-"""OpenAI's completions: the chunks of answers to completion objects."""
+"""Writer of completion objects, whole and streamed."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Pages of other origins: what browsers are told, beside every answer, so that a page may call and read it.
+"""CORS: which pages of other origins may call the server.
 
 No cookies are used, so a page may send any header, and read any.
 """

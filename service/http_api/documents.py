@@ -48,7 +48,7 @@ _STATUS = {
     401: "No API key, or one that is not known.",
     403: "As many files or batches, or bytes in them, as the caller may have.",
     404: "Not the served model, or not the caller's.",
-    409: "The answer to go on with is another one now.",
+    409: "The regenerated answer differs from the one to resume.",
     413: "The body is too large.",
     415: "The body is not JSON, or is compressed.",
     429: "The queue is full, or a limit of the API key is reached.",

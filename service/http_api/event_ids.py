@@ -1,4 +1,4 @@
-"""Ids of a stream's events, and `Last-Event-ID`: any replica can go on after any event, and none keeps anything for it.
+"""Resumable streams: event ids and `Last-Event-ID`. Any replica can resume, and none keeps state.
 
 An answer is a function of its request and its seed. So an id holds the seed, a digest of the fingerprint and the request, how
 many tokens have come by its event, and a digest of these: `id: 1f3a9c0b2d4e.8a2b7c.37.5d1c09e2`, with `!` where the answer has
@@ -91,9 +91,9 @@ def going_on(command: Command, place: Place, fingerprint: str, own: str | None, 
     most = context if most is None else most
     wrong = None
     if not stream:
-        wrong = "goes on with a stream, and this request has no stream: true"
+        wrong = "resumes a stream, and this request has no stream: true"
     elif command.num_answers > 1:
-        wrong = f"goes on with a stream of one answer, and this request asks for {command.num_answers}"
+        wrong = f"resumes a stream of one answer, and this request asks for {command.num_answers}"
     elif given is not None and given != place.seed:
         wrong = f"belongs to an answer with the seed {place.seed}, and this request has the seed {given}"
     elif not received <= place.shown.num_tokens <= most:
@@ -109,7 +109,7 @@ def going_on(command: Command, place: Place, fingerprint: str, own: str | None, 
 def refuse(values: Sequence[str]) -> None:
     """Raise InvalidRequest where the header comes to a route whose events have no ids."""
     if any(values):
-        raise InvalidRequest(f"{HEADER} goes on with streams of /v1/completions, and not of a chat", HEADER)
+        raise InvalidRequest(f"{HEADER} resumes streams of /v1/completions, and not of a chat", HEADER)
 
 
 _USUAL: tuple[SamplingParams | StopRules | DecodingParams, ...] = (SamplingParams(), StopRules(), NO_CHANGE)

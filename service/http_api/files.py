@@ -1,16 +1,13 @@
-"""/v1/files: what callers upload for batches, and what batches make."""
+"""/v1/files: uploads for batches, and the output files of batches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Annotated
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from attend.model.errors import InvalidRequest
-from attend.model.params import describe
 from attend.service.batch.desk import Desk
 from attend.service.batch.files import INPUT, OUTPUT
 from attend.service.batch.multipart import boundary_of
@@ -18,12 +15,14 @@ from attend.service.batch.owners import owner_of
 from attend.service.batch.rows import File
 from attend.service.batch.upload import upload
 from attend.service.batch_settings import OFF
-from attend.service.contract.batches import FileDeleted, FileList, FileObject
+from attend.service.contract.batches import FileDeleted, FileObject
 from attend.service.contract.routes import FILE, FILE_CONTENT, FILE_DELETE, FILES, UPLOAD
 from attend.service.errors import ClientGone, NotThere, SlowBody, WrongMediaType
 from attend.service.generation.turns import LONG_BODIES, yield_to_loop
 from attend.service.generation.unread import MESSAGE_SECONDS
 from attend.service.http_api.body import Reading
+from attend.service.http_api.pieces import json_answer
+from attend.service.http_api.query import Query
 from attend.service.http_api.routing import bind
 from attend.service.http_api.site import RouteDeps
 
@@ -47,23 +46,20 @@ def add_files(router: APIRouter, site: RouteDeps) -> None:
     @bind(router, FILES)
     async def list_files(request: Request) -> Response:
         """Files of the caller: `limit` of them (10,000) beyond the one of id `after`, in the `order` desc or asc."""
-        desk, asked = desk_of(site), Query(request, ("purpose", "limit", "order", "after"))
+        desk, asked = desk_of(site), Query(request.query_params.multi_items(), ("purpose", "limit", "order", "after"))
         purpose, order = asked.one_of("purpose", (INPUT, OUTPUT)), asked.one_of("order", ("desc", "asc"))
         limit = asked.integer("limit", MOST_LISTED, MOST_LISTED)
         newest = order != "asc"
         found, more = await desk.db(
             desk.files.listed, owner_of(request.state.caller), asked.text("after"), limit, purpose, newest_first=newest
         )
-        data = [file_object(each) for each in found]
-        ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        listed: FileList = {"object": "list", "data": data, "has_more": more, "first_id": ends[0], "last_id": ends[1]}
-        return json(listed)
+        return json_answer(list_object(list(map(file_object, found)), more=more))
 
     @bind(router, FILE)
     async def retrieve_file(request: Request, file_id: FileIdPath) -> Response:
         """What is known of a file of the caller."""
         desk = desk_of(site)
-        return json(file_object(await desk.db(desk.files.file, owner_of(request.state.caller), file_id)))
+        return json_answer(file_object(await desk.db(desk.files.file, owner_of(request.state.caller), file_id)))
 
     @bind(router, FILE_DELETE)
     async def delete_file(request: Request, file_id: FileIdPath) -> Response:
@@ -71,7 +67,7 @@ def add_files(router: APIRouter, site: RouteDeps) -> None:
         desk = desk_of(site)
         await desk.db(desk.files.delete, owner_of(request.state.caller), file_id)
         deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
-        return json(deleted)
+        return json_answer(deleted)
 
     @bind(router, FILE_CONTENT)
     async def download_file(request: Request, file_id: FileIdPath) -> Response:
@@ -102,7 +98,7 @@ def _add_upload(router: APIRouter, site: RouteDeps) -> None:
         with desk.uploads.hold(caller.turn):
             pieces = _pieces(request, desk.limits.file_bytes if length is None else length)
             file = await upload(desk, owner_of(caller), boundary, length, pieces, remarks)
-        return site.said(json(file_object(file)), remarks, request)
+        return site.said(json_answer(file_object(file)), remarks, request)
 
 
 async def _pieces(request: Request, size: int) -> AsyncIterator[bytes]:
@@ -140,40 +136,7 @@ def file_object(file: File) -> FileObject:
     }
 
 
-def json(content: object) -> Response:
-    """An answer with this content as JSON."""
-    return Response(orjson.dumps(content), media_type="application/json")
-
-
-class Query:
-    """The query of a URL with these names. Raises InvalidRequest for another name, and for one that is there twice."""
-
-    def __init__(self, request: Request, known: Iterable[str]) -> None:
-        self._given: dict[str, str] = {}
-        for name, text in request.query_params.multi_items():
-            if name not in known:
-                raise InvalidRequest(f"{describe(name)} is not a parameter of this route; known: {', '.join(known)}", name[:64])
-            if name in self._given:
-                raise InvalidRequest(f"{name} is given more than once", name)
-            self._given[name] = text
-
-    def text(self, name: str) -> str | None:
-        """The value, if there is one."""
-        return self._given.get(name) or None
-
-    def one_of(self, name: str, values: tuple[str, ...]) -> str | None:
-        """One of these values, or none."""
-        value = self.text(name)
-        if value is not None and value not in values:
-            raise InvalidRequest(f"{name} must be {' or '.join(map(repr, values))}; got {describe(value)}", name)
-        return value
-
-    def integer(self, name: str, default: int, most: int) -> int:
-        """An integer from 1."""
-        text = self._given.get(name)
-        if text is None:
-            return default
-        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
-        if not 1 <= value <= most:
-            raise InvalidRequest(f"{name} must be an integer from 1 to {most}; got {describe(text)}", name)
-        return value
+def list_object(data: list[Any], *, more: bool) -> Any:
+    """A page of files or batches, as OpenAI writes it: a FileList or a BatchList."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "has_more": more, "first_id": first, "last_id": last}

@@ -1,6 +1,7 @@
-"""Calls of a route from inside the process: a line of a batch is read, checked, charged and answered as any caller's body."""
+"""In-process ASGI calls: a line of a batch goes through its route as any request."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -8,12 +9,21 @@ from starlette.types import ASGIApp, Message, Scope
 
 from attend.service.access.caller import Caller
 from attend.service.batch.job import Answer
+from attend.service.records import NO_TOKENS, TokenUsage
 
-CALLER = "attend.caller"
-"""Where the scope of such a call has who makes it. No head of HTTP leads there."""
+BATCH_LINE = "attend.batch_line"
+"""Key of the BatchLine in the ASGI scope of such a call. No header of HTTP leads there."""
 RETRY_SECONDS = 1.0
 MOST_BYTES = 32 << 20
 """Of an answer: it is held as a whole until it is written."""
+
+
+@dataclass(slots=True)
+class BatchLine:
+    """Who makes such a call; and, once it is answered, the tokens that it took."""
+
+    caller: Caller
+    usage: TokenUsage = NO_TOKENS
 
 
 async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: str) -> Answer:
@@ -33,7 +43,7 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
         "headers": headers,
         "client": None,
         "server": None,
-        CALLER: caller,
+        BATCH_LINE: (line := BatchLine(caller)),
     }
     status, sent, parts, left, size = 500, list[tuple[bytes, bytes]](), list[bytes](), [body], 0
 
@@ -55,13 +65,13 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
     try:
         await app(scope, receive, send)
     except _TooLong:
-        message = f"the answer has more than {MOST_BYTES} bytes, the most that a line of a batch is answered with"
+        message = f"the answer has more than {MOST_BYTES} bytes, the limit for a line of a batch"
         return Answer(400, orjson.dumps({"error": _problem(message, "invalid_request_error", "answer_too_large")}))
     except Exception:  # the application has answered it and logged it
         status = 500
     if not parts:
         parts.append(orjson.dumps({"error": _problem("internal error", "internal_error", "internal_error")}))
-    return Answer(status, b"".join(parts), _retry_after(sent))
+    return Answer(status, b"".join(parts), _retry_after(sent), line.usage)
 
 
 class _TooLong(BaseException):

@@ -1,6 +1,4 @@
-"""What a request's head may be: its length, which the servers in front of the application bound far higher or not at all, and
-its Host.
-"""
+"""Limits of a request head: the length of its headers, and its Host."""
 
 from collections.abc import Set as AbstractSet
 

@@ -1,7 +1,8 @@
-"""Log probabilities in the shape of OpenAI's completions: four parallel lists, with offsets into the text."""
+"""Log probabilities in OpenAI's shapes, with offsets into the text."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
+from typing import Any
 
 from attend.model.engine.request import TokenLogprob
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -9,12 +10,21 @@ from attend.service.contract import answers
 from attend.service.records import Chunk, PromptPart
 
 FLOOR = -9999.0
-"""JSON has no -inf."""
+"""What minus infinity becomes, since JSON has none."""
 
 
 def finite(value: float) -> float:
     """A log probability that JSON can hold."""
     return max(value, FLOOR)
+
+
+def scored_token(tokenizer: Tokenizer, scored: TokenLogprob, top: int) -> Any:
+    """A token with its log probability and the `top` likeliest ones, as chats and responses have it."""
+
+    def token_object(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": tokenizer.text_of(token), "logprob": finite(logprob), "bytes": list(tokenizer.bytes_of(token))}
+
+    return token_object(scored.token_id, scored.logprob) | {"top_logprobs": [token_object(*each) for each in scored.top[:top]]}
 
 
 class CompletionLogprobs:

@@ -42,7 +42,7 @@ class Operation:
     errors: tuple[Exception, ...] = (BUG,)
     """One example of each way to fail."""
     failure: type = answers.Error
-    """The shape of failures."""
+    """The shape of an error on this route."""
     unwell: tuple[str, str] | None = None
     """What status 503 means where it is plain text, and that text."""
     takes: str = "application/json"

@@ -1,4 +1,4 @@
-"""The pages: the playground at /, the HTTP API at /docs, and /openapi.json, which it shows. They need no other host."""
+"""The web pages: the playground at /, the API reference at /docs, and /openapi.json."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""JSON of any size, in pieces: a million log probabilities must neither hold the event loop nor exist as a whole."""
+"""JSON written in pieces, so that a large answer neither blocks the event loop nor is held whole."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -65,9 +65,14 @@ class PieceResponse(StreamingResponse):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the answer."""
+        """Write the answer piece by piece, then release what it holds."""
         with self._held:
             await super().__call__(scope, receive, send)
+
+
+def json_answer(content: object) -> Response:
+    """A short answer in JSON."""
+    return Response(orjson.dumps(content), media_type="application/json")
 
 
 def json_response(document: Any, held: ExitStack | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, of every origin: ours, the router's (404, 405), or a bug."""
+"""Error responses in OpenAI's and Anthropic's shapes, also for 404, 405 and bugs."""
 
 import difflib
 import logging
@@ -24,7 +24,7 @@ ALIKE, MOST_COMPARED = 0.85, 64
 
 
 def error_body(error: BaseException, request_id: str) -> Error:
-    """What is said of an error."""
+    """The body of the answer to a call that failed."""
     row = wire(error)
     return {"error": {"message": sentence(error, request_id), "type": row.kind, "param": field_of(error), "code": row.code}}
 

@@ -1,4 +1,4 @@
-"""A request id on everything, and the end of calls whose caller stops reading."""
+"""Middleware: a request id for each call, and the end of calls whose caller stops reading."""
 
 import asyncio
 import secrets

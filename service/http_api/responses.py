@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API, without a memory."""
+"""POST /v1/responses: OpenAI's Responses API, stateless."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,6 @@ from attend.service.contract.response_answers import (
     Response,
     ResponseEvent,
     ResponseLogprob,
-    ResponseTopLogprob,
     ResponseUsage,
     Status,
 )
@@ -28,7 +27,7 @@ from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import converse
 from attend.service.http_api.blocks import Begun, Block, Blocks, BlockWriter, Change, Ended, Grown
-from attend.service.http_api.logprobs import finite
+from attend.service.http_api.logprobs import scored_token
 from attend.service.http_api.routing import bind
 from attend.service.http_api.site import RouteDeps
 from attend.service.records import Chunk, Command, TokenCounts
@@ -92,7 +91,7 @@ class ResponseWriter(BlockWriter):
             yield change
 
     def events(self, chunk: Chunk) -> Sequence[ResponseEvent]:
-        """The events of a chunk."""
+        """The events that a chunk makes."""
         made = [event for change in self.take(chunk) for event in self._of(change)]
         if chunk.finish_reason is not None:
             whole = self._response()
@@ -178,16 +177,12 @@ class ResponseWriter(BlockWriter):
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(block)}
 
     def _logprobs(self, block: Block) -> Iterator[ResponseLogprob]:
-        """A new iterator each time."""
+        """Log probabilities of a text's tokens, as a new iterator each time."""
         return map(self._scored, self._scores.get(block.index, ()))
 
     def _scored(self, scored: TokenLogprob) -> ResponseLogprob:
-        top = [self._token(*each) for each in scored.top[: self.body.top_logprobs or 0]]
-        return {**self._token(scored.token_id, scored.logprob), "top_logprobs": top}
-
-    def _token(self, token: int, logprob: float) -> ResponseTopLogprob:
-        text, its_bytes = self.tokenizer.text_of(token), self.tokenizer.bytes_of(token)
-        return {"token": text, "bytes": list(its_bytes), "logprob": finite(logprob)}
+        made: ResponseLogprob = scored_token(self.tokenizer, scored, self.body.top_logprobs or 0)
+        return made
 
     def _id(self, block: Block) -> str:
         prefix = {"reasoning": "rs", "text": "msg", "call": "fc"}[block.kind]
@@ -202,7 +197,7 @@ class ResponseWriter(BlockWriter):
         return self._last is not None and self._last.finish_reason not in (None, FinishReason.STOP)
 
     def _response(self) -> Response:
-        """The answer so far."""
+        """The Response object of what has come so far."""
         body, last, asked = self.body, self._last, self.body.model_dump(include=_SHOWN, exclude_none=True, by_alias=True)
         has_ended = last is not None and last.finish_reason is not None
         status: Status = "in_progress" if not has_ended else "incomplete" if self._is_cut else "completed"
@@ -248,13 +243,13 @@ class ResponseWriter(BlockWriter):
         return made
 
     def _usage(self) -> ResponseUsage:
-        prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens
+        total = self.usage.total
         return {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self.usage.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": self.usage.reasoning_tokens},
-            "total_tokens": prompt + completion,
+            "input_tokens": total.prompt,
+            "input_tokens_details": {"cached_tokens": total.cached, "cache_write_tokens": 0},
+            "output_tokens": total.completion,
+            "output_tokens_details": {"reasoning_tokens": total.reasoning},
+            "total_tokens": total.prompt + total.completion,
         }
 
     def _event(self, kind: Any, **fields: Any) -> ResponseEvent:

@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response
 
@@ -38,28 +37,20 @@ from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.files import add_files
-from attend.service.http_api.pieces import json_response
+from attend.service.http_api.pieces import json_answer, json_response
+from attend.service.http_api.query import Query
 from attend.service.http_api.responses import add_responses
 from attend.service.http_api.routing import bind
 from attend.service.http_api.scores import add_scores
 from attend.service.http_api.site import RouteDeps, adopt, guard, guard_others, open_record
 from attend.service.http_api.tokens import add_tokens
-from attend.service.observe.capacity import estimate, read_question
-from attend.service.records import Command, ExplainCommand, TokenCounts
+from attend.service.observe.capacity import MAX_TOKENS, Question, estimate
+from attend.service.records import Command, ExplainCommand, TokenCounts, TokenUsage
 from attend.service.untested import untested_packages
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
 (`budget.MOST_SECONDS`), while each of its layers is a sign of life, and longer than a rank waits for another in a layer."""
-
-
-class Json(Response):
-    """A JSON answer, written by orjson."""
-
-    media_type = "application/json"
-
-    def render(self, content: object) -> bytes:
-        return orjson.dumps(content)
 
 
 def build_router(site: RouteDeps) -> APIRouter:
@@ -86,7 +77,7 @@ def build_router(site: RouteDeps) -> APIRouter:
 
 
 def _add_generation(router: APIRouter, site: RouteDeps) -> None:
-    """The routes that generate."""
+    """Add the routes that generate text."""
     service = site.service
 
     @bind(router, COMPLETIONS)
@@ -114,7 +105,7 @@ def _add_generation(router: APIRouter, site: RouteDeps) -> None:
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
             response = await answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
-            return site.said(response, remarks, request)
+            return site.said(response, remarks, request, usage.total)
 
     @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
@@ -131,7 +122,7 @@ def _add_attention(router: APIRouter, site: RouteDeps) -> None:
 
     @bind(router, ATTENTION)
     async def explain_attention(request: Request) -> Response:
-        """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say."""
+        """Attention weights of a text, log probabilities of its tokens, and the logit lens of each layer."""
         record = open_record(site.metrics, request)
         with record.errors():
             explaining = explainable(site.explaining)
@@ -149,7 +140,7 @@ def _add_attention(router: APIRouter, site: RouteDeps) -> None:
 
 
 def _add_embeddings(router: APIRouter, site: RouteDeps) -> None:
-    """Texts as vectors."""
+    """Add /v1/embeddings."""
     service = site.service
 
     @bind(router, EMBEDDINGS)
@@ -168,22 +159,22 @@ def _add_embeddings(router: APIRouter, site: RouteDeps) -> None:
             adapter = service.adapter_of(command)
             embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)
             response = json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
-            return site.said(response, remarks, request)
+            return site.said(response, remarks, request, TokenUsage(embedded.num_tokens))
 
 
 def _add_models(router: APIRouter, service: GenerationService) -> None:
-    """What is served."""
+    """Add /v1/models."""
 
     @bind(router, MODELS)
     async def models() -> Response:
         """The served model, and its adapters."""
         served: server_answers.ModelList = {"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]}
-        return Json(served)
+        return json_answer(served)
 
     @bind(router, MODEL)
     async def model(model_id: Annotated[str, Path(description="The model's name.", examples=["attend"])]) -> Response:
         """The served model, or an adapter, by its name."""
-        return Json(model_object() if service.find(model_id) is None else adapter_object(model_id))
+        return json_answer(model_object() if service.find(model_id) is None else adapter_object(model_id))
 
     def model_object() -> server_answers.Model:
         return {
@@ -201,15 +192,16 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
 
 
 def _add_capacity(router: APIRouter, site: RouteDeps) -> None:
-    """How much room there is."""
+    """Add /v1/capacity."""
 
     @bind(router, CAPACITY)
     async def capacity(request: Request) -> Response:
         """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
-        question = read_question(request.query_params.multi_items())
+        asked, usual = Query(request.query_params.multi_items(), Question.__slots__), Question()
+        counts = (asked.integer(name, getattr(usual, name), MAX_TOKENS, least=0) for name in Question.__slots__)
         own = site.metrics.load()
         expected, loads = (1, [own]) if site.loads is None else await site.loads()
-        return Json(estimate(loads, expected, question))
+        return json_answer(estimate(loads, expected, Question(*counts)))
 
 
 def _add_operations(router: APIRouter, site: RouteDeps) -> None:
@@ -219,7 +211,7 @@ def _add_operations(router: APIRouter, site: RouteDeps) -> None:
     @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
     @bind(router, HEALTHZ)
     async def healthz() -> Response:
-        """Alive: the process answers, and its step thread has come round lately."""
+        """Liveness: the process answers, and the step thread made progress within 10 s."""
         stuck = site.service.engine.heartbeat_age() >= STALE_SECONDS
         return PlainTextResponse("the engine is stuck\n" if stuck else "ok\n", 503 if stuck else 200)
 
@@ -232,7 +224,7 @@ def _add_operations(router: APIRouter, site: RouteDeps) -> None:
 
     @bind(router, VERSION)
     async def version() -> Response:
-        """What is running."""
+        """Version, model, device and backend of this replica."""
         info = site.service.engine.info
         running: server_answers.Version = {
             "version": site.version,
@@ -247,7 +239,7 @@ def _add_operations(router: APIRouter, site: RouteDeps) -> None:
             "grpc_port": site.grpc_port,
             "system_fingerprint": info.fingerprint,
         }
-        return Json(running)
+        return json_answer(running)
 
     @bind(router, METRICS)
     async def metrics() -> Response:

@@ -1,8 +1,9 @@
 """POST /v1/rerank and /v1/score: a body to a Command, and scores to JSON, in the shapes of Cohere, Jina and vLLM."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -25,46 +26,45 @@ from attend.service.http_api.routing import bind
 from attend.service.http_api.site import RouteDeps, adopt, open_record
 from attend.service.records import Command
 
+B = TypeVar("B", RerankRequest, ScoreRequest)
+
 
 def add_scores(router: APIRouter, site: RouteDeps) -> None:
-    """/v1/rerank and /v1/score."""
-    service = site.service
+    """Add /v1/rerank and /v1/score."""
 
     @bind(router, RERANK)
     async def rerank_documents(request: Request) -> Response:
         """Documents in the order of how well they answer a query."""
-        record, remarks = open_record(site.metrics, request), site.remarks()
-        with record.errors(), ExitStack() as held:
-
-            def read(fields: dict[str, Any]) -> tuple[RerankRequest, Command, list[str]]:
-                body = read_body(RerankRequest, fields, remarks)
-                asked = to_rerank(body, request.state.request_id)
-                return body, command_of(service, **asked), list(asked["documents"][1])
-
-            body, command, texts = await read_json(request, read, site.most_bytes_of_texts)
-            command = adopt(command, request, record)
-            adapter = service.adapter_of(command)
-            scored = await score(service, command, len(texts), record, held, adapter=adapter)
-            made = rerank_answer(body, texts, scored, command.request_id, body.model or service.model_name)
-            return site.said(json_response(made, held), remarks, request)
+        return await _scored(site, request, RerankRequest, to_rerank, rerank_answer)
 
     @bind(router, SCORE)
     async def score_pairs(request: Request) -> Response:
         """A score for each pair of texts."""
-        record, remarks = open_record(site.metrics, request), site.remarks()
-        with record.errors(), ExitStack() as held:
+        return await _scored(site, request, ScoreRequest, to_scores, scores_of)
 
-            def read(fields: dict[str, Any]) -> tuple[ScoreRequest, Command, int]:
-                body = read_body(ScoreRequest, fields, remarks)
-                asked = to_scores(body, request.state.request_id)
-                return body, command_of(service, **asked), len(asked["documents"][1])
 
-            body, command, count = await read_json(request, read, site.most_bytes_of_texts)
-            command = adopt(command, request, record)
-            adapter = service.adapter_of(command)
-            scored = await score(service, command, count, record, held, adapter=adapter)
-            made = scores_of(scored, command.request_id, body.model or service.model_name)
-            return site.said(json_response(made, held), remarks, request)
+async def _scored(
+    site: RouteDeps,
+    request: Request,
+    kind: type[B],
+    ask: Callable[[B, str], dict[str, Any]],
+    write: Callable[[B, list[str], Scored, str, str], Any],
+) -> Response:
+    """The answer to a call for scores. `ask` gives the arguments of `command_of`; `write` makes the answer's object."""
+    service, record, remarks = site.service, open_record(site.metrics, request), site.remarks()
+    with record.errors(), ExitStack() as held:
+
+        def read(fields: dict[str, Any]) -> tuple[B, Command, list[str]]:
+            body = read_body(kind, fields, remarks)
+            asked = ask(body, request.state.request_id)
+            return body, command_of(service, **asked), list(asked["documents"][1])
+
+        body, command, texts = await read_json(request, read, site.most_bytes_of_texts)
+        command = adopt(command, request, record)
+        adapter = service.adapter_of(command)
+        scored = await score(service, command, len(texts), record, held, adapter=adapter)
+        made = write(body, texts, scored, command.request_id, body.model or service.model_name)
+        return site.said(json_response(made, held), remarks, request)
 
 
 def rerank_answer(body: RerankRequest, texts: list[str], scored: Scored, request_id: str, model: str) -> Reranked:
@@ -76,7 +76,7 @@ def rerank_answer(body: RerankRequest, texts: list[str], scored: Scored, request
     return {"id": f"rerank-{request_id}", "model": model, "usage": _usage(scored), "results": results}
 
 
-def scores_of(scored: Scored, request_id: str, model: str) -> Scores:
+def scores_of(body: ScoreRequest, texts: list[str], scored: Scored, request_id: str, model: str) -> Scores:
     """The scores in the order of the documents."""
     return {
         "id": f"score-{request_id}",

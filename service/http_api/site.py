@@ -1,4 +1,4 @@
-"""The replica as the routes see it, and what each of them does first: the caller and its key, the call's record, its id."""
+"""RouteDeps, which the routes need of their replica, and the guards: authentication, charging, records."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,10 +19,10 @@ from attend.service.generation.explain import Explaining
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.unread import Unread
 from attend.service.http_api.body import Reading, most_bytes, most_bytes_of_texts
-from attend.service.http_api.inside import CALLER
+from attend.service.http_api.inside import BATCH_LINE, BatchLine
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import LINES, Metrics, RequestRecord
-from attend.service.records import Arrival, Command, ExplainCommand
+from attend.service.records import Arrival, Command, ExplainCommand, TokenUsage
 from attend.service.remarks import Beyond, Remarks, clamps
 
 C = TypeVar("C", Command, ExplainCommand)
@@ -45,7 +45,7 @@ class RouteDeps:
     keys: KeyRing | None = None
     """Who may call; None lets everybody."""
     callers: Callers = Callers()  # noqa: RUF009 - it keeps nothing of a call
-    """Finds who calls."""
+    """Finds who makes a call, but for the API key."""
     loads: Callable[[], Awaitable[tuple[int, list[Load]]]] | None = None
     """How many replicas there are, and the loads of those that answer; None where there is this one alone."""
     explaining: Explaining | None = None
@@ -57,7 +57,7 @@ class RouteDeps:
     unread: Unread = field(default_factory=Unread)
     """The bodies that are not read yet; gRPC's are among them."""
     grpc_port: int = 9000
-    """Where gRPC listens."""
+    """The port of gRPC."""
     beyond_context: Beyond = ""
     """What a max_tokens beyond the context leads to."""
     desk: Desk | None = None
@@ -65,7 +65,7 @@ class RouteDeps:
 
     @property
     def most_bytes(self) -> int:
-        """Largest body, in bytes."""
+        """The most bytes of a request body."""
         return most_bytes(self.service.engine.info.max_model_len)
 
     @property
@@ -83,11 +83,21 @@ class RouteDeps:
             clamps=clamps(self.beyond_context, by_default=clamps_by_default),
         )
 
-    def said(self, response: Response, remarks: Remarks, request: Request) -> Response:
-        """The response with the headers that say what was ignored and clamped. What was ignored is counted."""
+    def said(self, response: Response, remarks: Remarks, request: Request, usage: TokenUsage | None = None) -> Response:
+        """The response with the headers that say what was ignored and clamped. What was ignored is counted.
+
+        `usage`: the tokens of the answer, which a line of a batch is told.
+        """
+        if usage is not None and (line := line_of(request)) is not None:
+            line.usage = usage
         response.headers.update(remarks.headers())
         self.metrics.ignored.add(request.scope["route"].path, request.state.request_id, remarks.names)
         return response
+
+
+def line_of(request: Request) -> BatchLine | None:
+    """The line of a batch that calls; None of a caller over HTTP."""
+    return request.scope.get(BATCH_LINE)
 
 
 def guard(site: RouteDeps) -> params.Depends:
@@ -126,8 +136,8 @@ def guard_others(site: RouteDeps) -> params.Depends:
 def _known(site: RouteDeps, request: Request) -> RequestRecord:
     """A call's record, with its caller but for the key."""
     peer = None if request.client is None else request.client.host
-    inside = request.scope.get(CALLER)
-    request.state.caller = site.callers.of(request.headers.items(), peer) if inside is None else inside
+    line = line_of(request)
+    request.state.caller = site.callers.of(request.headers.items(), peer) if line is None else line.caller
     return open_record(site.metrics, request)
 
 
@@ -135,7 +145,7 @@ def _identify(
     site: RouteDeps, request: Request, record: RequestRecord, deadline_of: Callable[[Arrival, int | None], float] | None = None
 ) -> None:
     """Find the caller's key, before the body is read. Raises Unauthenticated."""
-    if site.keys is not None and CALLER not in request.scope:
+    if site.keys is not None and line_of(request) is None:
         record.caller = request.state.caller = replace(record.caller, key=site.keys.among(request.headers.items()))
     arrival = request.state.arrival = Arrival(record.caller.turn, asyncio.get_running_loop().time())
     request.state.reading = Reading(arrival, site.unread, deadline_of)
@@ -144,7 +154,7 @@ def _identify(
 def open_record(metrics: Metrics, request: Request) -> RequestRecord:
     """The record of a call, from its arrival at its route."""
     route, caller = request.scope["route"].path, request.state.caller
-    transport = "http" if CALLER not in request.scope else LINES
+    transport = "http" if line_of(request) is None else LINES
     return metrics.open(transport, route, request.state.request_id, request.headers.items, caller)
 
 

@@ -81,7 +81,7 @@ def text_of(body: TokenizeRequest) -> str:
 
 
 def conversation(site: RouteDeps, body: TokenizeRequest, remarks: Remarks) -> Prompt:
-    """The prompt of a chat."""
+    """The prompt that the messages of a chat become."""
     if body.prompt is not None:
         raise InvalidRequest("prompt and messages cannot both be given", "prompt")
     names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")

@@ -1,4 +1,4 @@
-"""How many replicas the load needs: the policy of Serve's autoscaler, from the loads that the engines report.
+"""The autoscaling policy of Ray Serve, from the loads that the engines report.
 
 Serve alone would count requests. But an engine is full when its places are taken, or its KV blocks, or when calls wait as
 long as they run, and which comes first depends on their lengths. Serve adds the delays: a decision must hold for so long.
@@ -27,7 +27,7 @@ class Reading(NamedTuple):
     """The load of one replica, or its mean over a while."""
 
     running: float
-    """Requests that run now."""
+    """Requests that run in the replica."""
     waiting: float
     kv_usage: float
     """Share of the KV blocks that requests hold, 0 to 1."""

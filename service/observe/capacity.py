@@ -1,4 +1,4 @@
-"""GET /v1/capacity: how much room there is, how fast the engine is, and how long a call would take.
+"""GET /v1/capacity: load, speed, and the estimated latency of a call.
 
 The wait is estimated as for any queue that is served in order of arrival: so many requests must end before this one
 starts, and they end at (requests that run) / (steps that a request takes * seconds of a step). What it assumes:
@@ -16,13 +16,11 @@ None means: not known yet, or the call does not fit the context.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from attend.model.engine.request import EngineInfo, EngineStats, StepReport
-from attend.model.errors import InvalidRequest
-from attend.model.params import describe, integer
 from attend.service.contract import server_answers
 
 SLOTS, SLOT_SECONDS = 20, 0.5
@@ -64,7 +62,7 @@ class CompletionRate:
     computed_per_second: float = 0.0
     """Tokens of prompts and answers."""
     drawn_per_second: float = 0.0
-    """New tokens of answers."""
+    """Generated tokens a second."""
     step_seconds: float | None = None
     prompt_tokens_per_second: float | None = None
     """Of the steps that computed mostly prompts; short ones do not fill a step, and make it look slow."""
@@ -85,7 +83,7 @@ class LoadMeter:
         self._step, self._prompt, self._request = Mean(), Mean(), Mean()
 
     def stepped(self, report: StepReport) -> None:
-        """Take a step in."""
+        """Add a step of the engine to the means."""
         number = int(self._clock() / SLOT_SECONDS)
         at = number % len(self._slots)
         slot = self._slots[at] if self._slots[at].number == number else _Slot(number)
@@ -127,21 +125,6 @@ class Question:
 
     prompt_tokens: int = 0
     max_tokens: int = 16
-
-
-def read_question(pairs: Iterable[tuple[str, str]]) -> Question:
-    """The query of a URL. Raises InvalidRequest for an unknown or repeated name, and for what is not an integer."""
-    given: dict[str, int] = {}
-    for name, text in pairs:
-        if name not in Question.__slots__:
-            known = ", ".join(Question.__slots__)
-            raise InvalidRequest(f"{describe(name)} is not a parameter of /v1/capacity; known: {known}", name[:64])
-        if name in given:
-            raise InvalidRequest(f"{name} is given more than once", name)
-        # int() takes more than digits, such as 1_000, and refuses very long ones.
-        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else text
-        given[name] = integer(name, value, 0, MAX_TOKENS)
-    return Question(**given)
 
 
 def fits(info: EngineInfo, question: Question) -> bool:

@@ -1,4 +1,4 @@
-"""Replicas and proxies as Serve's controller knows them, and the replicas that ended without being told to.
+"""Replicas and proxies as Serve's controller reports them, and replicas that died.
 
 Each replica signs in to Ray's key-value store before it loads, and signs out when it ends in order. A replica that is signed in
 and unknown to the controller has died. The store belongs to the cluster's head: it outlives every replica.
@@ -35,7 +35,7 @@ class ClusterState:
 
 
 def sign_in(replica: str) -> None:
-    """Sign a replica in."""
+    """Register a replica in Ray's key-value store."""
     internal_kv._internal_kv_put(PREFIX + replica.encode(), b"", namespace=NAMESPACE)
 
 

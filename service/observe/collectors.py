@@ -1,4 +1,4 @@
-"""Metrics that are read when the page is asked for: what the engine holds, and the API keys."""
+"""Metrics that are read at each scrape: the engine, KV offloading, and API keys."""
 
 import time
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from attend.model.engine.request import TokenEngine
 from attend.service.access.keys import KeyRing
+from attend.service.observe.tallies import sample
 
 
 class EngineCollector(Collector):
@@ -15,10 +16,10 @@ class EngineCollector(Collector):
 
     def __init__(self, engine: TokenEngine, model: str) -> None:
         self._engine = engine
-        self._model = model
+        self._labels = {"model": model}
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric, as it is now."""
+        """The metrics of the engine at this moment."""
         stats, info = self._engine.stats(), self._engine.info
         gauges = (
             ("requests_running", "Running requests: they hold KV cache blocks", stats.num_running),
@@ -40,31 +41,23 @@ class EngineCollector(Collector):
             ),
         )
         for name, text, value in gauges:
-            gauge = GaugeMetricFamily(f"attend_{name}", text, labels=["model"])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        about = "KV cache: tokens in a block, and the number of blocks of the first KV cache group: "
-        about += "of full attention, where there is one"
-        facts = GaugeMetricFamily("attend_cache_config_info", about, labels=["model", "block_size", "num_blocks"])
-        facts.add_metric([self._model, str(info.block_size), str(info.num_blocks)], 1)
-        yield facts
+            yield sample(GaugeMetricFamily, f"attend_{name}", text, self._labels, value)
+        about = "KV cache: tokens in a block, and blocks of the first KV cache group (full attention)"
+        sizes = {"block_size": str(info.block_size), "num_blocks": str(info.num_blocks)}
+        yield sample(GaugeMetricFamily, "attend_cache_config_info", about, self._labels | sizes, 1)
         slower = info.slower_path
         about = "1 with the reason if a backend serves that is slower than this machine's fastest; else 0, with none"
-        way = GaugeMetricFamily("attend_slower_path_info", about, labels=["model", "reason"])
-        way.add_metric([self._model, slower.reason if slower else "none"], 1 if slower else 0)
-        yield way
-        about = (
-            "Tokens of prompts that were not taken from the prefix cache, by reason: disabled: not looked up; no_state: of a "
-        )
-        about += "known prefix, no recurrent state was kept there; evicted: it was, and was evicted"
+        reason = {"reason": slower.reason if slower else "none"}
+        yield sample(GaugeMetricFamily, "attend_slower_path_info", about, self._labels | reason, 1 if slower else 0)
+        about = "Prompt tokens missed in the prefix cache: disabled, no_state (of recurrent models), evicted"
         lost = CounterMetricFamily("attend_prefix_cache_lost_tokens", about, labels=["model", "reason"])
         reasons = {
             "disabled": stats.num_lost_disabled,
             "no_state": stats.num_lost_no_state,
             "evicted": stats.num_lost_evicted,
         }
-        for reason, value in reasons.items():
-            lost.add_metric([self._model, reason], value)
+        for cause, value in reasons.items():
+            lost.add_metric([*self._labels.values(), cause], value)
         yield lost
         counters = (
             ("preemptions", "Preemptions: requests that lost their KV cache blocks and recomputed them", stats.num_preemptions),
@@ -74,9 +67,7 @@ class EngineCollector(Collector):
             ("draft_tokens_accepted", "Speculative decoding: accepted draft tokens", stats.num_accepted),
         )
         for name, text, value in counters:
-            counter = CounterMetricFamily(f"attend_{name}", text, labels=["model"])
-            counter.add_metric([self._model], value)
-            yield counter
+            yield sample(CounterMetricFamily, f"attend_{name}", text, self._labels, value)
 
 
 class OffloadCollector(Collector):
@@ -84,18 +75,15 @@ class OffloadCollector(Collector):
 
     def __init__(self, engine: TokenEngine, model: str) -> None:
         self._engine = engine
-        self._model = model
+        self._labels = {"model": model}
 
     def collect(self) -> Iterator[Metric]:
         """Each metric, as it is now; none where no folder is set."""
         stats = self._engine.stats().offload
         if stats is None:
             return
-        gauge = GaugeMetricFamily(
-            "attend_kv_disk_bytes", "KV offloading: bytes in kv_disk_folder, whoever wrote them", labels=["model"]
-        )
-        gauge.add_metric([self._model], stats.num_bytes)
-        yield gauge
+        about = "KV offloading: bytes in kv_disk_folder, whoever wrote them"
+        yield sample(GaugeMetricFamily, "attend_kv_disk_bytes", about, self._labels, stats.num_bytes)
         counters = (
             (
                 "read_tokens",
@@ -106,12 +94,12 @@ class OffloadCollector(Collector):
             ("written_bytes", "KV offloading: bytes that were written", stats.written_bytes),
             (
                 "dropped_requests",
-                "KV offloading: ended requests of which not all was written: evicted, too many at once, or after an error",
+                "KV offloading: ended requests that were not written whole: evicted, too many, or an error",
                 stats.dropped_texts,
             ),
             (
                 "recomputed_requests",
-                "KV offloading: requests whose prefix was on disk and was computed, since reading would take longer, or did",
+                "KV offloading: requests whose prefix was computed again, since reading is slower",
                 stats.num_slower,
             ),
             (
@@ -121,9 +109,7 @@ class OffloadCollector(Collector):
             ),
         )
         for name, text, value in counters:
-            counter = CounterMetricFamily(f"attend_kv_disk_{name}", text, labels=["model"])
-            counter.add_metric([self._model], value)
-            yield counter
+            yield sample(CounterMetricFamily, f"attend_kv_disk_{name}", text, self._labels, value)
 
 
 class KeysCollector(Collector):
@@ -131,10 +117,10 @@ class KeysCollector(Collector):
 
     def __init__(self, keys: KeyRing, model: str) -> None:
         self._keys = keys
-        self._model = model
+        self._labels = {"model": model}
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric, as it is now."""
+        """The metrics of the API key file at this moment."""
         text = "1 while the API key file is valid; with 0 the keys read before stay in use, and no replica can start"
         gauges = (
             ("attend_api_keys_file_ok", text, self._keys.file_ok),
@@ -146,6 +132,4 @@ class KeysCollector(Collector):
             ),
         )
         for name, about, value in gauges:
-            gauge = GaugeMetricFamily(name, about, labels=["model"])
-            gauge.add_metric([self._model], float(value))
-            yield gauge
+            yield sample(GaugeMetricFamily, name, about, self._labels, float(value))

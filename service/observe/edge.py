@@ -1,4 +1,4 @@
-"""HAProxy in numbers, from its statistics: connections, their limit, calls, and the errors that callers got.
+"""Metrics of HAProxy, from its statistics: connections, limits, requests and errors.
 
 The errors come in two counters, all of them and those that a replica gave: HAProxy made the rest itself. Their difference would
 be no counter, since an answer is counted when a replica begins it, and at the edge when it has ended.
@@ -39,11 +39,11 @@ ABOUT = {
     ),
     "attend_edge_prefix_routed_total": (
         "counter",
-        "Requests routed by prefix: own: to the replica that has it in its prefix cache; other: elsewhere, as that was busy",
+        "Requests routed by prefix: own: to the replica that caches it; other: elsewhere, as that was busy",
     ),
     "attend_edge_errors_total": (
         "counter",
-        "Errors that clients got from HAProxy or through it: 5xx, over gRPC the codes 2, 13, 14 and 15 before a stream",
+        "Errors that clients got through HAProxy: 5xx; over gRPC codes 2, 13, 14 and 15 before a stream",
     ),
     "attend_edge_replica_errors_total": ("counter", "Those of attend_edge_errors_total that a replica sent"),
 }

@@ -1,4 +1,4 @@
-"""Calls without a key that is known: counted, and logged so often a minute that nobody fills a disk by guessing."""
+"""Authentication failures: counted, and logged at a limited rate."""
 
 import logging
 import time

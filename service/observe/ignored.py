@@ -1,4 +1,4 @@
-"""Fields that calls have, and that are ignored: counted by route, and logged once a name and minute."""
+"""Ignored request fields: counted by route, and each name logged once a minute."""
 
 import logging
 import time

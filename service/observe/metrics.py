@@ -37,7 +37,7 @@ from attend.service.observe.collectors import EngineCollector, KeysCollector, Of
 from attend.service.observe.compat import VllmNames
 from attend.service.observe.failures import AuthFailures
 from attend.service.observe.ignored import IgnoredFields
-from attend.service.observe.tallies import Count, Histogram, Reading
+from attend.service.observe.tallies import Count, Family, Histogram, Reading
 from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
 from attend.service.records import Chunk
 
@@ -96,11 +96,11 @@ class Metrics:
         self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests that produced a token")
         self.generation_tokens = self._count("generation_tokens", "Generated tokens sent to clients")
         self._requests = self._by_route("requests", "Finished generation requests by outcome", COUNTED, OUTCOMES)
-        about = f"Rejected requests (admission control) by reason: {', '.join(REASONS)}"
+        about = f"Rejected requests by reason: {', '.join(REASONS)}"
         self._rejected = Counter("attend_requests_rejected", about, ["model", "reason"], registry=self.registry)
         for reason in REASONS:
             self._rejected.labels(model, reason)
-        about = "Finished requests to routes that generate nothing (models, tokens, capacity) by outcome"
+        about = "Finished requests to routes that generate nothing, by outcome"
         self._others = self._by_route("other_requests", about, OTHERS, ("ok",))
         self.failures = AuthFailures(model, self.registry, clock)
         self.ignored = IgnoredFields(model, self.registry, clock)
@@ -174,13 +174,7 @@ class Metrics:
                 counter.labels(self._labels["model"], transport, route, outcome)
         return counter
 
-    def _read(
-        self,
-        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
-        name: str,
-        text: str,
-        read: Callable[[], float],
-    ) -> None:
+    def _read(self, family: Family, name: str, text: str, read: Callable[[], float]) -> None:
         Reading(family, f"attend_{name}", text, self._labels, read, self.registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:

@@ -1,4 +1,4 @@
-"""What anybody may ask for, and what takes milliseconds of plain Python to make, or a message to each replica."""
+"""A page that anybody may request, such as metrics: made once at a time, at a limited rate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

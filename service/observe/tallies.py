@@ -1,4 +1,4 @@
-"""Counters and histograms that one thread writes, the event loop's: some are written for each token of each stream.
+"""Counters and histograms without locks, for the event loop, and metrics of one sample.
 
 Those of prometheus_client may be written by any thread. Each write takes locks and searches the buckets one by one, which
 for a token takes longer than the rest of the bookkeeping together.
@@ -12,6 +12,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+
+def sample(kind: Family, name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    """A metric with one sample."""
+    family = kind(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
 
 class Count(Collector):
     """A counter: `value` only grows."""
@@ -22,11 +31,8 @@ class Count(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The family of one sample."""
-        name, text, labels = self._about
-        family = CounterMetricFamily(name, text, labels=list(labels))
-        family.add_metric(list(labels.values()), self.value)
-        yield family
+        """The counter with its one sample."""
+        yield sample(CounterMetricFamily, *self._about, self.value)
 
 
 class Reading(Collector):
@@ -34,7 +40,7 @@ class Reading(Collector):
 
     def __init__(
         self,
-        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        family: Family,
         name: str,
         text: str,
         labels: Mapping[str, str],
@@ -46,11 +52,8 @@ class Reading(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The family of one sample."""
-        kind, name, text, labels = self._about
-        family = kind(name, text, labels=list(labels))
-        family.add_metric(list(labels.values()), self._read())
-        yield family
+        """The metric with its one sample."""
+        yield sample(*self._about, self._read())
 
 
 class Histogram(Collector):

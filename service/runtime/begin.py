@@ -1,4 +1,4 @@
-"""Where the driver process begins: a Ray that the driver cannot work with is refused in a sentence."""
+"""Entry point of the driver process: refuses a version of Ray that it cannot work with."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Who calls, as the settings of a server say it."""
+"""Makes the caller identification from the settings."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Ends a call whose caller has left. Ray Serve does so itself; uvicorn tells only who reads or writes."""
+"""Middleware without Ray: cancels a call whose caller has disconnected."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ class EndsWithCaller:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on."""
+        """Answer the call, or end it when its caller leaves."""
         task, leaving = asyncio.current_task(), scope["extensions"][LEAVING]
         is_answered = is_over = False
         assert task is not None

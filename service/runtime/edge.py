@@ -75,7 +75,7 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
     """
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise SettingError(
-            f"{folder.parent} is mounted noexec, and HAProxy's start script goes there: TMPDIR names another folder"
+            f"{folder.parent} is mounted noexec, and HAProxy's start script goes there: set TMPDIR to another folder"
         )
     try:
         binary = get_haproxy_binary()

@@ -1,4 +1,4 @@
-"""What processes that load a model find in their environment before they import torch."""
+"""Environment variables of processes that load a model, set before torch is imported."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Files of a server: how many may be open, and that nobody removes those it needs."""
+"""Open file limit, and locks that keep systemd-tmpfiles from removing files in use."""
 
 import fcntl
 import os

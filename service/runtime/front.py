@@ -1,4 +1,4 @@
-"""HTTP of a replica without Ray: uvicorn, with the limits that HAProxy has in front of Ray Serve."""
+"""The HTTP server of a replica without Ray: uvicorn, with the limits that HAProxy has elsewhere."""
 
 import asyncio
 import contextlib
@@ -78,7 +78,7 @@ class Connection(HttpToolsProtocol):
         self._leaving: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Wait for a first head."""
+        """Start the time limit of the first request head."""
         super().connection_made(transport)
         self.address = "" if self.client is None else self.client[0]
         self._await_head()
@@ -195,7 +195,7 @@ class Bounded:
 
     def __init__(self, app: ASGIApp, most: int, cors_origins: Sequence[str] = ()) -> None:
         self.app = app
-        self.places = FairSemaphore(most, "calls run here")
+        self.places = FairSemaphore(most, "calls are running")
         self.refused = with_cors(RequestIds(self._refuse, behind_serve=False), cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -230,7 +230,7 @@ class Bounded:
         return read
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = Overloaded(f"{self.places.most} calls run here already")
+        error = Overloaded(f"{self.places.most} calls are running already")
         await error_response(error, scope["state"]["request_id"])(scope, receive, send)
 
 

@@ -1,4 +1,4 @@
-"""What Ray starts as HAProxy: writes our configuration in the place of Ray's, and becomes HAProxy.
+"""The program that Ray starts as HAProxy: writes our configuration, and becomes HAProxy.
 
 Ray writes a file and starts "haproxy -db -f FILE ..." at each change of the replicas. It names the process by its id, so this
 program becomes HAProxy (`exec`). It runs from a copy beside `edge.json` (`edge.py::write_edge`), and imports nothing of ours.
@@ -244,7 +244,7 @@ def _tell_failure(file: Path, text: str, reason: str, environment: Environment) 
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file whole."""
+    """Replace a file atomically."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)

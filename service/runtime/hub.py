@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 class Entry(NamedTuple):
-    """A file of a repository."""
+    """A file in a repository of the hub."""
 
     size: int
     sha256: str | None

@@ -1,4 +1,4 @@
-"""What the first process of a server does, with Ray or without: it waits, is told to stop, and says how far it is."""
+"""Life of the first process: signals, the ready line, certificates, the stop."""
 
 import asyncio
 import contextlib
@@ -85,12 +85,12 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
 
 def _recorded(graphs: int, pieces: int) -> str:
     """How many sizes of steps are CUDA graphs, and in how many the pieces between attentions are; nothing without any."""
-    return f", graphs {graphs} + {pieces}" if graphs or pieces else ""
+    return f", CUDA graphs {graphs}, piecewise {pieces}" if graphs or pieces else ""
 
 
 def _drawn(defaults: dict[str, float]) -> str:
     """How tokens are drawn where a call does not say; nothing where that is from all of them."""
-    return "  draws with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
+    return "  samples with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
 
 
 def shown_host(host: str) -> str:
@@ -130,7 +130,7 @@ class Stop(asyncio.Event):
     """Set when the process is told to stop."""
 
     number = 0
-    """The signal that told it."""
+    """The number of the signal that set it."""
 
 
 def catch_signals() -> Stop:

@@ -1,4 +1,4 @@
-"""Whether `model` names a checkpoint at all: told before anything large is imported, and in words that say what is wrong."""
+"""Resolves `model` to a checkpoint before large imports, with errors that say what is wrong."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def resolve_model(settings: Settings, say: Callable[[str], None]) -> Settings:
     except OSError as error:
         raise CheckpointError(f"{model[:256]} cannot be read: {error.strerror}") from error
     if found is not None:
-        say(f"{model} is not a path here: {found} is taken")
+        say(f"{model} is not a path here: using {found}")
         return settings.model_copy(update={"model": found})
     _check(path)
     return settings

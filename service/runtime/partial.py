@@ -1,4 +1,4 @@
-"""Downloads of the hub whose process was killed: the library takes none of them up again, here they go on where they ended.
+"""Resumes downloads of the hub whose process was killed, which huggingface_hub does not.
 
 huggingface_hub writes a large file to `blobs/SHA256.RANDOM.incomplete`, under a lock of that hash, and renames it when it is
 whole.
@@ -18,13 +18,13 @@ AT_ONCE = 8
 
 
 class Partial(NamedTuple):
-    """The beginning of a file."""
+    """The part of a file that an ended process has downloaded."""
 
     name: str
-    """In its repository."""
+    """The file's name in its repository."""
     path: Path
     length: int
-    """Bytes that are there."""
+    """Bytes of it that are on disk."""
 
     @property
     def blob(self) -> Path:
@@ -78,7 +78,7 @@ def _go_on(repository: str, commit: str, one: Partial, size: int, say: Callable[
         with FileLock(lock, timeout=0):
             if one.blob.exists() or not one.path.exists():
                 return
-            say(f"Going on with {one.name}: {one.length / 1e9:.2f} of {size / 1e9:.2f} GB are here")
+            say(f"Resuming {one.name}: {one.length / 1e9:.2f} of {size / 1e9:.2f} GB are on disk")
             with one.path.open("r+b") as file:
                 file.truncate(one.length)
                 file.seek(one.length)

@@ -1,4 +1,4 @@
-"""What a replica asks of Ray's nodes."""
+"""Resources that a replica asks of Ray: CPUs, GPUs, placement groups."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -32,7 +32,7 @@ class Ports:
 
     @property
     def inner(self) -> list[int]:
-        """Every port of the slot."""
+        """Every port that the slot reserves."""
         starts = (HTTP_START + self.slot * WIDTH, GRPC_START + self.slot * WIDTH)
         return [port for start in starts for port in range(start, start + WIDTH)]
 
@@ -70,7 +70,7 @@ def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
         if all(is_free(port) for port in ports.inner):
             return ports, lock
         lock.close()
-    raise SettingError(f"all {SLOTS} ranges of inner ports from {HTTP_START} on are taken")
+    raise SettingError(f"all {SLOTS} ranges of internal ports from {HTTP_START} on are taken by other servers")
 
 
 def is_free(port: int) -> bool:

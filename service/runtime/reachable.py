@@ -1,4 +1,4 @@
-"""Where HAProxy sends calls.
+"""Whether HAProxy routes to the replicas.
 
 Serve reports that an application runs as soon as a call can reach it, even if only through Serve's own proxy. A moment later it
 starts HAProxy again with the replicas' addresses, and the previous process closes each connection after its current answer.

@@ -1,4 +1,4 @@
-"""The certificate of TLS and its key: read, tried, and given to a HAProxy that runs.
+"""TLS certificates: read, checked, and handed to a running HAProxy.
 
 HAProxy's start script runs this file by its path, so it imports nothing but the standard library:
 

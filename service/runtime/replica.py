@@ -1,4 +1,4 @@
-"""One replica, put together: engine, service, metrics, HTTP application, gRPC methods.
+"""One replica: engine, service, metrics, HTTP application and gRPC methods.
 
 Its process runs one event loop, which talks, and one step thread, which computes. Ray Serve runs it (`deployment.py`), or one
 process alone does (`single.py`).

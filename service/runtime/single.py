@@ -174,7 +174,7 @@ async def watch(replica: "Replica", certificate: "Certificate | None" = None) ->
 
 
 def page(replica: "Replica", certificate: "Certificate | None" = None) -> str:
-    """The metrics page."""
+    """The metrics page of the one replica."""
     from attend.service.observe import edge
     from attend.service.observe.exposition import merge, replica_counts, serving
 

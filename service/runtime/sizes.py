@@ -1,4 +1,4 @@
-"""What follows from the settings before a model is loaded: the engine's part of them, and how many calls a replica takes."""
+"""Engine options and the call limit of a replica, from the settings."""
 
 from attend.model.engine.options import EngineOptions
 from attend.model.machine import usable_cores

@@ -1,4 +1,4 @@
-"""TLS of one process. It takes over a new certificate while it runs; with Ray Serve HAProxy and `renew.py` do."""
+"""TLS of one process, with renewal of its certificate; under Ray Serve HAProxy and `renew.py` do this."""
 
 import logging
 

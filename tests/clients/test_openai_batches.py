@@ -60,6 +60,14 @@ def test_a_batch_from_its_file_to_its_answers(client, tmp_path: Path):
     assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (6, 6, 0)
     rows = [json.loads(row) for row in client.files.content(batch.output_file_id).text.splitlines()]
     assert [row["custom_id"] for row in rows] == [f"r{at}" for at in range(6)]
+    tokens = [row["response"]["body"]["usage"] for row in rows]
+    assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in tokens) > 0
+    assert batch.usage.output_tokens == sum(each["completion_tokens"] for each in tokens) > 0
+    assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens
+    assert batch.usage.input_tokens_details.cached_tokens == sum(
+        each["prompt_tokens_details"]["cached_tokens"] for each in tokens
+    )
+    assert batch.usage.output_tokens_details.reasoning_tokens == 0
     for at, row in enumerate(rows):
         direct = client.completions.create(model=MODEL, prompt=f"def f{at}(", max_tokens=8, temperature=0)
         assert row["response"]["body"]["choices"][0]["text"] == direct.choices[0].text

@@ -1,5 +1,7 @@
 """The two servers that the end-to-end tests share, side by side on one machine; and a browser for the pages."""
 
+import asyncio
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +9,16 @@ from typing import Any
 import pytest
 
 from tests.service.server import Server, running
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")

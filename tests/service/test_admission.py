@@ -110,16 +110,14 @@ def test_a_key_whose_places_are_taken_is_refused_before_its_call_is_read(ring, m
         assert ask(server, route) in ("429", "RESOURCE_EXHAUSTED")
 
 
-def test_calls_that_need_a_key_are_charged_and_probes_are_not(ring):
+async def test_calls_that_need_a_key_are_charged_and_probes_are_not(ring):
     keys = ring(requests_per_minute=3)
     server = whole_server(keys=keys)
 
-    async def run():
-        async with server.http() as client:
-            paths = ("/v1/models", "/healthz", "/v1/capacity") * 2
-            return [(await client.get(path, headers=HEADER)).status_code for path in paths]
-
-    assert asyncio.run(run()) == [200, 200, 200, 200, 200, 429]
+    async with server.http() as client:
+        paths = ("/v1/models", "/healthz", "/v1/capacity") * 2
+        found = [(await client.get(path, headers=HEADER)).status_code for path in paths]
+    assert found == [200, 200, 200, 200, 200, 429]
 
 
 @pytest.mark.parametrize(
@@ -143,22 +141,19 @@ def test_a_call_that_cannot_have_its_tokens_is_refused_before_it_is_tokenized_or
     assert (caller.usage.running, caller.usage.tokens.spent) == (0, 50)
 
 
-def test_concurrent_counts_answers_and_frees_them_when_their_call_ends(ring):
+async def test_concurrent_counts_answers_and_frees_them_when_their_call_ends(ring):
     caller, engine = ci(ring(concurrent=8)), FakeEngine(held=True)
 
-    async def run():
-        server = build_server(engine)
-        running = asyncio.create_task(answered(server, command(caller, "a", "b", n=3)))
-        await until(lambda: len(engine.open) == 6)
-        assert caller.usage.running == 6
-        with pytest.raises(RateLimited, match="concurrent = 8"):
-            await answered(server, command(caller, n=3))
-        with pytest.raises(InvalidRequest, match="at most 8, the limit concurrent of API key 'ci'; got 9"):
-            await answered(server, command(caller, "a", "b", "c", n=3))
-        engine.release(4)
-        await running
-
-    asyncio.run(run())
+    server = build_server(engine)
+    running = asyncio.create_task(answered(server, command(caller, "a", "b", n=3)))
+    await until(lambda: len(engine.open) == 6)
+    assert caller.usage.running == 6
+    with pytest.raises(RateLimited, match="concurrent = 8"):
+        await answered(server, command(caller, n=3))
+    with pytest.raises(InvalidRequest, match="at most 8, the limit concurrent of API key 'ci'; got 9"):
+        await answered(server, command(caller, "a", "b", "c", n=3))
+    engine.release(4)
+    await running
     assert caller.usage.running == 0
 
 
@@ -209,44 +204,39 @@ def test_a_call_that_the_engine_refused_pays_no_tokens(ring):
     assert charged(ring, full, error=Overloaded, max_tokens=50) == 0
 
 
-def test_tokens_are_reserved_as_soon_as_they_are_counted_and_until_the_call_ends(ring):
+async def test_tokens_are_reserved_as_soon_as_they_are_counted_and_until_the_call_ends(ring):
     caller, engine = ci(ring(tokens_per_minute=100)), FakeEngine(held=True)
 
-    async def run():
-        server = build_server(engine)
-        first = asyncio.create_task(answered(server, command(caller, "abc", max_tokens=50)))
-        await until(lambda: engine.open)
-        assert caller.usage.tokens.spent == 53
-        with pytest.raises(RateLimited, match="tokens_per_minute"):
-            await answered(server, command(caller, "a" * 48, max_tokens=1))
-        engine.rule = lambda request: END
-        engine.release()
-        await first
-
-    asyncio.run(run())
+    server = build_server(engine)
+    first = asyncio.create_task(answered(server, command(caller, "abc", max_tokens=50)))
+    await until(lambda: engine.open)
+    assert caller.usage.tokens.spent == 53
+    with pytest.raises(RateLimited, match="tokens_per_minute"):
+        await answered(server, command(caller, "a" * 48, max_tokens=1))
+    engine.rule = lambda request: END
+    engine.release()
+    await first
     assert caller.usage.tokens.spent == 4
 
 
 # The share of one key
 
 
-def test_one_key_cannot_take_all_places_of_preparation_and_callers_without_keys_share_them(ring, monkeypatch):
+async def test_one_key_cannot_take_all_places_of_preparation_and_callers_without_keys_share_them(ring, monkeypatch):
     keys = ring()
 
-    async def run() -> list[int]:
-        server, never = build_server(), asyncio.Event()
-        monkeypatch.setattr(server.service.preparation, "answers", lambda command: never.wait())
-        counts = []
-        for caller in (ci(keys), ci(keys, "other"), None):
-            calls = [asyncio.create_task(answered(server, command(caller))) for _ in range(400)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            refused = [call for call in calls if call.done()]
-            assert {type(call.exception()) for call in refused} == {Overloaded}
-            counts.append(len(calls) - len(refused))
-        return counts
-
-    assert asyncio.run(run()) == [80, 60, 180]
+    server, never = build_server(), asyncio.Event()
+    monkeypatch.setattr(server.service.preparation, "answers", lambda command: never.wait())
+    counts = []
+    for caller in (ci(keys), ci(keys, "other"), None):
+        calls = [asyncio.create_task(answered(server, command(caller))) for _ in range(400)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        refused = [call for call in calls if call.done()]
+        assert {type(call.exception()) for call in refused} == {Overloaded}
+        counts.append(len(calls) - len(refused))
+    found = counts
+    assert found == [80, 60, 180]
 
 
 def test_the_first_grammar_of_a_key_does_not_wait_for_all_grammars_of_another(ring, monkeypatch):
@@ -275,37 +265,32 @@ def test_the_first_grammar_of_a_key_does_not_wait_for_all_grammars_of_another(ri
     )
 
 
-def test_a_conversation_is_rendered_within_the_bounds_of_preparation(ring, monkeypatch):
+async def test_a_conversation_is_rendered_within_the_bounds_of_preparation(ring, monkeypatch):
     """Where a template takes its time, a deadline passes, and a place is held."""
     server, gate = whole_server(), threading.Event()
     server.service._preparing = FairSemaphore(1, "requests are being prepared")
     monkeypatch.setattr(ChatTemplate, "write", lambda *_, **__: gate.wait(20) and ChatText("a"))
     sent = json.dumps(ROUTES["/v1/chat/completions"] | {"deadline_ms": 1500}).encode()
 
-    async def run():
-        first = asyncio.create_task(asgi(server, "/v1/chat/completions", sent))
-        await until(lambda: server.service._preparing._held)
-        second = await asgi(server, "/v1/chat/completions", sent)
-        return (await first).status, second.status
-
-    assert asyncio.run(run()) == (504, 429)
+    first = asyncio.create_task(asgi(server, "/v1/chat/completions", sent))
+    await until(lambda: server.service._preparing._held)
+    second = await asgi(server, "/v1/chat/completions", sent)
+    found = (await first).status, second.status
+    assert found == (504, 429)
     gate.set()
 
 
-def test_log_probabilities_of_prompts_are_bounded_over_all_calls_together(ring):
+async def test_log_probabilities_of_prompts_are_bounded_over_all_calls_together(ring):
     engine, keys = FakeEngine(held=True), ring()
 
-    async def run():
-        server = build_server(engine)
-        server.service._scores = FairSemaphore(24, "log probabilities are being computed")
-        asked = {"prompt_logprobs": 1, "max_tokens": 1}
-        running = asyncio.create_task(answered(server, command(None, "abcde", n=2, **asked)))  # 20 of them
-        await until(lambda: engine.open)
-        with pytest.raises(Overloaded, match="20 log probabilities are being computed already"):
-            await answered(server, command(ci(keys), "abc", **asked))
-        engine.release(3)
-        await running
-        engine.release(3)
-        assert await answered(server, command(ci(keys), "abc", **asked)) == 1
-
-    asyncio.run(run())
+    server = build_server(engine)
+    server.service._scores = FairSemaphore(24, "log probabilities are being computed")
+    asked = {"prompt_logprobs": 1, "max_tokens": 1}
+    running = asyncio.create_task(answered(server, command(None, "abcde", n=2, **asked)))  # 20 of them
+    await until(lambda: engine.open)
+    with pytest.raises(Overloaded, match="20 log probabilities are being computed already"):
+        await answered(server, command(ci(keys), "abc", **asked))
+    engine.release(3)
+    await running
+    engine.release(3)
+    assert await answered(server, command(ci(keys), "abc", **asked)) == 1

@@ -80,26 +80,24 @@ def test_a_deadline_passes_while_a_long_message_waits_to_be_made_a_command(monke
         gate.set()
 
 
-def test_bodies_of_both_transports_share_one_budget():
+async def test_bodies_of_both_transports_share_one_budget():
     """A call over HTTP whose body does not come loses to calls over gRPC of the same address, the oldest first."""
     server = build_server(unread=Unread(3 * CALL_BYTES))
 
-    async def run() -> tuple[int, list[bool]]:
-        never, http = asyncio.Event(), server.http()
-        first = asyncio.create_task(http.post(COMPLETIONS, content=silent(never), headers={"content-type": "application/json"}))
-        await asyncio.sleep(0.2)
-        calls = []
-        for _ in range(3):
-            context = SimpleNamespace(invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1")
-            turn = server.methods.turn_of(context)
-            calls.append(asyncio.create_task(reading.receive_message(silent(never), server.methods.unread, turn, 1)))
-            await asyncio.sleep(0.05)
-        done = [call.done() for call in calls]
-        for call in calls:
-            call.cancel()
-        return (await asyncio.wait_for(first, 10)).status_code, done
-
-    assert asyncio.run(run()) == (429, [False] * 3)
+    never, http = asyncio.Event(), server.http()
+    first = asyncio.create_task(http.post(COMPLETIONS, content=silent(never), headers={"content-type": "application/json"}))
+    await asyncio.sleep(0.2)
+    calls = []
+    for _ in range(3):
+        context = SimpleNamespace(invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1")
+        turn = server.methods.turn_of(context)
+        calls.append(asyncio.create_task(reading.receive_message(silent(never), server.methods.unread, turn, 1)))
+        await asyncio.sleep(0.05)
+    done = [call.done() for call in calls]
+    for call in calls:
+        call.cancel()
+    found = (await asyncio.wait_for(first, 10)).status_code, done
+    assert found == (429, [False] * 3)
 
 
 async def silent(never: asyncio.Event):
@@ -141,48 +139,42 @@ def serve_like(monkeypatch, server: Server | None) -> tuple[Any, list[tuple[byte
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
-def test_behind_serve_the_key_is_judged_before_the_message_and_the_place_comes_after_it(monkeypatch, tmp_path, method):
+async def test_behind_serve_the_key_is_judged_before_the_message_and_the_place_comes_after_it(monkeypatch, tmp_path, method):
     write_keys(tmp_path / "keys", {"ci": Entry(digest_of(b"att_ci"), Limits())})
     server = build_server(keys=KeyRing(tmp_path / "keys"))
     make, given = serve_like(monkeypatch, server)
     monkeypatch.setattr(reading, "MESSAGE_SECONDS", 0.5)
     good, path = (("authorization", "Bearer att_ci"),), f"/attend.v1.GenerationService/{method}"
 
-    async def run() -> None:
-        real = make()
-        register.add_generation_service(server.methods, real)
-        port = real.add_insecure_port("127.0.0.1:0")
-        await real.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            begin = channel.stream_stream(path)
-            assert [answer async for answer in begin(iter([b"message"]), metadata=good)] == [b"answer"]
-            kind = "UNARY_STREAM" if method == "GenerateStream" else "UNARY_UNARY"
-            assert given.pop() == (b"message", kind)
-            wrong = begin(metadata=(("authorization", "Bearer other"),))  # its message never comes
-            assert [answer async for answer in wrong] == [b"answer"], "the method, which refuses it"
-            assert given.pop() == (b"", kind)
-            with pytest.raises(grpc.aio.AioRpcError) as slow:
-                [answer async for answer in begin(metadata=good, timeout=10)]
-            assert slow.value.details() == "the message must arrive within 0.5 seconds"
-            assert given == [], "it had no place"
-        await real.stop(None)
-
-    asyncio.run(run())
+    real = make()
+    register.add_generation_service(server.methods, real)
+    port = real.add_insecure_port("127.0.0.1:0")
+    await real.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        begin = channel.stream_stream(path)
+        assert [answer async for answer in begin(iter([b"message"]), metadata=good)] == [b"answer"]
+        kind = "UNARY_STREAM" if method == "GenerateStream" else "UNARY_UNARY"
+        assert given.pop() == (b"message", kind)
+        wrong = begin(metadata=(("authorization", "Bearer other"),))  # its message never comes
+        assert [answer async for answer in wrong] == [b"answer"], "the method, which refuses it"
+        assert given.pop() == (b"", kind)
+        with pytest.raises(grpc.aio.AioRpcError) as slow:
+            [answer async for answer in begin(metadata=good, timeout=10)]
+        assert slow.value.details() == "the message must arrive within 0.5 seconds"
+        assert given == [], "it had no place"
+    await real.stop(None)
 
 
-def test_serves_own_proxy_reads_messages_as_serve_does(monkeypatch):
+async def test_serves_own_proxy_reads_messages_as_serve_does(monkeypatch):
     make, given = serve_like(monkeypatch, None)
 
-    async def run() -> None:
-        real = make()
-        register.add_generation_service(build_server().methods, real)
-        port = real.add_insecure_port("127.0.0.1:0")
-        await real.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert await channel.unary_unary("/attend.v1.GenerationService/Generate")(b"message") == b"answer"
-        await real.stop(None)
-
-    asyncio.run(run())
+    real = make()
+    register.add_generation_service(build_server().methods, real)
+    port = real.add_insecure_port("127.0.0.1:0")
+    await real.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await channel.unary_unary("/attend.v1.GenerationService/Generate")(b"message") == b"answer"
+    await real.stop(None)
     assert given == [(b"message", "UNARY_UNARY")]
 
 

@@ -1,6 +1,5 @@
 """Defaults of sampling: the caller's word goes before the checkpoint's, and that before our own, on both transports."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -61,19 +60,16 @@ def test_what_a_caller_says_goes_before_the_checkpoints_defaults_field_by_field(
     assert drawn_by(read({name: ASKED[name]}, DEFAULTS)) == FILE | {name: ASKED[name]}
 
 
-def test_the_served_model_shows_its_defaults_and_its_stop_tokens_and_every_transport_draws_by_them():
+async def test_the_served_model_shows_its_defaults_and_its_stop_tokens_and_every_transport_draws_by_them():
     server = build_server(template=ChatTemplate("x"), defaults=DEFAULTS)
 
-    async def calls() -> dict[str, Any]:
-        say = {"max_tokens": 1, "top_k": 7}
-        async with server.http() as client, grpc_channel(server) as channel:
-            await client.post("/v1/completions", json={"prompt": "a", **say})
-            await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], **say})
-            sampling = pb.SamplingParameters(top_k=7)
-            await GenerationServiceStub(channel).Generate(pb.GenerateRequest(text="a", max_tokens=1, sampling=sampling))
-            return (await client.get("/v1/models/fake")).json()
-
-    found = asyncio.run(calls())
+    say = {"max_tokens": 1, "top_k": 7}
+    async with server.http() as client, grpc_channel(server) as channel:
+        await client.post("/v1/completions", json={"prompt": "a", **say})
+        await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], **say})
+        sampling = pb.SamplingParameters(top_k=7)
+        await GenerationServiceStub(channel).Generate(pb.GenerateRequest(text="a", max_tokens=1, sampling=sampling))
+        found = (await client.get("/v1/models/fake")).json()
     assert (found["default_sampling"], found["stop_token_ids"]) == (FILE, [END])
     drawn = [
         (each.sampling.temperature, each.sampling.top_k, each.decoding.repetition_penalty) for each in server.engine.requests

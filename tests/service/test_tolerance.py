@@ -1,6 +1,5 @@
 """Fields that nobody here knows: taken and said, or refused with what to use."""
 
-import asyncio
 import logging
 import re
 
@@ -317,17 +316,14 @@ def test_a_limit_within_the_context_is_not_said():
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 @pytest.mark.parametrize(("most", "said"), [(32000, "max_tokens"), (4, None)])
-def test_over_grpc_the_trailing_metadata_says_that_a_limit_is_clamped(method, most, said):
+async def test_over_grpc_the_trailing_metadata_says_that_a_limit_is_clamped(method, most, said):
     server = build_server(FakeEngine(info=info(max_model_len=32)))
     server.methods.beyond_context = "clamp"
 
-    async def run():
-        async with grpc_channel(server) as channel:
-            call = getattr(GenerationServiceStub(channel), method)(pb.GenerateRequest(text="ab", max_tokens=most))
-            if method == "GenerateStream":
-                assert [answer async for answer in call]
-            return dict(await call.trailing_metadata())
-
-    beside = asyncio.run(run())
+    async with grpc_channel(server) as channel:
+        call = getattr(GenerationServiceStub(channel), method)(pb.GenerateRequest(text="ab", max_tokens=most))
+        if method == "GenerateStream":
+            assert [answer async for answer in call]
+        beside = dict(await call.trailing_metadata())
     assert beside.get(CLAMPED) == said
     assert beside["x-request-id"]

@@ -92,21 +92,21 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The answer as it is made. Text and tokens are deltas; counts are totals so far.
+        """The answer, streamed. Text and tokens are deltas; counts are totals so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """The answer to a conversation, at once: what the model thinks, says and calls.
+        """The whole answer to a conversation: reasoning, content and tool calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChatStream(self, request, context):
-        """The same as it is made. Texts, tokens and the arguments of calls are deltas.
+        """The answer to a conversation, streamed. Texts, tokens and arguments of tool calls are deltas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,7 +127,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Whom each token of a text attends to, how sure the model is of the next, and what each layer would say.
+        """Attention weights of a text, log probabilities of its tokens, and the logit lens of each layer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Each text as a vector of length 1.
+        """Embeddings: each text as a vector of length 1.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""Who calls a server of several models: judged before a body is read, and before any model is loaded for it."""
+"""Admission for several models: authentication and limits before a body is read or a model is loaded."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ class Door:
         self.unread = Unread()
         self.registry = CollectorRegistry()
         self.failures = AuthFailures(SERVER, self.registry)
-        about = "Calls that the server refused, or could not pass to the process of their model, by code of the error"
+        about = "Calls that the server refused, or could not pass to their model, by error code"
         self._refusals = Counter("attend_models_refusals", about, ["transport", "code"], registry=self.registry)
         for transport, error in product(COUNTED, (Unauthenticated, ModelNotFound, ModelUnavailable, Overloaded, RateLimited)):
             self._refusals.labels(transport, TABLE[error].code)

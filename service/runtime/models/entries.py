@@ -1,4 +1,4 @@
-"""The file of `--models`: names, checkpoints, settings, and the limits that all models share. Every error names the field."""
+"""The YAML file of `--models`: names, checkpoints, settings, and shared limits. Errors name the field."""
 
 import difflib
 import json
@@ -41,7 +41,7 @@ Seconds = Annotated[float, Field(ge=0, le=86400 * 365)]
 
 
 class Entry(BaseModel):
-    """A model of the file."""
+    """One model of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
@@ -58,7 +58,7 @@ class Entry(BaseModel):
 
 
 class ModelsFile(BaseModel):
-    """The whole file."""
+    """The content of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 

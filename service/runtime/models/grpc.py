@@ -1,4 +1,4 @@
-"""gRPC of several models: each call's message is read here and goes on as it came, and so do the messages of the answer."""
+"""gRPC of several models: forwards each call to the process of its model."""
 
 import asyncio
 import secrets
@@ -49,7 +49,7 @@ class Passing:
 
     def __init__(self, door: Door, pool: Pool[ModelProcess], seconds: float, most_calls: int) -> None:
         self._door, self._pool, self._seconds = door, pool, seconds
-        self._places = FairSemaphore(most_calls, "calls run here")
+        self._places = FairSemaphore(most_calls, "calls are running")
 
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """The handlers of our service."""

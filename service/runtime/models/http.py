@@ -1,4 +1,4 @@
-"""HTTP of several models: each call goes to the process of the model that it names, byte for byte in both directions."""
+"""HTTP of several models: forwards each call to the process of its model, byte for byte."""
 
 import asyncio
 import io
@@ -51,7 +51,7 @@ class Ask:
     slot: Slot[ModelProcess]
     method: str
     target: str
-    """Path and query."""
+    """Path and query of the request."""
     headers: list[tuple[str, str]]
     fields: Mapping[str, Any]
     """The fields of the body; none where no deadline is in it."""
@@ -192,7 +192,7 @@ class Out:
         await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, piece: bytes, *, more: bool = True) -> None:
-        """Send a part of the body."""
+        """Send a piece of the body."""
         if piece:
             self._before, self._last = self._last, piece
         await self._send({"type": "http.response.body", "body": piece, "more_body": more})

@@ -1,4 +1,4 @@
-"""The metrics page of a server of several models: what it counts itself, and the pages of the loaded models."""
+"""Metrics of a server of several models: its own, and those of the loaded models."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class PoolCollector(Collector):
         self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric, as it is now."""
+        """The metrics of all models at this moment."""
         slots = list(self._pool.slots.values())
         states = GaugeMetricFamily("attend_model_state", "1 for the state that a model is in", labels=["model", "state"])
         for slot in slots:

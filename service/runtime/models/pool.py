@@ -1,4 +1,4 @@
-"""Which models are loaded: each from its first call, as the budget allows, until it is idle. For one event loop.
+"""The pool of models: loads each at its first call, unloads by memory budget and idle time.
 
 The model that was used longest ago makes room for another. One that answers a call is never unloaded, and a pinned one never
 either. Loads wait for room in the order in which they began. Where only busy models could make room, the one that was loaded
@@ -44,7 +44,7 @@ class State(StrEnum):
 
 
 class Process(Protocol):
-    """The process of a model."""
+    """What the pool needs of the process of a model."""
 
     memory: int
     """Bytes that it takes, or may take; 0 where that is not known."""
@@ -83,7 +83,7 @@ class Slot(Generic[P]):
     places: FairSemaphore = field(init=False)
     """Those of calls that wait for it."""
     holds: bool = False
-    """Whether its memory counts."""
+    """Whether its memory counts toward the budget."""
     yields: bool = False
     """Whether it takes no new calls, since another model waits for its memory."""
     loaded_at: float = 0.0
@@ -106,12 +106,12 @@ class Slot(Generic[P]):
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """Name of the model."""
         return self.served.name
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for it."""
+        """Calls that wait for the model to load."""
         return self.places.taken
 
     @property
@@ -195,7 +195,7 @@ class Pool(Generic[P]):
         try:
             await self._make_room(slot)
             began = _now()
-            log.info("loading %s, which counts for %s", slot.name, in_words(slot.memory))
+            log.info("loading %s, which is expected to take %s", slot.name, in_words(slot.memory))
             async with asyncio.timeout(self.plan.load_seconds):
                 process = await self._start(slot.served)
             self._has_loaded(slot, process, _now() - began)
@@ -221,7 +221,7 @@ class Pool(Generic[P]):
         slot.load_seconds += seconds
         if slot.served.memory is None and process.memory:
             slot.memory = process.memory
-        log.info("%s has loaded in %.1f s, and takes %s", slot.name, seconds, in_words(slot.memory))
+        log.info("%s was loaded in %.1f s, and takes %s", slot.name, seconds, in_words(slot.memory))
         if (taken := self.taken()) > self.plan.budget:
             log.warning("the loaded models take %s: memory_budget is %s", in_words(taken), in_words(self.plan.budget))
         watch = asyncio.create_task(self._watch(slot, process))

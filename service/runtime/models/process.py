@@ -1,4 +1,4 @@
-"""The process of a model, as the server has it: started, measured, called over its two sockets, ended."""
+"""A model's process as the server sees it: start, health checks, memory, stop."""
 
 import asyncio
 import json

@@ -61,10 +61,10 @@ def folder_of_sockets() -> Iterator[Path]:
     try:
         made = tempfile.TemporaryDirectory(prefix="attend-models-")
     except OSError as error:
-        raise SettingError(f"no folder can be made for sockets: {error.strerror}; TMPDIR names another place") from error
+        raise SettingError(f"no folder can be made for sockets: {error.strerror}; set TMPDIR to another folder") from error
     with made as folder:
         if len(os.fsencode(folder)) > MOST_PATH:
-            raise SettingError(f"{folder} is too long a path for sockets: TMPDIR names another place")
+            raise SettingError(f"{folder} is too long a path for sockets: set TMPDIR to another folder")
         hold(Path(folder))
         yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""The HTTP application of several models: routes that name a model are passed on, and the others are answered here."""
+"""The HTTP application of several models: forwards routes that name a model, answers the others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,6 +30,7 @@ from attend.service.http_api.body import Reading
 from attend.service.http_api.cors import with_cors
 from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.page import add_pages
+from attend.service.http_api.pieces import json_answer
 from attend.service.http_api.request_ids import RequestIds
 from attend.service.http_api.routing import bind
 from attend.service.runtime.models.door import Door
@@ -44,7 +45,7 @@ Page = Callable[[], Awaitable[str]]
 
 
 class ModelRoutes:
-    """What the routes need."""
+    """What the HTTP routes of several models need."""
 
     def __init__(self, settings: Settings, door: Door, pool: Pool[ModelProcess], page: Page, version: str, began: int) -> None:
         self.settings, self.door, self.pool, self.page = settings, door, pool, page
@@ -133,15 +134,15 @@ def _add_models(router: APIRouter, site: ModelRoutes) -> None:
     @bind(router, MODELS)
     async def models(request: Request) -> Response:
         """Every model with its `status`, and the adapters of those that are loaded."""
-        return _json({"object": "list", "data": await site.listed(_keys(request))})
+        return json_answer({"object": "list", "data": await site.listed(_keys(request))})
 
     @bind(router, MODEL)
     async def model(request: Request, model_id: Annotated[str, Path(description="The model's name.")]) -> Response:
-        """One of them, by its name."""
+        """One model of /v1/models, by its name."""
         found = next((one for one in await site.listed(_keys(request)) if one["id"] == model_id), None)
         if found is None:
             raise ModelNotFound(f"the model {model_id[:64]!r} does not exist; /v1/models lists those of this server")
-        return _json(found)
+        return json_answer(found)
 
 
 def _keys(request: Request) -> dict[str, str]:
@@ -165,7 +166,7 @@ def _add_numbers(router: APIRouter, site: ModelRoutes) -> None:
 
 
 def _add_operations(router: APIRouter, site: ModelRoutes) -> None:
-    """What an operator asks."""
+    """Add health, readiness, version and metrics."""
 
     @router.head("/healthz", include_in_schema=False)
     @router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
@@ -189,13 +190,9 @@ def _add_operations(router: APIRouter, site: ModelRoutes) -> None:
         known = {name: facts.get(name, "not loaded") for name in ("family", "device", "dtype", "weights", "backend")}
         own = {"version": site.version, "model": default.name, "grpc_port": site.settings.grpc_port}
         rest = {"slower_path": None, "untested": list(untested_packages()), "system_fingerprint": ""}
-        return _json(own | known | rest)
+        return json_answer(own | known | rest)
 
     @bind(router, METRICS)
     async def metrics() -> Response:
         """Prometheus text of the server and of all loaded models."""
         return Response(await site.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _json(content: object) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")

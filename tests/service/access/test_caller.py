@@ -228,7 +228,7 @@ def test_of_a_long_list_whole_addresses_of_its_end_are_kept(step):
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "gateway", "10.0.0.0/33", "10.0.0.1 10.0.0.2", "10.0.0.1:80"])
 def test_a_proxy_that_is_no_address_stops_the_start(text):
-    with pytest.raises(SettingError, match=r"trusted_proxies = .*no address, nor a network") as refused:
+    with pytest.raises(SettingError, match=r"trusted_proxies = .*neither an address nor a network") as refused:
         read_settings({"trusted_proxies": text}, {})
     assert text[:10] in str(refused.value)
     with pytest.raises(SettingError, match="ATTEND_TRUSTED_PROXIES"):

@@ -175,32 +175,26 @@ def test_a_call_that_was_given_nothing_is_charged_nothing(tmp_path, refused):
     assert_charged(keys, 0)
 
 
-def test_while_a_call_runs_it_holds_all_that_it_may_take(tmp_path):
+async def test_while_a_call_runs_it_holds_all_that_it_may_take(tmp_path):
     keys, engine = ring(tmp_path, tokens_per_minute=LIMIT), FakeEngine(held=True)
 
-    async def run() -> None:
-        server = build_server(engine)
-        task = asyncio.create_task(take(server, command(keys, max_tokens=59)))
-        await until(lambda: engine.open)
-        with pytest.raises(RateLimited):
-            await take(build_server(), command(keys, max_tokens=40))
-        assert await take(build_server(), command(keys, max_tokens=39)) is FinishReason.LENGTH
-        engine.release(59)
-        await task
-
-    asyncio.run(run())
+    server = build_server(engine)
+    task = asyncio.create_task(take(server, command(keys, max_tokens=59)))
+    await until(lambda: engine.open)
+    with pytest.raises(RateLimited):
+        await take(build_server(), command(keys, max_tokens=40))
+    assert await take(build_server(), command(keys, max_tokens=39)) is FinishReason.LENGTH
+    engine.release(59)
+    await task
 
 
-def test_a_call_with_two_keys_is_refused_on_both_transports_also_where_both_are_good(tmp_path):
+async def test_a_call_with_two_keys_is_refused_on_both_transports_also_where_both_are_good(tmp_path):
     server, context = build_server(keys=ring(tmp_path)), CallContext()
     context.metadata = [("authorization", BEARER)] * 2
 
-    async def both() -> tuple[int, str]:
-        async with server.http() as client:
-            answer = await client.post("/v1/completions", json={"prompt": "ab"}, headers=context.metadata)
-        await server.methods.Generate(pb.GenerateRequest(text="ab").SerializeToString(), context)
-        return answer.status_code, answer.json()["error"]["message"]
-
-    status, message = asyncio.run(both())
+    async with server.http() as client:
+        answer = await client.post("/v1/completions", json={"prompt": "ab"}, headers=context.metadata)
+    await server.methods.Generate(pb.GenerateRequest(text="ab").SerializeToString(), context)
+    status, message = answer.status_code, answer.json()["error"]["message"]
     assert (status, context.code) == (401, StatusCode.UNAUTHENTICATED)
     assert message == context.details and "more than one Authorization header" in message

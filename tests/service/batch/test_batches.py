@@ -7,8 +7,9 @@ import pytest
 from attend.model.errors import Overloaded, Unavailable
 from attend.service.access.caller import BATCH_WEIGHT, BATCHES
 from attend.service.http_api import inside
+from attend.service.records import TokenCounts, TokenUsage
 from tests.fakes import FakeEngine, build_server, info
-from tests.service.batch.world import COMPLETIONS, jsonl, line, serving
+from tests.service.batch.world import COMPLETIONS, jsonl, line, serving, usage_of
 
 NEW = ("id", "created", "created_at", "completed_at", "seed")
 CHAT = [{"role": "user", "content": "hello"}]
@@ -28,25 +29,47 @@ def without_new(document):
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
-def test_the_answer_of_a_line_is_that_of_its_route(tmp_path, endpoint, chat_template):
-    async def law():
-        async with serving(tmp_path, template=chat_template) as world:
-            direct = await world.call("POST", endpoint, json=BODIES[endpoint])
-            lines = [
-                line(1, url=endpoint, body=BODIES[endpoint]),
-                line(2, url=endpoint, body={"nonsense": 1, "max_tokens": -1}),
-            ]
-            wrong = await world.call("POST", endpoint, json=lines[1]["body"])
-            batch, output, errors = await world.run(lines, endpoint=endpoint)
-            assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 2, "completed": 1, "failed": 1})
-            [row], [bad] = output, errors
-            assert (row["custom_id"], row["response"]["status_code"], row["error"]) == ("r1", 200, None)
-            assert without_new(row["response"]["body"]) == without_new(direct.json())
-            assert row["response"]["request_id"] in str(row["response"]["body"].get("id", row["response"]["request_id"]))
-            assert (bad["custom_id"], bad["response"]["status_code"], bad["error"]) == ("r2", wrong.status_code, None)
-            assert bad["response"]["body"] == wrong.json()
+async def test_the_answer_of_a_line_is_that_of_its_route(tmp_path, endpoint, chat_template):
+    async with serving(tmp_path, template=chat_template) as world:
+        direct = await world.call("POST", endpoint, json=BODIES[endpoint])
+        lines = [
+            line(1, url=endpoint, body=BODIES[endpoint]),
+            line(2, url=endpoint, body={"nonsense": 1, "max_tokens": -1}),
+        ]
+        wrong = await world.call("POST", endpoint, json=lines[1]["body"])
+        batch, output, errors = await world.run(lines, endpoint=endpoint)
+        assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 2, "completed": 1, "failed": 1})
+        [row], [bad] = output, errors
+        assert (row["custom_id"], row["response"]["status_code"], row["error"]) == ("r1", 200, None)
+        assert without_new(row["response"]["body"]) == without_new(direct.json())
+        assert row["response"]["request_id"] in str(row["response"]["body"].get("id", row["response"]["request_id"]))
+        assert (bad["custom_id"], bad["response"]["status_code"], bad["error"]) == ("r2", wrong.status_code, None)
+        assert bad["response"]["body"] == wrong.json()
 
-    asyncio.run(law())
+
+@pytest.mark.parametrize("endpoint", BODIES)
+async def test_the_usage_of_a_batch_is_the_sum_over_its_answers(tmp_path, endpoint, chat_template):
+    async with serving(tmp_path, template=chat_template) as world:
+        lines = [line(number, url=endpoint, body=BODIES[endpoint]) for number in range(3)]
+        lines.append(line(3, url=endpoint, body={"max_tokens": -1}))
+        made = await world.create(lines, endpoint=endpoint)
+        assert (await world.batch(made))["usage"] == usage_of([]), "from the beginning"
+        batch = await world.ended(made)
+        rows = await world.rows(batch["output_file_id"])
+        assert len(rows) == 3 and batch["usage"] == usage_of(rows) and batch["usage"]["total_tokens"] > 3
+
+
+async def test_cached_and_reasoning_tokens_are_summed_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(TokenCounts, "total", TokenUsage(10, 4, 7, 2))
+
+    async with serving(tmp_path) as world:
+        batch, rows, _ = await world.run([line(1), line(2)])
+        usage = batch["usage"]
+        assert usage == usage_of(rows)
+        assert (usage["input_tokens_details"], usage["output_tokens_details"]) == (
+            {"cached_tokens": 8},
+            {"reasoning_tokens": 4},
+        )
 
 
 def test_answers_stand_in_the_order_of_the_lines_and_empty_lines_are_none(tmp_path):
@@ -95,73 +118,58 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_fails_its_batch_before_any_line_is_computed_and_is_named(tmp_path, name):
+async def test_a_bad_line_fails_its_batch_before_any_line_is_computed_and_is_named(tmp_path, name):
     lines, code, number, param, word = BAD[name]
 
-    async def law():
-        engine = FakeEngine()
-        async with serving(tmp_path, engine, limits={"lines": 5}) as world:
-            batch, output, errors = await world.run(lines)
-            assert (batch["status"], output, errors, engine.requests) == ("failed", [], [], [])
-            first = batch["errors"]["data"][0]
-            assert (first["code"], first["line"], first["param"]) == (code, number, param)
-            assert word in first["message"]
-            assert batch["failed_at"] and batch["output_file_id"] is None
-
-    asyncio.run(law())
+    engine = FakeEngine()
+    async with serving(tmp_path, engine, limits={"lines": 5}) as world:
+        batch, output, errors = await world.run(lines)
+        assert (batch["status"], output, errors, engine.requests) == ("failed", [], [], [])
+        first = batch["errors"]["data"][0]
+        assert (first["code"], first["line"], first["param"]) == (code, number, param)
+        assert word in first["message"]
+        assert batch["failed_at"] and batch["output_file_id"] is None
 
 
-def test_at_most_50_errors_are_told(tmp_path):
-    async def law():
-        async with serving(tmp_path) as world:
-            batch, *_ = await world.run([b"{"] * 200)
-            assert [each["line"] for each in batch["errors"]["data"]] == [*range(1, 51)]
-
-    asyncio.run(law())
+async def test_at_most_50_errors_are_told(tmp_path):
+    async with serving(tmp_path) as world:
+        batch, *_ = await world.run([b"{"] * 200)
+        assert [each["line"] for each in batch["errors"]["data"]] == [*range(1, 51)]
 
 
-def test_unknown_fields_of_a_line_are_ignored_unless_fields_are_strict(tmp_path):
-    async def law():
-        async with serving(tmp_path) as world:
-            batch, output, _ = await world.run([line(1, note="mine")])
-            assert batch["status"] == "completed" and len(output) == 1
-
-    asyncio.run(law())
+async def test_unknown_fields_of_a_line_are_ignored_unless_fields_are_strict(tmp_path):
+    async with serving(tmp_path) as world:
+        batch, output, _ = await world.run([line(1, note="mine")])
+        assert batch["status"] == "completed" and len(output) == 1
 
 
-def test_lines_are_in_the_background_of_one_owner_whatever_they_ask(tmp_path):
-    async def law():
-        engine = FakeEngine()
-        async with serving(tmp_path, engine) as world:
-            await world.run([line(1, body={"prompt": "a", "max_tokens": 1, "priority": 9})])
-            [request] = engine.requests
-            assert (request.is_background, request.priority, request.owner, request.weight) == (True, 0, BATCHES, BATCH_WEIGHT)
-            await world.call("POST", COMPLETIONS, json={"prompt": "a", "max_tokens": 1})
-            assert (engine.requests[1].is_background, engine.requests[1].owner) == (False, None)
-
-    asyncio.run(law())
+async def test_lines_are_in_the_background_of_one_owner_whatever_they_ask(tmp_path):
+    engine = FakeEngine()
+    async with serving(tmp_path, engine) as world:
+        await world.run([line(1, body={"prompt": "a", "max_tokens": 1, "priority": 9})])
+        [request] = engine.requests
+        assert (request.is_background, request.priority, request.owner, request.weight) == (True, 0, BATCHES, BATCH_WEIGHT)
+        await world.call("POST", COMPLETIONS, json={"prompt": "a", "max_tokens": 1})
+        assert (engine.requests[1].is_background, engine.requests[1].owner) == (False, None)
 
 
-def test_beside_another_call_few_lines_are_computed(tmp_path):
-    async def law():
-        engine = FakeEngine(held=True)
-        async with serving(tmp_path, engine, limits={"concurrency": 16}) as world:
-            batch = await world.create([line(number) for number in range(100)])
-            await until(lambda: len(engine.open) == 16)
-            call = asyncio.create_task(world.call("POST", COMPLETIONS, json={"prompt": "z", "max_tokens": 100}))
-            await until(lambda: len(engine.open) == 17)
-            engine.release(16 * 3 + 16)
-            await asyncio.sleep(0.5)
-            engine.release(30)
-            await until(lambda: len(engine.open) == 3, 30)
-            await asyncio.sleep(0.3)
-            assert len(engine.open) == 3, "two lines beside one call"
-            call.cancel()
-            await until(lambda: len(engine.open) == 16, 30)
-            await world.call("POST", f"/v1/batches/{batch}/cancel")
-            await until(lambda: not engine.open)
-
-    asyncio.run(law())
+async def test_beside_another_call_few_lines_are_computed(tmp_path):
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine, limits={"concurrency": 16}) as world:
+        batch = await world.create([line(number) for number in range(100)])
+        await until(lambda: len(engine.open) == 16)
+        call = asyncio.create_task(world.call("POST", COMPLETIONS, json={"prompt": "z", "max_tokens": 100}))
+        await until(lambda: len(engine.open) == 17)
+        engine.release(16 * 3 + 16)
+        await asyncio.sleep(0.5)
+        engine.release(30)
+        await until(lambda: len(engine.open) == 3, 30)
+        await asyncio.sleep(0.3)
+        assert len(engine.open) == 3, "two lines beside one call"
+        call.cancel()
+        await until(lambda: len(engine.open) == 16, 30)
+        await world.call("POST", f"/v1/batches/{batch}/cancel")
+        await until(lambda: not engine.open)
 
 
 async def until(condition, seconds=10.0):
@@ -173,90 +181,75 @@ async def until(condition, seconds=10.0):
 
 
 @pytest.mark.parametrize("refusal", [Overloaded("full"), Unavailable("draining")])
-def test_a_line_that_finds_no_room_is_computed_later(tmp_path, refusal):
-    async def law():
-        engine = FakeEngine()
-        engine.refusal = refusal
-        async with serving(tmp_path, engine) as world:
-            batch = await world.create([line(1), line(2)])
-            await until(lambda: world.desk.numbers.lines["retried"] > 1)
-            assert (await world.batch(batch))["status"] == "in_progress"
-            engine.refusal = None
-            batch = await world.ended(batch)
-            assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
-
-    asyncio.run(law())
+async def test_a_line_that_finds_no_room_is_computed_later(tmp_path, refusal):
+    engine = FakeEngine()
+    engine.refusal = refusal
+    async with serving(tmp_path, engine) as world:
+        batch = await world.create([line(1), line(2)])
+        await until(lambda: world.desk.numbers.lines["retried"] > 1)
+        assert (await world.batch(batch))["status"] == "in_progress"
+        engine.refusal = None
+        batch = await world.ended(batch)
+        assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
 
 
-def test_a_line_with_which_the_server_fails_is_computed_three_times(tmp_path):
-    async def law():
-        engine = FakeEngine()
-        engine.broken_after = 1
-        async with serving(tmp_path, engine) as world:
-            batch, output, [row] = await world.run([line(1)])
-            assert (len(engine.requests), output, row["response"]["status_code"]) == (3, [], 500)
-            assert batch["status"] == "completed"
-
-    asyncio.run(law())
+async def test_a_line_with_which_the_server_fails_is_computed_three_times(tmp_path):
+    engine = FakeEngine()
+    engine.broken_after = 1
+    async with serving(tmp_path, engine) as world:
+        batch, output, [row] = await world.run([line(1)])
+        assert (len(engine.requests), output, row["response"]["status_code"]) == (3, [], 500)
+        assert batch["status"] == "completed"
 
 
-def test_a_cancelled_batch_keeps_what_is_answered_and_names_the_rest(tmp_path):
-    async def law():
-        engine = FakeEngine(held=True)
-        async with serving(tmp_path, engine, limits={"concurrency": 2}) as world:
-            batch = await world.create([line(number, body={"prompt": "a", "max_tokens": 1}) for number in range(5)])
-            await until(lambda: len(engine.open) == 2)
-            engine.release(2)
-            await until(lambda: len(engine.requests) == 4)
-            answer = (await world.call("POST", f"/v1/batches/{batch}/cancel")).json()
-            assert answer["status"] == "cancelling" and answer["cancelling_at"]
-            ended = await world.ended(batch)
-            assert ended["status"] == "cancelled" and ended["cancelled_at"] and not engine.open
-            output, errors = await world.rows(ended["output_file_id"]), await world.rows(ended["error_file_id"])
-            assert {row["custom_id"] for row in output} == {"r0", "r1"}
-            assert [row["custom_id"] for row in errors] == ["r2", "r3", "r4"]
-            assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
-            again = await world.call("POST", f"/v1/batches/{batch}/cancel")
-            assert again.json()["status"] == "cancelled"
-
-    asyncio.run(law())
+async def test_a_cancelled_batch_keeps_what_is_answered_and_names_the_rest(tmp_path):
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine, limits={"concurrency": 2}) as world:
+        batch = await world.create([line(number, body={"prompt": "a", "max_tokens": 1}) for number in range(5)])
+        await until(lambda: len(engine.open) == 2)
+        engine.release(2)
+        await until(lambda: len(engine.requests) == 4)
+        answer = (await world.call("POST", f"/v1/batches/{batch}/cancel")).json()
+        assert answer["status"] == "cancelling" and answer["cancelling_at"]
+        ended = await world.ended(batch)
+        assert ended["status"] == "cancelled" and ended["cancelled_at"] and not engine.open
+        output, errors = await world.rows(ended["output_file_id"]), await world.rows(ended["error_file_id"])
+        assert {row["custom_id"] for row in output} == {"r0", "r1"}
+        assert [row["custom_id"] for row in errors] == ["r2", "r3", "r4"]
+        assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
+        again = await world.call("POST", f"/v1/batches/{batch}/cancel")
+        assert again.json()["status"] == "cancelled"
 
 
-def test_a_batch_whose_window_is_over_expires_with_what_it_has(tmp_path):
-    async def law():
-        engine = FakeEngine(held=True)
-        async with serving(tmp_path, engine, limits={"concurrency": 1}) as world:
-            batch = await world.create([line(number, body={"prompt": "a", "max_tokens": 1}) for number in range(3)])
-            await until(lambda: len(engine.open) == 1)
-            engine.release(1)
-            await until(lambda: len(engine.requests) == 2)
-            world.clock.ahead = 24 * 3600 + 5
-            ended = await world.ended(batch)
-            assert (ended["status"], ended["request_counts"]["completed"]) == ("expired", 1)
-            errors = await world.rows(ended["error_file_id"])
-            assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [
-                ("r1", "batch_expired"),
-                ("r2", "batch_expired"),
-            ]
-
-    asyncio.run(law())
+async def test_a_batch_whose_window_is_over_expires_with_what_it_has(tmp_path):
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine, limits={"concurrency": 1}) as world:
+        batch = await world.create([line(number, body={"prompt": "a", "max_tokens": 1}) for number in range(3)])
+        await until(lambda: len(engine.open) == 1)
+        engine.release(1)
+        await until(lambda: len(engine.requests) == 2)
+        world.clock.ahead = 24 * 3600 + 5
+        ended = await world.ended(batch)
+        assert (ended["status"], ended["request_counts"]["completed"]) == ("expired", 1)
+        errors = await world.rows(ended["error_file_id"])
+        assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [
+            ("r1", "batch_expired"),
+            ("r2", "batch_expired"),
+        ]
 
 
-def test_without_a_folder_the_routes_name_the_setting():
-    async def law():
-        async with build_server(FakeEngine(info=info())).http() as client:
-            calls = [("GET", "/v1/files"), ("GET", "/v1/batches"), ("POST", "/v1/files"), ("DELETE", "/v1/files/x")]
-            for method, path in (
-                *calls,
-                ("POST", "/v1/batches"),
-                ("GET", "/v1/files/x/content"),
-                ("POST", "/v1/batches/x/cancel"),
-            ):
-                answer = await client.request(method, path)
-                assert answer.status_code == 404, (method, path)
-                assert "batch_folder" in answer.json()["error"]["message"]
-
-    asyncio.run(law())
+async def test_without_a_folder_the_routes_name_the_setting():
+    async with build_server(FakeEngine(info=info())).http() as client:
+        calls = [("GET", "/v1/files"), ("GET", "/v1/batches"), ("POST", "/v1/files"), ("DELETE", "/v1/files/x")]
+        for method, path in (
+            *calls,
+            ("POST", "/v1/batches"),
+            ("GET", "/v1/files/x/content"),
+            ("POST", "/v1/batches/x/cancel"),
+        ):
+            answer = await client.request(method, path)
+            assert answer.status_code == 404, (method, path)
+            assert "batch_folder" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -274,81 +267,63 @@ def test_without_a_folder_the_routes_name_the_setting():
         ({"completion_windows": "24h"}, "completion_windows", "did you mean completion_window"),
     ],
 )
-def test_a_batch_that_cannot_be_is_refused_by_field(tmp_path, changes, param, word):
-    async def law():
-        async with serving(tmp_path, starts=False) as world:
-            body = {"input_file_id": await world.upload([line(1)]), "endpoint": COMPLETIONS, "completion_window": "24h"}
-            answer = await world.call("POST", "/v1/batches", json=body | changes)
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, param)
-            assert word in error["message"]
-
-    asyncio.run(law())
+async def test_a_batch_that_cannot_be_is_refused_by_field(tmp_path, changes, param, word):
+    async with serving(tmp_path, starts=False) as world:
+        body = {"input_file_id": await world.upload([line(1)]), "endpoint": COMPLETIONS, "completion_window": "24h"}
+        answer = await world.call("POST", "/v1/batches", json=body | changes)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param)
+        assert word in error["message"]
 
 
-def test_unknown_fields_of_a_new_batch_are_said(tmp_path):
-    async def law():
-        async with serving(tmp_path, starts=False) as world:
-            body = {"input_file_id": await world.upload([line(1)]), "endpoint": COMPLETIONS, "completion_window": "24h"}
-            answer = await world.call("POST", "/v1/batches", json=body | {"output_expires_after": {"anchor": "created_at"}})
-            assert (answer.status_code, answer.headers["x-attend-ignored"]) == (200, "output_expires_after")
-
-    asyncio.run(law())
+async def test_unknown_fields_of_a_new_batch_are_said(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        body = {"input_file_id": await world.upload([line(1)]), "endpoint": COMPLETIONS, "completion_window": "24h"}
+        answer = await world.call("POST", "/v1/batches", json=body | {"output_expires_after": {"anchor": "created_at"}})
+        assert (answer.status_code, answer.headers["x-attend-ignored"]) == (200, "output_expires_after")
 
 
-def test_batches_are_listed_in_pages_the_newest_first(tmp_path):
-    async def law():
-        async with serving(tmp_path, starts=False) as world:
-            ids = [await world.create([line(1)]) for _ in range(5)][::-1]
-            first = (await world.call("GET", "/v1/batches?limit=2")).json()
-            assert ([each["id"] for each in first["data"]], first["has_more"]) == (ids[:2], True)
-            rest = (await world.call("GET", f"/v1/batches?limit=3&after={first['last_id']}")).json()
-            assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (ids[2:], False)
-            for query in ("limit=0", "limit=101", "limit=x", "befor=1", "limit=1&limit=2"):
-                assert (await world.call("GET", f"/v1/batches?{query}")).status_code == 400
-            assert (await world.call("GET", "/v1/batches?after=batch_x")).status_code == 404
-
-    asyncio.run(law())
+async def test_batches_are_listed_in_pages_the_newest_first(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        ids = [await world.create([line(1)]) for _ in range(5)][::-1]
+        first = (await world.call("GET", "/v1/batches?limit=2")).json()
+        assert ([each["id"] for each in first["data"]], first["has_more"]) == (ids[:2], True)
+        rest = (await world.call("GET", f"/v1/batches?limit=3&after={first['last_id']}")).json()
+        assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (ids[2:], False)
+        for query in ("limit=0", "limit=101", "limit=x", "befor=1", "limit=1&limit=2"):
+            assert (await world.call("GET", f"/v1/batches?{query}")).status_code == 400
+        assert (await world.call("GET", "/v1/batches?after=batch_x")).status_code == 404
 
 
-def test_the_input_of_a_batch_is_what_was_uploaded(tmp_path):
-    async def law():
-        async with serving(tmp_path, starts=False) as world:
-            file_id = await world.upload([line(1)])
-            assert (await world.call("GET", f"/v1/files/{file_id}/content")).content == jsonl([line(1)])
-
-    asyncio.run(law())
+async def test_the_input_of_a_batch_is_what_was_uploaded(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        file_id = await world.upload([line(1)])
+        assert (await world.call("GET", f"/v1/files/{file_id}/content")).content == jsonl([line(1)])
 
 
-def test_a_large_answer_is_written_whole_and_one_that_is_too_large_is_an_error_of_its_line(tmp_path, monkeypatch):
-    async def law():
-        body = {"prompt": "a" * 60, "max_tokens": 60, "logprobs": 5, "echo": True, "n": 8}
-        async with serving(tmp_path, FakeEngine(info=info(max_model_len=128))) as world:
-            _, [row], _ = await world.run([line(1, body=body)])
-            direct = (await world.call("POST", COMPLETIONS, json=body)).content
-            assert len(direct) > 50_000
-            assert len(row["response"]["body"]["choices"]) == 8
-            monkeypatch.setattr(inside, "MOST_BYTES", 20_000)
-            batch, output, [bad] = await world.run([line(1, body=body), line(2)])
-            assert (bad["response"]["status_code"], bad["response"]["body"]["error"]["code"]) == (400, "answer_too_large")
-            assert (batch["status"], [row["custom_id"] for row in output]) == ("completed", ["r2"])
-
-    asyncio.run(law())
+async def test_a_large_answer_is_written_whole_and_one_that_is_too_large_is_an_error_of_its_line(tmp_path, monkeypatch):
+    body = {"prompt": "a" * 60, "max_tokens": 60, "logprobs": 5, "echo": True, "n": 8}
+    async with serving(tmp_path, FakeEngine(info=info(max_model_len=128))) as world:
+        _, [row], _ = await world.run([line(1, body=body)])
+        direct = (await world.call("POST", COMPLETIONS, json=body)).content
+        assert len(direct) > 50_000
+        assert len(row["response"]["body"]["choices"]) == 8
+        monkeypatch.setattr(inside, "MOST_BYTES", 20_000)
+        batch, output, [bad] = await world.run([line(1, body=body), line(2)])
+        assert (bad["response"]["status_code"], bad["response"]["body"]["error"]["code"]) == (400, "answer_too_large")
+        assert (batch["status"], [row["custom_id"] for row in output]) == ("completed", ["r2"])
 
 
-def test_a_line_has_no_time_limit_but_its_own(tmp_path):
+async def test_a_line_has_no_time_limit_but_its_own(tmp_path):
     """Others go before it: it may wait for hours."""
 
-    async def law():
-        engine = FakeEngine(held=True)
-        async with serving(tmp_path, engine, request_timeout=0.2) as world:
-            batch = await world.create([line(1), line(2, body={"prompt": "a", "max_tokens": 3, "deadline_ms": 300})])
-            await until(lambda: len(engine.requests) == 2)
-            await asyncio.sleep(0.6)
-            assert "r1" not in engine.aborted and len(engine.open) >= 1
-            engine.held = False
-            engine.release(100)
-            ended = await world.ended(batch)
-            assert ended["request_counts"]["completed"] >= 1
-
-    asyncio.run(law())
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine, request_timeout=0.2) as world:
+        batch = await world.create([line(1), line(2, body={"prompt": "a", "max_tokens": 3, "deadline_ms": 300})])
+        await until(lambda: len(engine.requests) == 2)
+        await asyncio.sleep(0.6)
+        assert "r1" not in engine.aborted and len(engine.open) >= 1
+        engine.held = False
+        engine.release(100)
+        ended = await world.ended(batch)
+        assert ended["request_counts"]["completed"] >= 1

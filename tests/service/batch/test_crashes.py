@@ -10,10 +10,11 @@ import pytest
 
 from attend.service.batch import batches, job, results, upload
 from attend.service.batch.folder import Folder
-from attend.service.batch.results import DONE, FAILED, Part, spans, write_sorted
+from attend.service.batch.results import DONE, FAILED, Part, record, spans, tally, write_sorted
+from attend.service.records import TokenUsage
 from tests.fakes import FakeEngine
 from tests.service.batch.test_batches import until
-from tests.service.batch.world import COMPLETIONS, Clock, World, line, serving
+from tests.service.batch.world import COMPLETIONS, Clock, World, line, serving, usage_of
 
 ONE = {"prompt": "a", "max_tokens": 1}
 
@@ -35,139 +36,132 @@ async def dies(world: World) -> None:
 
 
 @pytest.mark.parametrize("answered", [0, 1, 5, 19])
-def test_after_a_death_each_line_is_answered_once(tmp_path, answered):
-    async def law():
-        clock, engine = Clock(), FakeEngine(held=True)
-        async with serving(tmp_path, engine, clock=clock, limits={"concurrency": 4}) as world:
-            batch = await world.create([one_token(number) for number in range(20)])
-            await until(lambda: len(engine.open) == 4)
-            for count in range(answered):
-                engine.release(1)
-                await until(lambda count=count: world.desk.numbers.lines["completed"] == count + 1)
-            await dies(world)
-            for _, path in world.desk.files.folder.parts_of(batch):
-                with path.open("ab") as file:
-                    file.write(b'7 1 {"id": "torn')  # as a write that was cut
-        clock.ahead = batches.LEASE_SECONDS + 1
-        async with serving(tmp_path, second := FakeEngine(), clock=clock) as world:
+async def test_after_a_death_each_line_is_answered_once(tmp_path, answered):
+    clock, engine = Clock(), FakeEngine(held=True)
+    async with serving(tmp_path, engine, clock=clock, limits={"concurrency": 4}) as world:
+        batch = await world.create([one_token(number) for number in range(20)])
+        await until(lambda: len(engine.open) == 4)
+        for count in range(answered):
+            engine.release(1)
+            await until(lambda count=count: world.desk.numbers.lines["completed"] == count + 1)
+        await dies(world)
+        for _, path in world.desk.files.folder.parts_of(batch):
+            with path.open("ab") as file:
+                file.write(b'7 1 {"id": "torn')  # as a write that was cut
+    clock.ahead = batches.LEASE_SECONDS + 1
+    async with serving(tmp_path, second := FakeEngine(held=True), clock=clock) as world:
+        await until(lambda: second.open)
+        second.release(1)
+        await world.until(lambda found: found["usage"]["output_tokens"] == answered + 1, batch)
+        second.release(20)
+        ended = await world.ended(batch)
+        rows = await world.rows(ended["output_file_id"])
+        assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(20)]
+        assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+        assert ended["usage"] == usage_of(rows)
+        assert len(second.requests) == 20 - answered, "what was answered is not computed again"
+        assert [*world.desk.files.folder.parts.iterdir()] == []
+
+
+async def test_a_batch_is_not_taken_while_its_runner_lives(tmp_path):
+    engine, other = FakeEngine(held=True), FakeEngine()
+    async with serving(tmp_path, engine) as world, serving(tmp_path, other) as second:
+        batch = await world.create([one_token(number) for number in range(3)])
+        await until(lambda: len(engine.open) == 3)
+        second.desk.woken.set()
+        await asyncio.sleep(1.5)
+        assert not other.requests
+        engine.release(9)
+        assert (await second.ended(batch))["status"] == "completed"
+
+
+async def test_two_runners_share_the_batches_of_a_folder(tmp_path):
+    async with serving(tmp_path, FakeEngine(held=True)) as world, serving(tmp_path, FakeEngine()) as second:
+        first = await world.create([one_token(1)])
+        await until(lambda: world.server.runner.jobs)
+        others = [await world.create([one_token(number) for number in range(5)]) for _ in range(6)]
+        world.desk.woken.clear()
+        second.desk.woken.set()
+        for other in others:
+            ended = await world.until(lambda batch: batch["status"] in ("completed", "in_progress"), other)
+            assert len(await world.rows(ended["output_file_id"])) in (0, 5)
+        world.server.engine.release(100)
+        for batch in (first, *others):
             ended = await world.ended(batch)
             rows = await world.rows(ended["output_file_id"])
-            assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(20)]
-            assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
-            assert len(second.requests) == 20 - answered, "what was answered is not computed again"
-            assert [*world.desk.files.folder.parts.iterdir()] == []
-
-    asyncio.run(law())
+            assert len({row["custom_id"] for row in rows}) == len(rows) == ended["request_counts"]["total"]
 
 
-def test_a_batch_is_not_taken_while_its_runner_lives(tmp_path):
-    async def law():
-        engine, other = FakeEngine(held=True), FakeEngine()
-        async with serving(tmp_path, engine) as world, serving(tmp_path, other) as second:
-            batch = await world.create([one_token(number) for number in range(3)])
-            await until(lambda: len(engine.open) == 3)
-            second.desk.woken.set()
-            await asyncio.sleep(1.5)
-            assert not other.requests
-            engine.release(9)
-            assert (await second.ended(batch))["status"] == "completed"
-
-    asyncio.run(law())
-
-
-def test_two_runners_share_the_batches_of_a_folder(tmp_path):
-    async def law():
-        async with serving(tmp_path, FakeEngine(held=True)) as world, serving(tmp_path, FakeEngine()) as second:
-            first = await world.create([one_token(1)])
-            await until(lambda: world.server.runner.jobs)
-            others = [await world.create([one_token(number) for number in range(5)]) for _ in range(6)]
-            world.desk.woken.clear()
-            second.desk.woken.set()
-            for other in others:
-                ended = await world.until(lambda batch: batch["status"] in ("completed", "in_progress"), other)
-                assert len(await world.rows(ended["output_file_id"])) in (0, 5)
-            world.server.engine.release(100)
-            for batch in (first, *others):
-                ended = await world.ended(batch)
-                rows = await world.rows(ended["output_file_id"])
-                assert len({row["custom_id"] for row in rows}) == len(rows) == ended["request_counts"]["total"]
-
-    asyncio.run(law())
-
-
-def test_a_runner_that_froze_and_goes_on_adds_nothing(tmp_path):
+async def test_a_runner_that_froze_and_goes_on_adds_nothing(tmp_path):
     """Another one has its batch meanwhile, and both compute its lines."""
 
-    async def law():
-        clock, engine = Clock(), FakeEngine(held=True)
-        async with serving(tmp_path, engine, clock=clock) as world:
-            batch = await world.create([one_token(number) for number in range(10)])
-            await until(lambda: len(engine.open) == 10)
-            [(frozen, its_life)] = world.server.runner.jobs.values()
-            for task in world.server.runner._tasks:
-                task.cancel()
-            clock.ahead = batches.LEASE_SECONDS + 1
-            slow = FakeEngine(held=True)
-            async with serving(tmp_path, slow, clock=clock) as second:
-                await until(lambda: len(slow.open) == 10)
-                slow.release(4)
-                await until(lambda: second.desk.numbers.lines["completed"] >= 4)
-                engine.release(10)  # the first one goes on, and comes to its end
-                await until(its_life.done)
-                assert frozen.completed == 10
-                slow.release(10)
-                ended = await second.ended(batch)
-                rows = await second.rows(ended["output_file_id"])
-                assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(10)]
-                assert ended["status"] == "completed" and ended["request_counts"]["completed"] == 10
-                files = {path.name for path in second.desk.files.folder.files.iterdir()}
-                assert files == {ended["input_file_id"], ended["output_file_id"]}, "nothing is left of the other's end"
-
-    asyncio.run(law())
+    clock, engine = Clock(), FakeEngine(held=True)
+    async with serving(tmp_path, engine, clock=clock) as world:
+        batch = await world.create([one_token(number) for number in range(10)])
+        await until(lambda: len(engine.open) == 10)
+        [(frozen, its_life)] = world.server.runner.jobs.values()
+        for task in world.server.runner._tasks:
+            task.cancel()
+        clock.ahead = batches.LEASE_SECONDS + 1
+        slow = FakeEngine(held=True)
+        async with serving(tmp_path, slow, clock=clock) as second:
+            await until(lambda: len(slow.open) == 10)
+            slow.release(4)
+            await until(lambda: second.desk.numbers.lines["completed"] >= 4)
+            engine.release(10)  # the first one goes on, and comes to its end
+            await until(its_life.done)
+            assert frozen.completed == 10
+            slow.release(10)
+            ended = await second.ended(batch)
+            rows = await second.rows(ended["output_file_id"])
+            assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(10)]
+            assert ended["status"] == "completed" and ended["request_counts"]["completed"] == 10
+            assert ended["usage"] == usage_of(rows), "no line counts twice"
+            files = {path.name for path in second.desk.files.folder.files.iterdir()}
+            assert files == {ended["input_file_id"], ended["output_file_id"]}, "nothing is left of the other's end"
 
 
-def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on_at_once(tmp_path):
-    async def law():
-        engine = FakeEngine(held=True)
-        async with serving(tmp_path, engine, limits={"concurrency": 2}) as world:
-            batch = await world.create([one_token(number) for number in range(4)])
-            await until(lambda: len(engine.open) == 2)
-            engine.release(1)
-            await until(lambda: world.desk.numbers.lines["completed"] == 1)
-            await world.server.runner.close()
-            assert not engine.open
-            assert (await world.batch(batch))["status"] == "in_progress"
-        began = time.monotonic()
-        async with serving(tmp_path, FakeEngine()) as world:
-            ended = await world.ended(batch)
-            assert time.monotonic() - began < batches.LEASE_SECONDS / 2, "nobody waits for a lease that was given up"
-            assert ended["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
-
-    asyncio.run(law())
+async def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on_at_once(tmp_path):
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine, limits={"concurrency": 2}) as world:
+        batch = await world.create([one_token(number) for number in range(4)])
+        await until(lambda: len(engine.open) == 2)
+        engine.release(1)
+        await until(lambda: world.desk.numbers.lines["completed"] == 1)
+        await world.until(lambda found: found["usage"]["output_tokens"], batch)
+        await world.server.runner.close()
+        assert not engine.open
+        before = await world.batch(batch)
+        assert before["status"] == "in_progress"
+    async with serving(tmp_path, starts=False) as world:
+        after = await world.batch(batch)
+        assert (after["usage"], after["request_counts"]) == (before["usage"], before["request_counts"]), "in the database"
+    began = time.monotonic()
+    async with serving(tmp_path, FakeEngine()) as world:
+        ended = await world.ended(batch)
+        assert time.monotonic() - began < batches.LEASE_SECONDS / 2, "nobody waits for a lease that was given up"
+        assert ended["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
 
 
 @pytest.mark.parametrize("point", ["validating", "finalizing", "cancelling"])
-def test_a_death_at_any_point_is_gone_on_from(tmp_path, point, monkeypatch):
-    async def law():
-        clock = Clock()
-        async with serving(tmp_path, FakeEngine(), starts=point != "validating", clock=clock) as world:
-            if point == "finalizing":
-                monkeypatch.setattr(job, "write_sorted", lambda *given: time.sleep(0.2) or _raise(asyncio.CancelledError()))
-            batch = await world.create([one_token(number) for number in range(4)])
-            if point == "finalizing":
-                await world.until(lambda found: found["status"] == "finalizing", batch)
-            if point == "cancelling":
-                world.desk.files.connection.execute("UPDATE batches SET status = 'cancelling', leased_until = 0")
-            await dies(world)
-        monkeypatch.undo()
-        clock.ahead = batches.LEASE_SECONDS + 1
-        async with serving(tmp_path, FakeEngine(), clock=clock) as world:
-            ended = await world.ended(batch)
-            assert ended["status"] == ("cancelled" if point == "cancelling" else "completed")
-            if point != "cancelling":
-                assert len(await world.rows(ended["output_file_id"])) == 4
-
-    asyncio.run(law())
+async def test_a_death_at_any_point_is_gone_on_from(tmp_path, point, monkeypatch):
+    clock = Clock()
+    async with serving(tmp_path, FakeEngine(), starts=point != "validating", clock=clock) as world:
+        if point == "finalizing":
+            monkeypatch.setattr(job, "write_sorted", lambda *given: time.sleep(0.2) or _raise(asyncio.CancelledError()))
+        batch = await world.create([one_token(number) for number in range(4)])
+        if point == "finalizing":
+            await world.until(lambda found: found["status"] == "finalizing", batch)
+        if point == "cancelling":
+            world.desk.files.connection.execute("UPDATE batches SET status = 'cancelling', leased_until = 0")
+        await dies(world)
+    monkeypatch.undo()
+    clock.ahead = batches.LEASE_SECONDS + 1
+    async with serving(tmp_path, FakeEngine(), clock=clock) as world:
+        ended = await world.ended(batch)
+        assert ended["status"] == ("cancelled" if point == "cancelling" else "completed")
+        if point != "cancelling":
+            assert len(await world.rows(ended["output_file_id"])) == 4
 
 
 def _raise(error: BaseException) -> None:
@@ -178,104 +172,108 @@ def full(*given: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_ends_a_batch_by_name_and_the_server_goes_on(tmp_path, monkeypatch):
-    async def law():
-        async with serving(tmp_path) as world:
-            good = await world.ended(await world.create([one_token(1)]))
-            assert good["status"] == "completed"
-            monkeypatch.setattr(Part, "append", full)
-            ended = await world.ended(await world.create([one_token(number) for number in range(50)]))
-            monkeypatch.undo()
-            [error] = ended["errors"]["data"]
-            assert (ended["status"], error["code"]) == ("failed", "storage_unavailable")
-            assert "No space left on device" in error["message"]
-            assert world.server.value("attend_batch_storage_errors_total") >= 1
-            assert [*world.desk.files.folder.parts.iterdir()] == []
-            answer = await world.call("POST", COMPLETIONS, json=ONE)
-            assert answer.status_code == 200
-            assert (await world.ended(await world.create([one_token(1)])))["status"] == "completed"
-
-    asyncio.run(law())
+async def test_a_full_disk_ends_a_batch_by_name_and_the_server_goes_on(tmp_path, monkeypatch):
+    async with serving(tmp_path) as world:
+        good = await world.ended(await world.create([one_token(1)]))
+        assert good["status"] == "completed"
+        monkeypatch.setattr(Part, "append", full)
+        ended = await world.ended(await world.create([one_token(number) for number in range(50)]))
+        monkeypatch.undo()
+        [error] = ended["errors"]["data"]
+        assert (ended["status"], error["code"]) == ("failed", "storage_unavailable")
+        assert "No space left on device" in error["message"]
+        assert world.server.value("attend_batch_storage_errors_total") >= 1
+        assert [*world.desk.files.folder.parts.iterdir()] == []
+        answer = await world.call("POST", COMPLETIONS, json=ONE)
+        assert answer.status_code == 200
+        assert (await world.ended(await world.create([one_token(1)])))["status"] == "completed"
 
 
-def test_an_upload_on_a_full_disk_is_507_and_leaves_nothing(tmp_path, monkeypatch):
-    async def law():
-        async with serving(tmp_path, starts=False) as world:
-            monkeypatch.setattr(upload.os, "write", full)
-            answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
-            monkeypatch.undo()
-            assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_unavailable")
-            await until(lambda: not [*world.desk.files.folder.files.iterdir()])
-            assert (await world.call("GET", "/v1/files")).json()["data"] == []
-            assert await world.desk.db(world.desk.files.total_bytes) == 0
-
-    asyncio.run(law())
+async def test_an_upload_on_a_full_disk_is_507_and_leaves_nothing(tmp_path, monkeypatch):
+    async with serving(tmp_path, starts=False) as world:
+        monkeypatch.setattr(upload.os, "write", full)
+        answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
+        monkeypatch.undo()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_unavailable")
+        await until(lambda: not [*world.desk.files.folder.files.iterdir()])
+        assert (await world.call("GET", "/v1/files")).json()["data"] == []
+        assert await world.desk.db(world.desk.files.total_bytes) == 0
 
 
-def test_a_database_that_cannot_be_written_is_507_and_a_batch_ends_once_it_can(tmp_path, monkeypatch):
+async def test_a_database_that_cannot_be_written_is_507_and_a_batch_ends_once_it_can(tmp_path, monkeypatch):
     """As on a full disk: SQLite writes no page more."""
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.1)
 
-    async def law():
-        engine = FakeEngine(held=True)
-        async with serving(tmp_path, engine) as world:
-            batch = await world.create([one_token(number) for number in range(3)])
-            await until(lambda: len(engine.open) == 3)
-            connection = world.desk.files.connection
-            charge = world.desk.batches.charge
-            broken = sqlite3.OperationalError("database or disk is full")
-            monkeypatch.setattr(world.desk.batches, "charge", lambda *given: _raise(broken))
-            monkeypatch.setattr(world.desk.batches, "end", lambda *given: _raise(broken))
-            monkeypatch.setattr(world.desk.files, "reserve", lambda *given: _raise(broken))
-            engine.release(3)
-            await asyncio.sleep(0.5)
-            answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_unavailable")
-            assert (await world.batch(batch))["status"] == "in_progress"
-            monkeypatch.undo()
-            ended = await world.ended(batch)
-            assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "storage_unavailable")
-            assert connection and charge
-
-    asyncio.run(law())
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine) as world:
+        batch = await world.create([one_token(number) for number in range(3)])
+        await until(lambda: len(engine.open) == 3)
+        connection = world.desk.files.connection
+        charge = world.desk.batches.charge
+        broken = sqlite3.OperationalError("database or disk is full")
+        monkeypatch.setattr(world.desk.batches, "charge", lambda *given: _raise(broken))
+        monkeypatch.setattr(world.desk.batches, "end", lambda *given: _raise(broken))
+        monkeypatch.setattr(world.desk.files, "reserve", lambda *given: _raise(broken))
+        engine.release(3)
+        await asyncio.sleep(0.5)
+        answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_unavailable")
+        assert (await world.batch(batch))["status"] == "in_progress"
+        monkeypatch.undo()
+        ended = await world.ended(batch)
+        assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "storage_unavailable")
+        assert connection and charge
 
 
 def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatch):
     part, real = Part(tmp_path / "p"), os.write
-    part.append(1, DONE, b'{"a":1}')
+    part.append(record(1, DONE, b'{"a":1}', TokenUsage(5, 1, 2)))
     monkeypatch.setattr(results.os, "write", lambda handle, data: real(handle, data[:4]) if len(data) > 8 else full())
     with pytest.raises(OSError, match="No space"):
-        part.append(2, DONE, b'{"b":2}')
+        part.append(record(2, DONE, b'{"b":2}'))
     monkeypatch.undo()
-    with pytest.raises(OSError, match="no more"):
-        part.append(3, DONE, b'{"c":3}')
-    assert (tmp_path / "p").read_bytes() == b'1 1 {"a":1}\n'
+    with pytest.raises(OSError, match="is closed"):
+        part.append(record(3, DONE, b'{"c":3}'))
+    assert (tmp_path / "p").read_bytes() == b'1 1 5,1,2,0 {"a":1}\n'
 
 
 def test_of_two_answers_to_a_line_the_first_counts_and_torn_ones_are_none(tmp_path):
-    (tmp_path / "a").write_bytes(b'3 1 {"a":3}\n1 0 {"a":1}\nnonsense\n\n2 1 {"a":2')
-    (tmp_path / "b").write_bytes(b'3 1 {"b":3}\n2 1 {"b":2}\n4 9 {}\n')
+    (tmp_path / "a").write_bytes(b'3 1 {"a":3}\n1 0 {"a":1}\nnonsense\n\n2 1 0,0,0,0 {"a":2')
+    (tmp_path / "b").write_bytes(b'3 1 9,9,9,9 {"b":3}\n2 1 5,4,3,2 {"b":2}\n4 9 {}\n')
     parts = [tmp_path / "a", tmp_path / "b"]
     found = spans(parts)
     made = write_sorted(parts, found, {DONE}, tmp_path / "out")
+    assert tally(found.values()) == (2, 1, TokenUsage(5, 4, 3, 2))
     assert (tmp_path / "out").read_bytes() == b'{"b":2}\n{"a":3}\n'
     assert (made.size, made.count) == (16, 2)
     assert write_sorted(parts, found, {FAILED}, tmp_path / "errors").count == 1
 
 
-def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
-    async def law():
-        async with serving(tmp_path, starts=False) as world:
-            file_id = await world.upload([line(1)])
-            batch = await world.create([line(1)])
-            folder: Folder = world.desk.files.folder
-            stray = [folder.file("file-" + "0" * 32), folder.part("batch_" + "0" * 32, 1), folder.part(batch, 1)]
-            for path in stray:
-                path.write_bytes(b"x")
-                os.utime(path, (1, 1))
-            (folder.files / "young").write_bytes(b"x")
-            await world.desk.db(world.desk.files.sweep)
-            assert not stray[0].exists() and not stray[1].exists() and stray[2].exists()
-            assert (folder.files / "young").exists() and folder.file(file_id).exists()
+async def test_a_database_without_usage_is_read_and_gets_it(tmp_path):
+    """As builds of before made it."""
 
-    asyncio.run(law())
+    async with serving(tmp_path, starts=False) as world:
+        batch = await world.create([one_token(1)])
+        database = world.desk.files.folder.database
+    connection = sqlite3.connect(database)
+    connection.execute("ALTER TABLE batches DROP COLUMN usage")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    async with serving(tmp_path) as world:
+        ended = await world.ended(batch)
+        assert ended["usage"] == usage_of(await world.rows(ended["output_file_id"]))
+
+
+async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        file_id = await world.upload([line(1)])
+        batch = await world.create([line(1)])
+        folder: Folder = world.desk.files.folder
+        stray = [folder.file("file-" + "0" * 32), folder.part("batch_" + "0" * 32, 1), folder.part(batch, 1)]
+        for path in stray:
+            path.write_bytes(b"x")
+            os.utime(path, (1, 1))
+        (folder.files / "young").write_bytes(b"x")
+        await world.desk.db(world.desk.files.sweep)
+        assert not stray[0].exists() and not stray[1].exists() and stray[2].exists()
+        assert (folder.files / "young").exists() and folder.file(file_id).exists()

@@ -73,14 +73,11 @@ def test_what_is_described_is_what_comes(tmp_path, monkeypatch):
     assert left <= {("get", "/v1/files/{file_id}/content", 507), ("post", "/v1/batches", 507), ("post", "/v1/files", 404)}
 
 
-def test_a_key_without_requests_left_is_told_as_described(tmp_path):
-    async def law():
-        keys = keys_of(tmp_path, ann=KeyLimits(requests_per_minute=1))
-        async with serving(tmp_path, keys=keys, starts=False) as world:
-            await world.upload([line(1)], "ann")
-            for method, path in BATCH_OPERATIONS:
-                answer = await world.call(method.upper(), path.format(**GONE), "ann")
-                assert answer.status_code == 429
-                assert_described(answer, document()["paths"][path][method])
-
-    asyncio.run(law())
+async def test_a_key_without_requests_left_is_told_as_described(tmp_path):
+    keys = keys_of(tmp_path, ann=KeyLimits(requests_per_minute=1))
+    async with serving(tmp_path, keys=keys, starts=False) as world:
+        await world.upload([line(1)], "ann")
+        for method, path in BATCH_OPERATIONS:
+            answer = await world.call(method.upper(), path.format(**GONE), "ann")
+            assert answer.status_code == 429
+            assert_described(answer, document()["paths"][path][method])

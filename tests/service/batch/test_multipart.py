@@ -74,6 +74,8 @@ def test_the_form_holds_little_of_a_large_file():
         (b"--xyz\r\nContent-Type: text/plain\r\n\r\nx\r\n--xyz--", "Content-Disposition"),
         (b'--xyz\r\nContent-Disposition: form-data; name=""\r\n\r\nx\r\n--xyz--', "Content-Disposition"),
         (b'--xyz\r\nContent-Disposition: attachment; name="file"\r\n\r\nx\r\n--xyz--', "Content-Disposition"),
+        (b"--xyz" + b'\r\nContent-Disposition: form-data; name="file"' * 2 + b"\r\n\r\nx\r\n--xyz--", "one header"),
+        (b'--xyz\r\nContent-Disposition : form-data; name="file"\r\n\r\nx\r\n--xyz--', "one header"),
         (b'--xyz\r\nContent-Disposition: form-data; name="\xff"\r\n\r\nx\r\n--xyz--', "UTF-8"),
     ],
 )

@@ -101,6 +101,28 @@ class World:
         return batch, await self.rows(batch["output_file_id"], key), await self.rows(batch["error_file_id"], key)
 
 
+def usage_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The `usage` of a batch with these rows in its output."""
+    found = [row["response"]["body"]["usage"] for row in rows]
+
+    def total(*names: str, inner: str | None = None) -> int:
+        held = [next((each[name] for name in names if name in each), {} if inner else 0) for each in found]
+        return sum(each.get(inner, 0) if inner else each for each in held)
+
+    read, written = total("input_tokens", "prompt_tokens"), total("output_tokens", "completion_tokens")
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {
+            "cached_tokens": total("input_tokens_details", "prompt_tokens_details", inner="cached_tokens")
+        },
+        "output_tokens": written,
+        "output_tokens_details": {
+            "reasoning_tokens": total("output_tokens_details", "completion_tokens_details", inner="reasoning_tokens")
+        },
+        "total_tokens": read + written,
+    }
+
+
 @asynccontextmanager
 async def serving(
     folder: Path,

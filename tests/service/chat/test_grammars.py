@@ -308,7 +308,7 @@ def test_a_name_or_a_text_that_a_form_cannot_write_is_refused(name, key, text):
         grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
     tool = Tool("f", {"type": "object", "properties": {"x": {"type": "string", "enum": ["a", text]}}})
     if text is not None:
-        with pytest.raises(NotSupported, match=r"properties\.x: this model's form of calls cannot write '"):
+        with pytest.raises(NotSupported, match=r"properties\.x: this model's tool-call format cannot write '"):
             grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
 
 

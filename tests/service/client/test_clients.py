@@ -197,18 +197,15 @@ def test_the_same_seed_is_asked_for_with_every_try(replica, ask):
     assert whole(ask(replica, seed=5, max_tokens=3))[0] == "zzz"
 
 
-def test_whole_answers_are_the_streams_put_together(replica):
+async def test_whole_answers_are_the_streams_put_together(replica):
     http = HttpClient(replica.url, means=FAST).generate(prompt="x", max_tokens=100, seed=1)
     with GrpcClient(replica.target, means=FAST) as client:
         assert http == client.generate(message(seed=1))
     assert http == Answer(TEXT, TOKENS, 1, "fp_fake", "stop", None, 1)
 
-    async def law() -> None:
-        async with AsyncHttpClient(replica.url, means=FAST) as over_http, AsyncGrpcClient(replica.target) as over_grpc:
-            assert http == await over_http.generate(prompt="x", max_tokens=100, seed=1)
-            assert http == await over_grpc.generate(message(seed=1))
-
-    asyncio.run(law())
+    async with AsyncHttpClient(replica.url, means=FAST) as over_http, AsyncGrpcClient(replica.target) as over_grpc:
+        assert http == await over_http.generate(prompt="x", max_tokens=100, seed=1)
+        assert http == await over_grpc.generate(message(seed=1))
 
 
 def test_a_chat_is_answered_and_breaks_with_what_has_come(replica):

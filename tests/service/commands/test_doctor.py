@@ -123,7 +123,7 @@ def test_a_library_that_is_not_built_is_said_with_what_to_do(look, folder, monke
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [("hf://org/name", "is not in the cache of the hub: attend pull brings it"), ("broken", "config.json")],
+    [("hf://org/name", "is not in the cache of the hub: download it with attend pull"), ("broken", "config.json")],
 )
 def test_a_model_that_would_not_be_served_is_not_fine(look, folder, tmp_path, monkeypatch, model, words):
     monkeypatch.setattr(doctor.hub, "cached_folder", lambda reference: None)

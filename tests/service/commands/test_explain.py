@@ -71,7 +71,7 @@ def test_a_layer_that_does_not_exist_is_a_sentence(attend):
 def test_generate_shows_the_same_text_with_a_legend_and_not_as_json(attend, monkeypatch):
     words = ("generate", "def f(", "--max-tokens", "8")
     (_, plain, _), (_, shown, said) = attend(*words), attend(*words, "--show")
-    assert plain == shown and "no colours here" in said, "in a pipe they tell nothing apart"
+    assert plain == shown and "shows no colours" in said, "in a pipe they tell nothing apart"
     status, _, refused = attend(*words, "--show", "--json")
     assert status == 2 and "cannot be given together" in refused
     monkeypatch.setenv("FORCE_COLOR", "1")

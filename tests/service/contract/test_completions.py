@@ -14,7 +14,7 @@ from attend.service.contract.commands import to_command
 from attend.service.contract.requests import bias_tokens, read_completion
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.merging import merge_chunks
-from attend.service.records import Chunk, Command, PromptPart, TokenCounts
+from attend.service.records import Chunk, Command, PromptPart, TokenCounts, TokenUsage
 from tests.fakes import byte_tokenizer
 from tests.service.http_api.described import as_read
 
@@ -260,4 +260,4 @@ def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
 def test_usage_takes_totals_so_that_a_chunk_seen_twice_counts_once():
     usage = TokenCounts(1)
     usage.add([chunk(0, "a", 1), chunk(0, "b", 2), chunk(0, "b", 2)])
-    assert (usage.prompt_tokens, usage.completion_tokens) == (5, 2)
+    assert usage.total == TokenUsage(prompt=5, completion=2)

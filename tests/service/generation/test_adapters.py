@@ -167,24 +167,22 @@ def shelf(tmp_path) -> AdapterRegistry:
     return shelf_of(tmp_path)[0]
 
 
-def test_a_call_computes_with_the_adapter_that_it_names(shelf):
+async def test_a_call_computes_with_the_adapter_that_it_names(shelf):
     """Over both transports; one that names none, or the model itself, with none."""
     engine = FakeEngine()
     server = build_server(engine, shelf=shelf)
 
-    async def calls() -> list[str]:
-        shown = []
-        async with server.http() as client, grpc_channel(server) as channel:
-            for model in ("tone", "code", MODEL, None):
-                answer = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "model": model})
-                shown.append(answer.json()["model"])
-            stub = GenerationServiceStub(channel)
-            for fields in ({"adapter": "tone"}, {"model": MODEL, "adapter": "code"}, {"model": "code"}, {}):
-                await stub.Generate(pb.GenerateRequest(text="a", max_tokens=1, **fields))
-            shown += list((await stub.GetServerInfo(pb.GetServerInfoRequest())).adapters)
-        return shown
-
-    assert asyncio.run(calls()) == ["tone", "code", MODEL, MODEL, "code", "tone"]
+    shown = []
+    async with server.http() as client, grpc_channel(server) as channel:
+        for model in ("tone", "code", MODEL, None):
+            answer = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "model": model})
+            shown.append(answer.json()["model"])
+        stub = GenerationServiceStub(channel)
+        for fields in ({"adapter": "tone"}, {"model": MODEL, "adapter": "code"}, {"model": "code"}, {}):
+            await stub.Generate(pb.GenerateRequest(text="a", max_tokens=1, **fields))
+        shown += list((await stub.GetServerInfo(pb.GetServerInfoRequest())).adapters)
+    found = shown
+    assert found == ["tone", "code", MODEL, MODEL, "code", "tone"]
     named = [None if request.adapter is None else request.adapter.digest for request in engine.requests]
     assert named == ["1", "2", None, None, "1", "2", "2", None]
 
@@ -216,45 +214,39 @@ def test_answers_of_other_weights_have_other_fingerprints(shelf, tmp_path):
     assert asyncio.run(prints("tone")) == {f"fp_fake-{whole[:16]}"}
 
 
-def test_an_adapter_that_is_not_there_is_refused_as_an_unknown_model_is(shelf):
+async def test_an_adapter_that_is_not_there_is_refused_as_an_unknown_model_is(shelf):
     server = build_server(FakeEngine(), shelf=shelf)
 
-    async def calls() -> None:
-        async with server.http() as client, grpc_channel(server) as channel:
-            said = f"the model 'none' does not exist; this server has {MODEL!r}, 'code', 'tone': did you mean 'tone'?"
-            for path in ("/v1/completions", "/tokenize"):
-                answer = await client.post(path, json={"prompt": "a", "model": "none"})
-                assert (answer.status_code, answer.json()["error"]["message"]) == (404, said)
-            stub = GenerationServiceStub(channel)
-            wrong = [
-                ({"adapter": "none"}, grpc.StatusCode.NOT_FOUND, said),
-                (
-                    {"model": "tone", "adapter": "code"},
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "name two adapters: 'code' and 'tone'",
-                ),
-                ({"adapter": MODEL}, grpc.StatusCode.NOT_FOUND, "is the served model, and no adapter of it"),
-            ]
-            for fields, code, words in wrong:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stub.Generate(pb.GenerateRequest(text="a", max_tokens=1, **fields))
-                assert caught.value.code() is code and words in caught.value.details()
-
-    asyncio.run(calls())
+    async with server.http() as client, grpc_channel(server) as channel:
+        said = f"the model 'none' does not exist; this server has {MODEL!r}, 'code', 'tone': did you mean 'tone'?"
+        for path in ("/v1/completions", "/tokenize"):
+            answer = await client.post(path, json={"prompt": "a", "model": "none"})
+            assert (answer.status_code, answer.json()["error"]["message"]) == (404, said)
+        stub = GenerationServiceStub(channel)
+        wrong = [
+            ({"adapter": "none"}, grpc.StatusCode.NOT_FOUND, said),
+            (
+                {"model": "tone", "adapter": "code"},
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "name two adapters: 'code' and 'tone'",
+            ),
+            ({"adapter": MODEL}, grpc.StatusCode.NOT_FOUND, "is the served model, and no adapter of it"),
+        ]
+        for fields, code, words in wrong:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(pb.GenerateRequest(text="a", max_tokens=1, **fields))
+            assert caught.value.code() is code and words in caught.value.details()
 
 
-def test_each_adapter_is_a_model_with_its_parent(shelf):
+async def test_each_adapter_is_a_model_with_its_parent(shelf):
     server = build_server(FakeEngine(), shelf=shelf)
 
-    async def calls() -> None:
-        async with server.http() as client:
-            model, *adapters = (await client.get("/v1/models")).json()["data"]
-            assert "parent" not in model
-            assert adapters == [model | {"id": name, "parent": MODEL} for name in ("code", "tone")]
-            assert (await client.get("/v1/models/tone")).json() == adapters[1]
-            assert (await client.get("/v1/models/none")).status_code == 404
-
-    asyncio.run(calls())
+    async with server.http() as client:
+        model, *adapters = (await client.get("/v1/models")).json()["data"]
+        assert "parent" not in model
+        assert adapters == [model | {"id": name, "parent": MODEL} for name in ("code", "tone")]
+        assert (await client.get("/v1/models/tone")).json() == adapters[1]
+        assert (await client.get("/v1/models/none")).status_code == 404
 
 
 def test_a_stream_names_the_adapter_in_each_event(shelf):

@@ -25,39 +25,33 @@ def policy() -> int:
     return os.sched_getscheduler(threading.get_native_id())
 
 
-def test_large_work_runs_when_nothing_else_wants_to_and_small_work_at_once():
-    async def run() -> list[int]:
-        return [await run_in_pool(policy, size) for size in (1, LARGE, LARGE + 1)]
-
-    assert [os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_IDLE] == asyncio.run(run())
+async def test_large_work_runs_when_nothing_else_wants_to_and_small_work_at_once():
+    found = [await run_in_pool(policy, size) for size in (1, LARGE, LARGE + 1)]
+    assert [os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_IDLE] == found
     assert os.SCHED_OTHER == policy(), "the caller's own thread is as it was"
 
 
-def test_small_work_does_not_wait_for_large_work():
-    async def run() -> str:
-        gate = threading.Event()
-        large = asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1))
-        told = await asyncio.wait_for(run_in_pool(lambda: "small", 1), 20)
-        gate.set()
-        assert await large
-        return told
-
-    assert "small" == asyncio.run(run())
+async def test_small_work_does_not_wait_for_large_work():
+    gate = threading.Event()
+    large = asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1))
+    told = await asyncio.wait_for(run_in_pool(lambda: "small", 1), 20)
+    gate.set()
+    assert await large
+    found = told
+    assert "small" == found
 
 
-def test_no_more_than_so_many_large_ones_wait(monkeypatch):
+async def test_no_more_than_so_many_large_ones_wait(monkeypatch):
     gate = threading.Event()
 
-    async def run() -> list[bool]:
-        waiting = [asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1)) for _ in range(MOST_LARGE)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="long texts are waiting"):
-            await run_in_pool(lambda: "one more", LARGE + 1)
-        assert await run_in_pool(lambda: "small", LARGE) == "small"
-        gate.set()
-        return [*(await asyncio.gather(*waiting)), await run_in_pool(lambda: True, LARGE + 1)]
-
-    assert all(asyncio.run(run()))
+    waiting = [asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1)) for _ in range(MOST_LARGE)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="long texts are waiting"):
+        await run_in_pool(lambda: "one more", LARGE + 1)
+    assert await run_in_pool(lambda: "small", LARGE) == "small"
+    gate.set()
+    found = [*(await asyncio.gather(*waiting)), await run_in_pool(lambda: True, LARGE + 1)]
+    assert all(found)
 
 
 @pytest.mark.parametrize("size", [1, LARGE + 1])
@@ -66,7 +60,7 @@ def test_an_error_comes_back_to_the_caller(size):
         asyncio.run(run_in_pool(lambda: 1 // 0, size))
 
 
-def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_works():
+async def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_works():
     began, ended = [], []
 
     def work(seconds: float) -> None:
@@ -76,10 +70,7 @@ def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_w
             pass
         ended.append(time.perf_counter())
 
-    async def run() -> None:
-        await asyncio.gather(*(run_exclusive(partial(work, 0.05), Arrival(owner)) for owner in "abcd"))
-
-    asyncio.run(run())
+    await asyncio.gather(*(run_exclusive(partial(work, 0.05), Arrival(owner)) for owner in "abcd"))
     rests = [after - before for before, after in zip(ended, began[1:], strict=False)]
     assert len(rests) == 3 and min(rests) >= 0.05
 
@@ -129,36 +120,32 @@ def test_work_that_is_given_up_before_its_turn_lets_go_of_its_text_at_once():
     assert not pool._waiting
 
 
-def test_of_large_texts_one_key_may_not_have_all_places():
+async def test_of_large_texts_one_key_may_not_have_all_places():
     gate = threading.Event()
 
-    async def run() -> bool:
-        try:
-            waiting = []
-            for _ in range(MOST_LARGE // 4):
-                waiting.append(asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
-                await asyncio.sleep(0)
-            with pytest.raises(Overloaded, match="'greedy'"):
-                await asyncio.wait_for(run_in_pool(lambda: "one more", LARGE + 1, owner="greedy"), 5)
-            waiting.append(asyncio.ensure_future(run_in_pool(lambda: True, LARGE + 1, owner="other")))
+    try:
+        waiting = []
+        for _ in range(MOST_LARGE // 4):
+            waiting.append(asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
             await asyncio.sleep(0)
-        finally:
-            gate.set()
-        return all(await asyncio.gather(*waiting))
-
-    assert asyncio.run(run())
-
-
-def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter():
-    async def run() -> str:
-        gate = threading.Event()
-        long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival("a", size=SHORT + 1))) for _ in range(8)]
-        told = await asyncio.wait_for(run_exclusive(lambda: "short", Arrival("a", size=SHORT)), 20)
+        with pytest.raises(Overloaded, match="'greedy'"):
+            await asyncio.wait_for(run_in_pool(lambda: "one more", LARGE + 1, owner="greedy"), 5)
+        waiting.append(asyncio.ensure_future(run_in_pool(lambda: True, LARGE + 1, owner="other")))
+        await asyncio.sleep(0)
+    finally:
         gate.set()
-        assert all(await asyncio.gather(*long))
-        return told
+    found = all(await asyncio.gather(*waiting))
+    assert found
 
-    assert "short" == asyncio.run(run())
+
+async def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter():
+    gate = threading.Event()
+    long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival("a", size=SHORT + 1))) for _ in range(8)]
+    told = await asyncio.wait_for(run_exclusive(lambda: "short", Arrival("a", size=SHORT)), 20)
+    gate.set()
+    assert all(await asyncio.gather(*long))
+    found = told
+    assert "short" == found
 
 
 def test_an_owners_short_piece_goes_before_long_ones_but_not_before_one_that_has_waited_long(monkeypatch):
@@ -180,20 +167,18 @@ def test_an_owners_short_piece_goes_before_long_ones_but_not_before_one_that_has
     assert order == ["short", "long", "late", "short too", "last"], "a long one waits a second for its 100 KB, and no longer"
 
 
-def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them():
+async def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them():
     gate = threading.Event()
 
-    async def run() -> bool:
-        long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival(size=LARGE + 1))) for _ in range(MOST_LARGE)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="long request bodies are waiting"):
-            await run_exclusive(lambda: "one more", Arrival(size=LARGE + 1))
-        waits = asyncio.ensure_future(run_exclusive(lambda: True, Arrival(size=LARGE)))
-        assert await run_exclusive(lambda: True, Arrival(size=SHORT))
-        gate.set()
-        return all(await asyncio.gather(*long, waits))
-
-    assert asyncio.run(run())
+    long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival(size=LARGE + 1))) for _ in range(MOST_LARGE)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="long request bodies are waiting"):
+        await run_exclusive(lambda: "one more", Arrival(size=LARGE + 1))
+    waits = asyncio.ensure_future(run_exclusive(lambda: True, Arrival(size=LARGE)))
+    assert await run_exclusive(lambda: True, Arrival(size=SHORT))
+    gate.set()
+    found = all(await asyncio.gather(*long, waits))
+    assert found
 
 
 def test_one_address_leaves_places_for_others_but_may_have_most_of_them():

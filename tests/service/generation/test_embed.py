@@ -162,16 +162,14 @@ def test_a_call_is_counted_with_its_tokens_and_has_no_answer():
     assert server.value("attend_generation_tokens_total") == 0
 
 
-def test_a_key_pays_for_the_tokens_of_its_texts(tmp_path):
+async def test_a_key_pays_for_the_tokens_of_its_texts(tmp_path):
     server = serve(FakeEngine(), Limits(tokens_per_minute=4), None, tmp_path)
     headers = {"authorization": f"Bearer {SECRET}"}
 
-    async def call() -> list[int]:
-        async with server.http() as client:
-            body = {"input": ["ab", "c"]}
-            return [(await client.post("/v1/embeddings", json=body, headers=headers)).status_code for _ in range(2)]
-
-    assert asyncio.run(call()) == [200, 429]
+    async with server.http() as client:
+        body = {"input": ["ab", "c"]}
+        found = [(await client.post("/v1/embeddings", json=body, headers=headers)).status_code for _ in range(2)]
+    assert found == [200, 429]
 
 
 MANY = ["ab", "c"] * (MOST_INPUTS // 2)
@@ -221,16 +219,14 @@ def test_a_server_whose_vectors_are_long_takes_as_many_texts_as_it_may_hold_vect
     assert (error["param"], "1 to 3 texts" in error["message"]) == ("input", True)
 
 
-def test_a_key_has_as_many_texts_in_the_engine_as_it_may_have_answers(tmp_path):
+async def test_a_key_has_as_many_texts_in_the_engine_as_it_may_have_answers(tmp_path):
     engine = Watched()
     server = serve(engine, Limits(concurrent=3), None, tmp_path)
 
-    async def call() -> int:
-        async with server.http() as client:
-            headers = {"authorization": f"Bearer {SECRET}"}
-            return (await client.post("/v1/embeddings", json={"input": MANY}, headers=headers)).status_code
-
-    assert (asyncio.run(call()), engine.shares) == (200, [3])
+    async with server.http() as client:
+        headers = {"authorization": f"Bearer {SECRET}"}
+        found = (await client.post("/v1/embeddings", json={"input": MANY}, headers=headers)).status_code
+    assert (found, engine.shares) == (200, [3])
 
 
 class Partly(FakeEngine):
@@ -255,17 +251,14 @@ def test_a_drain_and_a_full_queue_are_refusals():
     assert [post(build_server(engine), input="a").status_code for engine in (draining, full)] == [503, 429]
 
 
-def test_who_leaves_frees_his_requests():
+async def test_who_leaves_frees_his_requests():
     server = build_server(FakeEngine(held=True))
 
-    async def leave() -> None:
-        async with server.http() as client:
-            call = asyncio.create_task(client.post("/v1/embeddings", json={"input": ["a", "b"]}))
-            await until(lambda: server.engine.open)
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-
-    asyncio.run(leave())
+    async with server.http() as client:
+        call = asyncio.create_task(client.post("/v1/embeddings", json={"input": ["a", "b"]}))
+        await until(lambda: server.engine.open)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
     assert not server.engine.open
     assert server.outcomes() == {("http", "/v1/embeddings", "abort"): 1}
 

@@ -252,7 +252,7 @@ def test_the_served_model_may_be_named_and_an_adapter_not(monkeypatch):
     assert refused.status_code == 400 and "'polite' is an adapter" in refused.json()["error"]["message"]
 
 
-def test_when_its_caller_leaves_its_work_ends():
+async def test_when_its_caller_leaves_its_work_ends():
     server, state = build_server(), []
 
     def work(between) -> None:
@@ -264,17 +264,14 @@ def test_when_its_caller_leaves_its_work_ends():
 
     server.explaining.explainer.during = work
 
-    async def run() -> None:
-        async with server.http() as client:
-            call = asyncio.create_task(client.post("/v1/attention", json={"prompt": "a"}))
-            await until(lambda: state)
-            call.cancel()
-            await until(lambda: state == ["begun", "ended"])
-
-    asyncio.run(run())
+    async with server.http() as client:
+        call = asyncio.create_task(client.post("/v1/attention", json={"prompt": "a"}))
+        await until(lambda: state)
+        call.cancel()
+        await until(lambda: state == ["begun", "ended"])
 
 
-def test_so_many_calls_wait_for_each_other_and_no_more():
+async def test_so_many_calls_wait_for_each_other_and_no_more():
     server, begun, go = build_server(), [], []
 
     def work(between) -> None:
@@ -284,17 +281,15 @@ def test_so_many_calls_wait_for_each_other_and_no_more():
 
     server.explaining.explainer.during = work
 
-    async def run() -> list[int]:
-        async with server.http() as client:
-            calls = [asyncio.create_task(client.post("/v1/attention", json={"prompt": "a"})) for _ in range(MOST_CALLS)]
-            await until(lambda: begun)
-            await until(lambda: server.explaining._places.taken == MOST_CALLS)
-            refused = await client.post("/v1/attention", json={"prompt": "a"})
-            assert len(begun) == 1  # one at a time
-            go.append(1)
-            return [refused.status_code] + [(await call).status_code for call in calls]
-
-    assert asyncio.run(run()) == [429] + [200] * MOST_CALLS
+    async with server.http() as client:
+        calls = [asyncio.create_task(client.post("/v1/attention", json={"prompt": "a"})) for _ in range(MOST_CALLS)]
+        await until(lambda: begun)
+        await until(lambda: server.explaining._places.taken == MOST_CALLS)
+        refused = await client.post("/v1/attention", json={"prompt": "a"})
+        assert len(begun) == 1  # one at a time
+        go.append(1)
+        found = [refused.status_code] + [(await call).status_code for call in calls]
+    assert found == [429] + [200] * MOST_CALLS
 
 
 def test_an_answer_holds_its_place_until_it_is_written():
@@ -321,16 +316,14 @@ def test_a_key_is_asked_for_and_pays_for_the_text(tmp_path):
     assert ask(server, {"prompt": "abcd"}, **BEARER).status_code == 200
 
 
-def test_over_grpc_too_a_key_is_asked_for(tmp_path):
+async def test_over_grpc_too_a_key_is_asked_for(tmp_path):
     server = whole_server(keys=ring(tmp_path))
 
-    async def run() -> grpc.StatusCode:
-        async with grpc_channel(server) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await GenerationServiceStub(channel).Explain(pb.ExplainRequest(text="a"))
-            return refused.value.code()
-
-    assert asyncio.run(run()) == grpc.StatusCode.UNAUTHENTICATED
+    async with grpc_channel(server) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await GenerationServiceStub(channel).Explain(pb.ExplainRequest(text="a"))
+        found = refused.value.code()
+    assert found == grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(

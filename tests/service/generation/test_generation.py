@@ -260,16 +260,13 @@ def test_no_tokens_at_all_tell_of_the_prompt_alone(prompt, more):
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_the_deadline_counts_from_the_call_on_and_preparing_is_bounded(monkeypatch, calls):
+async def test_the_deadline_counts_from_the_call_on_and_preparing_is_bounded(monkeypatch, calls):
     server, never = build_server(), asyncio.Event()
     server.service._preparing = FairSemaphore(1, "requests are being prepared")
     monkeypatch.setattr(server.service.preparation, "answers", lambda command: never.wait())
 
-    async def run() -> list[BaseException | None]:
-        asked = [batches(server, command(deadline_ms=20), []) for _ in range(calls)]
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    first, *others = asyncio.run(run())
+    asked = [batches(server, command(deadline_ms=20), []) for _ in range(calls)]
+    first, *others = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, DeadlineExceeded)
     assert [type(error) for error in others] == [Overloaded] * (calls - 1)
     assert not server.engine.requests
@@ -399,34 +396,28 @@ def test_a_drain_ends_started_answers_with_abort_and_refuses_the_others():
         held(command(), 0, FakeEngine.drain)
 
 
-def test_closing_the_stream_aborts_every_open_request():
+async def test_closing_the_stream_aborts_every_open_request():
     engine = FakeEngine(held=True)
 
-    async def run() -> None:
-        server = build_server(engine)
-        record = server.metrics.open("grpc", "Generate")
-        stream = server.service.generate(command("a", "b", n=2, max_tokens=50), record, adapter=None)
-        engine.release()
-        await anext(stream)
-        assert len(engine.open) == 4
-        await stream.aclose()
-
-    asyncio.run(run())
+    server = build_server(engine)
+    record = server.metrics.open("grpc", "Generate")
+    stream = server.service.generate(command("a", "b", n=2, max_tokens=50), record, adapter=None)
+    engine.release()
+    await anext(stream)
+    assert len(engine.open) == 4
+    await stream.aclose()
     assert engine.aborted == [(request.request_id, FinishReason.ABORT) for request in engine.requests]
     assert not engine.open
 
 
-def test_a_cancelled_caller_aborts_its_requests():
+async def test_a_cancelled_caller_aborts_its_requests():
     engine = FakeEngine(held=True)
 
-    async def run() -> None:
-        task = asyncio.create_task(batches(build_server(engine), command(), []))
-        await until(lambda: engine.open)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
+    task = asyncio.create_task(batches(build_server(engine), command(), []))
+    await until(lambda: engine.open)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert [reason for _, reason in engine.aborted] == [FinishReason.ABORT]
     assert not engine.open
 

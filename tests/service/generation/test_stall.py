@@ -104,40 +104,34 @@ async def over_grpc(endless: Endless) -> AsyncIterator[Read]:
 
 
 @pytest.mark.parametrize("transport", [over_http, over_grpc])
-def test_a_call_ends_whose_caller_stops_reading(transport, monkeypatch):
+async def test_a_call_ends_whose_caller_stops_reading(transport, monkeypatch):
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.4)
 
-    async def law() -> None:
-        endless = Endless()
-        async with transport(endless) as read:
-            assert await read() > 0
-            await until(lambda: endless.ends)
-            assert endless.ends[0] in (asyncio.CancelledError, GeneratorExit)
-            assert 1 < endless.num_pieces < 2000
-            await until(lambda: not endless.connections)  # with all that was not sent: nobody waits for who does not read
-
-    asyncio.run(law())
+    endless = Endless()
+    async with transport(endless) as read:
+        assert await read() > 0
+        await until(lambda: endless.ends)
+        assert endless.ends[0] in (asyncio.CancelledError, GeneratorExit)
+        assert 1 < endless.num_pieces < 2000
+        await until(lambda: not endless.connections)  # with all that was not sent: nobody waits for who does not read
 
 
 @pytest.mark.parametrize("transport", [over_http, over_grpc])
-def test_a_caller_who_reads_slowly_keeps_its_call(transport, monkeypatch):
+async def test_a_caller_who_reads_slowly_keeps_its_call(transport, monkeypatch):
     """For longer than a caller may read nothing. A kernel asks for more when a third of what it holds is gone: some MB."""
     monkeypatch.setattr(stall, "STALL_SECONDS", 2.0)
 
-    async def law() -> None:
-        endless = Endless()
-        async with transport(endless) as read:
-            for _ in range(25):
-                taken = 0
-                while taken < 6 * PIECE:
-                    taken += await read()
-                await asyncio.sleep(0.1)
-            assert endless.ends == []
-
-    asyncio.run(law())
+    endless = Endless()
+    async with transport(endless) as read:
+        for _ in range(25):
+            taken = 0
+            while taken < 6 * PIECE:
+                taken += await read()
+            await asyncio.sleep(0.1)
+        assert endless.ends == []
 
 
-def test_a_write_that_ends_does_not_hide_another_that_waits(monkeypatch):
+async def test_a_write_that_ends_does_not_hide_another_that_waits(monkeypatch):
     """Two tasks write to one caller: the answer, and what keeps an idle stream alive."""
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.2)
 
@@ -148,8 +142,5 @@ def test_a_write_that_ends_does_not_hide_another_that_waits(monkeypatch):
             watched.written()
             await asyncio.sleep(5)
 
-    async def law() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.create_task(call())
-
-    asyncio.run(law())
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(call())

@@ -56,13 +56,10 @@ async def grpc(begin) -> list:
 
 
 @pytest.mark.parametrize("transport", [http, grpc])
-def test_of_calls_that_come_together_one_begins_each_time_the_event_loop_comes_round(transport):
+async def test_of_calls_that_come_together_one_begins_each_time_the_event_loop_comes_round(transport):
     count, begun = [0], []
 
-    async def run() -> None:
-        await rounds(count, await transport(lambda: begun.append(count[0])))
-
-    asyncio.run(run())
+    await rounds(count, await transport(lambda: begun.append(count[0])))
     assert len(begun) == len(set(begun)) == CALLS
 
 
@@ -112,32 +109,27 @@ def test_a_flood_of_calls_without_a_body_is_refused_and_holds_no_places():
     assert answered[-1] == 200
 
 
-def test_many_calls_of_one_caller_delay_only_his_own():
+async def test_many_calls_of_one_caller_delay_only_his_own():
     done = []
 
     async def call(caller):
         await yield_to_loop(caller)
         done.append(caller)
 
-    async def run():
-        await asyncio.gather(*(call("many") for _ in range(CALLS)), call("few"), call(None))
-
-    asyncio.run(run())
+    await asyncio.gather(*(call("many") for _ in range(CALLS)), call("few"), call(None))
     assert done[:3] == ["many", "few", None]
     assert len(done) == CALLS + 2
 
 
-def test_who_no_longer_waits_takes_no_round_from_others():
-    async def run():
-        left = [asyncio.create_task(yield_to_loop("left")) for _ in range(CALLS)]
-        await asyncio.sleep(0)
-        for task in left:
-            task.cancel()
-        count = [0]
-        await rounds(count, [yield_to_loop("stays")])
-        return count[0]
-
-    assert asyncio.run(run()) <= 4
+async def test_who_no_longer_waits_takes_no_round_from_others():
+    left = [asyncio.create_task(yield_to_loop("left")) for _ in range(CALLS)]
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    count = [0]
+    await rounds(count, [yield_to_loop("stays")])
+    found = count[0]
+    assert found <= 4
 
 
 @pytest.mark.parametrize(
@@ -149,25 +141,22 @@ def test_who_no_longer_waits_takes_no_round_from_others():
         {"headers": [(b"authorization", b"Bearer many")], "client": ("127.0.0.1", 1), "method": "GET"},
     ],
 )
-def test_calls_over_http_are_told_apart_by_their_keys_and_address_and_whether_they_bring_work(other):
+async def test_calls_over_http_are_told_apart_by_their_keys_and_address_and_whether_they_bring_work(other):
     begun = []
 
-    async def run():
-        async def app(scope, receive, send):
-            begun.append(scope["which"])
+    async def app(scope, receive, send):
+        begun.append(scope["which"])
 
-        stamped = RequestIds(app)
-        many = {
-            "type": "http",
-            "path": "/",
-            "method": "POST",
-            "headers": [(b"authorization", b"Bearer many")],
-            "client": ("127.0.0.1", 1),
-        }
-        calls = [many | {"which": "many"} for _ in range(CALLS)] + [
-            {"type": "http", "path": "/", "method": "POST", "which": "other"} | other
-        ]
-        await asyncio.gather(*(stamped(scope, None, None) for scope in calls))
-
-    asyncio.run(run())
+    stamped = RequestIds(app)
+    many = {
+        "type": "http",
+        "path": "/",
+        "method": "POST",
+        "headers": [(b"authorization", b"Bearer many")],
+        "client": ("127.0.0.1", 1),
+    }
+    calls = [many | {"which": "many"} for _ in range(CALLS)] + [
+        {"type": "http", "path": "/", "method": "POST", "which": "other"} | other
+    ]
+    await asyncio.gather(*(stamped(scope, None, None) for scope in calls))
     assert begun.index("other") == 1

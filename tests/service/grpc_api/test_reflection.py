@@ -39,27 +39,24 @@ async def answers(made, *requests):
     return [answer async for answer in reflection_pb2_grpc.ServerReflectionStub(made).ServerReflectionInfo(iter(requests))]
 
 
-def test_a_client_without_the_proto_finds_services_methods_and_fields():
-    async def law() -> None:
-        async with channel() as made:
-            listed, method, message, file, missing = await answers(
-                made,
-                asked(list_services=""),
-                asked(file_containing_symbol="attend.v1.GenerationService"),
-                asked(file_containing_symbol="grpc.health.v1.Health"),
-                asked(file_by_filename="attend/v1/generation.proto"),
-                asked(file_containing_symbol="attend.v1.Nothing"),
-            )
-        names = {service.name for service in listed.list_services_response.service}
-        assert names == {"attend.v1.GenerationService", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-        proto = descriptor_pb2.FileDescriptorProto.FromString(method.file_descriptor_response.file_descriptor_proto[0])
-        assert "GenerateStream" in {each.name for each in proto.service[0].method}
-        assert "max_tokens" in {field.name for kind in proto.message_type for field in kind.field}
-        assert message.file_descriptor_response.file_descriptor_proto
-        assert file.file_descriptor_response == method.file_descriptor_response
-        assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
-
-    asyncio.run(law())
+async def test_a_client_without_the_proto_finds_services_methods_and_fields():
+    async with channel() as made:
+        listed, method, message, file, missing = await answers(
+            made,
+            asked(list_services=""),
+            asked(file_containing_symbol="attend.v1.GenerationService"),
+            asked(file_containing_symbol="grpc.health.v1.Health"),
+            asked(file_by_filename="attend/v1/generation.proto"),
+            asked(file_containing_symbol="attend.v1.Nothing"),
+        )
+    names = {service.name for service in listed.list_services_response.service}
+    assert names == {"attend.v1.GenerationService", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    proto = descriptor_pb2.FileDescriptorProto.FromString(method.file_descriptor_response.file_descriptor_proto[0])
+    assert "GenerateStream" in {each.name for each in proto.service[0].method}
+    assert "max_tokens" in {field.name for kind in proto.message_type for field in kind.field}
+    assert message.file_descriptor_response.file_descriptor_proto
+    assert file.file_descriptor_response == method.file_descriptor_response
+    assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 def test_reflection_holds_few_places_and_none_for_long(monkeypatch):
@@ -87,29 +84,23 @@ async def silent_watch(made):
     return watch
 
 
-def test_pings_at_the_pace_that_is_allowed_end_neither_a_silent_call_nor_an_idle_connection(monkeypatch):
+async def test_pings_at_the_pace_that_is_allowed_end_neither_a_silent_call_nor_an_idle_connection(monkeypatch):
     name = "grpc.http2.min_ping_interval_without_data_ms"
     assert dict(server.OPTIONS)[name] < 10_000, "clients ping every 10 s, some a little sooner"
     monkeypatch.setattr(server, "OPTIONS", (*(one for one in server.OPTIONS if one[0] != name), (name, 1)))
     eager = {"keepalive_time_ms": 1000, "keepalive_permit_without_calls": 1, "http2.max_pings_without_data": 0}
 
-    async def law() -> None:
-        async with channel(**eager) as calling, channel(**eager) as idle:
-            watch = await silent_watch(calling)
-            await health_pb2_grpc.HealthStub(idle).Check(health_pb2.HealthCheckRequest())
-            await asyncio.sleep(4.5)  # four pings: two that come too soon are let pass, and the third ends the connection
-            assert not watch.done()
-            assert idle.get_state() is grpc.ChannelConnectivity.READY
-
-    asyncio.run(law())
+    async with channel(**eager) as calling, channel(**eager) as idle:
+        watch = await silent_watch(calling)
+        await health_pb2_grpc.HealthStub(idle).Check(health_pb2.HealthCheckRequest())
+        await asyncio.sleep(4.5)  # four pings: two that come too soon are let pass, and the third ends the connection
+        assert not watch.done()
+        assert idle.get_state() is grpc.ChannelConnectivity.READY
 
 
-def test_a_flood_of_pings_ends_the_connection():
-    async def law() -> None:
-        async with channel(keepalive_time_ms=1000, **{"http2.max_pings_without_data": 0}) as made:
-            watch = await silent_watch(made)
-            await until(watch.done)
-            assert await watch.code() is grpc.StatusCode.UNAVAILABLE
-            assert "Too many pings" in await watch.details()
-
-    asyncio.run(law())
+async def test_a_flood_of_pings_ends_the_connection():
+    async with channel(keepalive_time_ms=1000, **{"http2.max_pings_without_data": 0}) as made:
+        watch = await silent_watch(made)
+        await until(watch.done)
+        assert await watch.code() is grpc.StatusCode.UNAVAILABLE
+        assert "Too many pings" in await watch.details()

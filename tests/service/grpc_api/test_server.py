@@ -153,7 +153,7 @@ def test_calls_over_the_bound_are_told_to_come_again_and_health_is_none_of_them(
             running = [service.Generate(REQUEST) for _ in range(2)]
             await until(lambda: len(engine.open) == 2)
             third = service.Generate(REQUEST)
-            assert await ended(third) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "2 calls run here already")
+            assert await ended(third) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "2 calls are running already")
             assert dict(await third.trailing_metadata())["retry-after"] == "1"
             watch = health.Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING

@@ -214,42 +214,37 @@ def test_a_call_is_charged_before_its_message_is_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-def test_a_caller_who_goes_frees_its_requests_and_is_an_abort(method, how):
+async def test_a_caller_who_goes_frees_its_requests_and_is_an_abort(method, how):
     engine = FakeEngine(held=True)
     server = build_server(engine)
 
-    async def run() -> None:
-        async with stub(server) as service:
-            request = pb.GenerateRequest(text="a", sampling=pb.SamplingParameters(n=2))
-            call = getattr(service, method)(request, timeout=0.3 if how == "timeout" else None)
-            waiting = asyncio.ensure_future(call.read() if method == "GenerateStream" else call)
-            await until(lambda: engine.requests)
-            if how == "cancel":
-                call.cancel()
-            await asyncio.wait([waiting])
-            await until(lambda: server.outcomes())
-            assert waiting.cancelled() or waiting.exception() is not None
-
-    asyncio.run(run())
+    async with stub(server) as service:
+        request = pb.GenerateRequest(text="a", sampling=pb.SamplingParameters(n=2))
+        call = getattr(service, method)(request, timeout=0.3 if how == "timeout" else None)
+        waiting = asyncio.ensure_future(call.read() if method == "GenerateStream" else call)
+        await until(lambda: engine.requests)
+        if how == "cancel":
+            call.cancel()
+        await asyncio.wait([waiting])
+        await until(lambda: server.outcomes())
+        assert waiting.cancelled() or waiting.exception() is not None
     assert [reason for _, reason in engine.aborted] == [FinishReason.ABORT] * 2
     assert not engine.open
     assert server.outcomes() == {("grpc", method, "abort"): 1}
 
 
-def test_a_drain_ends_a_stream_with_its_reason():
+async def test_a_drain_ends_a_stream_with_its_reason():
     engine = FakeEngine(held=True)
     server = build_server(engine)
 
-    async def run() -> list[int]:
-        reasons = []
-        async with stub(server) as service:
-            engine.release()
-            async for response in service.GenerateStream(pb.GenerateRequest(text="a", max_tokens=50)):
-                reasons.append(response.outputs[0].finish_info.finish_reason)
-                engine.drain()
-        return reasons
-
-    assert asyncio.run(run()) == [pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_ABORT]
+    reasons = []
+    async with stub(server) as service:
+        engine.release()
+        async for response in service.GenerateStream(pb.GenerateRequest(text="a", max_tokens=50)):
+            reasons.append(response.outputs[0].finish_info.finish_reason)
+            engine.drain()
+    found = reasons
+    assert found == [pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_ABORT]
     assert server.outcomes() == {("grpc", "GenerateStream", "abort"): 1}
 
 
@@ -413,14 +408,12 @@ def test_watches_are_bounded_for_each_holds_a_place_that_probes_need(monkeypatch
     asyncio.run(run())
 
 
-def test_a_watch_that_begins_in_a_drain_ends_at_once(monkeypatch):
+async def test_a_watch_that_begins_in_a_drain_ends_at_once(monkeypatch):
     monkeypatch.setattr(health, "WATCH_SECONDS", 0.001)
     server = build_server()
     server.engine.drain()
 
-    async def run() -> list[int]:
-        async with grpc_channel(server) as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-            return [answer.status async for answer in watch]
-
-    assert asyncio.run(run()) == [NOT_SERVING]
+    async with grpc_channel(server) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        found = [answer.status async for answer in watch]
+    assert found == [NOT_SERVING]

@@ -61,7 +61,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("status", ERRORS)
-def test_an_error_of_any_kind_may_be_read_by_the_page(status, tmp_path):
+async def test_an_error_of_any_kind_may_be_read_by_the_page(status, tmp_path):
     asked, engine, keys = {"method": "POST", "url": "/v1/completions", "headers": ASK} | ERRORS[status], FakeEngine(), None
     if status == 500:
         engine.refusal = ZeroDivisionError()
@@ -69,11 +69,8 @@ def test_an_error_of_any_kind_may_be_read_by_the_page(status, tmp_path):
         write_keys(tmp_path / "keys", {"ci": Entry(digest_of(b"att_secret"), Limits())})
         keys = KeyRing(tmp_path / "keys")
 
-    async def run() -> httpx.Response:
-        async with build_server(engine, cors_origins=("*",), keys=keys).http() as client:
-            return await client.request(**asked)
-
-    answer = asyncio.run(run())
+    async with build_server(engine, cors_origins=("*",), keys=keys).http() as client:
+        answer = await client.request(**asked)
     assert (status, "*") == (answer.status_code, answer.headers["access-control-allow-origin"])
     assert "*" == answer.headers["access-control-expose-headers"]
     assert answer.headers["x-request-id"]

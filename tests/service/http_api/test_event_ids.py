@@ -324,7 +324,7 @@ def test_conversations_have_no_ids_and_refuse_one(path, stream):
     answer = server.post(body | {"stream": stream}, path)
     assert (answer.status_code, "\nid:" in answer.text) == (200, False)
     refused = server.post(body | {"stream": stream}, path, headers={"Last-Event-ID": "1.abcdef.3.01234567"})
-    assert refused.status_code == 400 and "Last-Event-ID goes on with streams of /v1/completions" in refused.text
+    assert refused.status_code == 400 and "Last-Event-ID resumes streams of /v1/completions" in refused.text
 
 
 def test_streams_of_several_answers_have_no_ids():

@@ -55,23 +55,20 @@ def test_a_piece_is_small_and_its_items_are_made_when_it_is_asked_for():
     assert max(map(len, parts)) < 2 * PIECE
 
 
-def test_of_all_who_take_turns_one_goes_on_each_time_round():
+async def test_of_all_who_take_turns_one_goes_on_each_time_round():
     at: list[int] = []
 
-    async def run() -> None:
-        rounds = 0
+    rounds = 0
 
-        async def long() -> None:
-            for _ in range(5):
-                await yield_to_loop()
-                at.append(rounds)
+    async def long() -> None:
+        for _ in range(5):
+            await yield_to_loop()
+            at.append(rounds)
 
-        work = [asyncio.create_task(long()) for _ in range(4)]
-        while not all(each.done() for each in work):
-            rounds += 1
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+    work = [asyncio.create_task(long()) for _ in range(4)]
+    while not all(each.done() for each in work):
+        rounds += 1
+        await asyncio.sleep(0)
     assert len(at) == 20
     assert len({*at}) == 20
 
@@ -149,7 +146,7 @@ def test_a_large_answer_is_written_in_small_pieces_with_a_turn_for_every_neighbo
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leaves", [False, True])
-def test_log_probabilities_of_a_prompt_hold_their_places_until_the_caller_has_taken_them_or_left(stream, leaves):
+async def test_log_probabilities_of_a_prompt_hold_their_places_until_the_caller_has_taken_them_or_left(stream, leaves):
     server, taken = large_server(), []
 
     def look() -> None:
@@ -157,12 +154,9 @@ def test_log_probabilities_of_a_prompt_hold_their_places_until_the_caller_has_ta
         if leaves and len(taken) == 3:
             raise OSError("the caller has left")
 
-    async def run() -> None:
-        with suppress(ClientDisconnect):
-            await sent(server, "/v1/completions", PROMPT | {"prompt_logprobs": 20, "stream": stream}, look)
-        assert not server.service._scores.taken
-
-    asyncio.run(run())
+    with suppress(ClientDisconnect):
+        await sent(server, "/v1/completions", PROMPT | {"prompt_logprobs": 20, "stream": stream}, look)
+    assert not server.service._scores.taken
     assert [21 * TOKENS] * len(taken[:-2]) == taken[:-2]
     assert len(taken) == 3 if leaves else len(taken) > 10
 

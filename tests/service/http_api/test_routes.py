@@ -122,20 +122,18 @@ def test_a_failure_in_the_stream_is_an_error_event_and_then_done(how):
     assert server.outcomes() == {(*ROUTE, "error"): 1}
 
 
-def test_a_drain_ends_a_stream_with_its_reason():
+async def test_a_drain_ends_a_stream_with_its_reason():
     engine = FakeEngine(held=True)
     server = build_server(engine)
 
-    async def run() -> str:
-        async with server.http() as client:
-            call = asyncio.create_task(client.post("/v1/completions", json={"prompt": "a", "stream": True}))
-            await until(lambda: engine.open)
-            engine.release()
-            await until(lambda: server.value("attend_generation_tokens_total"))
-            engine.drain()
-            return (await call).text
-
-    ends = [event["choices"][0] for event in events_of(asyncio.run(run()))]
+    async with server.http() as client:
+        call = asyncio.create_task(client.post("/v1/completions", json={"prompt": "a", "stream": True}))
+        await until(lambda: engine.open)
+        engine.release()
+        await until(lambda: server.value("attend_generation_tokens_total"))
+        engine.drain()
+        found = (await call).text
+    ends = [event["choices"][0] for event in events_of(found)]
     assert [(end["finish_reason"], end["stop_reason"]) for end in ends] == [(None, None), ("length", "abort")]
     assert server.outcomes() == {(*ROUTE, "abort"): 1}
 
@@ -350,15 +348,12 @@ def test_a_given_id_is_used_and_left_to_serve_to_send_back():
     assert build_server().post({"prompt": "a", "request_id": "body-8"}).json()["id"] == "cmpl-body-8"
 
 
-def test_of_two_ids_neither_is_the_calls():
+async def test_of_two_ids_neither_is_the_calls():
     server = build_server()
 
-    async def call():
-        async with server.http() as client:
-            ids = [("x-request-id", "mine"), ("x-request-id", "other")]
-            return await client.post("/v1/completions", json={"prompt": "a"}, headers=ids)
-
-    answer = asyncio.run(call())
+    async with server.http() as client:
+        ids = [("x-request-id", "mine"), ("x-request-id", "other")]
+        answer = await client.post("/v1/completions", json={"prompt": "a"}, headers=ids)
     assert answer.json()["id"] not in ("cmpl-mine", "cmpl-other")
 
 

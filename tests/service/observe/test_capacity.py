@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from itertools import product
 from statistics import mean
 
 import pytest
@@ -15,7 +16,6 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput, StepResult
 from attend.model.engine.request import EngineStats, FinishReason, Request, StepReport
 from attend.model.engine.scheduler import Scheduler
-from attend.model.errors import InvalidRequest
 from attend.model.params import SamplingParams
 from attend.service.observe.capacity import (
     CompletionRate,
@@ -25,12 +25,11 @@ from attend.service.observe.capacity import (
     answer_seconds,
     estimate,
     fits,
-    read_question,
     retry_seconds,
     wait_seconds,
 )
 from tests.conftest import examples
-from tests.fakes import info
+from tests.fakes import build_server, info
 from tests.model.engine.machines import Clock, Done
 
 INFO = info(max_batch_requests=8, num_blocks=64, block_size=16, max_model_len=512)
@@ -255,24 +254,22 @@ def test_no_answer_at_all_is_a_document_that_says_so():
     assert told["fits"] is told["estimated_wait_seconds"] is told["block_size"] is None
 
 
-def test_a_query_is_read_with_its_defaults():
-    assert read_question([]) == Question(0, 16)
-    assert read_question([("max_tokens", "0"), ("prompt_tokens", "123")]) == Question(123, 0)
+NO_COUNTS = ("", "-1", "+1", "1.0", "1e2", " 1", "1_0", "\u0661", "true", "9" * 5000, str(2**31))
 
 
-@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", "1e2", " 1", "1_0", "\u0661", "true", "9" * 5000, str(2**31)])
-@pytest.mark.parametrize("name", ["prompt_tokens", "max_tokens"])
-def test_a_query_that_is_no_count_is_refused_by_name(name, text):
-    with pytest.raises(InvalidRequest, match=f"{name} must be an integer from 0 to") as caught:
-        read_question([(name, text)])
-    assert caught.value.field == name
+async def test_the_query_of_the_route_has_two_counts_with_defaults_and_others_are_refused_by_name():
+    async with build_server().http() as client:
 
+        async def ask(*pairs: tuple[str, str]):
+            return (await client.get("/v1/capacity", params=list(pairs))).json()
 
-@pytest.mark.parametrize("pairs", [[("prompt_token", "1")], [("max_tokens", "1"), ("max_tokens", "1")], [("", "")]])
-def test_a_query_with_an_unknown_or_repeated_name_is_refused(pairs):
-    with pytest.raises(InvalidRequest) as caught:
-        read_question(pairs)
-    assert caught.value.field == pairs[0][0]
+        told = [await ask(), await ask(("max_tokens", "0"), ("prompt_tokens", "123"))]
+        assert [(each["prompt_tokens"], each["max_tokens"]) for each in told] == [(0, 16), (123, 0)]
+        for name, text in product(("prompt_tokens", "max_tokens"), NO_COUNTS):
+            error = (await ask((name, text)))["error"]
+            assert error["param"] == name and f"{name} must be an integer from 0 to" in error["message"], text
+        for pairs in ([("prompt_token", "1")], [("max_tokens", "1"), ("max_tokens", "1")], [("", "")]):
+            assert (await ask(*pairs))["error"]["param"] == pairs[0][0]
 
 
 def test_a_refused_call_is_told_to_come_back_when_the_queue_has_moved_on():

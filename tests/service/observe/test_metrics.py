@@ -282,24 +282,22 @@ class OnlyTheSecond(FakeEngine):
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.DEADLINE])
-def test_what_callers_received_is_what_was_counted_under_aborts_too(reason):
+async def test_what_callers_received_is_what_was_counted_under_aborts_too(reason):
     """Of two prompts with two answers each, only the second answer of the first prompt gets tokens."""
     engine = OnlyTheSecond(held=True)
     server = build_server(engine)
 
-    async def run() -> dict:
-        async with server.http() as client:
-            body = {"prompt": ["abc", "de"], "n": 2, "max_tokens": 50}
-            call = asyncio.create_task(client.post("/v1/completions", json=body))
-            await until(lambda: engine.open)
-            for step in (1, 2):
-                engine.release()
-                await until(lambda: server.value("attend_step_seconds_count") == step)  # noqa: B023 - waits for it
-            for request in engine.requests:
-                engine.abort(request.request_id, reason)
-            return (await call).json()
-
-    usage = asyncio.run(run())["usage"]
+    async with server.http() as client:
+        body = {"prompt": ["abc", "de"], "n": 2, "max_tokens": 50}
+        call = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until(lambda: engine.open)
+        for step in (1, 2):
+            engine.release()
+            await until(lambda: server.value("attend_step_seconds_count") == step)  # noqa: B023 - waits for it
+        for request in engine.requests:
+            engine.abort(request.request_id, reason)
+        found = (await call).json()
+    usage = found["usage"]
     assert usage["completion_tokens"] == server.value("attend_generation_tokens_total") == 2
     assert usage["prompt_tokens"] == server.value("attend_prompt_tokens_total")
 

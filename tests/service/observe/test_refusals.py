@@ -92,16 +92,13 @@ def test_each_reason_has_its_case():
 
 @pytest.mark.parametrize("reason", CASES)
 @pytest.mark.parametrize("call", [over_http, over_grpc])
-def test_a_refused_call_counts_once_under_what_refused_it(tmp_path, call, reason):
+async def test_a_refused_call_counts_once_under_what_refused_it(tmp_path, call, reason):
     limits, stage = CASES[reason]
     server = keyed(tmp_path, **limits)
 
-    async def run() -> object:
-        with ExitStack() as held:
-            held.enter_context(stage(server))
-            return await call(server)
-
-    code = asyncio.run(run())
+    with ExitStack() as held:
+        held.enter_context(stage(server))
+        code = await call(server)
     drains = reason == "draining"
     assert code in ((503, StatusCode.UNAVAILABLE) if drains else (429, StatusCode.RESOURCE_EXHAUSTED))
     assert counted(server) == {reason: 1}
@@ -127,7 +124,7 @@ def test_a_call_that_is_served_is_no_refusal(tmp_path, call):
     assert counted(server) == {}
 
 
-def test_a_full_queue_tells_when_to_come_back(monkeypatch):
+async def test_a_full_queue_tells_when_to_come_back(monkeypatch):
     """As long as a call waits now, as the steps so far tell."""
     server, told = build_server(), []
     server.engine.refusal = QueueFull("full")
@@ -137,12 +134,9 @@ def test_a_full_queue_tells_when_to_come_back(monkeypatch):
     wait = retry_seconds(server.metrics.load())
     assert wait == 8
 
-    async def run() -> None:
-        async with server.http() as client:
-            told.append((await client.post("/v1/completions", json=ASK)).headers["retry-after"])
-        context = CallContext()
-        await server.methods.Generate(pb.GenerateRequest(text="a").SerializeToString(), context)
-        told.append(dict(context.trailing)["retry-after"])
-
-    asyncio.run(run())
+    async with server.http() as client:
+        told.append((await client.post("/v1/completions", json=ASK)).headers["retry-after"])
+    context = CallContext()
+    await server.methods.Generate(pb.GenerateRequest(text="a").SerializeToString(), context)
+    told.append(dict(context.trailing)["retry-after"])
     assert told == [str(wait)] * 2

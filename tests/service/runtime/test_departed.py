@@ -52,81 +52,71 @@ async def serving(app):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_caller_who_leaves_before_the_end_of_the_answer_ends_his_call(streams, caplog):
-    async def left():
-        app = Waits(streams=streams)
-        async with serving(app) as port:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(CALL)
-            await until(lambda: app.begun)
-            writer.close()
-            await until(lambda: app.ends)
-        return app.ends
-
-    assert asyncio.run(left()) == ["cancelled"]
+async def test_a_caller_who_leaves_before_the_end_of_the_answer_ends_his_call(streams, caplog):
+    app = Waits(streams=streams)
+    async with serving(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CALL)
+        await until(lambda: app.begun)
+        writer.close()
+        await until(lambda: app.ends)
+    found = app.ends
+    assert found == ["cancelled"]
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("size", [70_000, 200_000, 400_000])
-def test_a_caller_who_leaves_behind_a_long_body_ends_his_call(size):
-    async def left():
-        app = Waits()
-        async with serving(app) as port:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
-            writer.write(head)
-            writer.write(bytes(size))
-            await writer.drain()
-            await until(lambda: app.begun)
-            writer.transport.abort()
-            await until(lambda: app.ends)
-        return app.ends
-
-    assert asyncio.run(left()) == ["cancelled"]
+async def test_a_caller_who_leaves_behind_a_long_body_ends_his_call(size):
+    app = Waits()
+    async with serving(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
+        writer.write(head)
+        writer.write(bytes(size))
+        await writer.drain()
+        await until(lambda: app.begun)
+        writer.transport.abort()
+        await until(lambda: app.ends)
+    found = app.ends
+    assert found == ["cancelled"]
 
 
-def test_a_caller_who_leaves_with_half_a_body_ends_his_call():
-    async def left():
-        app = Waits()
-        async with serving(app) as port:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(CALL[:-1])
-            await until(lambda: app.reading)
-            writer.close()
-            await until(lambda: app.ends)
-        return app.ends
-
-    assert asyncio.run(left()) == ["cancelled"]
+async def test_a_caller_who_leaves_with_half_a_body_ends_his_call():
+    app = Waits()
+    async with serving(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CALL[:-1])
+        await until(lambda: app.reading)
+        writer.close()
+        await until(lambda: app.ends)
+    found = app.ends
+    assert found == ["cancelled"]
 
 
-def test_a_call_that_is_answered_goes_on_to_its_own_end():
-    async def answered():
-        app = Waits()
-        app.gate.set()
-        async with serving(app) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(2):  # the second one on the same connection
+async def test_a_call_that_is_answered_goes_on_to_its_own_end():
+    app = Waits()
+    app.gate.set()
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):  # the second one on the same connection
+            writer.write(CALL)
+            await reader.readuntil(b"ok")
+        writer.close()
+        await until(lambda: len(app.ends) == 2)
+    found = app.ends
+    assert found == ["answered", "answered"]
+
+
+async def test_a_caller_who_leaves_gives_his_place_back():
+    app = Waits()
+    async with serving(app) as port:
+        for _ in range(3):
+            writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(8)]
+            for writer in writers:
                 writer.write(CALL)
-                await reader.readuntil(b"ok")
-            writer.close()
-            await until(lambda: len(app.ends) == 2)
-        return app.ends
-
-    assert asyncio.run(answered()) == ["answered", "answered"]
-
-
-def test_a_caller_who_leaves_gives_his_place_back():
-    async def refilled():
-        app = Waits()
-        async with serving(app) as port:
-            for _ in range(3):
-                writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(8)]
-                for writer in writers:
-                    writer.write(CALL)
-                await until(lambda wanted=app.begun + 8: app.begun == wanted)
-                for writer in writers:
-                    writer.close()
-                await until(lambda wanted=app.begun: len(app.ends) == wanted)
-        return app.ends
-
-    assert asyncio.run(refilled()) == ["cancelled"] * 24
+            await until(lambda wanted=app.begun + 8: app.begun == wanted)
+            for writer in writers:
+                writer.close()
+            await until(lambda wanted=app.begun: len(app.ends) == wanted)
+    found = app.ends
+    assert found == ["cancelled"] * 24

@@ -86,17 +86,15 @@ def test_this_ray_has_what_starts_the_helpers_that_are_left_out(name):
     assert callable(getattr(ray._private.node.Node, name))
 
 
-def test_a_stop_ends_a_start_that_waits_for_ever():
-    async def main() -> bool:
-        stop, never = asyncio.Event(), threading.Event()
-        asyncio.get_running_loop().call_soon(stop.set)
+async def test_a_stop_ends_a_start_that_waits_for_ever():
+    stop, never = asyncio.Event(), threading.Event()
+    asyncio.get_running_loop().call_soon(stop.set)
 
-        async def start() -> None:
-            await driver.run_in_daemon_thread(never.wait)
+    async def start() -> None:
+        await driver.run_in_daemon_thread(never.wait)
 
-        return await driver.run_until(stop, start())
-
-    assert asyncio.run(main()) is False
+    found = await driver.run_until(stop, start())
+    assert found is False
 
 
 def test_a_start_that_fails_says_why():

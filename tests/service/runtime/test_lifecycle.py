@@ -75,7 +75,7 @@ def test_the_example_fits_what_is_served():
 
 def test_the_ready_line_says_how_the_model_draws_where_a_call_does_not_say():
     drawn = FACTS | {"sampling": {"temperature": 0.6, "top_p": 0.95, "top_k": 20}}
-    assert "  draws with temperature 0.6, top_p 0.95, top_k 20" in ready_line(Settings(), drawn)
+    assert "  samples with temperature 0.6, top_p 0.95, top_k 20" in ready_line(Settings(), drawn)
     assert "draws" not in ready_line(Settings(), FACTS)
 
 
@@ -91,4 +91,5 @@ def test_the_ready_line_says_what_computes_and_how_long_the_start_was(monkeypatc
     assert "  cpu (AMD EPYC, AVX-512-BF16) float32 torch  32 KV tokens in 0.1 GB  started in 3.1 s" in ready
     gpu = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "weights": "bfloat16"}
     gpu |= {"backend": "triton", "recorded": [35, 10]}
-    assert "  cuda (NVIDIA H100 80GB HBM3) bfloat16 triton, graphs 35 + 10  32 KV tokens" in ready_line(Settings(), FACTS | gpu)
+    wanted = "  cuda (NVIDIA H100 80GB HBM3) bfloat16 triton, CUDA graphs 35, piecewise 10  32 KV tokens"
+    assert wanted in ready_line(Settings(), FACTS | gpu)

@@ -34,7 +34,7 @@ def found(model):
     ],
 )
 def test_the_name_or_page_of_a_repository_is_taken_with_a_line_that_says_so(model, reference):
-    assert found(model) == (reference, [f"{model} is not a path here: {reference} is taken"])
+    assert found(model) == (reference, [f"{model} is not a path here: using {reference}"])
 
 
 def test_what_is_here_is_never_looked_for_on_the_hub(here):

@@ -49,7 +49,7 @@ def test_a_killed_download_goes_on(server, tmp_path):  # noqa: F811
     kept = left.stat().st_size
     assert 0 < kept <= size
     out, err = child(server, tmp_path, "pull", MODEL, str(tmp_path / "model")).communicate(timeout=SECONDS)
-    assert f"Going on with {WEIGHTS}: " in err, err
+    assert f"Resuming {WEIGHTS}: " in err, err
     assert asked(server) == ["", f"bytes={kept}-"]
     assert (tmp_path / "model" / WEIGHTS).read_bytes() == whole
     assert out == f"{tmp_path / 'model'}\n" and not list(blobs.glob("*.incomplete"))
@@ -69,7 +69,7 @@ def test_who_waits_for_a_download_that_is_killed_goes_on_with_it(server, tmp_pat
         first.send_signal(signal.SIGKILL)
         first.communicate()
     _, err = second.communicate(timeout=SECONDS)
-    assert second.returncode == 0 and f"Going on with {WEIGHTS}: " in err, err
+    assert second.returncode == 0 and f"Resuming {WEIGHTS}: " in err, err
     assert (tmp_path / "model" / WEIGHTS).read_bytes() == whole
     assert len(asked(server)) == 2 and asked(server)[1].startswith("bytes=")
 
@@ -81,7 +81,7 @@ def test_the_rest_is_asked_for_and_room_for_it_alone(at, server, source, monkeyp
     folder = at.fetch()
     assert (folder / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
     assert asked(server) == [f"bytes={BEGUN}-"]
-    assert at.said[1] == f"Going on with {WEIGHTS}: 0.00 of 0.00 GB are here"
+    assert at.said[1] == f"Resuming {WEIGHTS}: 0.00 of 0.00 GB are on disk"
 
 
 def test_the_longest_beginning_is_taken_and_the_others_go_when_they_are_old(at, server):  # noqa: F811
