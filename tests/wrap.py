@@ -12,11 +12,6 @@ MARK = re.compile(r"(?:[-+*]|\d+[.)]|#+|>.*|\|.*|=+)$")
 """A word that would begin a list or a heading at the beginning of a line."""
 
 
-def shown(text: str) -> int:
-    """How many characters of a text are seen: addresses of links are not."""
-    return len(re.sub(r"\]\([^)]*\)", "]", text))
-
-
 def words(text: str) -> list[str]:
     """The words of a paragraph. Code between backticks is one; what must not begin a line stays with the word before."""
     found: list[str] = []
@@ -33,7 +28,7 @@ def paragraph(text: str, first: str, rest: str) -> list[str]:
     lines = [first]
     for word in words(text):
         is_empty = lines[-1] in (first, rest)
-        if not is_empty and shown(lines[-1]) + 1 + shown(word) > WIDTH:
+        if not is_empty and len(lines[-1]) + 1 + len(word) > WIDTH:
             lines.append(rest)
             is_empty = True
         lines[-1] += word if is_empty else f" {word}"
