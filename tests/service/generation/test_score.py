@@ -326,4 +326,4 @@ def test_a_gguf_file_of_a_reranker_says_so(tmp_path):
 def test_a_tokenizer_without_the_two_words_is_told(tmp_path):
     write_checkpoint("qwen3", tmp_path)
     found = score_rules(tmp_path, "tiny", "yes_no", LAST, byte_tokenizer())
-    assert (found.way, "no single token" in found.refusal) == (None, True)
+    assert (found.way, "lacks a single token" in found.refusal) == (None, True)
