@@ -111,7 +111,7 @@ $(CLIENTS)/.ready: pyproject.toml tests/clients/constraints.txt tests/clients/js
 	touch $@
 
 # The share of the tests that touch what is bounded: torch's operations, Ray Serve's and uvicorn's inner classes, pydantic's records.
-AT_BOUNDS := tests/bounds tests/service/runtime/test_front.py tests/service/runtime/test_single.py tests/service/runtime/test_driver.py \
+AT_BOUNDS := tests/bounds tests/service/runtime/test_http_server.py tests/service/runtime/test_single.py tests/service/runtime/test_driver.py \
     tests/service/commands/test_check.py tests/service/contract tests/service/http_api tests/service/observe tests/service/test_settings.py \
     tests/model/net/native tests/model/net/test_linear.py tests/model/net/test_kv_cache.py tests/model/engine/test_build.py
 

@@ -14,7 +14,7 @@ from setuptools.command.build_py import build_py
 from setuptools.warnings import InformationOnly
 
 sys.path.insert(0, str(Path(__file__).parent.absolute()))
-from attend.model.net.native.build import build, find_compiler
+from attend.model.net.native.build import build_library, find_compiler
 from attend.model.net.native.library import library_name
 
 # An editable install warns of folders named `attend` where Python is started: the command `attend` imports none of them.
@@ -35,7 +35,7 @@ class BuildWithDecoder(build_py):
             return
         print("compiling the native decoder")
         try:
-            build(compiler, Path(self.build_lib, "attend/model/net/native"))
+            build_library(compiler, Path(self.build_lib, "attend/model/net/native"))
         except subprocess.CalledProcessError as error:
             print(f"this wheel has no native decoder, which cannot be built: {error.stderr}", file=sys.stderr)
 

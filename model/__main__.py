@@ -15,7 +15,7 @@ from attend.model.net.checkpoint import read_config
 from attend.model.params import SamplingParams
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import card, corpus
-from attend.model.train.evaluate import bzip2_bits_per_byte, measure, xz_bits_per_byte
+from attend.model.train.evaluate import bzip2_bits_per_byte, evaluate_checkpoint, xz_bits_per_byte
 from attend.model.train.headers import MAX_TOKENS, Header, choose_headers, judge
 
 MEMORY = 1 << 28
@@ -27,11 +27,11 @@ class Completion:
     """What the engine wrote below one prompt."""
 
     token_ids: list[int] = field(default_factory=list)
-    stopped: bool = False
+    ended_by_model: bool = False
     """The model ended the text itself."""
 
 
-async def complete(engine: TokenEngine, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
+async def complete_prompts(engine: TokenEngine, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
     """The greedy completions of prompts, side by side. Raises EngineFailed where one ends with an error."""
     stop = frozenset(engine.info.eos_token_ids)
     greedy = SamplingParams(temperature=0)
@@ -43,7 +43,7 @@ async def complete(engine: TokenEngine, prompts: Sequence[list[int]], max_tokens
                 raise EngineFailed(f"prompt {output.request_id}: {output.error}")
             completion = completions[output.request_id]
             completion.token_ids += output.token_ids
-            completion.stopped = output.finish_reason is FinishReason.STOP
+            completion.ended_by_model = output.finish_reason is FinishReason.STOP
     return list(completions.values())
 
 
@@ -52,7 +52,7 @@ def complete_headers(folder: Path, tokenizer: Tokenizer, headers: Sequence[Heade
     engine = build_engine(folder, EngineOptions(device="cpu", dtype="float32", kv_cache_memory=MEMORY))
     engine.start()
     try:
-        return asyncio.run(complete(engine, [tokenizer.encode(header.text) for header in headers], MAX_TOKENS))
+        return asyncio.run(complete_prompts(engine, [tokenizer.encode(header.text) for header in headers], MAX_TOKENS))
     finally:
         engine.close()
 
@@ -67,16 +67,16 @@ def main() -> None:
     tokenizer, headers = Tokenizer.load(options.folder), choose_headers(options.root)
     completions = complete_headers(options.folder, tokenizer, headers)
     verdicts = [
-        judge(header.text, tokenizer.decode(done.token_ids), stopped=done.stopped)
+        judge(header.text, tokenizer.decode(done.token_ids), stopped=done.ended_by_model)
         for header, done in zip(headers, completions, strict=True)
     ]
-    bits = {"this model": measure(options.folder, options.root)}
+    bits = {"this model": evaluate_checkpoint(options.folder, options.root)}
     if options.original is not None:
-        bits["the same size with the choices of 2017, on the same tokens"] = measure(options.original, options.root)
+        bits["the same size with the choices of 2017, on the same tokens"] = evaluate_checkpoint(options.original, options.root)
     texts = corpus.read_texts(options.root, held_out=True)
     bits |= {"xz -9e, as one stream": xz_bits_per_byte(texts), "bzip2, as one stream": bzip2_bits_per_byte(texts)}
     shown = [tokenizer.decode(done.token_ids[: card.SAMPLE_TOKENS]) for done in completions[: card.NUM_SAMPLES]]
-    print(card.quality(bits, read_config(options.folder).max_positions, verdicts))
+    print(card.quality_section(bits, read_config(options.folder).max_positions, verdicts))
     print(card.samples(headers[: card.NUM_SAMPLES], shown), end="")
 
 

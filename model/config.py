@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from attend.model.consistency import check
+from attend.model.consistency import check_config
 from attend.model.errors import CheckpointError
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
 from attend.model.sublayers import (
@@ -188,7 +188,7 @@ class ModelConfig:
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
-        check(self)
+        check_config(self)
 
     def _is_optional(self, name: str) -> bool:
         return type(self).__dataclass_fields__[name].default is None
@@ -237,14 +237,14 @@ class ModelConfig:
     def _rope(self, number: int, head_size: int, slides: bool) -> Rope | None:
         if self.positions != "rotary" or (self.rope_layers is not None and number not in self.rope_layers):
             return None
-        size = self.rotated(head_size)
+        size = self.rotary_columns(head_size)
         if self.rope_thetas is not None:
             return Rope(self.rope_thetas[number], size, self.rope_scaling) if self.rope_thetas[number] else None
         if slides and self.local_rope_theta is not None:
             return Rope(self.local_rope_theta, size, self.local_rope_scaling)
         return Rope(self.rope_theta, size, self.rope_scaling)
 
-    def rotated(self, head_size: int) -> int:
+    def rotary_columns(self, head_size: int) -> int:
         """Columns of a head that are rotated."""
         if self.latent is not None:
             return self.latent.rope_size

@@ -13,7 +13,7 @@ IN_TURN = ("pre", "output", "sandwich")
 """Places that may differ from layer to layer."""
 
 
-def check(config: "ModelConfig") -> None:
+def check_config(config: "ModelConfig") -> None:
     """Raise ConfigError where fields contradict each other; each by itself has the right type already."""
     for kv_heads in (config.num_kv_heads, config.global_kv_heads or 1):
         if config.num_heads % kv_heads:
@@ -58,7 +58,7 @@ def _check_positions(config: "ModelConfig") -> None:
         raise CheckpointError("config.json: qk_norm_after_rope is not supported with qk_norm 'all'")
     everywhere = (config.rope_theta, config.rope_scaling, config.global_head_size or config.head_size)
     for theta, scaling, head_size in (everywhere, (config.local_rope_theta, config.local_rope_scaling, config.head_size)):
-        size = config.rotated(head_size)
+        size = config.rotary_columns(head_size)
         if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= head_size:
             raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {head_size}")
         if config.positions == "rotary" and size % 2:

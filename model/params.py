@@ -53,7 +53,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     return value
 
 
-def number(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
+def bounded_number(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
     """`value` as a float if it is a finite number from `low` (or above it) to `high`."""
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high  # NaN is in no range
     if not fits or (above_low and value == low):
@@ -97,10 +97,10 @@ class SamplingParams:
     """Same seed, same draws; None lets the service choose one and report it."""
 
     def __post_init__(self) -> None:
-        number("temperature", self.temperature, 0, MAX_TEMPERATURE)
+        bounded_number("temperature", self.temperature, 0, MAX_TEMPERATURE)
         integer("top_k", self.top_k, -1, MAX_INT64)
-        number("top_p", self.top_p, 0, 1, above_low=True)
-        number("min_p", self.min_p, 0, 1)
+        bounded_number("top_p", self.top_p, 0, 1, above_low=True)
+        bounded_number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
             integer("seed", self.seed, SEED_LOW, SEED_HIGH)
 
@@ -126,16 +126,16 @@ class DecodingParams:
     """Texts whose tokens never follow each other in the answer."""
     allowed_token_ids: tuple[int, ...] = ()
     """Only these may be drawn; empty means all."""
-    remembered: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    derived_values: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What `model/sampling.py` has worked out of them, once for all answers and steps."""
 
     def __post_init__(self) -> None:
-        number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-        number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        number("repetition_penalty", self.repetition_penalty, 0, MAX_REPETITION_PENALTY, above_low=True)
+        bounded_number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        bounded_number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+        bounded_number("repetition_penalty", self.repetition_penalty, 0, MAX_REPETITION_PENALTY, above_low=True)
         at_most("logit_bias", self.logit_bias, MAX_BIASES, "entries")
         for token, bias in self.logit_bias.items():
-            number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
+            bounded_number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
         at_most("bad_words", self.bad_words, MAX_BAD_WORDS, "strings")
         for text in self.bad_words:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attend.model.errors import CheckpointError, NotSupported
-from attend.model.gguf.places import is_gguf
+from attend.model.gguf.paths import is_gguf
 from attend.model.params import describe
 from attend.model.weights import read_any_json, read_json
 
@@ -53,7 +53,7 @@ class EmbeddingRules:
     is_silent: bool = True
     """Whether the files say nothing, where there is no pooling."""
 
-    def required(self) -> Pooling:
+    def require_pooling(self) -> Pooling:
         """The pooling. Raises NotSupported where there is none."""
         if self.pooling is None:
             raise NotSupported(self.refusal, "model")

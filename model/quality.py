@@ -20,11 +20,11 @@ class Window(NamedTuple):
     """Tokens `start .. stop - 2` of a text are read at once; tokens `scored .. stop - 1` are predicted from them."""
 
     start: int
-    scored: int
+    first_scored: int
     stop: int
 
 
-def windows(num_tokens: int, context: int) -> Iterator[Window]:
+def overlapping_windows(num_tokens: int, context: int) -> Iterator[Window]:
     """Windows of `context` tokens that overlap by half. Each token of the text but the first is scored once.
 
     It has at least half a window before it, except in the first window.
@@ -88,10 +88,11 @@ class Quality:
 def compare(
     forms: Sequence[Scorer], tokens: Sequence[int], context: int, report: Callable[[int], None] = lambda done: None
 ) -> list[Quality]:
-    """Each form's quality on a text, read in `windows` by all forms side by side. `report` is told how far it is."""
+    """Each form's quality on a text, read in `overlapping_windows` by all forms side by side. `report` is told how far it
+    is."""
     found = [Quality() for _ in forms]
     at_once = max(1, SCORES // forms[0].vocab_size)
-    for start, scored, stop in windows(len(tokens), context):
+    for start, scored, stop in overlapping_windows(len(tokens), context):
         readings = [form.read(tokens[start : stop - 1], scored - 1 - start) for form in forms]
         targets_T = torch.tensor(tokens[scored:stop])
         for begin in range(0, len(targets_T), at_once):

@@ -72,13 +72,13 @@ def add_noise(
 def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids int64 [R], or UNSCORED or EXCLUDED."""
     scores_RV = logits_RV.float()
-    changed = [row for row, draw in enumerate(draws) if draw.banned or draw.plan.changes_scores]
+    changed = [row for row, draw in enumerate(draws) if draw.banned_tokens or draw.plan.changes_scores]
     if changed and scores_RV is logits_RV:
         scores_RV = scores_RV.clone()  # float() gives float32 logits back as they are, and they are the caller's
     for row in changed:
         change_scores(scores_RV[row], draws[row])
     scores_RV = apply_masks(scores_RV, draws)
-    return _blamed(best_tokens(scores_RV, draws), logits_RV, draws)
+    return _mark_faulty_rows(best_tokens(scores_RV, draws), logits_RV, draws)
 
 
 def best(logits_RV: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def temperatures_and_keys(draws: Sequence[Draw]) -> tuple[list[float], list[int]
     return [draw.plan.params.temperature for draw in draws], [0 if draw.plan.is_greedy else draw.key for draw in draws]
 
 
-def _blamed(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _mark_faulty_rows(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """The tokens, with EXCLUDED where it was not the model that left none to draw."""
     rows = [row for row, draw in enumerate(draws) if draw.may_exclude]
     if not rows:
@@ -118,14 +118,16 @@ def change_scores(scores_V: Tensor, draw: Draw) -> None:
     """Apply a row's decoding parameters and bans, but not its mask, in place."""
     decoding, device = draw.plan.decoding, scores_V.device
     if decoding.allowed_token_ids:
-        scores_V.masked_fill_(_refused(decoding, len(scores_V), device), -math.inf)
+        scores_V.masked_fill_(_refused_mask(decoding, len(scores_V), device), -math.inf)
     if decoding.logit_bias:
         biases = torch.tensor(list(decoding.logit_bias.values()), dtype=scores_V.dtype)
         scores_V[integers(decoding.logit_bias, device)] += to_device(biases, device)
     if draw.plan.penalizes:
         _penalize(scores_V, draw)
-    if draw.banned:
-        known = [token for token in draw.banned if token < len(scores_V)]  # a tokenizer may know more than the model does
+    if draw.banned_tokens:
+        known = [
+            token for token in draw.banned_tokens if token < len(scores_V)
+        ]  # a tokenizer may know more than the model does
         if known:
             scores_V.index_fill_(0, integers(known, device), -math.inf)
 
@@ -134,23 +136,23 @@ def _penalize(scores_V: Tensor, draw: Draw) -> None:
     decoding, device, text = draw.plan.decoding, scores_V.device, draw.text
     if text is None:
         return
-    if decoding.repetition_penalty != 1 and text.seen:
-        seen = integers(text.seen, device)
+    if decoding.repetition_penalty != 1 and text.seen_tokens:
+        seen = integers(text.seen_tokens, device)
         scores = scores_V[seen]
         penalized = torch.where(scores > 0, scores / decoding.repetition_penalty, scores * decoding.repetition_penalty)
         scores_V[seen] = torch.where(scores.isfinite(), penalized.clamp(-LARGEST, LARGEST), scores)
-    if text.drawn and (decoding.frequency_penalty or decoding.presence_penalty):
+    if text.output_tokens and (decoding.frequency_penalty or decoding.presence_penalty):
         counts = integers(text.counts, device)
-        scores_V[integers(text.drawn, device)] -= decoding.frequency_penalty * counts + decoding.presence_penalty
+        scores_V[integers(text.output_tokens, device)] -= decoding.frequency_penalty * counts + decoding.presence_penalty
 
 
-def _refused(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
+def _refused_mask(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
     """Whether a token is not among the allowed ones, bool [V]. They may be many."""
-    known = decoding.remembered.get((size, device))
+    known = decoding.derived_values.get((size, device))
     if known is None:
         known = torch.ones(size, dtype=torch.bool)
         known[torch.tensor(decoding.allowed_token_ids)] = False
-        decoding.remembered[size, device] = known = to_device(known, device)
+        decoding.derived_values[size, device] = known = to_device(known, device)
     return known
 
 
@@ -163,7 +165,7 @@ def apply_masks(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     return scores_RV.masked_fill(to_device(torch.from_numpy(refused_RV), scores_RV.device), -math.inf)
 
 
-def logprobs(
+def row_logprobs(
     logits_RV: Tensor, tokens: Sequence[int], top: Sequence[int], others: Sequence[Sequence[int]] = ()
 ) -> list[tuple[float, list[tuple[int, float]]]]:
     """For each row: the log probability of its token, and the `top` likeliest tokens with theirs, then `others` with theirs.
@@ -253,21 +255,21 @@ def gumbel_noise(keys: Sequence[int], num_tokens: int, device: torch.device, fir
 
     Of so many tokens, from `first` on.
     """
-    keys_R1 = integers([_signed(key) for key in keys], device)[:, None]
+    keys_R1 = integers([_to_signed(key) for key in keys], device)[:, None]
     ids_V = torch.arange(first, first + num_tokens, device=device)
-    hash_RV = keys_R1 ^ (ids_V * _signed(0x9E3779B97F4A7C15))[None]
+    hash_RV = keys_R1 ^ (ids_V * _to_signed(0x9E3779B97F4A7C15))[None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        hash_RV = (hash_RV ^ _shifted(hash_RV, shift)) * _signed(factor)
+        hash_RV = (hash_RV ^ _shift_right(hash_RV, shift)) * _to_signed(factor)
     # 23 bits and a half bit are all that float32 holds: with one more, u could round to 1 and its noise be infinite
-    uniform_RV = ((hash_RV ^ _shifted(hash_RV, 31)) >> 41 & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+    uniform_RV = ((hash_RV ^ _shift_right(hash_RV, 31)) >> 41 & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
     return uniform_RV.log_().neg_().log_().neg_()
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     """The int64 with the same 64 bits."""
     return value - (1 << 64) if value >> 63 else value
 
 
-def _shifted(values: Tensor, places: int) -> Tensor:
+def _shift_right(values: Tensor, places: int) -> Tensor:
     """Logical shift to the right; torch's own copies the sign."""
     return (values >> places) & ((1 << (64 - places)) - 1)

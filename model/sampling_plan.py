@@ -76,9 +76,9 @@ class SamplingPlan:
 class TextCounts(NamedTuple):
     """How often tokens occur in a text, for the penalties. Arrays of int64."""
 
-    seen: "array[int]"
+    seen_tokens: "array[int]"
     """Ids that stand in the prompt or the output, each once."""
-    drawn: "array[int]"
+    output_tokens: "array[int]"
     """Ids that stand in the output, each once."""
     counts: "array[int]"
     """The number of occurrences of each token, in the same order."""
@@ -99,11 +99,11 @@ class History:
         unseen = [token for token in dict.fromkeys([*prompt[self._num_read[0] :], *new]) if token not in self._known]
         self._num_read = len(prompt), len(output)
         self._known.update(unseen)
-        text.seen.extend(unseen)
+        text.seen_tokens.extend(unseen)
         for token in new:
-            place = self._places.setdefault(token, len(text.drawn))
-            if place == len(text.drawn):
-                text.drawn.append(token)
+            place = self._places.setdefault(token, len(text.output_tokens))
+            if place == len(text.output_tokens):
+                text.output_tokens.append(token)
                 text.counts.append(0)
             text.counts[place] += 1
         return text
@@ -116,7 +116,7 @@ class Draw:
     plan: SamplingPlan
     position: int
     """Index of the drawn token in prompt + output."""
-    banned: tuple[int, ...] = ()
+    banned_tokens: tuple[int, ...] = ()
     """Token ids that must not be drawn."""
     text: TextCounts | None = None
     """Token counts for the penalties; None: an empty text."""
@@ -133,7 +133,7 @@ class Draw:
     @property
     def may_exclude(self) -> bool:
         """Whether its parameters may leave no token."""
-        return bool(self.banned) or self.plan.changes_scores or self.mask is not None
+        return bool(self.banned_tokens) or self.plan.changes_scores or self.mask is not None
 
     @property
     def takes_the_best(self) -> bool:

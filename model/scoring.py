@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attend.model.errors import CheckpointError, InvalidRequest
-from attend.model.gguf.places import is_gguf
+from attend.model.gguf.paths import is_gguf
 from attend.model.pooling import MODULES, EmbeddingRules
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.weights import read_any_json, read_json

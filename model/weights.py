@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.places import SUFFIX, is_gguf
+from attend.model.gguf.paths import SUFFIX, is_gguf
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
@@ -42,9 +42,9 @@ def read_any_json(folder: Path, name: str) -> Any:
     """What a JSON file of the folder holds. Raises CheckpointError."""
     path = folder / name
     if is_gguf(folder):
-        from attend.model.gguf.documents import document  # it needs numpy, and a folder does not
+        from attend.model.gguf.documents import json_file  # it needs numpy, and a folder does not
 
-        return document(folder, name)
+        return json_file(folder, name)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: {TAKEN}")
     if not path.is_file():

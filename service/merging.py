@@ -10,12 +10,12 @@ from attend.service.records import Chunk
 
 def merge_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
     """One chunk for each answer, with its pieces put together."""
-    gathered = Gathered()
+    gathered = MergedAnswers()
     gathered.add(chunks)
     return gathered.answers()
 
 
-class Gathered:
+class MergedAnswers:
     """The answers of a call, put together as their chunks arrive, so that little work is left at the end."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Gathered:
 
     def answers(self) -> list[Chunk]:
         """One chunk for each answer, by index."""
-        return [pieces.joined() for _, pieces in sorted(self._answers.items())]
+        return [pieces.join() for _, pieces in sorted(self._answers.items())]
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Pieces:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
 
-    def joined(self) -> Chunk:
+    def join(self) -> Chunk:
         """The whole answer as one chunk."""
         text, token_ids, logprobs = "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs)
         return replace(

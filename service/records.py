@@ -24,8 +24,8 @@ from attend.model.params import (
     integer,
 )
 from attend.model.pooling import EmbeddingRules
+from attend.model.text.caller_marks import ChatText
 from attend.model.text.grammar import GrammarSpec
-from attend.model.text.marks import ChatText
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.ids import call_id
@@ -105,13 +105,13 @@ def digest_of(token_ids: Iterable[int], before: int = 0) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownPrefix:
     """The beginning of an answer that an earlier call has shown; tokens of `resume_token_ids` are among it."""
 
     num_tokens: int
     digest: int
     """CRC-32 of its tokens: see `digest_of`."""
-    ended: bool = False
+    has_ended: bool = False
     """Whether that call said that the answer ends there."""
 
 
@@ -165,7 +165,7 @@ class Command:
     """How answers are split into reasoning, content and tool calls; None where they are text alone."""
     resume_token_ids: tuple[int, ...] = ()
     """Tokens of the answer that the caller has already: the answer goes on after them."""
-    shown: Shown | None = None
+    shown_prefix: ShownPrefix | None = None
     """What an earlier call showed of the one answer, and is made again: a chunk ends after it. It must be the same."""
     embedding: EmbeddingRules | None = None
     """How prompts become vectors, where the call is for these and for no answer."""
@@ -362,7 +362,7 @@ class TokenCounts:
 
     n: int
     _prompts: dict[int, int] = field(default_factory=dict)
-    _cached: dict[int, int] = field(default_factory=dict)
+    _cached_tokens: dict[int, int] = field(default_factory=dict)
     _answers: dict[int, int] = field(default_factory=dict)
     _reasoning: dict[int, int] = field(default_factory=dict)
 
@@ -372,11 +372,15 @@ class TokenCounts:
             place = chunk.index // self.n
             self._prompts[place] = chunk.num_prompt_tokens
             if chunk.prompt is not None:  # of several answers the first pays for the prompt
-                self._cached[place] = min(chunk.prompt.num_cached, self._cached.get(place, chunk.prompt.num_cached))
+                self._cached_tokens[place] = min(
+                    chunk.prompt.num_cached, self._cached_tokens.get(place, chunk.prompt.num_cached)
+                )
             self._answers[chunk.index] = chunk.num_tokens
             self._reasoning[chunk.index] = chunk.num_reasoning_tokens
 
     @property
     def total(self) -> TokenUsage:
         """Tokens of all answers so far."""
-        return TokenUsage(*(sum(each.values()) for each in (self._prompts, self._cached, self._answers, self._reasoning)))
+        return TokenUsage(
+            *(sum(each.values()) for each in (self._prompts, self._cached_tokens, self._answers, self._reasoning))
+        )

@@ -21,7 +21,7 @@ class Remarks:
 
     strict: bool = False
     """Whether an unknown field is an error, in place of a remark: the setting `strict_fields`."""
-    ignored: dict[str, str] = field(default_factory=dict)
+    ignored_fields: dict[str, str] = field(default_factory=dict)
     """How headers write the names of fields that were taken and not looked at."""
     near: dict[str, str] = field(default_factory=dict)
     """Known fields, by the unknown ones that resemble them, which are errors."""
@@ -31,25 +31,25 @@ class Remarks:
     """Whether the block of a system prompt is left out that Claude Code writes for billing."""
     clamps: bool = False
     """Whether a `max_tokens` beyond the context is clamped, in place of refused."""
-    clamped: bool = False
+    is_clamped: bool = False
     """Whether `max_tokens` was clamped."""
 
     def ignore(self, name: str) -> None:
         """Say that a field was ignored. A name that no header can hold is `?`, and so are all after MAX_IGNORED."""
-        if name in self.ignored or len(self.ignored) < MAX_IGNORED:
-            self.ignored[name] = name if _PLAIN.fullmatch(name) else "?"
+        if name in self.ignored_fields or len(self.ignored_fields) < MAX_IGNORED:
+            self.ignored_fields[name] = name if _PLAIN.fullmatch(name) else "?"
         else:
-            self.ignored["?"] = "?"
+            self.ignored_fields["?"] = "?"
 
     def headers(self) -> dict[str, str]:
         """The headers that say it; empty where there is nothing to say."""
-        said = {IGNORED: _listed(self.names)} if self.ignored else {}
-        return said | ({CLAMPED: "max_tokens"} if self.clamped else {})
+        said = {IGNORED: _join_names(self.names)} if self.ignored_fields else {}
+        return said | ({CLAMPED: "max_tokens"} if self.is_clamped else {})
 
     @property
     def names(self) -> list[str]:
         """The ignored fields as headers, log lines and the metric have them, each once."""
-        return [*dict.fromkeys(self.ignored.values())]
+        return [*dict.fromkeys(self.ignored_fields.values())]
 
 
 def clamps(beyond: Beyond, *, by_default: bool) -> bool:
@@ -57,7 +57,7 @@ def clamps(beyond: Beyond, *, by_default: bool) -> bool:
     return beyond == "clamp" if beyond else by_default
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     """The names in one header, as many as fit."""
     text = ", ".join(names)
     if len(text) <= MAX_HEADER:

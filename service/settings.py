@@ -18,12 +18,12 @@ from pydantic_core import PydanticCustomError
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.options import FLUSH_SECONDS
 from attend.model.errors import SettingError
-from attend.model.gguf.places import SUFFIX, only_gguf
+from attend.model.gguf.paths import SUFFIX, only_gguf
 from attend.service.batch_settings import FOLDERS, BatchSettings
 from attend.service.chat.forms import ReasoningParser, ToolParser
 from attend.service.engine_settings import EngineSettings
 from attend.service.remarks import Beyond
-from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, pairs
+from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, parse_pairs
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -194,7 +194,7 @@ class Settings(EngineSettings, BatchSettings):
     @field_validator("adapter")
     @classmethod
     def _are_adapters(cls, value: str) -> str:
-        found = pairs(value)
+        found = parse_pairs(value)
         if not all(name and folder for name, folder in found) or len(dict(found)) < len(found):
             raise PydanticCustomError(
                 "adapter", "it must be NAME=FOLDER, or several of them with different names, comma-separated"
@@ -248,7 +248,7 @@ class Settings(EngineSettings, BatchSettings):
     @property
     def adapters(self) -> dict[str, Path]:
         """The folders of `adapter`, by name."""
-        return {name: Path(folder).absolute() for name, folder in pairs(self.adapter)}
+        return {name: Path(folder).absolute() for name, folder in parse_pairs(self.adapter)}
 
     @property
     def shutdown_seconds(self) -> float:

@@ -25,7 +25,7 @@ def to_integer(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-def pairs(text: str) -> list[tuple[str, str]]:
+def parse_pairs(text: str) -> list[tuple[str, str]]:
     """NAME=FOLDER,NAME=FOLDER in parts."""
     return [(name.strip(), folder.strip()) for name, _, folder in (part.partition("=") for part in text.split(",") if part)]
 

@@ -16,7 +16,7 @@ from attend.model.config import ModelConfig
 from attend.model.engine.offload.stats import OffloadStats
 from attend.model.errors import AttendError, Overloaded, Unavailable
 from attend.model.net.families.table import FAMILIES, TITLES
-from attend.model.net.families.unsupported import STRANGERS
+from attend.model.net.families.unsupported_families import STRANGERS
 from attend.model.net.features import NATIVE, TRITON, features
 from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
@@ -26,9 +26,9 @@ from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
 from attend.service.observe.batches import BatchNumbers
-from attend.service.runtime.models.door import Door
-from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, Served
-from attend.service.runtime.models.numbers import PoolCollector, own_page
+from attend.service.runtime.models.authentication import CallAuthenticator
+from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
+from attend.service.runtime.models.metrics import PoolCollector, own_page
 from attend.service.runtime.models.pool import Pool
 from attend.service.settings import Settings
 from tests import reference
@@ -54,7 +54,7 @@ def routes() -> Iterator[list[str]]:
     """Each route, with the methods of gRPC that ask for the same."""
     yield ["route", "gRPC", "what"]
     for route in ROUTES:
-        yield [f"`{route.method} {route.shown}`", ", ".join(f"`{rpc}`" for rpc in route.rpcs), route.about]
+        yield [f"`{route.method} {route.documented_path}`", ", ".join(f"`{rpc}`" for rpc in route.rpcs), route.about]
 
 
 def refusals() -> Iterator[list[str]]:
@@ -84,8 +84,8 @@ def metrics() -> Iterator[list[str]]:
         server = build_server(engine, keys=KeyRing(file.name))
         server.metrics.has_batches(BatchNumbers)
         own = server.metrics.text()
-    pages = [own, exposition.serving(["RUNNING"], ["HEALTHY"], 0), exposition.replica_counts(1, 1)]
-    edges = edge.read([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
+    pages = [own, exposition.serving_metrics(["RUNNING"], ["HEALTHY"], 0), exposition.replica_counts(1, 1)]
+    edges = edge.parse_statistics([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
     pages.append(edge.to_exposition(edges | edge.certificate("a", 1.0, True)))
     pages.append("".join(page for page in _pages_of_models() if "attend_auth_failures" not in page))
     for family in (each for page in pages for each in text_string_to_metric_families(page)):
@@ -96,10 +96,10 @@ def metrics() -> Iterator[list[str]]:
 
 def _pages_of_models() -> list[str]:
     """What a server of several models counts itself: a page for each metric."""
-    door = Door(None, Callers(), lambda: False)
-    plan = Plan({"a": Served(Entry(name="a"), Settings())}, ModelsFile(models=[Entry(name="a")]), 1)
-    door.registry.register(PoolCollector(Pool(plan, None)))  # type: ignore[arg-type]  # nothing is started
-    return [f"# HELP{page}" for page in own_page(door).split("# HELP")[1:]]
+    authenticator = CallAuthenticator(None, Callers(), lambda: False)
+    plan = Plan({"a": ServedModel(Entry(name="a"), Settings())}, ModelsFile(models=[Entry(name="a")]), 1)
+    authenticator.registry.register(PoolCollector(Pool(plan, None)))  # type: ignore[arg-type]  # nothing is started
+    return [f"# HELP{page}" for page in own_page(authenticator).split("# HELP")[1:]]
 
 
 def _edge_rows(transport: str) -> list[dict[str, str]]:

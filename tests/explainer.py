@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from attend.model.explain.explainer import Explanation, LayerView, Question
-from attend.model.explain.guesses import Guesses
-from attend.model.explain.watched import Seen
+from attend.model.explain.next_tokens import NextTokens
+from attend.model.explain.recording_attention import HeadWeights
 
 WINDOW, SINK, ENTROPY = 2, 0.25, 1.5
 
@@ -47,12 +47,14 @@ class FakeExplainer:
         heads = len(question.heads)
         sinks_NT = torch.full((heads, length), SINK) if window else None
         scores_NTT = torch.arange(length).float().expand(heads, length, length) if question.scores else None
-        return LayerView(layer, "attention", window, Seen(weights_TT.expand(heads, -1, -1), sinks_NT, scores_NTT), group=2)
+        return LayerView(
+            layer, "attention", window, HeadWeights(weights_TT.expand(heads, -1, -1), sinks_NT, scores_NTT), group=2
+        )
 
 
-def successors(tokens_N: torch.Tensor, count: int) -> Guesses:
+def successors(tokens_N: torch.Tensor, count: int) -> NextTokens:
     """The byte after each, then the one after that, each a nat less likely; what comes is less likely from place to place."""
     best_NG = (tokens_N[:, None] + 1 + torch.arange(count)) % 256
     logprobs_NG = -0.5 - torch.arange(count).float().expand(len(tokens_N), count)
     asked_N = -2.5 - torch.arange(len(tokens_N)).float()
-    return Guesses(best_NG, logprobs_NG, asked_N, torch.full((len(tokens_N),), ENTROPY))
+    return NextTokens(best_NG, logprobs_NG, asked_N, torch.full((len(tokens_N),), ENTROPY))

@@ -39,17 +39,17 @@ from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import FORWARDED, Callers, Network
 from attend.service.access.keys import KeyRing
-from attend.service.batch.desk import Desk
 from attend.service.batch.runner import Runner
+from attend.service.batch.service import BatchService
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
-from attend.service.generation.explain import Explaining
+from attend.service.generation.explain import ExplainService
 from attend.service.generation.generation import GenerationService
-from attend.service.generation.unread import Unread
+from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
 from attend.service.http_api.batches import routes_of
-from attend.service.http_api.site import RouteDeps
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.observe.metrics import Metrics
 from tests.explainer import FakeExplainer
 
@@ -280,10 +280,10 @@ class Server:
     metrics: Metrics
     methods: GrpcMethods
     build: Callable[[], ASGIApp]
-    explaining: Explaining
-    desk: Desk | None = None
+    explaining: ExplainService
+    batch_service: BatchService | None = None
     runner: Runner | None = None
-    """Of a server with a desk: it works once it is started."""
+    """Of a server with batches: it works once it is started."""
 
     @cached_property
     def app(self) -> ASGIApp:
@@ -329,8 +329,8 @@ def build_server(
     trusted: Sequence[Network] = (),
     tenant_header: str = FORWARDED,
     hosts: Set[str] = frozenset(),
-    unread: Unread | None = None,
-    desk: Desk | None = None,
+    unread_bodies: UnreadBodies | None = None,
+    batch_service: BatchService | None = None,
     **more: Any,
 ) -> Server:
     """A replica without Ray around `engine`."""
@@ -346,23 +346,31 @@ def build_server(
         def is_draining(self) -> bool:
             return engine.draining
 
-    methods, explaining = Methods(), Explaining(service, FakeExplainer())
+    methods, explaining = Methods(), ExplainService(service, FakeExplainer())
     methods.service, methods.metrics, methods.explaining = service, metrics, explaining
     methods.template, methods.form, methods.keys = template, form, keys
     methods.callers = Callers(trusted, tenant_header, behind_edge=behind_edge)
-    methods.unread = unread or Unread()
-    site = RouteDeps(
-        service, metrics, "1.2.3", scrape, lambda: engine.draining, template, form, explaining=explaining, unread=methods.unread
+    methods.unread_bodies = unread_bodies or UnreadBodies()
+    deps = RouteDeps(
+        service,
+        metrics,
+        "1.2.3",
+        scrape,
+        lambda: engine.draining,
+        template,
+        form,
+        explaining=explaining,
+        unread_bodies=methods.unread_bodies,
     )
     if keys is not None:
-        site = replace(site, keys=keys)
-    site = replace(site, callers=methods.callers)
-    site = replace(site, desk=desk)
-    app = partial(build_app, site, expose_docs=expose_docs, cors_origins=cors_origins, hosts=hosts)
+        deps = replace(deps, keys=keys)
+    deps = replace(deps, callers=methods.callers)
+    deps = replace(deps, batch_service=batch_service)
+    app = partial(build_app, deps, expose_docs=expose_docs, cors_origins=cors_origins, hosts=hosts)
     server = Server(engine, service, metrics, methods, app, explaining)
-    if desk is not None:
-        metrics.has_batches(lambda: desk.numbers)
-        server.runner = Runner(desk, routes_of(site, server.app), keys, lambda: service.num_attended)
+    if batch_service is not None:
+        metrics.has_batches(lambda: batch_service.numbers)
+        server.runner = Runner(batch_service, routes_of(deps, server.app), keys, lambda: service.num_attended)
     return server
 
 

@@ -8,7 +8,7 @@ from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.shapes import Shape, wires
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from attend.service.http_api.documents import schemas
+from attend.service.http_api.openapi import schemas
 
 BODIES: dict[str, type[Shape]] = {
     "POST /v1/completions": CompletionRequest,
@@ -144,9 +144,9 @@ def client() -> str:
     completion, chat = fields[CompletionRequest], fields[ChatRequest]
     both = {name: kind for name, kind in completion.items() if chat.get(name) == kind}
     classes = {
-        "Sampled(TypedDict, total=False)": ("Fields of both calls.", both),
-        "Completion(Sampled, total=False)": ("Fields of a completion.", _less(completion, both)),
-        "Chat(Sampled, total=False)": ("Fields of a chat.", _less(chat, both)),
+        "SamplingFields(TypedDict, total=False)": ("Fields of both calls.", both),
+        "Completion(SamplingFields, total=False)": ("Fields of a completion.", _less(completion, both)),
+        "Chat(SamplingFields, total=False)": ("Fields of a chat.", _less(chat, both)),
     }
     parts = [
         "\n".join([f"class {head}:", f'    """{words}"""\n', *(f"    {name}: {kind}" for name, kind in own.items())])

@@ -19,7 +19,7 @@ def test_every_page_of_the_tree_stands_once_in_the_contents():
 def test_the_page_of_http_has_every_route_and_what_it_may_answer():
     page = "".join(reference.http())
     parts = dict(re.findall(r"^## (\w+ \S+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-    assert parts.keys() >= {f"{route.method} {route.shown}" for route in ROUTES}
+    assert parts.keys() >= {f"{route.method} {route.documented_path}" for route in ROUTES}
     assert all("| 200 |" in part for part in parts.values())
     assert "Body: `ChatRequest`" in parts["POST /v1/chat/completions"]
 

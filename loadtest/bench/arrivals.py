@@ -2,7 +2,7 @@
 
 In-process: streams decode, greedy, while prompts arrive at random moments. The table shows the inter-token latency (ITL) of
 the streams while they do, the same before the first has come, and the time to first token (TTFT) of the prompts. ITL is the
-time between two messages: one holds several tokens where steps are short (model/engine/pace.py).
+time between two messages: one holds several tokens where steps are short (model/engine/output_coalescer.py).
 """
 
 import asyncio

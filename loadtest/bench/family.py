@@ -20,7 +20,7 @@ from attend.model.config import ModelConfig
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
-from attend.model.net.paged_attention import BatchLayout, Paged, Row
+from attend.model.net.paged_attention import BatchLayout, PagedAttention, Row
 from attend.model.net.transformer import Decoder
 from attend.model.shapes import SHAPES
 from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
@@ -177,7 +177,7 @@ class Contestant:
         tokens = torch.randint(2048, (count,), generator=torch.Generator().manual_seed(1))
         layout = BatchLayout.build(rows, BLOCK, "cpu", states=range(1, 1 + len(rows)))
         started = self.clock()
-        hidden = self.net(tokens, layout.positions_T, Paged(self.backend, self.cache, layout))
+        hidden = self.net(tokens, layout.positions_T, PagedAttention(self.backend, self.cache, layout))
         self.net.logits(hidden[-len(rows) :])
         return count / (self.clock() - started)
 

@@ -16,7 +16,7 @@ from attend.model.config import ModelConfig
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeBackend
-from attend.model.net.paged_attention import BatchLayout, Paged, Row
+from attend.model.net.paged_attention import BatchLayout, PagedAttention, Row
 from attend.model.shapes import SHAPES
 from loadtest.bench.family import BLOCK, SIZES, random_decoder
 from loadtest.bench.figures import Comparison, file, options_of, table, take_turns
@@ -47,7 +47,7 @@ class Steps:
         rows = [Row(range(1 + at * self.blocks, 1 + (at + 1) * self.blocks), context - 1, 1) for at in range(requests)]
         layout = BatchLayout.build(rows, BLOCK, "cpu")
         started = time.perf_counter()
-        self.net.logits(self.net(torch.arange(requests), layout.positions_T, Paged(self.backend, cache, layout)))
+        self.net.logits(self.net(torch.arange(requests), layout.positions_T, PagedAttention(self.backend, cache, layout)))
         return requests / (time.perf_counter() - started)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from attend.model.config import ModelConfig
 from attend.model.net.checkpoint import read_config
-from attend.model.net.packed import multiplies_bfloat16
+from attend.model.net.packed_linears import multiplies_bfloat16
 from attend.model.shapes import SHAPES
 from attend.model.sublayers import ConvSpec, DeltaSpec, LayerSpec, MixtureSpec
 from loadtest.bench.figures import Figure, file, options_of, table

@@ -43,7 +43,9 @@ WRITE = Tool("write", {"type": "object", "properties": {"people": PEOPLE}, "requ
 SPECS = {
     "a JSON schema": GrammarSpec("json_schema", json.dumps(PEOPLE)),
     "a regex": GrammarSpec("regex", "([a-z_]{2,12} ){600,}"),
-    "a call of a tool": CallGrammar(AnswerFormat(CALLS["hermes"]), [WRITE], {}, reasoning_open=False).required(parallel=False),
+    "a call of a tool": CallGrammar(AnswerFormat(CALLS["hermes"]), [WRITE], {}, reasoning_open=False).required_calls(
+        parallel=False
+    ),
 }
 """None is complete before the last token that is asked for, so that every stream has the same length."""
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from attend.service.contract import messages
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import read_completion
-from attend.service.generation.unread import Unread
+from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.http_api.body import MAX_BYTES, Reading, read_json
 from attend.service.records import Arrival, Command
 from attend.v1 import generation_pb2 as pb
@@ -59,7 +59,7 @@ async def read_http(body: bytes) -> Command:
         return next(messages, {"type": "http.request", "body": b"", "more_body": False})
 
     request = Request({"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}, receive)
-    request.state.reading = Reading(Arrival(at=asyncio.get_running_loop().time()), Unread())
+    request.state.reading = Reading(Arrival(at=asyncio.get_running_loop().time()), UnreadBodies())
     return await read_json(request, lambda fields: to_command(read_completion(fields), "bench"), MAX_BYTES)
 
 

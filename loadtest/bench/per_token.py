@@ -20,10 +20,10 @@ from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import form_of
 from attend.service.generation.generation import GenerationService
-from attend.service.generation.unread import Unread
+from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
-from attend.service.http_api.site import RouteDeps
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.observe.metrics import Metrics
 from attend.v1 import generation_pb2 as pb
 from loadtest.bench.figures import Figure, take_turns
@@ -164,7 +164,7 @@ def http(service: GenerationService, metrics: Metrics, **more: Any) -> Stream:
 def grpc(service: GenerationService, metrics: Metrics) -> Stream:
     """A GenerateStream call of the servicer object, each message serialized."""
     methods = Methods()
-    methods.service, methods.metrics, methods.unread = service, metrics, Unread()
+    methods.service, methods.metrics, methods.unread_bodies = service, metrics, UnreadBodies()
 
     async def run(tokens: int) -> None:
         request = pb.GenerateRequest(text="def ", max_tokens=tokens, stopping=pb.StoppingCriteria(ignore_eos=True))

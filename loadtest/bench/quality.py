@@ -19,7 +19,7 @@ from torch import Tensor
 from attend.model.config import DEFAULT_MODEL
 from attend.model.net.checkpoint import read_config
 from attend.model.net.outliers import write_with_outliers
-from attend.service.commands.quality import CONTEXT, FORMS, measure, open_forms, read_text, table
+from attend.service.commands.quality import CONTEXT, FORMS, measure_quality, open_forms, read_text, table
 from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import Settings
 from loadtest.bench.contestant import PACKAGES, TREE, PeerError, installed
@@ -121,8 +121,8 @@ def main(words: list[str] | None = None) -> None:
     ours = open_forms(Settings.model_validate({"model": str(folder)}), folder, list(FORMS), context)
     peers = open_peers(options.python, folder)
     try:
-        text = read_text(options.text).cut(options.bytes)
-        found = measure({**ours, **peers}, text, tokenizer, tokenizer.bos_token_id, context)
+        text = read_text(options.text).truncate(options.bytes)
+        found = measure_quality({**ours, **peers}, text, tokenizer, tokenizer.bos_token_id, context)
     finally:
         for peer in peers.values():
             peer.close()

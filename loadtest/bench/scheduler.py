@@ -27,11 +27,11 @@ def step_cost(running: int, steps: int = STEPS) -> float:
         started = time.thread_time()
         plan = scheduler.schedule()
         between = time.thread_time()
-        result = StepResult(tokens={item.request.request_id: 7 for item in plan.scheduled})
+        result = StepResult(tokens={item.request.request_id: 7 for item in plan.scheduled_tokens})
         after = time.thread_time()
         scheduler.commit(plan, result)
         costs.append(between - started + time.thread_time() - after)
-    assert len(plan.scheduled) == running
+    assert len(plan.scheduled_tokens) == running
     return statistics.median(costs[1:]) * 1e6
 
 

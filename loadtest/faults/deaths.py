@@ -281,7 +281,7 @@ def left_behind(target: Target, seconds: float) -> list[Measure]:
 def driver_killed() -> list[Measure]:
     """SIGKILL of the driver"""
     with running(FAST) as target:
-        target.send("attend.service.runtime.begin", signal.SIGKILL)
+        target.send("attend.service.runtime.driver_main", signal.SIGKILL)
         return left_behind(target, 10.0)
 
 

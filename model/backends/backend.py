@@ -14,17 +14,17 @@ from attend.model.engine.adapters import Adapters
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.pieces import StepPieces
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import DrawTokens, LogProbs, ModelRunner
 from attend.model.errors import SettingError
 from attend.model.net.adapters import AdaptedDecoder, targets_of
 from attend.model.net.features import ALL, features
 from attend.model.net.formats.codes import KINDS, Kind
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.packed import pack
+from attend.model.net.packed_linears import pack_linears
 from attend.model.net.paged_attention import AttentionBackend
 from attend.model.net.transformer import Decoder
-from attend.model.sampling import logprobs, sample, sample_by_row
+from attend.model.sampling import row_logprobs, sample, sample_by_row
 
 if TYPE_CHECKING:  # triton is not there on every machine
     from attend.model.net.native.decoder import NativeDecoder
@@ -45,7 +45,7 @@ class Placement:
     """The device's type: "cpu" or "cuda"."""
     block_size: int
     """Tokens in a block of the KV cache."""
-    shared: bool = False
+    is_sharded: bool = False
     """Whether several ranks compute the model; the config is then what each of them has of it."""
 
 
@@ -70,7 +70,7 @@ class Backend:
     """The features (net/features.py) that it computes."""
     loss: ClassVar[str] = ""
     """What is said of a slower backend where this one was meant to serve: "slower than the native decoder"."""
-    checked: ClassVar[bool] = False
+    is_checked: ClassVar[bool] = False
     """Whether it is compared with torch's way at the start: `engine/startup.py`."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -94,7 +94,8 @@ class Backend:
     # Loading.
 
     def load_options(self) -> dict[str, Any]:
-        """What `checkpoint.load` is told: which weights stay quantized, and whether matrices may lie in a mapped file."""
+        """What `checkpoint.load_decoder` is told: which weights stay quantized, and whether matrices may lie in a mapped
+        file."""
         return {"keep_codes": False, "keep_floats": False, "mapped": False}
 
     def quantized_kind(self, wanted: str, device: str) -> Kind | None:
@@ -125,8 +126,8 @@ class Backend:
     # Computing.
 
     def decoder(self, net: Decoder, report: Callable[[int, int], None] = lambda done, total: None) -> Form:
-        """The form that computes fastest; the plain decoder is spent. `report`: see `checkpoint.load`."""
-        pack(net)
+        """The form that computes fastest; the plain decoder is spent. `report`: see `checkpoint.load_decoder`."""
+        pack_linears(net)
         return net
 
     def runner(self) -> type[ModelRunner]:
@@ -139,7 +140,7 @@ class Backend:
 
     def logprobs(self) -> LogProbs:
         """How log probabilities are made of scores."""
-        return logprobs
+        return row_logprobs
 
     def adapters(self, form: Form, folder: Path, device: str, *, exact: bool) -> Adapters:
         """What reads LoRA adapters of the model in `folder` and applies them beside its matrices. Raises SettingError."""
@@ -152,7 +153,7 @@ class Backend:
 
     def record(
         self, form: Form, cache: KVCache, config: EngineConfig, *, shared: bool = False
-    ) -> tuple[DecodeGraphs | None, StepPieces | None]:
+    ) -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
         """Steps of one token a request as CUDA graphs, and others piecewise, where they can be recorded.
 
         `shared`: by several ranks, which exchange scores only where a draw asks for all of them.

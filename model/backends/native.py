@@ -20,20 +20,20 @@ from attend.model.net.native.build import absence
 from attend.model.net.native.decoder import BLOCK, MAX_DELTA, MAX_GROUP, MAX_HEAD, MAX_KERNEL, NativeBackend, NativeDecoder
 from attend.model.net.native.drawing import draw_tokens
 from attend.model.net.native.drawing import logprobs as native_logprobs
-from attend.model.net.native.library import load as load_library
+from attend.model.net.native.library import load_library as load_library
 from attend.model.net.native.library import variant
 from attend.model.net.transformer import Decoder
 
 
 class Native(Backend):
     """The fastest on a CPU, unless the library has nothing better than portable vectors there. All its sums are exact in the
-    sense of `engine/exact.py`, so drafts change no answer.
+    sense of `engine/batch_invariance.py`, so drafts change no answer.
     """
 
     name = "native"
     computes = NATIVE
     loss = "slower than the native decoder"
-    checked = True
+    is_checked = True
 
     @cached_property
     def attention(self) -> NativeBackend:
@@ -48,7 +48,7 @@ class Native(Backend):
     @classmethod
     def refusal(cls, config: ModelConfig, at: Placement) -> Refusal | None:
         """See Backend."""
-        if at.shared:
+        if at.is_sharded:
             return Refusal("tensor_parallel", "it does not support this model with tensor_parallel")
         if at.device != "cpu":
             return Refusal("device", "it needs a CPU")

@@ -20,10 +20,10 @@ from attend.model.backends.backend import (
 from attend.model.config import ModelConfig
 from attend.model.devices import BFLOAT16, capability, capability_text
 from attend.model.engine.config import EngineConfig
+from attend.model.engine.cuda_recorder import CudaRecorder
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.pieces import StepPieces
-from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import DrawTokens
 from attend.model.errors import SettingError
 from attend.model.net.features import TRITON
@@ -43,7 +43,7 @@ class Triton(Backend):
     name = "triton"
     computes = TRITON
     loss = "slower than Triton's kernels"
-    checked = True
+    is_checked = True
 
     @cached_property
     def attention(self) -> "TritonBackend":
@@ -62,7 +62,7 @@ class Triton(Backend):
         """See Backend."""
         from attend.model.net.triton.backend import INTERPRETED, MAX_GROUP, MAX_HEAD
 
-        if at.shared and (config.num_experts or config.qk_norm == "all"):
+        if at.is_sharded and (config.num_experts or config.qk_norm == "all"):
             return Refusal("tensor_parallel", "it does not support this model with tensor_parallel")
         if not (at.device.startswith("cuda") or INTERPRETED):
             return Refusal("device", "it needs a CUDA device")
@@ -111,7 +111,7 @@ class Triton(Backend):
 
     def record(
         self, form: Form, cache: KVCache, config: EngineConfig, *, shared: bool = False
-    ) -> tuple[DecodeGraphs | None, StepPieces | None]:
+    ) -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
         """A step that moves states on is recorded only where each request has one token."""
         if not cache.keys[0].is_cuda:
             return None, None
@@ -121,7 +121,7 @@ class Triton(Backend):
         graphs = DecodeGraphs(form, self.attention, cache, *sizes, recorder, scores=not shared)
         if cache.states:
             return graphs, None
-        return graphs, StepPieces(form, self.attention, cache, config.max_batch_tokens, recorder.in_pieces)
+        return graphs, PiecewiseGraphs(form, self.attention, cache, config.max_batch_tokens, recorder.in_pieces)
 
     def check_drafts(self, options: EngineOptions, dtype: torch.dtype) -> None:
         """See Backend."""

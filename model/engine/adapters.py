@@ -7,13 +7,13 @@ from weakref import WeakValueDictionary
 
 from attend.model.engine.plan import StepInput
 from attend.model.errors import CheckpointError
-from attend.model.net.adapters import Adapted, Adapter, AdapterBatch, Targets
+from attend.model.net.adapters import Adapter, AdapterBatch, SupportsAdapters, Targets
 
 
 class Adapters:
     """Holds weak references alone: an adapter lives as long as a caller of `read` or a request holds it."""
 
-    def __init__(self, targets: Targets, decoder: Adapted) -> None:
+    def __init__(self, targets: Targets, decoder: SupportsAdapters) -> None:
         self._targets = targets
         self._decoder = decoder
         self._known: WeakValueDictionary[str, Adapter] = WeakValueDictionary()

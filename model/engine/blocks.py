@@ -67,7 +67,7 @@ class BlockPool:
                 self._free[block] = now
                 self._free.move_to_end(block, last=block in self._keys)
 
-    def unused(self) -> Iterator[tuple[int, float | None, bool]]:
+    def iter_free_blocks(self) -> Iterator[tuple[int, float | None, bool]]:
         """Each free block, since when it is free (None: its memory was given back), and whether it has a known text."""
         return ((block, since, block in self._keys) for block, since in self._free.items())
 

@@ -17,6 +17,7 @@ from attend.model.backends.torch import Torch
 from attend.model.config import ModelConfig
 from attend.model.devices import DTYPES, choose_device, gpu_dtype, name_of_device
 from attend.model.engine.adapters import Adapters
+from attend.model.engine.batch_invariance import check_batch_invariance
 from attend.model.engine.cache import (
     SNAPSHOTS_PER_CONTEXT,
     check_free,
@@ -32,25 +33,24 @@ from attend.model.engine.cache import (
 )
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine, warm_up
-from attend.model.engine.exact import check_exact
 from attend.model.engine.fallback import Fallback
 from attend.model.engine.fingerprint import fingerprint, processor, ropes
-from attend.model.engine.idle import idle_memory, resident_bytes
-from attend.model.engine.laps import Laps
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
+from attend.model.engine.memory_release import idle_memory, resident_bytes
 from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import Leader, ShardRunner, check_shared
 from attend.model.engine.request import EngineInfo, SlowerPath
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.engine.slower import slower_path, with_factor
+from attend.model.engine.slower_path import slower_path, with_factor
+from attend.model.engine.startup_times import StartupTimes
 from attend.model.errors import SettingError
 from attend.model.explain.explainer import Explainer
-from attend.model.net.checkpoint import lacks_head, load, read_config
+from attend.model.net.checkpoint import lacks_head, load_decoder, read_config
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.packed import multiplies_bfloat16
+from attend.model.net.packed_linears import multiplies_bfloat16
 from attend.model.net.quantised import names_of_kinds
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
@@ -62,7 +62,7 @@ SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class ModelParts:
     """What computes: of one process, or of one of the ranks that share a model."""
 
     runner: ModelRunner
@@ -133,22 +133,22 @@ def build_runner(
     options: EngineOptions,
     report: Callable[[int, int], None] = lambda done, total: None,
     group: ProcessGroup | None = None,
-) -> Built:
+) -> ModelParts:
     """Load what this process computes, with a cache. Of ranks all must call it: they agree on the size of the cache."""
     model, device = read_config(folder), choose_device(options.device)
     ranks = 1 if group is None else group.ranks
     check_shared(model, options, ranks)
-    config, laps = model if group is None else config_of(model, ranks), Laps(report)
+    config, startup_times = model if group is None else config_of(model, ranks), StartupTimes(report)
     backend, dtype, held, fallback = choose_way(folder, config, options, device, ranks)
-    net = read_net(folder, model, options, dtype, device, backend, laps.report, group)
-    laps.end("weights")
+    net = read_net(folder, model, options, dtype, device, backend, startup_times.report, group)
+    startup_times.end("weights")
     weights = names_of_kinds(net) or name_of(dtype)
     memory = measured_memory(net, backend, options, held, device, fallback, shared=ranks > 1)
     context = agreed_sizes(config, held, device, options, memory, group).max_model_len
     net.reach(context)
-    laps.end("cache")
-    form = backend.decoder(net, laps.report)  # after which `net` stands for what serves
-    laps.end("weights")
+    startup_times.end("cache")
+    form = backend.decoder(net, startup_times.report)  # after which `net` stands for what serves
+    startup_times.end("weights")
     # once more: matrices may have lain in a mapped file, whose pages count as free
     engine_config = agreed_sizes(config, held, device, options, memory, group)
     engine_config = replace(engine_config, max_model_len=min(context, engine_config.max_model_len))
@@ -157,15 +157,15 @@ def build_runner(
     tell_states(options, config, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
-    laps.end("cache")
-    laps.tell(getattr(form, "reading", 0.0), cache.nbytes)
+    startup_times.end("cache")
+    startup_times.log(getattr(form, "reading", 0.0), cache.nbytes)
     if options.draft_tokens:
         backend.check_drafts(options, dtype)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
     record = None
     if not options.deterministic:
         recording = partial(backend.record, form, cache, engine_config, shared=ranks > 1)
-        record = partial(fallback.recorded, recording, form, backend.attention, cache)
+        record = partial(fallback.record_steps, recording, form, backend.attention, cache)
     draw = fallback.draw(backend, dtype, device)
     adapters = backend.adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
     attention, logprobs = backend.attention, backend.logprobs()
@@ -174,14 +174,14 @@ def build_runner(
         runner = ShardRunner(runner, group, net, exact=options.deterministic)
     if options.deterministic:
         use_threads(options)  # as many as will serve
-        check_exact(runner, min(counts), engine_config.max_model_len)
+        check_batch_invariance(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {held} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
     if (slower := fallback.path()) is not None and group is None:
         use_threads(options)
         slower = with_factor(slower, runner, engine_config)
-    return Built(runner, net, model, engine_config, attention.name, dtype, weights, setup, slower, fallback)
+    return ModelParts(runner, net, model, engine_config, attention.name, dtype, weights, setup, slower, fallback)
 
 
 def choose_way(
@@ -220,7 +220,7 @@ def read_net(
         group.connect()
         return net
     kept = backend.load_options() | {"quantize": backend.quantized_kind(options.quantize, device)}
-    return load(folder, dtype, device, 0, **kept, dummy=options.load_format == "dummy", report=report)
+    return load_decoder(folder, dtype, device, 0, **kept, dummy=options.load_format == "dummy", report=report)
 
 
 def agreed_sizes(
@@ -238,7 +238,7 @@ def _with_thread(
     engine: Engine,
     info: EngineInfo,
     options: EngineOptions,
-    built: Built,
+    built: ModelParts,
     held: Callable[[], int],
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
@@ -256,7 +256,7 @@ def _with_thread(
             log.warning("%s", found.cause)
         warm_up(engine)  # libraries keep handles and memory for each thread
         ready()
-        return replace(info, recorded=built.runner.recorded, slower_path=slower)
+        return replace(info, recorded_sizes=built.runner.recorded_sizes, slower_path=slower)
 
     return AsyncEngine(
         engine,
@@ -266,7 +266,7 @@ def _with_thread(
         prepare=prepare,
         adapters=adapters,
         explainer=explainer,
-        pulse=built.runner.pulse,
+        progress=built.runner.progress,
         held=held,
     )
 
@@ -330,7 +330,7 @@ def measured_memory(
 
     def runner(cache: KVCache) -> ModelRunner:
         record = partial(backend.record, form, cache, config, shared=shared)
-        graphs, pieces = fallback.recorded(record, form, backend.attention, cache)
+        graphs, pieces = fallback.record_steps(record, form, backend.attention, cache)
         return ModelRunner(form, backend.attention, cache, "cuda", graphs, pieces=pieces)
 
     memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)

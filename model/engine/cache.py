@@ -99,11 +99,11 @@ def size_groups(
     most = [_most(group, config) for group in groups]
     wanted = [_least(group, config, least_tokens) for group in groups]
     possible = [_least(group, config, 1) for group in groups]
-    counts = _filled(wanted, most, each, memory) or _filled(possible, most, each, memory)
+    counts = _fill_memory(wanted, most, each, memory) or _fill_memory(possible, most, each, memory)
     if counts is None:
         needed = sum((count + 1) * block for count, block in zip(possible, each, strict=True))
         raise SettingError(f"kv_cache_memory is {memory} bytes, but two KV blocks of {size} tokens need {needed}: raise it")
-    return tuple(_sized(group, count, config) for group, count in zip(groups, counts, strict=True))
+    return tuple(_group_size(group, count, config) for group, count in zip(groups, counts, strict=True))
 
 
 def _most(group: MemoryGroup, config: EngineConfig) -> int:
@@ -124,7 +124,7 @@ def _least(group: MemoryGroup, config: EngineConfig, num_tokens: int) -> int:
     return least if group.window is None else min(least, config.window_blocks(group.window) + config.step_blocks)
 
 
-def _filled(least: Sequence[int], most: Sequence[int], each: Sequence[int], memory: int) -> list[int] | None:
+def _fill_memory(least: Sequence[int], most: Sequence[int], each: Sequence[int], memory: int) -> list[int] | None:
     """Blocks of each group: the largest number, cut to the group's bounds, that fits beside the reserved blocks; None: none."""
 
     def at(level: int) -> list[int]:
@@ -142,7 +142,7 @@ def _filled(least: Sequence[int], most: Sequence[int], each: Sequence[int], memo
     return at(low)
 
 
-def _sized(group: MemoryGroup, count: int, config: EngineConfig) -> GroupSize:
+def _group_size(group: MemoryGroup, count: int, config: EngineConfig) -> GroupSize:
     window = group.window
     if window is not None:
         gives_back = window < config.max_model_len and count >= config.window_blocks(window) + config.step_blocks

@@ -57,7 +57,7 @@ class TableLines:
         for name in known:
             line_of[name] = line_of.pop(name)  # to the end, so that no new one takes its line
         for row, name in enumerate(names):
-            line = line_of[name] if name in known else self._taken(name)
+            line = line_of[name] if name in known else self._take_line(name)
             found.lines.append(line)
             for group, of_group in enumerate(tables):
                 if name < 0 or name not in known:
@@ -66,7 +66,7 @@ class TableLines:
                     self._send_new(found, group, line, of_group[row])
         return found
 
-    def _taken(self, name: int) -> int:
+    def _take_line(self, name: int) -> int:
         """A line for a new table: a free one, or that of the table that was used longest ago."""
         line = self._free.pop() if self._free else self._line_of.pop(next(iter(self._line_of)))
         self._line_of[name] = line

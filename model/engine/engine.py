@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from attend.model.engine.grammars import Drawn, begin_masks, give_masks, keep_to_grammars, unmasked
+from attend.model.engine.failed_steps import bisect_step, failed_step, without_frames
+from attend.model.engine.grammars import SampledStep, begin_masks, give_masks, keep_to_grammars, unmasked_grammars
 from attend.model.engine.inputs import step_input
 from attend.model.engine.offload.offloader import KVOffload
 from attend.model.engine.plan import Plan, StepInput, StepResult
-from attend.model.engine.repeat import by_halves, failed_step, without_frames
 from attend.model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
@@ -26,7 +26,7 @@ from attend.model.sampling_plan import Draw
 log = logging.getLogger("attend.engine")
 
 
-class Pending(Drawn, Protocol):
+class Pending(SampledStep, Protocol):
     """A step that was submitted and whose result was not read yet."""
 
     def result(self) -> StepResult:
@@ -101,13 +101,13 @@ class Engine:
             self._next = None
         if self._next is None:
             plan = self.scheduler.schedule()
-            if not plan.scheduled:
+            if not plan.scheduled_tokens:
                 self._idle()
                 return []
-            self._next = self._submitted(plan)
+            self._next = self._submit(plan)
         step, plan = self._next, self._next.plan
         following = self.scheduler.schedule_async(plan) if self.async_scheduling else None
-        self._next = None if following is None else self._submitted(following)
+        self._next = None if following is None else self._submit(following)
         result = self._result(step)
         if (result.errors or result.put_off) and not self.scheduler.tables.has_states:
             self._drop_next()  # who shared blocks with a failed request begins again; where there are states, these are filled
@@ -115,12 +115,12 @@ class Engine:
         outputs = self.scheduler.commit(plan, result, dropped)
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
-        self.observer(StepReport(self._clock() - started, len(plan.scheduled), num_tokens, drawn, self._ended()))
+        self.observer(StepReport(self._clock() - started, len(plan.scheduled_tokens), num_tokens, drawn, self._end_step()))
         if not self.has_work and not (self.offload is not None and self.offload.is_lending):
             self.scheduler.tables.check_all_free()
         return outputs
 
-    def _ended(self) -> int:
+    def _end_step(self) -> int:
         before, self._num_ended = self._num_ended, self.scheduler.num_ended
         return self._num_ended - before
 
@@ -142,7 +142,7 @@ class Engine:
             None if self.offload is None else self.offload.stats(),
         )
 
-    def _submitted(self, plan: Plan) -> "_Step":
+    def _submit(self, plan: Plan) -> "_Step":
         """The plan, and the step under way."""
         given, masks = StepInput(), None
         try:
@@ -153,35 +153,37 @@ class Engine:
                 give_masks(plan, given)
             return _Step(plan, given, self.runner.submit(given), masks)
         except Exception as error:
-            return _Step(plan, given, _Failed(error), masks)
+            return _Step(plan, given, _FailedStep(error), masks)
 
     def _result(self, step: "_Step") -> StepResult:
         """What came of a step. One that fails as a whole ends neither the engine nor, where it can be repeated, more
         requests than those that fail alone. Raises DeviceFailed, which ends the engine.
         """
         try:
-            return self._computed(step)
+            return self._step_result(step)
         except DeviceFailed:
             raise
         except Exception as raised:
-            log.exception("a step of %d requests failed", len(step.plan.scheduled))
+            log.exception("a step of %d requests failed", len(step.plan.scheduled_tokens))
             error = without_frames(raised)
         self._drop_next()
         if isinstance(error, OutOfMemory):
             self.scheduler.shrink()
         if self.scheduler.tables.has_states:
-            return failed_step(step.plan.scheduled, error)
-        return by_halves(step.plan, error, self._again, self.scheduler.least_budget)
+            return failed_step(step.plan.scheduled_tokens, error)
+        return bisect_step(step.plan, error, self._again, self.scheduler.least_budget)
 
     def _again(self, part: Plan) -> StepResult:
         """Compute a part of a step that failed."""
-        return self._computed(self._submitted(part))
+        return self._step_result(self._submit(part))
 
-    def _computed(self, step: "_Step") -> StepResult:
+    def _step_result(self, step: "_Step") -> StepResult:
         """The result of a step, its tokens within their grammars. Raises what the step raised."""
-        refused = keep_to_grammars(step.pending, step.given.draws, unmasked(step.plan, step.given), step.masks)
+        refused = keep_to_grammars(
+            step.pending, step.step_input.draws, unmasked_grammars(step.plan, step.step_input), step.masks
+        )
         result = step.pending.result()
-        errors = {step.given.draw_ids[row]: reason for row, reason in refused.items()}
+        errors = {step.step_input.draw_ids[row]: reason for row, reason in refused.items()}
         return replace(result, errors={**result.errors, **errors}) if errors else result
 
     def _drop_next(self) -> None:
@@ -197,14 +199,14 @@ class _Step:
     """A submitted step: its plan, its input and its pending result."""
 
     plan: Plan
-    given: StepInput
+    step_input: StepInput
     pending: Pending
     masks: Future[None] | None
     """Ends once the grammar masks are computed that some draws wait for; None: no draw waits."""
 
 
 @dataclass(frozen=True)
-class _Failed:
+class _FailedStep:
     """A step whose submission raised an error."""
 
     error: Exception

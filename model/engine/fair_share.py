@@ -27,7 +27,7 @@ from itertools import zip_longest
 from operator import attrgetter
 
 from attend.model.engine.budget import StepCost
-from attend.model.engine.plan import Scheduled
+from attend.model.engine.plan import ScheduledTokens
 from attend.model.engine.request import Request
 
 Owner = str | None
@@ -47,7 +47,7 @@ class _Account:
     """An owner with requests in flight."""
 
     weight: float
-    served: float
+    token_counter: float
     """Tokens computed for it, over its weight."""
     num_requests: int = 0
     shortest_next: bool = False
@@ -70,7 +70,7 @@ class FairShare:
         """Count a request that is in flight for its owner."""
         account = self._accounts.get(request.owner)
         if account is None:
-            lowest = min((each.served for each in self._accounts.values()), default=0.0)
+            lowest = min((each.token_counter for each in self._accounts.values()), default=0.0)
             account = self._accounts[request.owner] = _Account(request.weight, lowest)
         account.weight = request.weight
         account.num_requests += 1
@@ -82,13 +82,13 @@ class FairShare:
         if not account.num_requests:
             del self._accounts[request.owner]
 
-    def charge(self, items: Iterable[Scheduled]) -> None:
+    def charge(self, items: Iterable[ScheduledTokens]) -> None:
         """A step will compute these tokens."""
         for item in items if self.is_shared else ():
             account = self._accounts[item.request.owner]
-            account.served += item.count / account.weight
+            account.token_counter += item.count / account.weight
 
-    def computed(self, running: Sequence[Request], cost: StepCost) -> Sequence[Request]:
+    def select_streams(self, running: Sequence[Request], cost: StepCost) -> Sequence[Request]:
         """`running` without the streams that the next step leaves out, so that the streams of other owners go on faster."""
         left_out = self._left_out(running, cost)
         return [request for request in running if request not in left_out] if left_out else running
@@ -151,7 +151,7 @@ class FairShare:
 
     def _turn(self, running: Iterable[Request]) -> Callable[[Request], tuple[float, int]]:
         counts = Counter(request.owner for request in running)
-        return lambda request: (self._accounts[request.owner].served, counts[request.owner])
+        return lambda request: (self._accounts[request.owner].token_counter, counts[request.owner])
 
     def in_turns(self, prompts: Sequence[Request], running: Iterable[Request]) -> list[Request]:
         """Prompts, in the order of their ranks, as they share a step: the first of each owner, then the second of each, ...
@@ -170,7 +170,7 @@ class FairShare:
         order = sorted(of_owners.values(), key=lambda own: turn(own[0]))
         return [request for row in zip_longest(*order) for request in row if request is not None]
 
-    def turn(self, first: Request, items: Sequence[Scheduled]) -> None:
+    def turn(self, first: Request, items: Sequence[ScheduledTokens]) -> None:
         """A step will compute these parts of prompts; `first` was to be the first."""
         self.charge(items)
         for owner in {first.owner, *(item.request.owner for item in items)}:

@@ -13,7 +13,7 @@ from attend.model.devices import unused_gpu
 from attend.model.engine.cache import release_memory
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.pieces import StepPieces
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.request import SlowerPath
 from attend.model.engine.runner import DrawTokens, device_errors
 from attend.model.engine.startup import Finding, check_decoder, check_draws, check_recorded, look
@@ -24,7 +24,7 @@ from attend.model.net.kv_cache import KVCache
 from attend.model.net.paged_attention import AttentionBackend
 from attend.model.sampling import sample, sample_by_row
 
-Recorded = tuple[DecodeGraphs | None, StepPieces | None]
+Recorded = tuple[DecodeGraphs | None, PiecewiseGraphs | None]
 NOT_RECORDED: Recorded = (None, None)
 
 
@@ -60,7 +60,7 @@ class Fallback:
         Raises EngineFailed where torch may not: another backend was asked for by its name, or several ranks share the model.
         """
         options = self._options
-        if options.kernel_check == "off" or not backend.checked:
+        if options.kernel_check == "off" or not backend.is_checked:
             return True
         kind = backend.quantized_kind(options.quantize, self._device)
         if kind is None and options.load_format == "auto":
@@ -77,7 +77,7 @@ class Fallback:
         asked = f"tensor_parallel is {self._ranks}" if self._ranks > 1 else asked
         if asked:
             raise EngineFailed(f"{asked}, and {what}; use backend = torch, or kernel_check = off to skip the check")
-        self._replaced(bad, f"the torch backend serves, {backend.loss}: {what}", what)
+        self._replace_with_torch(bad, f"the torch backend serves, {backend.loss}: {what}", what)
         return False
 
     def draw(self, backend: Backend, dtype: torch.dtype, device: str) -> DrawTokens:
@@ -88,19 +88,19 @@ class Fallback:
                 return backend.draw(dtype, device, exact=exact)
         kept: list[DrawTokens] = []
 
-        def made() -> DrawTokens:
+        def make_sampler() -> DrawTokens:
             kept.append(backend.draw(dtype, device, exact=exact))
             return kept[0]
 
-        finding = check_draws(made, dtype, backend.config.vocab_size, device)
+        finding = check_draws(make_sampler, dtype, backend.config.vocab_size, device)
         self.findings.append(finding)
         if finding.ok:
             return kept[0]
         what = fault_of(backend.name, finding)
-        self._replaced(finding, f"torch draws tokens, {backend.loss}: {what}", what)
+        self._replace_with_torch(finding, f"torch draws tokens, {backend.loss}: {what}", what)
         return sample_by_row if exact else sample
 
-    def recorded(self, record: Callable[[], Recorded], form: Form, backend: AttentionBackend, cache: KVCache) -> Recorded:
+    def record_steps(self, record: Callable[[], Recorded], form: Form, backend: AttentionBackend, cache: KVCache) -> Recorded:
         """The steps that `record` has recorded; none where that fails, or where they differ. Raises EngineFailed."""
         if not self._records:
             return NOT_RECORDED
@@ -116,10 +116,10 @@ class Fallback:
         if finding.ok:
             return made[0]
         self._records, what = False, fault_of(backend.name, finding)
-        self._replaced(finding, f"steps are not recorded, and each launches all its kernels: {what}", what)
+        self._replace_with_torch(finding, f"steps are not recorded, and each launches all its kernels: {what}", what)
         return NOT_RECORDED
 
-    def _replaced(self, finding: Finding, cause: str, what: str) -> None:
+    def _replace_with_torch(self, finding: Finding, cause: str, what: str) -> None:
         if self._options.kernel_check == "fail":
             raise EngineFailed(f"kernel_check is fail, and {what}; kernel_check = replace lets torch compute instead")
         self._paths.append(SlowerPath(finding.reason, cause))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from attend.model.config import ModelConfig
-from attend.model.gguf.places import is_gguf, parts
+from attend.model.gguf.paths import is_gguf, split_files
 from attend.model.net.native.library import library_name
 from attend.model.net.rope import frequencies_of
 
@@ -60,7 +60,7 @@ def ropes(config: ModelConfig, context: int) -> str:
 def fingerprint(folder: Path, setup: str) -> str:
     """Changes whenever answers might: weights and JSON (size and samples of each), set-up and versions."""
     digest = hashlib.sha256(f"{setup} {torch.__version__} {own_version()}".encode())
-    for path in parts(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
+    for path in split_files(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

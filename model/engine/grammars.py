@@ -24,7 +24,7 @@ NEXT_BEST = 2
 """Tokens that are tried after a refused one."""
 
 
-class Drawn(Protocol):
+class SampledStep(Protocol):
     """A step that has drawn its tokens, and still has their scores."""
 
     def tokens(self) -> Sequence[int]:
@@ -36,12 +36,12 @@ class Drawn(Protocol):
         ...
 
 
-def unmasked(plan: Plan, step: StepInput) -> "dict[int, Grammar]":
+def unmasked_grammars(plan: Plan, step: StepInput) -> "dict[int, Grammar]":
     """The grammars of the rows that draw without their masks. A request aborted in the meantime needs no check."""
     rows = [row for row, draw in enumerate(step.draws) if draw.plan.has_grammar and draw.mask is None]
     if not rows:
         return {}
-    live = {item.request.request_id: item.request for item in plan.scheduled if item.request.finish_reason is None}
+    live = {item.request.request_id: item.request for item in plan.scheduled_tokens if item.request.finish_reason is None}
     requests = ((row, live.get(step.draw_ids[row])) for row in rows)
     return {row: request.grammar for row, request in requests if request is not None and request.grammar is not None}
 
@@ -55,7 +55,7 @@ def begin_masks(plan: Plan, step: StepInput) -> Future[None] | None:
         return None
     from attend.model.text.mask import compute_masks  # needs llguidance, and a request without a grammar does not
 
-    grammars = [grammar for row, grammar in unmasked(plan, step).items() if step.draws[row].awaits_mask]
+    grammars = [grammar for row, grammar in unmasked_grammars(plan, step).items() if step.draws[row].awaits_mask]
     return _beside().submit(compute_masks, grammars)
 
 
@@ -65,7 +65,7 @@ def give_masks(plan: Plan, step: StepInput) -> None:
         return
     from attend.model.text.mask import compute_masks
 
-    grammars = {row: grammar for row, grammar in unmasked(plan, step).items() if step.draws[row].awaits_mask}
+    grammars = {row: grammar for row, grammar in unmasked_grammars(plan, step).items() if step.draws[row].awaits_mask}
     compute_masks(grammars.values())
     for row, grammar in grammars.items():
         draw = step.draws[row]
@@ -79,7 +79,7 @@ def _beside() -> ThreadPoolExecutor:
 
 
 def keep_to_grammars(
-    step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]", masks: Future[None] | None = None
+    step: SampledStep, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]", masks: Future[None] | None = None
 ) -> dict[int, str]:
     """Draw rows again whose token their grammar does not allow; returns the rows whose grammar failed, with the reason.
 
@@ -109,7 +109,7 @@ def keep_to_grammars(
     )
 
 
-def _draw_under_masks(step: Drawn, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]") -> dict[int, str]:
+def _draw_under_masks(step: SampledStep, draws: Sequence[Draw], grammars: "Mapping[int, Grammar]") -> dict[int, str]:
     if not grammars:
         return {}
     from attend.model.text.mask import compute_masks

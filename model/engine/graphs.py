@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attend.model.engine.cuda_recorder import Recorder
 from attend.model.engine.device_tables import TableLines, Tables
-from attend.model.engine.recorder import Recorder
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Paged, Row, write_slots
+from attend.model.net.paged_attention import AttentionBackend, BatchLayout, PagedAttention, Row, write_slots
 from attend.model.net.transformer import Decoder
 from attend.model.sampling import best
 from attend.model.transfer import HostToDeviceCopy
@@ -34,7 +34,7 @@ TOKENS, POSITIONS, LINES, STATES, SOURCES, FIRST_SLOTS = range(6)
 """Rows of a step's numbers; then the slots of each group of layers."""
 
 
-class Decoded(NamedTuple):
+class GraphOutput(NamedTuple):
     """What a step computed, for its real rows; without scores only hidden states. The next step writes to the same memory."""
 
     hidden_TE: Tensor
@@ -96,7 +96,7 @@ class DecodeGraphs:
 
         def step() -> None:
             tokens_T, layout = self._inputs_NT[TOKENS, :size], self._layout(size)
-            hidden_TE = self._net(tokens_T, layout.positions_T, Paged(self._backend, self._cache, layout))
+            hidden_TE = self._net(tokens_T, layout.positions_T, PagedAttention(self._backend, self._cache, layout))
             self._hidden_TE[:size].copy_(hidden_TE)
             if not self.has_scores:
                 return
@@ -132,27 +132,27 @@ class DecodeGraphs:
         others: Sequence[Sequence[Sequence[int]]] = (),
         states: Sequence[int] | None = None,
         versions: Sequence[int] = (),
-        parcel: HostToDeviceCopy | None = None,
+        h2d_copy: HostToDeviceCopy | None = None,
         sources: Sequence[int] | None = None,
-    ) -> Decoded:
+    ) -> GraphOutput:
         """Compute a step that `fits`; one token for each row, on the device or not yet. Does not wait.
 
         `others`, `states` and `sources` are those of `BatchLayout.build`; `versions` those of `StepInput`. The step's numbers
-        go to the device with those in `parcel`.
+        go to the device with those in `h2d_copy`.
         """
-        parcel = parcel or HostToDeviceCopy(self._inputs_NT.device)
+        h2d_copy = h2d_copy or HostToDeviceCopy(self._inputs_NT.device)
         size = next(size for size in self._sizes if size >= len(rows))
         try:
             tables = [[row.blocks for row in rows], *others]
             if len(tables) < len(self._lines.tables_GLB):  # all groups have the same
                 tables *= len(self._lines.tables_GLB)
             slots = () if states is None else (states, sources or states)
-            self._fill(rows, tokens_T, tables, slots, versions or [0] * len(rows), size, parcel)
+            self._fill(rows, tokens_T, tables, slots, versions or [0] * len(rows), size, h2d_copy)
         except BaseException:
             self._lines.forget()
             raise
         self._replays[size]()
-        return Decoded(*(output[: len(rows)] for output in (self._hidden_TE, self._logits_TV, self._greedy_T)))
+        return GraphOutput(*(output[: len(rows)] for output in (self._hidden_TE, self._logits_TV, self._greedy_T)))
 
     def _fill(
         self,
@@ -162,7 +162,7 @@ class DecodeGraphs:
         states: Sequence[Sequence[int]],
         versions: Sequence[int],
         size: int,
-        parcel: HostToDeviceCopy,
+        h2d_copy: HostToDeviceCopy,
     ) -> None:
         """Bring a step to the input buffers, and what is new in its tables to these.
 
@@ -179,8 +179,8 @@ class DecodeGraphs:
             numbers[row, :given] = slots
         for slots_T, table in zip(numbers[FIRST_SLOTS:], tables, strict=True):
             write_slots(rows, table, given, self._cache.block_size, slots_T[:given])
-        parts = [parcel.add(part) for part in (numbers, news.places, news.values)]
-        here, places, values = (parcel[part] for part in parts)
+        parts = [h2d_copy.add(part) for part in (numbers, news.places, news.values)]
+        here, places, values = (h2d_copy[part] for part in parts)
         self._inputs_NT[:, :size].copy_(here.view(numbers.shape))
         if isinstance(tokens_T, Tensor):
             self._inputs_NT[TOKENS, :given].copy_(tokens_T)

@@ -27,7 +27,7 @@ class KVCacheGroup(Protocol):
     span: int
     """Blocks before a token that it needs at most."""
 
-    borrowed: Counter[int]
+    borrowed_blocks: Counter[int]
     """Blocks that are held for no request."""
 
     def borrow(self, count: int) -> list[int] | None:
@@ -81,15 +81,15 @@ class _Borrowing:
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
-        self.borrowed: Counter[int] = Counter()
+        self.borrowed_blocks: Counter[int] = Counter()
 
     def borrow(self, count: int) -> list[int] | None:
         blocks = self.pool.allocate(count)
-        self.borrowed.update(blocks or ())
+        self.borrowed_blocks.update(blocks or ())
         return blocks
 
     def return_borrowed(self, blocks: Sequence[int]) -> None:
-        self.borrowed -= Counter(blocks)
+        self.borrowed_blocks -= Counter(blocks)
         self.pool.free(blocks)
 
 
@@ -105,7 +105,7 @@ class FullGroup(_Borrowing):
     def borrow_known(self, blocks: Sequence[int]) -> None:
         """Hold known blocks, so that they are not evicted."""
         self.pool.share(blocks)
-        self.borrowed.update(blocks)
+        self.borrowed_blocks.update(blocks)
 
     @property
     def free_share(self) -> float:
@@ -119,7 +119,7 @@ class FullGroup(_Borrowing):
         return self.missing(request, num_tokens) <= self.pool.num_free
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        request.tables[self._at].extend(_taken(self.pool, self.missing(request, num_tokens)))
+        request.tables[self._at].extend(_take_blocks(self.pool, self.missing(request, num_tokens)))
 
     def allocate(self, request: Request, num_tokens: int) -> None:
         pass
@@ -145,7 +145,7 @@ class FullGroup(_Borrowing):
             count = len(request.tables[self._at])
             assert count * self._block_size >= request.room, f"{request.request_id} lacks blocks"
         held = [block for request in requests for block in request.tables[self._at]]
-        self.pool.check_integrity([*held, *self.borrowed.elements()])
+        self.pool.check_integrity([*held, *self.borrowed_blocks.elements()])
 
 
 class StateGroup(_Borrowing):
@@ -171,7 +171,7 @@ class StateGroup(_Borrowing):
 
     def grow(self, request: Request, num_tokens: int) -> None:
         if not request.slot:
-            [request.slot] = _taken(self.pool, 1)
+            [request.slot] = _take_blocks(self.pool, 1)
             request.tables[self._at] = request.tables[self._at] or array("q", [request.slot])
 
     def allocate(self, request: Request, num_tokens: int) -> None:
@@ -238,7 +238,7 @@ class StateGroup(_Borrowing):
         assert all(slots and 0 not in slots for slots in held), "a request without a state"
         own = [request.slot for request in requests]
         assert len(own) == len(set(own)), "two requests with one state"
-        self.pool.check_integrity([*(slot for slots in held for slot in slots), *self.borrowed.elements()])
+        self.pool.check_integrity([*(slot for slots in held for slot in slots), *self.borrowed_blocks.elements()])
 
 
 class WindowGroup(_Borrowing):
@@ -280,7 +280,7 @@ class WindowGroup(_Borrowing):
         table = request.tables[self._at]
         missing = -(-num_tokens // self._block_size) - len(table)
         if missing > 0:
-            table.extend(_taken(self.pool, missing))
+            table.extend(_take_blocks(self.pool, missing))
 
     def evict_out_of_window(self, request: Request) -> None:
         first_seen = (request.num_computed + 1 - self._window) // self._block_size
@@ -317,16 +317,16 @@ class WindowGroup(_Borrowing):
         del table[:]
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        claims = sum(self._claim(request.room) for request in requests) + self.borrowed.total()
+        claims = sum(self._claim(request.room) for request in requests) + self.borrowed_blocks.total()
         assert self._claimed == claims <= self._claimable, "lost claims"
         for request in requests:
             count = sum(map(bool, request.tables[self._at]))
             assert count <= self._claim(request.room), f"{request.request_id} holds {count} blocks"
         held = [block for request in requests for block in request.tables[self._at] if block]
-        self.pool.check_integrity([*held, *self.borrowed.elements()])
+        self.pool.check_integrity([*held, *self.borrowed_blocks.elements()])
 
 
-def _taken(pool: BlockPool, count: int) -> list[int]:
+def _take_blocks(pool: BlockPool, count: int) -> list[int]:
     blocks = pool.allocate(count)
     assert blocks is not None, "a request takes blocks that it has no room for"
     return blocks

@@ -1,6 +1,6 @@
 """Converts a scheduler's plan into the runner's input: requests as plain numbers, and how each of them draws."""
 
-from attend.model.engine.plan import HiddenSum, Plan, PromptScores, Scheduled, StepInput
+from attend.model.engine.plan import HiddenSum, Plan, PromptScores, ScheduledTokens, StepInput
 from attend.model.engine.request import Request
 from attend.model.pooling import Pooling
 from attend.model.sampling_plan import Draw, History, SamplingPlan, TextCounts, completing
@@ -11,7 +11,7 @@ def step_input(plan: Plan) -> StepInput:
 
     The block tables and the texts of penalties are the requests' own arrays: they hold until the step has been submitted.
     """
-    step, items = StepInput(early=plan.early), plan.scheduled
+    step, items = StepInput(early=plan.early), plan.scheduled_tokens
     if not plan.is_plain or plan.num_streams < len(items):
         items = tuple(sorted(items, key=lambda item: item.num_rows != 1))
     step.tables = [list(tables) for tables in zip(*(item.request.tables for item in items), strict=True)]
@@ -42,7 +42,7 @@ def step_input(plan: Plan) -> StepInput:
     return step
 
 
-def _add_draws(step: StepInput, item: Scheduled, row: int) -> None:
+def _add_draws(step: StepInput, item: ScheduledTokens, row: int) -> None:
     """A draw after the last of its tokens, and one after each token of its draft."""
     request, plan = item.request, item.request.sampling_plan
     position = request.num_tokens + item.input_pending
@@ -73,7 +73,7 @@ def _text(request: Request) -> TextCounts:
     return request.history.follow(request.prompt, request.output)
 
 
-def _add_prompt_scores(step: StepInput, item: Scheduled, first: int, top: int) -> None:
+def _add_prompt_scores(step: StepInput, item: ScheduledTokens, first: int, top: int) -> None:
     """The prompt's tokens that follow a token of this step, but those scored before a preemption."""
     request = item.request
     begin = max(item.start, len(request.prompt_scores)) + 1
@@ -83,7 +83,7 @@ def _add_prompt_scores(step: StepInput, item: Scheduled, first: int, top: int) -
         step.prompt_scores.append(PromptScores(request.request_id, row, request.prompt[begin:end], top))
 
 
-def _add_hidden_sum(step: StepInput, item: Scheduled, first: int) -> None:
+def _add_hidden_sum(step: StepInput, item: ScheduledTokens, first: int) -> None:
     """The tokens of this step that are pooled, but those summed before a preemption."""
     request = item.request
     begin = max(item.start, len(request.prompt) - 1 if request.pooling is Pooling.LAST else request.num_summed)

@@ -17,7 +17,7 @@ from itertools import count
 from zlib import crc32
 
 from attend.model.engine.config import LONGEST_DRAFT
-from attend.model.engine.plan import Scheduled
+from attend.model.engine.plan import ScheduledTokens
 from attend.model.engine.request import Request
 from attend.model.engine.tables import BlockTables
 
@@ -149,7 +149,7 @@ class Lookups:
         self._texts: dict[tuple[str | None, str], Texts] = {}
         """Texts by owner, and adapter with cache salt; those whose requests began last are the last."""
 
-    def guess(self, streams: Sequence[Scheduled], most_tokens: int, tables: BlockTables) -> int:
+    def guess(self, streams: Sequence[ScheduledTokens], most_tokens: int, tables: BlockTables) -> int:
         """Give streams that no prompt runs beside drafts, as long as each may have one; returns how many tokens they are."""
         share = most_tokens // len(streams) if streams else 0
         for item in streams if share else ():

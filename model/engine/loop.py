@@ -1,8 +1,8 @@
 """The engine on a thread of its own, and the bridge from it to an event loop.
 
 The step thread takes commands (add, abort), runs steps while there is work, and hands over the outputs of a step, or of a few
-(`pace.py`), with one `call_soon_threadsafe`. A reader gets all outputs since its last read in one list: a slow reader gets
-larger pieces, not longer queues.
+(`output_coalescer.py`), with one `call_soon_threadsafe`. A reader gets all outputs since its last read in one list: a slow
+reader gets larger pieces, not longer queues.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from functools import partial
 from attend.model.engine.adapters import Adapters
 from attend.model.engine.engine import Engine
 from attend.model.engine.options import FLUSH_SECONDS
-from attend.model.engine.pace import OutputCoalescer
+from attend.model.engine.output_coalescer import OutputCoalescer
 from attend.model.engine.request import EngineInfo, EngineStats, FinishReason, Output, Request, StepReport, check_fits
 from attend.model.errors import EngineFailed, InvalidRequest, QueueFull, Unavailable
 from attend.model.explain.explainer import Explainer
-from attend.model.net.pulse import Pulse
+from attend.model.net.progress import ProgressCounter
 
 log = logging.getLogger("attend.engine")
 
@@ -109,12 +109,12 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
         explainer: Explainer | None = None,
-        pulse: Pulse | None = None,
+        progress: ProgressCounter | None = None,
         held: Callable[[], int] = lambda: 0,
     ) -> None:
         """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts.
 
-        `pulse`: what the layers of the step under way beat. `held` tells how many bytes of the cache are in memory.
+        `progress`: what the layers of the step under way beat. `held` tells how many bytes of the cache are in memory.
         """
         self._held = held
         self._engine = engine
@@ -138,8 +138,8 @@ class AsyncEngine:
         self._over = False  # guarded by _wake: the step thread takes no more commands
         self._draining = False
         self._beat = clock()
-        self._pulse = pulse or Pulse()
-        self._seen = (self._pulse.count, self._beat)  # a count, and when it was first seen
+        self._progress = progress or ProgressCounter()
+        self._seen = (self._progress.count, self._beat)  # a count, and when it was first seen
         self._stats = engine.stats()
         self._prepared: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="attend-engine", daemon=True)
@@ -177,10 +177,10 @@ class AsyncEngine:
         return self._held()
 
     def heartbeat_age(self) -> float:
-        """See `TokenEngine.heartbeat_age`. The pulse is as young as its count was new to the last caller."""
+        """See `TokenEngine.heartbeat_age`. The progress is as young as its count was new to the last caller."""
         if self._over or not self._thread.is_alive():
             return float("inf")
-        now, count = self._clock(), self._pulse.count
+        now, count = self._clock(), self._progress.count
         if count != self._seen[0]:
             self._seen = (count, now)
         return now - max(self._beat, self._seen[1])

@@ -26,6 +26,6 @@ class NativeRunner(ModelRunner):
         asked = bool(step.prompt_scores or step.hidden_sums)
         hidden_TE = torch.empty(len(step.tokens), self.net.config.hidden_size, dtype=torch.bfloat16) if asked else None
         with nullcontext() if self.adapters is None else self.adapters.active(step):
-            tokens, logits_SV = self.net.step(self.cache, rows, step.draw_rows, step.draws, self.pulse, hidden_TE)
-        prompt_logprobs, sums = ({}, []) if hidden_TE is None else self._asked(step, hidden_TE)
+            tokens, logits_SV = self.net.step(self.cache, rows, step.draw_rows, step.draws, self.progress, hidden_TE)
+        prompt_logprobs, sums = ({}, []) if hidden_TE is None else self._asked_of_hidden(step, hidden_TE)
         return PendingStep(step, None, None, logits_SV, prompt_logprobs, self.draw, self.logprobs, sums, tokens)

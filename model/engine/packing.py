@@ -39,7 +39,7 @@ def pack_step(step: StepInput) -> bytes:
         "pending": step.pending,
         "ids": step.request_ids,
         "draw_ids": step.draw_ids,
-        "draws": [_told(draw) for draw in step.draws],
+        "draws": [_pack_draw(draw) for draw in step.draws],
         "scores": [(each.request_id, each.row, list(each.tokens), each.top) for each in step.prompt_scores],
         "sizes": sizes,
     }
@@ -51,7 +51,7 @@ def unpack_step(message: bytes) -> StepInput:
     line, _, rest = message.partition(b"\n")
     head, numbers = json.loads(line), array("q")
     numbers.frombytes(rest)
-    starts, counts, versions, draw_rows, tokens, *rows = _cut(numbers, head["sizes"])
+    starts, counts, versions, draw_rows, tokens, *rows = _split_numbers(numbers, head["sizes"])
     num_rows = len(starts)
     return StepInput(
         early=head["early"],
@@ -62,21 +62,21 @@ def unpack_step(message: bytes) -> StepInput:
         counts=counts.tolist(),
         versions=versions.tolist(),
         tokens=tokens,
-        draws=[_draw(told) for told in head["draws"]],
+        draws=[_unpack_draw(told) for told in head["draws"]],
         draw_rows=draw_rows.tolist(),
         draw_ids=head["draw_ids"],
         prompt_scores=[PromptScores(*each) for each in head["scores"]],
     )
 
 
-def _cut(numbers: "array[int]", sizes: Iterable[int]) -> "Iterator[array[int]]":
+def _split_numbers(numbers: "array[int]", sizes: Iterable[int]) -> "Iterator[array[int]]":
     at = 0
     for size in sizes:
         yield numbers[at : at + size]
         at += size
 
 
-def _told(draw: Draw) -> list[Any] | None:
+def _pack_draw(draw: Draw) -> list[Any] | None:
     """What decides a draw from the best scores; None for another one."""
     if not (draw.takes_the_best or needs_best_alone(draw)):
         return None
@@ -84,7 +84,7 @@ def _told(draw: Draw) -> list[Any] | None:
     return [plan.params.temperature, plan.seed, plan.answer_index, draw.position, needs_best_alone(draw)]
 
 
-def _draw(told: Sequence[Any] | None) -> Draw:
+def _unpack_draw(told: Sequence[Any] | None) -> Draw:
     if told is None:
         return ALL_SCORES
     temperature, seed, answer_index, position, alone = told

@@ -14,7 +14,7 @@ from attend.model.sampling_plan import Draw
 
 
 @dataclass(slots=True)  # freezing it would cost each running request a third of a microsecond a step
-class Scheduled:
+class ScheduledTokens:
     """Tokens `start .. start + count - 1` of a request; the last step of a catch-up draws a new one."""
 
     request: Request
@@ -47,7 +47,7 @@ class Scheduled:
 class Plan:
     """One step's work; empty when there is none."""
 
-    scheduled: tuple[Scheduled, ...]
+    scheduled_tokens: tuple[ScheduledTokens, ...]
     num_streams: int = 0
     """Items, from the first on, that are the next token of a stream; the others are parts of prompts."""
     num_drafted: int = 0
@@ -58,12 +58,12 @@ class Plan:
     @property
     def has_parts(self) -> bool:
         """Whether it computes tokens that were known when it was planned, and not only those that the step before it draws."""
-        return not all(item.input_pending for item in self.scheduled)
+        return not all(item.input_pending for item in self.scheduled_tokens)
 
     @property
     def is_over(self) -> bool:
         """Whether all its requests have ended, so that its result is not needed."""
-        return all(item.request.finish_reason is not None for item in self.scheduled)
+        return all(item.request.finish_reason is not None for item in self.scheduled_tokens)
 
     @property
     def is_plain(self) -> bool:
@@ -73,12 +73,12 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return sum(item.num_rows for item in self.scheduled)
+        return sum(item.num_rows for item in self.scheduled_tokens)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the step that belong to prompts."""
-        return sum(item.count for item in self.scheduled[self.num_streams :])
+        return sum(item.count for item in self.scheduled_tokens[self.num_streams :])
 
 
 class PromptScores(NamedTuple):

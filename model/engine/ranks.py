@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.engine.graphs import Decoded
+from attend.model.engine.graphs import GraphOutput
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.packing import needs_best_alone, pack_step, unpack_step
 from attend.model.engine.plan import StepInput
@@ -23,7 +23,7 @@ from attend.model.net.paged_attention import Row
 from attend.model.net.transformer import Decoder, final_scores
 from attend.model.parallel.drawing import draw_over_ranks
 from attend.model.parallel.group import ProcessGroup
-from attend.model.parallel.shards import SplitHead, check
+from attend.model.parallel.shards import SplitHead, check_shards
 from attend.model.sampling_plan import Draw
 from attend.model.transfer import HostToDeviceCopy
 
@@ -46,7 +46,7 @@ def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> Non
     for name, is_set in changes.items():
         if ranks > 1 and is_set:
             raise SettingError(f"tensor_parallel is {ranks}, but {name} is set, which tensor parallelism does not support yet")
-    check(config, ranks)
+    check_shards(config, ranks)
 
 
 class ShardRunner(ModelRunner):
@@ -77,9 +77,11 @@ class ShardRunner(ModelRunner):
         """Whether the scores stay where they are, as the best of each rank decide."""
         return all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws)
 
-    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: HostToDeviceCopy) -> tuple[Tensor, Decoded | None]:
+    def _compute_hidden(
+        self, step: StepInput, rows: Sequence[Row], h2d_copy: HostToDeviceCopy
+    ) -> tuple[Tensor, GraphOutput | None]:
         """See `ModelRunner`. Adds the bits of the hidden states to the digest."""
-        hidden_TE, decoded = super()._computed(step, rows, parcel)
+        hidden_TE, decoded = super()._compute_hidden(step, rows, h2d_copy)
         words = hidden_TE.view(torch.int32 if hidden_TE.itemsize == 4 else torch.int16)
         self._digest.mul_(FACTOR).add_(words.sum(dtype=torch.int64))
         return hidden_TE, decoded
@@ -153,7 +155,7 @@ class Leader:
             raise self._failure from error
 
 
-def follow(runner: ShardRunner) -> None:
+def run_worker_ranks(runner: ShardRunner) -> None:
     """What the other ranks do: compute the steps that rank 0 sends, until it ends or a rank fails: DeviceFailed."""
     runner.prepare()
     while True:

@@ -201,7 +201,7 @@ class Request:
         return self.sampling_plan.draws_from_scores and len(self.output) >= self.min_tokens
 
     @property
-    def pooled(self) -> "array[float] | None":
+    def pooled_hidden(self) -> "array[float] | None":
         """The hidden state of the prompt's first or last token, or the mean over all; None where none is asked for."""
         if self.pooling is None:
             return None
@@ -299,7 +299,7 @@ class EngineInfo:
     """Why it is slower than this machine could be; None: it is not, or its backend was chosen by name."""
     device_name: str = ""
     """Name of the GPU, or of the processor with its best instruction set."""
-    recorded: tuple[int, int] = (0, 0)
+    recorded_sizes: tuple[int, int] = (0, 0)
     """How many batch sizes were recorded as CUDA graphs: of whole steps, and of steps in pieces."""
 
 

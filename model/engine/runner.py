@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from attend.model.engine.adapters import Adapters
-from attend.model.engine.graphs import Decoded, DecodeGraphs
+from attend.model.engine.graphs import DecodeGraphs, GraphOutput
 from attend.model.engine.lookup import num_right
-from attend.model.engine.pieces import StepPieces
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.plan import HiddenSum, PromptScores, StepInput, StepResult
 from attend.model.engine.request import NO_HIDDEN, NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
 from attend.model.errors import AttendError, DeviceFailed, EngineFailed, OutOfMemory
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.decoder import NativeDecoder
-from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Paged, Row
-from attend.model.net.pulse import Pulse
+from attend.model.net.paged_attention import AttentionBackend, BatchLayout, PagedAttention, Row
+from attend.model.net.progress import ProgressCounter
 from attend.model.net.transformer import Decoder
-from attend.model.sampling import EXCLUDED, UNSCORED, logprobs, sample
+from attend.model.sampling import EXCLUDED, UNSCORED, row_logprobs, sample
 from attend.model.sampling_plan import Draw
 from attend.model.transfer import HostToDeviceCopy, integers
 
@@ -69,7 +69,7 @@ DrawTokens = Callable[[Tensor, Sequence[Draw]], Tensor]
 """(scores [R, V], how each row draws) -> tokens [R]: `sample`, the same row by row, or a `Told`."""
 
 
-Recording = Callable[[], tuple[DecodeGraphs | None, StepPieces | None]]
+Recording = Callable[[], tuple[DecodeGraphs | None, PiecewiseGraphs | None]]
 """What records the steps of a runner."""
 
 
@@ -80,11 +80,12 @@ LogProbs = Callable[
 
 
 @runtime_checkable
-class Staged(Protocol):
+class StagingSampler(Protocol):
     """A DrawTokens on a device whose numbers can go there with the rest of a step."""
 
-    def stage(self, draws: Sequence[Draw], parcel: HostToDeviceCopy) -> None:
-        """Put what these draws need into a parcel. The next call, with the same list of draws, reads it from there."""
+    def stage(self, draws: Sequence[Draw], h2d_copy: HostToDeviceCopy) -> None:
+        """Put what these draws need into a copy to the device. The next call, with the same list of draws, reads it from
+        there."""
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class PendingStep:
     logits_RV: Tensor | None = None
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
     draw: DrawTokens = sample
-    logprobs: LogProbs = logprobs
+    logprobs: LogProbs = row_logprobs
     hidden: Sequence[Tensor] = ()
     """[tokens, E], float32: the hidden states of each of the step's sums."""
     _tokens: list[int] | None = None
@@ -136,8 +137,10 @@ class PendingStep:
         """Wait for the device. A row without a finite score is an error of its own request."""
         tokens, drafts = self.tokens(), self.step.drafts
         pairs = list(zip(self.step.draw_ids, tokens, strict=True))
-        firsts, more = _kept(pairs, drafts) if drafts else (pairs, {})
-        sums = {each.request_id: _added(each, hidden) for each, hidden in zip(self.step.hidden_sums, self.hidden, strict=True)}
+        firsts, more = _accepted_drafts(pairs, drafts) if drafts else (pairs, {})
+        sums = {
+            each.request_id: _add_to_sum(each, hidden) for each, hidden in zip(self.step.hidden_sums, self.hidden, strict=True)
+        }
         infinite = {name: NO_HIDDEN for name, sum_E in sums.items() if not np.isfinite(sum_E).all()}
         return StepResult(
             tokens={name: token for name, token in firsts if token >= 0},
@@ -155,7 +158,7 @@ class PendingStep:
             return {}
         assert self.logits_RV is not None
         some_RV = self.logits_RV.index_select(0, integers(rows, self.logits_RV.device))
-        scored = _scored(
+        scored = _token_logprobs(
             self.logprobs,
             some_RV,
             [tokens[row] for row in rows],
@@ -177,8 +180,8 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         draw: DrawTokens = sample,
         adapters: Adapters | None = None,
-        pieces: StepPieces | None = None,
-        logprobs: LogProbs = logprobs,
+        pieces: PiecewiseGraphs | None = None,
+        logprobs: LogProbs = row_logprobs,
         record: Recording | None = None,
     ) -> None:
         """`graphs`, else `pieces`, compute the steps that fit them; `adapters` are those that requests may have. `record` makes
@@ -194,7 +197,7 @@ class ModelRunner:
         self.logprobs = logprobs
         self.adapters = adapters
         self.record = record
-        self.pulse = Pulse()
+        self.progress = ProgressCounter()
         self.has_states = any(group.has_state for group in net.config.memory_groups)
         self._drawn: tuple[list[str], Tensor] = ([], torch.empty(0))
         """Request ids and tokens of the previous step's draws; the tokens stay on the device."""
@@ -208,7 +211,7 @@ class ModelRunner:
             self.graphs, self.pieces = record()
 
     @property
-    def recorded(self) -> tuple[int, int]:
+    def recorded_sizes(self) -> tuple[int, int]:
         """How many sizes of steps are recorded: as a whole, and in pieces."""
         return 0 if self.graphs is None else len(self.graphs), 0 if self.pieces is None else len(self.pieces)
 
@@ -219,18 +222,18 @@ class ModelRunner:
 
         So nothing here may wait for the device: numbers are copied to it by `transfer.py`, and none is read before `result`.
         """
-        rows, parcel = list(map(Row, step.tables[0], step.starts, step.counts)), HostToDeviceCopy(self.device)
+        rows, h2d_copy = list(map(Row, step.tables[0], step.starts, step.counts)), HostToDeviceCopy(self.device)
         for row, name in zip(rows, step.request_ids, strict=True) if self.has_states and step.drafts else ():
             row.draft = len(step.drafts.get(name, ()))
-        part = None if len(step.draws) in (0, step.num_tokens) else parcel.add(step.draw_rows)
-        if isinstance(self.draw, Staged) and self._draws_from_scores(step.draws, rows):
-            self.draw.stage(step.draws, parcel)
-        hidden_TE, decoded = self._computed(step, rows, parcel)
-        prompt_logprobs, sums = self._asked(step, hidden_TE)
+        part = None if len(step.draws) in (0, step.num_tokens) else h2d_copy.add(step.draw_rows)
+        if isinstance(self.draw, StagingSampler) and self._draws_from_scores(step.draws, rows):
+            self.draw.stage(step.draws, h2d_copy)
+        hidden_TE, decoded = self._compute_hidden(step, rows, h2d_copy)
+        prompt_logprobs, sums = self._asked_of_hidden(step, hidden_TE)
         draws = step.draws
         if not draws:
             return PendingStep(step, prompt_logprobs=prompt_logprobs, hidden=sums)
-        last_R = slice(None) if part is None else parcel[part]
+        last_R = slice(None) if part is None else h2d_copy[part]
         if decoded is None:
             tokens_R, logits_RV = self._draw_after(hidden_TE[last_R], draws)
         else:
@@ -240,7 +243,7 @@ class ModelRunner:
         self._drawn = step.draw_ids, tokens_R
         return PendingStep(step, *_on_its_way(tokens_R), logits_RV, prompt_logprobs, self.draw, self.logprobs, sums)
 
-    def _asked(self, step: StepInput, hidden_TE: Tensor) -> tuple[dict[str, list[TokenLogprob]], list[Tensor]]:
+    def _asked_of_hidden(self, step: StepInput, hidden_TE: Tensor) -> tuple[dict[str, list[TokenLogprob]], list[Tensor]]:
         """What requests ask of hidden states beside draws: log probabilities of prompts, and sums for pooling."""
         prompt_logprobs = {each.request_id: self._score(each, hidden_TE) for each in step.prompt_scores}
         sums = [hidden_TE[each.row : each.row + each.num_rows].to(torch.float32, copy=True) for each in step.hidden_sums]
@@ -251,18 +254,20 @@ class ModelRunner:
         graph = self.graphs is not None and self.graphs.has_scores and self.graphs.fits(rows)
         return bool(draws) and not (graph and all(draw.takes_the_best for draw in draws))
 
-    def _computed(self, step: StepInput, rows: Sequence[Row], parcel: HostToDeviceCopy) -> tuple[Tensor, Decoded | None]:
-        """The hidden states [T, E] of a step, and what else a graph has computed, where one fits. Sends the parcel."""
+    def _compute_hidden(
+        self, step: StepInput, rows: Sequence[Row], h2d_copy: HostToDeviceCopy
+    ) -> tuple[Tensor, GraphOutput | None]:
+        """The hidden states [T, E] of a step, and what else a graph has computed, where one fits. Sends the copy."""
         others, states, sources = other_groups(step.tables, self.has_states)
-        given = self._given(step)
+        given = self._step_tokens(step)
         if self.graphs is not None and self.graphs.fits(rows):
-            decoded = self.graphs.run(rows, given, others, states, step.versions, parcel, sources)
+            decoded = self.graphs.run(rows, given, others, states, step.versions, h2d_copy, sources)
             return decoded.hidden_TE, decoded if self.graphs.has_scores else None
         if self.pieces is not None and self.pieces.fits(rows):
-            return self.pieces.run(rows, given, others, parcel, self.pulse), None
-        part = given if isinstance(given, Tensor) else parcel.add(given)
-        layout = BatchLayout.build(rows, self.cache.block_size, parcel, others, states, sources)
-        tokens_T = part if isinstance(part, Tensor) else parcel[part]
+            return self.pieces.run(rows, given, others, h2d_copy, self.progress), None
+        part = given if isinstance(given, Tensor) else h2d_copy.add(given)
+        layout = BatchLayout.build(rows, self.cache.block_size, h2d_copy, others, states, sources)
+        tokens_T = part if isinstance(part, Tensor) else h2d_copy[part]
         with nullcontext() if self.adapters is None else self.adapters.active(step):
             return self._hidden(tokens_T, layout), None
 
@@ -275,7 +280,7 @@ class ModelRunner:
         """The tokens [R] drawn from these scores."""
         return self.draw(logits_RV, draws)
 
-    def _given(self, step: StepInput) -> "Tensor | array[int]":
+    def _step_tokens(self, step: StepInput) -> "Tensor | array[int]":
         """The step's tokens [T]; on the device, if some of them are only there: those that their requests drew in the step
         before, 0 for one without a score, whose request is about to end.
         """
@@ -304,15 +309,15 @@ class ModelRunner:
         return self._hidden(tokens_T, BatchLayout.build(rows, self.cache.block_size, self.device, others, states))
 
     def _hidden(self, tokens_T: Tensor, layout: BatchLayout) -> Tensor:
-        return self.net(tokens_T, layout.positions_T, Paged(self.backend, self.cache, layout, pulse=self.pulse))
+        return self.net(tokens_T, layout.positions_T, PagedAttention(self.backend, self.cache, layout, progress=self.progress))
 
     def _score(self, asked: PromptScores, hidden_TE: Tensor) -> list[TokenLogprob]:
         scored: list[TokenLogprob] = []
         for start in range(0, len(asked.tokens), SCORED_AT_ONCE):
             some = asked.tokens[start : start + SCORED_AT_ONCE]
             begin = asked.row + start
-            self.pulse.beat()
-            scored += _scored(
+            self.progress.beat()
+            scored += _token_logprobs(
                 self.logprobs, self.net.logits(hidden_TE[begin : begin + len(some)]), some, [asked.top] * len(some), ()
             )
         return scored
@@ -337,7 +342,7 @@ def _on_its_way(tokens_R: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return here_R, ready
 
 
-def _added(asked: HiddenSum, hidden_TE: Tensor) -> "array[float]":
+def _add_to_sum(asked: HiddenSum, hidden_TE: Tensor) -> "array[float]":
     """The sum so far and these rows, one row after the other: its bits do not depend on how a prompt is cut."""
     rows_TE = hidden_TE.cpu().numpy()
     sum_E = np.array(asked.before) if asked.before else np.zeros(rows_TE.shape[1])
@@ -346,7 +351,7 @@ def _added(asked: HiddenSum, hidden_TE: Tensor) -> "array[float]":
     return array("d", sum_E.tobytes())
 
 
-def _scored(
+def _token_logprobs(
     logprobs: LogProbs,
     logits_RV: Tensor,
     tokens: Sequence[int],
@@ -357,7 +362,7 @@ def _scored(
     return [TokenLogprob(token, value, tuple(best)) for token, (value, best) in rows]
 
 
-def _kept(
+def _accepted_drafts(
     drawn: Sequence[tuple[str, int]], drafts: Mapping[str, Sequence[int]]
 ) -> tuple[list[tuple[str, int]], dict[str, list[int]]]:
     """The first token that each request has drawn, and those that it drew after right guesses."""

@@ -57,12 +57,12 @@ class _Text:
     def news(self) -> dict[int, int]:
         """What to write for each token whose count has changed; then they count as sent."""
         text, counts = self.text, np.array(self.text.counts)
-        new = dict.fromkeys(text.seen[self.num_seen :], 1)
+        new = dict.fromkeys(text.seen_tokens[self.num_seen :], 1)
         before = np.zeros_like(counts)
         before[: len(self.counts)] = self.counts
         changed = np.flatnonzero(counts != before)
-        new.update({text.drawn[at]: 1 + int(counts[at]) for at in changed})
-        self.num_seen, self.counts = len(text.seen), counts
+        new.update({text.output_tokens[at]: 1 + int(counts[at]) for at in changed})
+        self.num_seen, self.counts = len(text.seen_tokens), counts
         return new
 
 
@@ -77,18 +77,18 @@ class Texts:
 
     def lines(self, texts: Sequence[TextCounts]) -> tuple[list[int], "array[int]"]:
         """The line of each text; and pairs of a place in `counts` and what it is to hold, one after the other."""
-        wanted = {id(text.seen): text for text in texts}
+        wanted = {id(text.seen_tokens): text for text in texts}
         self._make_room(len(wanted))
         for name in wanted.keys() & self._known.keys():
             self._known[name] = self._known.pop(name)  # to the end, so that no new one takes its line
         news = array("q")
         for name, text in wanted.items():
             if name not in self._known:
-                self._known[name] = self._taken(text)
+                self._known[name] = self._take_line(text)
             known = self._known[name]
             for token, value in known.news().items():
                 news.extend((known.line * self.counts.shape[1] + token, value))
-        return [self._known[id(text.seen)].line for text in texts], news
+        return [self._known[id(text.seen_tokens)].line for text in texts], news
 
     def forget(self) -> None:
         """Know no text any more, as after a draw of which nobody knows whether it has written its news."""
@@ -101,7 +101,7 @@ class Texts:
             more = self.counts.new_zeros(room - len(self.counts), self.counts.shape[1])
             self.counts = torch.cat((self.counts, more))
 
-    def _taken(self, text: TextCounts) -> "_Text":
+    def _take_line(self, text: TextCounts) -> "_Text":
         """A line for a new text: a free one, or that of the text that was asked for longest ago."""
         if len(self._known) < len(self.counts):
             return _Text(text, len(self._known))
@@ -110,21 +110,21 @@ class Texts:
         return _Text(text, line)
 
 
-class _Fixed(NamedTuple):
+class _PlanArrays(NamedTuple):
     """The part of a plan's record that is the same for all its draws."""
 
     plan: SamplingPlan
     """Referenced, so that no other plan gets its identity (`id`) meanwhile."""
     record: tuple[int, ...]
     biases: "array[int]"
-    allowed: NDArray[np.bool_] | None
+    allowed_tokens: NDArray[np.bool_] | None
 
 
-class _Told(NamedTuple):
+class _StagedDraws(NamedTuple):
     """Inputs of the next draw, kept alive until the device has read them."""
 
     draws: Sequence[Draw]
-    parcel: HostToDeviceCopy
+    h2d_copy: HostToDeviceCopy
     parts: list[int]
 
 
@@ -134,21 +134,22 @@ class TokenSampler:
     def __init__(self, vocab_size: int, device: str | torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
         self._texts = Texts(vocab_size, device)
-        self._fixed: dict[int, _Fixed] = {}
-        self._told: _Told | None = None
+        self._plan_arrays: dict[int, _PlanArrays] = {}
+        self._staged: _StagedDraws | None = None
 
-    def stage(self, draws: Sequence[Draw], parcel: HostToDeviceCopy) -> None:
-        """Put what these draws need into a parcel. The next call, with the same list of draws, reads it from there."""
-        if self._told is not None:  # an error came before that draw
+    def stage(self, draws: Sequence[Draw], h2d_copy: HostToDeviceCopy) -> None:
+        """Put what these draws need into a copy to the device. The next call, with the same list of draws, reads it from
+        there."""
+        if self._staged is not None:  # an error came before that draw
             self._texts.forget()
-        self._told = _Told(draws, parcel, [])
-        self._told.parts.extend(map(parcel.add, self._numbers(draws)))
+        self._staged = _StagedDraws(draws, h2d_copy, [])
+        self._staged.parts.extend(map(h2d_copy.add, self._numbers(draws)))
 
     def __call__(self, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
         """Token ids int64 [R], UNSCORED or EXCLUDED. Does not wait."""
         num_rows, num_chunks = len(draws), -(-self._vocab_size // CHUNK)
         changes = any(draw.may_exclude for draw in draws)
-        records, *lists = self._received(draws)
+        records, *lists = self._receive(draws)
         scores_RV = logits_RV.new_empty(logits_RV.shape, dtype=torch.float32) if changes else logits_RV
         highest_2RS = logits_RV.new_empty(2, num_rows, num_chunks, dtype=torch.float32)
         best_R, borders_R, tokens_R = (records.new_empty(num_rows) for _ in range(3))
@@ -189,16 +190,16 @@ class TokenSampler:
             for banned in ((), (0,)):
                 self(logits_1V, [Draw(SamplingPlan(params, seed=0), 0, banned)])
 
-    def _received(self, draws: Sequence[Draw]) -> list[Tensor]:
+    def _receive(self, draws: Sequence[Draw]) -> list[Tensor]:
         """Records, entries and words on the device; `counts` there is up to date."""
-        if self._told is None or self._told.draws is not draws:
+        if self._staged is None or self._staged.draws is not draws:
             self.stage(draws, HostToDeviceCopy(self._device))
-        assert self._told is not None
-        records, entries, words, news = (self._told.parcel[part] for part in self._told.parts)
+        assert self._staged is not None
+        records, entries, words, news = (self._staged.h2d_copy[part] for part in self._staged.parts)
         if len(news):
             places, values = news.view(-1, 2).unbind(1)
             self._texts.counts.view(-1)[places] = values.to(torch.int32)
-        self._told = None
+        self._staged = None
         return [records.view(-1, NUMBERS), entries, words.view(torch.int32)]
 
     def _numbers(self, draws: Sequence[Draw]) -> "list[NDArray[np.int64] | array[int]]":
@@ -214,7 +215,7 @@ class TokenSampler:
                 continue
             begin = len(entries)
             entries.extend(each.biases)
-            entries.extend(draw.banned)
+            entries.extend(draw.banned_tokens)
             records_RN[at, [MAY_EXCLUDE, BIASES, BANS, END]] = 1, begin, begin + len(each.biases), len(entries)
             if draw.plan.penalizes and draw.text is not None:
                 texts.append((at, draw.text))
@@ -222,12 +223,12 @@ class TokenSampler:
         records_RN[[at for at, _ in texts], TEXT] = lines
         return [records_RN, entries, words, news]
 
-    def _words(self, draws: Sequence[Draw], fixed: Sequence[_Fixed], records_RN: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _words(self, draws: Sequence[Draw], fixed: Sequence[_PlanArrays], records_RN: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which tokens the rows allow that do not allow all, a bit for each; the records say which line is a row's."""
         size = -(-self._vocab_size // 32)
         lines: list[NDArray[np.uint8]] = []
         for at, (draw, each) in enumerate(zip(draws, fixed, strict=True)):
-            masks = [mask for mask in (each.allowed, draw.mask) if mask is not None]
+            masks = [mask for mask in (each.allowed_tokens, draw.mask) if mask is not None]
             if masks:
                 records_RN[at, WORDS] = len(lines)
                 bits = np.packbits(masks[0] if len(masks) == 1 else masks[0] & masks[1], bitorder="little")
@@ -235,12 +236,12 @@ class TokenSampler:
         packed = np.concatenate(lines) if lines else np.empty(0, np.uint8)
         return np.pad(packed, (0, -len(packed) % 8)).view(np.int64)
 
-    def _fixed_of(self, plan: SamplingPlan) -> _Fixed:
-        known = self._fixed.get(id(plan))
+    def _fixed_of(self, plan: SamplingPlan) -> _PlanArrays:
+        known = self._plan_arrays.get(id(plan))
         if known is None:
-            if len(self._fixed) == MOST_PLANS:
-                self._fixed.clear()
-            known = self._fixed[id(plan)] = _fixed(plan, self._vocab_size)
+            if len(self._plan_arrays) == MOST_PLANS:
+                self._plan_arrays.clear()
+            known = self._plan_arrays[id(plan)] = _make_plan_arrays(plan, self._vocab_size)
         return known
 
 
@@ -252,7 +253,7 @@ def mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ values >> np.uint64(31)
 
 
-def _fixed(plan: SamplingPlan, vocab_size: int) -> _Fixed:
+def _make_plan_arrays(plan: SamplingPlan, vocab_size: int) -> _PlanArrays:
     decoding, params = plan.decoding, plan.params
     top_k, top_p, min_p = (params.top_k, params.top_p, params.min_p) if plan.is_limited else (0, 1.0, 0.0)
     record = (
@@ -273,7 +274,7 @@ def _fixed(plan: SamplingPlan, vocab_size: int) -> _Fixed:
     if decoding.allowed_token_ids:
         allowed = np.zeros(vocab_size, np.bool_)
         allowed[np.array(decoding.allowed_token_ids)] = True
-    return _Fixed(plan, record, biases, allowed)
+    return _PlanArrays(plan, record, biases, allowed)
 
 
 def _power_of_2(number: int) -> int:

@@ -29,8 +29,8 @@ from operator import attrgetter
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.fair_share import MOST_PASSED_SECONDS
 from attend.model.engine.lookup import Lookups
-from attend.model.engine.plan import Plan, Scheduled, StepResult
-from attend.model.engine.prompts import PromptParts
+from attend.model.engine.plan import Plan, ScheduledTokens, StepResult
+from attend.model.engine.prompt_chunks import PromptChunks
 from attend.model.engine.request import SECONDS_A_LEVEL, FinishReason, Output, Request, TokenLogprob
 from attend.model.errors import EngineFailed
 
@@ -39,7 +39,7 @@ log = logging.getLogger("attend.engine")
 RANK = attrgetter("rank")
 
 
-class Scheduler(PromptParts):
+class Scheduler(PromptChunks):
     """Owns every request in flight and the block tables."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float]) -> None:
@@ -91,7 +91,7 @@ class Scheduler(PromptParts):
         self.tables.begin_step()
         self._planned_at = self._clock()
         self._let_in()
-        return self._filled(*self._streams())
+        return self._fill_step(*self._streams())
 
     def schedule_async(self, plan: Plan) -> Plan | None:
         """The step after `plan`, before the tokens drawn in `plan` have reached the host: one more token for every stream, and
@@ -100,7 +100,7 @@ class Scheduler(PromptParts):
         None where those tokens must be known first, to choose the next requests or to draw, or where somebody must give way. A
         request that finished in the meantime is computed once more and its token dropped.
         """
-        under_way = [item for item in plan.scheduled if item.request.finish_reason is None]
+        under_way = [item for item in plan.scheduled_tokens if item.request.finish_reason is None]
         drawing = {item.request for item in under_way if item.draws}
         if self.config.draft_tokens or not all(request.draws_from_scores for request in drawing):
             return None
@@ -119,10 +119,10 @@ class Scheduler(PromptParts):
             return None
         for request in streams if self.tables.has_windows else ():
             self.tables.allocate(request, request.num_tokens + 1)
-        items = [self._planned_early(r) if r in drawing else self._planned(r, 1) for r in streams]
-        following = self._filled(items, prompts, early=True)
+        items = [self._planned_early(r) if r in drawing else self._plan_chunk(r, 1) for r in streams]
+        following = self._fill_step(items, prompts, early=True)
         self.tables.known_next = (known, self.tables.next_numbers()) if following.has_parts else None
-        return following if following.scheduled else None
+        return following if following.scheduled_tokens else None
 
     @property
     def _foresees_prompts(self) -> bool:
@@ -151,7 +151,7 @@ class Scheduler(PromptParts):
                 prompts.append(request)
         return streams, prompts
 
-    def _filled(self, plan: Sequence[Scheduled], prompts: list[Request], *, early: bool = False) -> Plan:
+    def _fill_step(self, plan: Sequence[ScheduledTokens], prompts: list[Request], *, early: bool = False) -> Plan:
         """The streams of a step, and what else fits in it: parts of prompts, also of requests that are admitted; or guesses."""
         left = self.budget - sum(item.count for item in plan)
         if left and (self._foresees_prompts or not early) and (admitted := self._admit()):
@@ -178,10 +178,10 @@ class Scheduler(PromptParts):
         """
         outputs = []
         restarted: set[str] = set()
-        lost = [] if dropped is None else [item.request for item in dropped.scheduled if not item.input_pending]
+        lost = [] if dropped is None else [item.request for item in dropped.scheduled_tokens if not item.input_pending]
         if result.errors or result.put_off or lost:
             restarted = self._distrust(self.tables.forget_step(), plan, result, lost)
-        for item in plan.scheduled:
+        for item in plan.scheduled_tokens:
             request = item.request
             if request.finish_reason is not None:
                 continue  # aborted while the step ran
@@ -212,12 +212,12 @@ class Scheduler(PromptParts):
             else:
                 reason = FinishReason.LENGTH if request.pooling is None else FinishReason.STOP
                 ended = self._finish(request, reason, prompt_logprobs=tuple(request.prompt_scores))
-                outputs.append(ended._replace(hidden=request.pooled))
-        for item in plan.scheduled if self.tables.has_windows else ():
+                outputs.append(ended._replace(hidden=request.pooled_hidden))
+        for item in plan.scheduled_tokens if self.tables.has_windows else ():
             if item.request.room:
                 self.tables.evict_out_of_window(item.request)
-        if plan.scheduled and plan.is_plain and not (result.errors or result.put_off):
-            pairs = sum(self.cost.pairs(item.start, item.count) for item in plan.scheduled[plan.num_streams :])
+        if plan.scheduled_tokens and plan.is_plain and not (result.errors or result.put_off):
+            pairs = sum(self.cost.pairs(item.start, item.count) for item in plan.scheduled_tokens[plan.num_streams :])
             self.cost.learn(plan.num_streams, plan.num_prompt_tokens, pairs, self._clock() - self._planned_at)
         self._planned_at = self._clock()  # when a step that was submitted early begins
         self.tables.end_step()
@@ -227,12 +227,12 @@ class Scheduler(PromptParts):
         """Some of the blocks that a step was to fill, by group, were not filled. Requests outside of the step that share any of
         them, or have `lost` a part, compute their tokens again. Returns the requests of the step that must.
         """
-        planned = {item.request.request_id for item in plan.scheduled}
+        planned = {item.request.request_id for item in plan.scheduled_tokens}
         for request in self._running:
             shares = request in lost or not all(map(set.isdisjoint, blocks, request.tables))
             if request.request_id not in planned and shares:
                 self._restart(request)
-        return self.tables.begun_after(blocks, plan.scheduled, result) | {r.request_id for r in lost}
+        return self.tables.begun_after(blocks, plan.scheduled_tokens, result) | {r.request_id for r in lost}
 
     def _restart(self, request: Request) -> None:
         """Have a request compute its tokens again, as after a preemption; prefix cache hits of it are not counted then."""
@@ -257,19 +257,19 @@ class Scheduler(PromptParts):
         assert all(request.room >= request.num_computed for request in self._running)
         self.tables.check_integrity(self._running)
 
-    def _streams(self) -> tuple[list[Scheduled], list[Request]]:
+    def _streams(self) -> tuple[list[ScheduledTokens], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
-        plan, prompts, left = list[Scheduled](), list[Request](), self.budget
+        plan, prompts, left = list[ScheduledTokens](), list[Request](), self.budget
         for request in [each for each in self._running if each.num_tokens > each.room]:
             self._make_room(request, request.num_tokens)  # before any is planned: it may take an older one's
-        for request in self._shares.computed(self._running, self.cost) if self.config.stream_turns else self._running:
+        for request in self._shares.select_streams(self._running, self.cost) if self.config.stream_turns else self._running:
             count = 1 + request.num_replayed
             if count > left:
                 break
             if not request.is_stream:
                 prompts.append(request)
                 continue
-            plan.append(self._planned(request, count))
+            plan.append(self._plan_chunk(request, count))
             left -= count
         return plan, prompts
 
@@ -310,10 +310,10 @@ class Scheduler(PromptParts):
                 break
         return True
 
-    def _planned_early(self, request: Request) -> Scheduled:
+    def _planned_early(self, request: Request) -> ScheduledTokens:
         """The token that the step before draws."""
         snapshot = self.tables.advance(request, request.num_tokens + 1, pending=True)
-        return Scheduled(request, request.num_tokens, 1, input_pending=True, snapshot=snapshot)
+        return ScheduledTokens(request, request.num_tokens, 1, input_pending=True, snapshot=snapshot)
 
     def _make_room(self, request: Request, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens, taken from others if need be: in the end from this one itself."""
@@ -338,7 +338,7 @@ class Scheduler(PromptParts):
             except Exception as error:  # whatever it is, it is this request's alone
                 reason = str(error) if isinstance(error, EngineFailed) else f"the grammar failed: {type(error).__name__}"
                 return self._finish(request, FinishReason.ERROR, error=reason)
-            stopped = request.grammar.finished
+            stopped = request.grammar.is_finished
         if request.first_token_at is None:
             request.first_token_at = self._clock()
         prompt_scores = tuple(request.prompt_scores) if first else ()
@@ -347,7 +347,7 @@ class Scheduler(PromptParts):
             return self._finish(request, reason, (token,), logprobs=scores, prompt_logprobs=prompt_scores)
         return Output(request.request_id, (token,), logprobs=scores, prompt_logprobs=prompt_scores)
 
-    def _take_more(self, item: Scheduled, output: Output, tokens: Sequence[int]) -> Output:
+    def _take_more(self, item: ScheduledTokens, output: Output, tokens: Sequence[int]) -> Output:
         """The output with the tokens that followed right guesses, up to the one that ends the request."""
         request = item.request
         self._lookups.learn(request, len(item.draft), len(tokens))

@@ -48,7 +48,7 @@ class Snapshots:
         borders = (request.known_until, (request.num_computed // self.spacing + 1) * self.spacing, last)
         return min([request.num_tokens, *(end for end in borders if end > request.num_computed and end >= least)])
 
-    def wanted(self, request: Request, end: int, *, pending: bool) -> bool:
+    def should_keep(self, request: Request, end: int, *, pending: bool) -> bool:
         """Whether the state after its tokens before `end`, to where a step computes it, is to be kept. `pending`: the last of
         them is not drawn yet.
         """

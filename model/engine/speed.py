@@ -23,7 +23,7 @@ from attend.model.engine.fallback import Fallback
 from attend.model.engine.memory import step_of
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner
-from attend.model.engine.small import kinds, on_meta, random_net, with_layers
+from attend.model.engine.small_models import layers_by_kind, on_meta, random_net, with_layers
 from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.linear import ExpertLinear, Linear
@@ -71,16 +71,16 @@ class Speeds:
 def measured_layers(config: ModelConfig, device: str) -> ModelConfig | None:
     """The model with as many layers of each kind as are measured, and fewer tokens; None where one of each is too much."""
     sizes = {"vocab_size": VOCAB, "per_layer_vocab_size": VOCAB}
-    found = kinds(config)
+    found = layers_by_kind(config)
     least = with_layers(config, [layers[0] for layers in found], sizes)
-    each = (count(least) - least.vocab_size * least.hidden_size) / least.num_layers
-    if device == "cpu" and count(least) > TOO_MANY:
+    each = (count_parameters(least) - least.vocab_size * least.hidden_size) / least.num_layers
+    if device == "cpu" and count_parameters(least) > TOO_MANY:
         return None
     share = min(1.0, MOST[device] / each / config.num_layers)
     return with_layers(config, [at for layers in found for at in layers[: max(1, int(share * len(layers)))]], sizes)
 
 
-def measure(
+def measure_speed(
     config: ModelConfig,
     backend: Backend,
     dtype: torch.dtype,
@@ -107,7 +107,7 @@ def measure(
         )
     seconds = _seconds(runner, _step(small, sizes, [most], most)) * products(whole) / products(part)
     speeds.append(Speed(f"prompt of {most}", most / seconds, rates["flops"] / 2 / products(whole)))
-    return Speeds(speeds, small.num_layers, runner.recorded)
+    return Speeds(speeds, small.num_layers, runner.recorded_sizes)
 
 
 def _runner(
@@ -119,7 +119,7 @@ def _runner(
     form = backend.decoder(net)
     cache = KVCache.allocate(config, sizes.num_blocks, sizes.block_size, held, device)
     attention, draw = backend.attention, fallback.draw(backend, dtype, device)
-    graphs, pieces = fallback.recorded(partial(backend.record, form, cache, sizes), form, attention, cache)
+    graphs, pieces = fallback.record_steps(partial(backend.record, form, cache, sizes), form, attention, cache)
     return backend.runner()(form, attention, cache, device, graphs, draw, None, pieces, backend.logprobs()), sizes
 
 
@@ -149,22 +149,22 @@ def _seconds(runner: ModelRunner, step: StepInput) -> float:
     return min(found)
 
 
-def count(config: ModelConfig) -> int:
+def count_parameters(config: ModelConfig) -> int:
     """Number of a model's parameters."""
     return on_meta(config, None, 0).num_parameters
 
 
 def read_bytes(net: Decoder, dtype: torch.dtype, streams: int) -> float:
     """Bytes of the weights that a decode step of so many streams reads: of experts those that are chosen by one of them."""
-    return sum(_bytes(module, dtype) * _chosen(net.config, module, streams) for module in _multiplied(net))
+    return sum(_bytes(module, dtype) * _chosen(net.config, module, streams) for module in _iter_linears(net))
 
 
 def products(net: Decoder) -> float:
     """Multiplications of a token with weights."""
-    return sum(_product(module) * _chosen(net.config, module, 1) for module in _multiplied(net))
+    return sum(_product(module) * _chosen(net.config, module, 1) for module in _iter_linears(net))
 
 
-def _multiplied(net: Decoder) -> Iterator[Linear]:
+def _iter_linears(net: Decoder) -> Iterator[Linear]:
     for name, module in net.named_modules():
         if isinstance(module, Linear) and not name.startswith(("embedding", "per_layer")):
             yield module

@@ -22,14 +22,14 @@ from attend.model.backends.backend import Backend
 from attend.model.backends.native import Native
 from attend.model.config import ModelConfig
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.pieces import StepPieces
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import DrawTokens, device_errors, in_words
-from attend.model.engine.small import random_net, reduce_config
+from attend.model.engine.small_models import random_net, reduce_config
 from attend.model.errors import EngineFailed, OutOfMemory
 from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.drawing import draw_tokens
-from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Paged, Row, TorchBackend
+from attend.model.net.paged_attention import AttentionBackend, BatchLayout, PagedAttention, Row, TorchBackend
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
@@ -57,7 +57,7 @@ LIMITED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01)
 class Form(Protocol):
     """`Decoder`, or what serves in its place."""
 
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged, /) -> Tensor:
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: PagedAttention, /) -> Tensor:
         """The hidden states of the tokens, [T, E]."""
         ...
 
@@ -115,7 +115,7 @@ def check_decoder(
     """The laws of a backend and of the decoder beside it, for its model. `held`: the dtype of the KV cache; `kind`: of
     quantised weights. The torch and the reference backend are the law themselves: nothing is found of them.
     """
-    if not backend.checked or backend.config.max_positions < LEAST_POSITIONS:
+    if not backend.is_checked or backend.config.max_positions < LEAST_POSITIONS:
         return []
     small = type(backend)(reduce_config(backend.config, narrow=device == "cpu"))
     part = "decoder" if kind is None else f"decoder with {kind.name} weights"
@@ -144,7 +144,7 @@ def check_draws(draw: Callable[[], DrawTokens], dtype: torch.dtype, vocab_size: 
 
 
 def check_recorded(
-    form: Form, backend: AttentionBackend, cache: KVCache, graphs: DecodeGraphs | None, pieces: StepPieces | None
+    form: Form, backend: AttentionBackend, cache: KVCache, graphs: DecodeGraphs | None, pieces: PiecewiseGraphs | None
 ) -> Finding:
     """The law of recorded steps: replayed, they give the hidden states of the same steps as they are computed without."""
 
@@ -158,7 +158,7 @@ def check_recorded(
                 continue
             rows, tokens_T = [Row([1], 0, count)], torch.arange(count, device=device)
             layout = BatchLayout.build(rows, cache.block_size, device, states=states)
-            plain_TE = form(tokens_T, layout.positions_T, Paged(backend, cache, layout)).float()
+            plain_TE = form(tokens_T, layout.positions_T, PagedAttention(backend, cache, layout)).float()
             ours = (
                 recorded.run(rows, tokens_T, states=states)
                 if isinstance(recorded, DecodeGraphs)
@@ -280,6 +280,6 @@ def _hidden(
         states = [slots.setdefault(row.blocks[0], 1 + len(slots)) for row in rows] if cache.states else None
         layout = BatchLayout.build(rows, block_size, device, states=states)
         tokens_T = (torch.arange(tokens, tokens + len(layout.positions_T), device=device) * 7 + 3) % config.vocab_size
-        found.append(form(tokens_T, layout.positions_T, Paged(backend, cache, layout)).float())
+        found.append(form(tokens_T, layout.positions_T, PagedAttention(backend, cache, layout)).float())
         tokens += len(tokens_T)
     return torch.cat(found)

@@ -15,7 +15,7 @@ from itertools import count
 from attend.model.engine.blocks import BlockPool, Parent, Texts
 from attend.model.engine.config import LONGEST_DRAFT, EngineConfig
 from attend.model.engine.groups import FullGroup, KVCacheGroup, StateGroup, group_of
-from attend.model.engine.plan import Scheduled, StepResult
+from attend.model.engine.plan import ScheduledTokens, StepResult
 from attend.model.engine.request import AdmissionShortfall, Request
 from attend.model.engine.snapshots import SPACING, Snapshots
 from attend.model.pooling import Pooling
@@ -93,7 +93,7 @@ class BlockTables:
         if self._states is None:
             return 0
         snapshots = self.snapshots
-        if snapshots is None or not snapshots.wanted(request, end, pending=pending):
+        if snapshots is None or not snapshots.should_keep(request, end, pending=pending):
             return self._states.advance(request, keep=False)
         slot = self._states.advance(request, keep=True)
         if slot:
@@ -174,7 +174,7 @@ class BlockTables:
         since = zip(self.groups, self.known_before, self._filled, strict=True)
         return [group.pool.forget_since(number, filled) for group, number, filled in since]
 
-    def begun_after(self, blocks: Sequence[set[int]], items: Sequence[Scheduled], result: StepResult) -> set[str]:
+    def begun_after(self, blocks: Sequence[set[int]], items: Sequence[ScheduledTokens], result: StepResult) -> set[str]:
         """The requests of a step that were put off, and those that begin after one of `blocks` which no other has filled."""
         found: set[str] = set()
         unfilled = [set(some) for some in blocks]

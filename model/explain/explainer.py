@@ -15,9 +15,9 @@ from torch import Tensor
 
 from attend.model.config import ModelConfig
 from attend.model.errors import EngineFailed
-from attend.model.explain.guesses import Guesses, guesses
+from attend.model.explain.next_tokens import NextTokens, predict_next_tokens
+from attend.model.explain.recording_attention import HeadWeights, RecordingAttention
 from attend.model.explain.reference import reference
-from attend.model.explain.watched import Seen, Watched
 from attend.model.net.transformer import Decoder
 
 
@@ -47,7 +47,7 @@ class LayerView:
     kind: Literal["attention", "state"]
     """"state" for a recurrent layer, which has no attention probabilities."""
     window: int | None
-    seen: Seen | None
+    head_weights: HeadWeights | None
     group: int = 1
     """Query heads that share a key/value head."""
 
@@ -57,9 +57,9 @@ class Explanation:
     """What was computed for a question."""
 
     layers: tuple[LayerView, ...]
-    next_tokens: Guesses
+    next_tokens: NextTokens
     """The distribution of the next token after each token; `asked` is that of the token which follows in the text."""
-    lens: Guesses | None
+    lens: NextTokens | None
     """The same distributions from each layer's output, by the logit lens: [L * T], layer after layer."""
 
 
@@ -84,18 +84,18 @@ class Explainer:
         """
         torch.set_num_threads(1)  # counts for the thread that calls it
         self._between = between
-        watched = Watched(self.config, question.layers, question.heads, question.scores)
+        watched = RecordingAttention(self.config, question.layers, question.heads, question.scores)
         outputs = self._outputs(torch.tensor(question.tokens), watched, every=bool(question.lens))
         after_T = torch.tensor((*question.tokens[1:], 0))
-        next_tokens = guesses(self._net, outputs[-1], after_T, max(1, question.top))
+        next_tokens = predict_next_tokens(self._net, outputs[-1], after_T, max(1, question.top))
         if not next_tokens.entropy_N.isfinite().all():
             raise EngineFailed("the model's logits are not finite")
         lens = None
         if question.lens:
-            lens = guesses(self._net, torch.cat(outputs), after_T.repeat(len(outputs)), question.lens)
+            lens = predict_next_tokens(self._net, torch.cat(outputs), after_T.repeat(len(outputs)), question.lens)
         return Explanation(tuple(self._view(layer, watched) for layer in question.layers), next_tokens, lens)
 
-    def _outputs(self, tokens_T: Tensor, watched: Watched, *, every: bool) -> Sequence[Tensor]:
+    def _outputs(self, tokens_T: Tensor, watched: RecordingAttention, *, every: bool) -> Sequence[Tensor]:
         """The final norm of the last layer's output, or of every layer's: [T, E] each. See `Decoder.forward`."""
         net, positions_T, outputs = self._net, torch.arange(len(tokens_T)), []
         for layer, x_TE in enumerate(net.outputs(tokens_T, positions_T, watched)):
@@ -103,8 +103,10 @@ class Explainer:
                 outputs.append(net.norm(x_TE))
         return outputs
 
-    def _view(self, layer: int, watched: Watched) -> LayerView:
+    def _view(self, layer: int, watched: RecordingAttention) -> LayerView:
         spec = self.config.layer(layer)
         if spec.recurrence is not None:
             return LayerView(layer, "state", None, None)
-        return LayerView(layer, "attention", spec.attention.window, watched.seen[layer], spec.num_heads // spec.num_kv_heads)
+        return LayerView(
+            layer, "attention", spec.attention.window, watched.weights_by_layer[layer], spec.num_heads // spec.num_kv_heads
+        )

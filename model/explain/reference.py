@@ -21,7 +21,7 @@ NUMBERS = 1 << 18
 class SlicedLinear(Linear):
     """x Wᵀ + b in float32, for W as another matrix keeps it. `between` is called before each slice: it may raise."""
 
-    kept: tuple[Linear]
+    source: tuple[Linear]
     """The matrix that is read, in a tuple: torch would register a bare module, and count its parameters twice."""
     between: Callable[[], None]
 
@@ -29,7 +29,7 @@ class SlicedLinear(Linear):
     def over(cls, kept: Linear, between: Callable[[], None]) -> "SlicedLinear":
         """A float32 form of `kept`, which unpacks it slice by slice and calls `between` before each."""
         form = cls.of(kept)
-        form.kept, form.between = (kept,), between
+        form.source, form.between = (kept,), between
         return form
 
     def make_room(self, kind: str, dtype: torch.dtype, device: str | torch.device) -> None:
@@ -37,7 +37,7 @@ class SlicedLinear(Linear):
 
     def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
         """See Linear. The slices are float32, on the CPU."""
-        for some_OI in self.kept[0].slices(rows, expert):
+        for some_OI in self.source[0].slices(rows, expert):
             self.between()
             yield some_OI.to("cpu", torch.float32)
 
@@ -45,7 +45,7 @@ class SlicedLinear(Linear):
         """The product of [T, I] with the matrix, or with that of one expert: [T, O]."""
         rows = max(1, NUMBERS // self.in_features)
         y_TO = torch.cat([F.linear(x_TI, some_OI) for some_OI in self.slices(rows, expert)], dim=-1)
-        bias = self.kept[0].bias
+        bias = self.source[0].bias
         if bias is None:
             return y_TO
         return y_TO + (bias if expert is None else bias[expert]).to("cpu", torch.float32)

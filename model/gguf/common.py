@@ -33,7 +33,7 @@ def common(keys: Keys) -> Raw:
         "head_dim": head,
         "max_position_embeddings": keys.size("context_length"),
         "tie_word_embeddings": not keys.has("output.weight"),
-        **rope(keys, head),
+        **rope_keys(keys, head),
     }
 
 
@@ -60,7 +60,7 @@ def _layers(keys: Keys) -> int:
     return count - predicting
 
 
-def rope(keys: Keys, head: int) -> Raw:
+def rope_keys(keys: Keys, head: int) -> Raw:
     """Theta, how many columns turn, and how wavelengths are stretched."""
     raw: Raw = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
     rotated = keys.size("rope.dimension_count", head)
@@ -109,7 +109,7 @@ def has_biases(keys: Keys) -> Raw:
     return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
 
 
-def experts(keys: Keys, *, renormed: bool) -> Raw:
+def expert_keys(keys: Keys, *, renormed: bool) -> Raw:
     """A mixture's sizes; `renormed`: whether the chosen experts' weights are made to sum up to 1."""
     keys.refuse("expert_gating_func", 0, 1)  # softmax
     keys.refuse("expert_weights_scale", 0.0, 1.0)
@@ -136,7 +136,7 @@ def shared_experts(keys: Keys) -> Raw:
     }
 
 
-def sliding(keys: Keys, raw: Raw, pattern: int, window: int | None = None) -> Raw:
+def sliding_window_keys(keys: Keys, raw: Raw, pattern: int, window: int | None = None) -> Raw:
     """A window in all layers but every `pattern`-th, where the file does not name the layers."""
     window = keys.size("attention.sliding_window", window)
     named = keys.layers("attention.sliding_window_pattern")

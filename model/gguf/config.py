@@ -13,9 +13,9 @@ from attend.model.gguf.common import (
     SHORT,
     common,
     eps,
-    experts,
+    expert_keys,
     has_biases,
-    sliding,
+    sliding_window_keys,
 )
 from attend.model.gguf.container import Container
 from attend.model.gguf.delta import delta_layers
@@ -38,7 +38,7 @@ def read_config(container: Container) -> Raw:
 def _llama(keys: Keys, raw: Raw) -> Raw:
     """Llama and Mistral, and Mixtral where there are experts."""
     if keys.get("expert_count"):
-        return eps(keys) | experts(keys, renormed=True) | {"model_type": "mixtral"}
+        return eps(keys) | expert_keys(keys, renormed=True) | {"model_type": "mixtral"}
     keys.refuse("expert_used_count", 0)
     return eps(keys) | has_biases(keys) | {"model_type": "llama"}
 
@@ -49,7 +49,7 @@ def _granite(keys: Keys, raw: Raw) -> Raw:
         keys.get(f"ssm.{name}")
     rotates, shared = keys.get("rope.scaling.finetuned") is not False, keys.get("expert_shared_feed_forward_length") or 0
     if keys.get("expert_count"):
-        found = experts(keys, renormed=True) | {"model_type": "granitemoeshared" if shared else "granitemoe"}
+        found = expert_keys(keys, renormed=True) | {"model_type": "granitemoeshared" if shared else "granitemoe"}
     else:
         keys.refuse("expert_used_count", 0)
         found, shared = {"model_type": "granite"}, raw["intermediate_size"]
@@ -77,12 +77,12 @@ def _qwen2moe(keys: Keys, raw: Raw) -> Raw:
     shared = keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length"), "shared_expert_intermediate_size": shared}
     biased = {"qkv_bias": keys.has("blk.0.attn_q.bias")}
-    return eps(keys) | experts(keys, renormed=False) | sizes | biased | {"model_type": "qwen2_moe"}
+    return eps(keys) | expert_keys(keys, renormed=False) | sizes | biased | {"model_type": "qwen2_moe"}
 
 
 def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     size = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
-    return eps(keys) | experts(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
+    return eps(keys) | expert_keys(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
 
 
 def _query_scalar(raw: Raw, odd_layers: int) -> Raw:
@@ -95,7 +95,7 @@ def _gemma2(keys: Keys, raw: Raw) -> Raw:
     caps = {"attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0)}
     caps |= {"final_logit_softcapping": keys.number("final_logit_softcapping", 30.0)}
     common = {"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
-    return eps(keys) | caps | common | _query_scalar(raw, 46) | sliding(keys, raw, 2, 4096)
+    return eps(keys) | caps | common | _query_scalar(raw, 46) | sliding_window_keys(keys, raw, 2, 4096)
 
 
 def _gemma3(keys: Keys, raw: Raw) -> Raw:
@@ -103,14 +103,14 @@ def _gemma3(keys: Keys, raw: Raw) -> Raw:
     common = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": local}
     slides = {"layer_types": ["full_attention"] * raw["num_hidden_layers"]}
     if keys.get("attention.sliding_window"):
-        slides = sliding(keys, raw, 6)
+        slides = sliding_window_keys(keys, raw, 6)
     keys.layers("attention.sliding_window_pattern")
     return eps(keys) | common | {"final_logit_softcapping": cap or None} | _query_scalar(raw, 62) | slides
 
 
 def _gemma4(keys: Keys, raw: Raw) -> Raw:
     """Gemma 4. The file names the heads of layers without a window, and beside them those of the others."""
-    count, found = raw["num_hidden_layers"], sliding(keys, raw, 6)
+    count, found = raw["num_hidden_layers"], sliding_window_keys(keys, raw, 6)
     shared, inputs = (
         int(keys.number(name, 0.0)) for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
     )
@@ -134,7 +134,7 @@ def _gemma4(keys: Keys, raw: Raw) -> Raw:
     found |= {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": raw["vocab_size"]}
     found |= {"model_type": "gemma4_text", "final_logit_softcapping": cap or None, "rope_parameters": _two_ropes(keys, raw)}
     if keys.get("expert_count"):
-        mixture, size = experts(keys, renormed=True), keys.size("expert_feed_forward_length")
+        mixture, size = expert_keys(keys, renormed=True), keys.size("expert_feed_forward_length")
         found |= {"enable_moe_block": True, "moe_intermediate_size": size, "num_experts": mixture["num_experts"]}
         found |= {"top_k_experts": mixture["num_experts_per_tok"]}
     return eps(keys) | found
@@ -162,7 +162,7 @@ def _olmo2(keys: Keys, raw: Raw) -> Raw:
     local = keys.number("rope.freq_base_swa", raw["rope_theta"])
     if local != raw["rope_theta"]:
         raise keys.wrong(f"olmo2.rope.freq_base_swa {local} differs from freq_base: not supported")
-    return eps(keys) | {"model_type": "olmo3"} | sliding(keys, raw, 4)
+    return eps(keys) | {"model_type": "olmo3"} | sliding_window_keys(keys, raw, 4)
 
 
 def _olmo(keys: Keys, raw: Raw) -> Raw:
@@ -198,7 +198,7 @@ def _exaone4(keys: Keys, raw: Raw) -> Raw:
     """The model of 64 layers has a window, also where no key says it."""
     slides: Raw = {"sliding_window": None}
     if keys.get("attention.sliding_window") or raw["num_hidden_layers"] == 64:
-        slides = sliding(keys, raw, 4, 4096)
+        slides = sliding_window_keys(keys, raw, 4, 4096)
     return eps(keys) | {"model_type": "exaone4"} | slides
 
 
@@ -243,7 +243,7 @@ def _command_r(keys: Keys, raw: Raw) -> Raw:
 
 def _cohere2(keys: Keys, raw: Raw) -> Raw:
     eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
-    return eps | {"model_type": "cohere2"} | sliding(keys, raw, 4)
+    return eps | {"model_type": "cohere2"} | sliding_window_keys(keys, raw, 4)
 
 
 def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
@@ -253,7 +253,7 @@ def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
     if scaling["rope_type"] == "yarn":
         scaling = scaling | {"truncate": False}
     found = size | {"model_type": "gpt_oss", "rope_scaling": scaling, "attention_bias": keys.has("blk.0.attn_q.bias")}
-    return eps(keys) | experts(keys, renormed=True) | found | sliding(keys, raw, 2)
+    return eps(keys) | expert_keys(keys, renormed=True) | found | sliding_window_keys(keys, raw, 2)
 
 
 def _lfm2(keys: Keys, raw: Raw) -> Raw:
@@ -271,7 +271,7 @@ def _with_shared(keys: Keys, raw: Raw) -> Raw:
     """A mixture with a shared expert beside layers of the delta rule."""
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     sizes |= {"shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])}
-    return eps(keys) | delta_layers(keys, raw) | experts(keys, renormed=True) | sizes
+    return eps(keys) | delta_layers(keys, raw) | expert_keys(keys, renormed=True) | sizes
 
 
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
@@ -304,7 +304,7 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,
-    "olmoe": lambda keys, raw: eps(keys) | experts(keys, renormed=False) | {"model_type": "olmoe"},
+    "olmoe": lambda keys, raw: eps(keys) | expert_keys(keys, renormed=False) | {"model_type": "olmoe"},
     "phi3": _phi3,
     "qwen2": lambda keys, raw: eps(keys) | {"model_type": "qwen2"},
     "qwen2moe": _qwen2moe,

@@ -18,7 +18,7 @@ from typing import Any
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.places import parts
+from attend.model.gguf.paths import split_files
 
 MOST_ITEMS = 1 << 22
 """Metadata, elements of their arrays, and tensors of a file: a vocabulary of 262,144 tokens with its merges has 1.4 million."""
@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor's type, shape and place in a file."""
 
     file: Path
@@ -55,14 +55,14 @@ class Container:
     files: tuple[Path, ...]
     metadata: dict[str, Any]
     """Metadata of the first file."""
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     """Tensors of all files, by name."""
 
 
 def read_container(path: Path) -> Container:
     """The container of a GGUF file, or of all parts of a split one. Raises CheckpointError."""
-    files = parts(path)
-    tensors: dict[str, Stored] = {}
+    files = split_files(path)
+    tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, Any] = {}
     for at, file in enumerate(files):
         said, held = _read(file)
@@ -79,7 +79,7 @@ def read_container(path: Path) -> Container:
     return Container(path, tuple(files), metadata, tensors)
 
 
-def _read(file: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Metadata and tensors of one file."""
     try:
         with file.open("rb") as opened:
@@ -101,7 +101,7 @@ class _Reader:
         self._end = min(self._size, MOST_BYTES)
         self._items = 0
 
-    def read(self) -> tuple[dict[str, Any], dict[str, Stored]]:
+    def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         if self._data[:4] != b"GGUF":
             raise self._wrong("it does not begin with GGUF")
         self._at = 4
@@ -118,7 +118,7 @@ class _Reader:
             metadata[name] = self._value(self._number("I"), name)
         self._count(tensors, "tensors")
         described = [self._tensor() for _ in range(tensors)]
-        return metadata, self._placed(described, self._alignment(metadata))
+        return metadata, self._place_tensors(described, self._alignment(metadata))
 
     def _wrong(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file}: {what}")
@@ -129,14 +129,14 @@ class _Reader:
         if self._items > MOST_ITEMS:
             raise self._wrong(f"{count} {what} are more than the {MOST_ITEMS} items that are read of a file")
 
-    def _cut(self, what: str) -> CheckpointError:
+    def _truncated_error(self, what: str) -> CheckpointError:
         if self._end < self._size:
             return self._wrong(f"{what} at byte {self._at}: more than {MOST_BYTES} bytes before the tensors are not read")
         return self._wrong(f"{what} at byte {self._at} do not fit into its {self._size} bytes: it is damaged or cut off")
 
     def _bytes(self, size: int, what: str) -> bytes:
         if size > self._end - self._at:
-            raise self._cut(f"{size} bytes of {what}")
+            raise self._truncated_error(f"{size} bytes of {what}")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -177,7 +177,7 @@ class _Reader:
             raise self._wrong(f"a string of {name} at byte {at} is not UTF-8, or cut off") from error
         self._at = at
         if len(found) < count:
-            raise self._cut(f"string {len(found)} of {name}")
+            raise self._truncated_error(f"string {len(found)} of {name}")
         return found
 
     def _scalar(self, kind: int, name: str) -> str:
@@ -201,10 +201,12 @@ class _Reader:
             raise self._wrong(f"general.alignment must be a power of two from 8; got {alignment!r}")
         return alignment
 
-    def _placed(self, described: Sequence[tuple[str, tuple[int, ...], int, int]], alignment: int) -> dict[str, Stored]:
+    def _place_tensors(
+        self, described: Sequence[tuple[str, tuple[int, ...], int, int]], alignment: int
+    ) -> dict[str, StoredTensor]:
         """The tensors one after the other, as every writer lays them, so that none can be another's bytes."""
         begin, offset = -(-self._at // alignment) * alignment, 0
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, StoredTensor] = {}
         for name, shape, kind, said in described:
             size = self._size_of(name, shape, kind)
             if said != offset:
@@ -214,7 +216,7 @@ class _Reader:
                 raise self._wrong(f"tensor {name} ends {lacking} bytes beyond the file: it is cut off")
             if name in tensors:
                 raise self._wrong(f"tensor {name} stands in it twice")
-            tensors[name] = Stored(self._file, KINDS[kind], shape, begin + offset, size)
+            tensors[name] = StoredTensor(self._file, KINDS[kind], shape, begin + offset, size)
             offset = -(-(offset + size) // alignment) * alignment
         return tensors
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from attend.model.gguf import config, vocabulary
 from attend.model.gguf.container import Container, read_container
 from attend.model.gguf.keys import Keys
-from attend.model.gguf.places import parts
+from attend.model.gguf.paths import split_files
 
 Document = dict[str, Any]
 Stamps = tuple[tuple[int, int], ...]
@@ -28,7 +28,7 @@ def container(path: Path) -> Container:
 
 
 def _stamps(path: Path) -> Stamps:
-    return tuple((status.st_size, status.st_mtime_ns) for status in (each.stat() for each in parts(path)))
+    return tuple((status.st_size, status.st_mtime_ns) for status in (each.stat() for each in split_files(path)))
 
 
 @lru_cache(maxsize=1)
@@ -36,7 +36,7 @@ def _container(path: Path, stamps: Stamps) -> Container:
     return read_container(path)
 
 
-def document(path: Path, name: str) -> Document:
+def json_file(path: Path, name: str) -> Document:
     """What a JSON file of the folder would hold; empty where there would be none. Raises CheckpointError."""
     if name not in DOCUMENTS:
         return {}
@@ -50,9 +50,9 @@ def _document(path: Path, stamps: Stamps, name: str) -> Document:
     return DOCUMENTS[name](_container(path, stamps))
 
 
-def tokenizer(path: Path) -> Tokenizer:
+def tokenizer_of(path: Path) -> Tokenizer:
     """What tokenizer.json would hold. Raises CheckpointError."""
-    return vocabulary.tokenizer(container(path))
+    return vocabulary.build_tokenizer(container(path))
 
 
 def pooling_type(path: Path) -> int | None:
@@ -66,4 +66,7 @@ def _config(found: Container) -> Document:
     return config.read_config(found) | {"bos_token_id": tokens.token("bos"), "eos_token_id": tokens.ends}
 
 
-DOCUMENTS: dict[str, Callable[[Container], Document]] = {"config.json": _config, "tokenizer_config.json": vocabulary.facts}
+DOCUMENTS: dict[str, Callable[[Container], Document]] = {
+    "config.json": _config,
+    "tokenizer_config.json": vocabulary.tokenizer_config,
+}

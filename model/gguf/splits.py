@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
     patterns: tuple[str, ...]
     """Regular expressions of the words; each one splits what those before it have left."""
-    composed: bool = False
+    uses_nfc: bool = False
     """Whether characters are composed first (NFC)."""
     whole_words: bool = False
     """Whether a word that is a token is that token, whatever the merges."""
@@ -61,7 +61,7 @@ class Split(NamedTuple):
 
     def normalizer(self) -> normalizers.Normalizer | None:
         """The normalizer, which changes a text before it is split; None: there is none."""
-        return normalizers.NFC() if self.composed else None
+        return normalizers.NFC() if self.uses_nfc else None
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         """The pre-tokenizer: it splits a text into words, and writes their bytes as letters."""
@@ -74,14 +74,14 @@ class Split(NamedTuple):
 SPLITS = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "exaone4", "granite-docling"), Split((_GPT2,))),
     **dict.fromkeys(("starcoder", "refact", "smollm", "exaone"), Split((r"\p{N}", _GPT2))),
-    "command-r": Split((r"\p{N}", _GPT2), composed=True),
+    "command-r": Split((r"\p{N}", _GPT2), uses_nfc=True),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"), Split((_LLAMA3,), whole_words=True, starts=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Split((_LLAMA3,))),
     "glm4": Split((_LLAMA3,), whole_words=True),
-    "qwen2": Split((_QWEN2,), composed=True),
-    "qwen35": Split((_QWEN35,), composed=True),
+    "qwen2": Split((_QWEN2,), uses_nfc=True),
+    "qwen35": Split((_QWEN35,), uses_nfc=True),
     **dict.fromkeys(("deepseek-r1-qwen", "hunyuan"), Split((_QWEN2,))),
-    **dict.fromkeys(("bailingmoe", "bailingmoe2"), Split((_QWEN2,), composed=True)),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), Split((_QWEN2,), uses_nfc=True)),
     "seed-coder": Split((_SEED,)),
     "tekken": Split((_TEKKEN,), whole_words=True, starts=True),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), Split((_GPT4O,))),

@@ -43,9 +43,9 @@ class Vocabulary:
 
     def __init__(self, container: Container) -> None:
         self._path, self._said = container.path, container.metadata
-        self.kind = self.said("model")
+        self.kind = self.metadata_value("model")
         self.words: list[str] = self.array("tokens", str)
-        kinds = self.array("token_type", int, len(self.words)) if self.said("token_type") is not None else []
+        kinds = self.array("token_type", int, len(self.words)) if self.metadata_value("token_type") is not None else []
         self.kinds: list[int] = kinds or [NORMAL] * len(self.words)
         self.ids: dict[str, int] = {}
         for token, (word, kind) in enumerate(zip(self.words, self.kinds, strict=True)):
@@ -61,13 +61,13 @@ class Vocabulary:
         """The error for something that is wrong with the file."""
         return CheckpointError(f"{self._path}: {what}")
 
-    def said(self, name: str) -> Any:
+    def metadata_value(self, name: str) -> Any:
         """A value of the tokenizer's metadata, `tokenizer.ggml.<name>`; None where there is none."""
         return self._said.get(f"tokenizer.ggml.{name}")
 
     def array(self, name: str, kind: type, count: int | None = None) -> list[Any]:
         """An array of the metadata whose elements are of one type."""
-        values = self.said(name)
+        values = self.metadata_value(name)
         if not isinstance(values, list) or not values or type(values[0]) is not kind:
             raise self.wrong(f"tokenizer.ggml.{name} must be an array of {kind.__name__}")
         if count is not None and len(values) != count:
@@ -76,7 +76,7 @@ class Vocabulary:
 
     def token(self, name: str) -> int | None:
         """The id of a special token, None where there is none."""
-        token = self.said(f"{name}_token_id")
+        token = self.metadata_value(f"{name}_token_id")
         if token is None or token == 0xFFFFFFFF:  # as some writers say none
             return None
         if type(token) is not int or not 0 <= token < len(self.words):
@@ -85,7 +85,7 @@ class Vocabulary:
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean, or the default where the key is absent. Raises CheckpointError for anything else."""
-        value = self.said(name)
+        value = self.metadata_value(name)
         if not isinstance(value, bool | None):
             raise self.wrong(f"tokenizer.ggml.{name} must be true or false; got {repr(value)[:100]}")
         return default if value is None else value
@@ -121,7 +121,7 @@ class Maker(NamedTuple):
     """Whether texts begin with the start token, where the metadata say nothing."""
 
 
-def facts(container: Container) -> dict[str, Any]:
+def tokenizer_config(container: Container) -> dict[str, Any]:
     """What tokenizer_config.json would say: special tokens by name, and the chat template."""
     vocabulary = vocabulary_of(container)
     ids = {name: vocabulary.token(theirs) for name, theirs in NAMED.items()}
@@ -131,7 +131,7 @@ def facts(container: Container) -> dict[str, Any]:
     return found
 
 
-def tokenizer(container: Container) -> Tokenizer:
+def build_tokenizer(container: Container) -> Tokenizer:
     """The tokenizer of a file. Raises CheckpointError."""
     vocabulary = vocabulary_of(container)
     if vocabulary.kind not in MAKERS:
@@ -145,12 +145,12 @@ def tokenizer(container: Container) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception for every kind of damage
         raise vocabulary.wrong(f"no tokenizer can be built from its tokens: {error}") from error
     strips = vocabulary.kind == "llama" and container.metadata.get("general.architecture") == "phi3"
-    raw.add_tokens(_added(vocabulary, strips=strips))
+    raw.add_tokens(_added_tokens(vocabulary, strips=strips))
     _frame(raw, vocabulary, maker.starts(vocabulary))
     return raw
 
 
-def _added(vocabulary: Vocabulary, *, strips: bool) -> list[AddedToken]:
+def _added_tokens(vocabulary: Vocabulary, *, strips: bool) -> list[AddedToken]:
     """Tokens that are found in a text before it is split. With `strips`, as Phi-3's do, they take the spaces after them."""
     kept = ("<unk>", "<s>", "<|endoftext|>")
     return [
@@ -175,7 +175,7 @@ def _frame(raw: Tokenizer, vocabulary: Vocabulary, starts: bool) -> None:
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     split = _split(vocabulary)
-    merges = _pairs(vocabulary) if vocabulary.said("merges") else []
+    merges = _pairs(vocabulary) if vocabulary.metadata_value("merges") else []
     raw = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=split.whole_words))
     if (normalizer := split.normalizer()) is not None:
         raw.normalizer = normalizer
@@ -184,7 +184,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _split(vocabulary: Vocabulary) -> Any:
-    name = vocabulary.said("pre")
+    name = vocabulary.metadata_value("pre")
     if name not in SPLITS:
         raise vocabulary.wrong(f"tokenizer.ggml.pre {str(name)[:100]!r} is not supported; known: {', '.join(SPLITS)}")
     return SPLITS[name]
@@ -200,7 +200,7 @@ def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return pairs
 
 
-def _spaced(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, prefixed: bool) -> Tokenizer:
+def _spaced_tokenizer(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, prefixed: bool) -> Tokenizer:
     """BPE of characters, with bytes for what has no token. `prefixed`: whether a space stands before a text by default."""
     unknown = vocabulary.token("unknown")
     word = vocabulary.words[0 if unknown is None else unknown]
@@ -258,7 +258,11 @@ def _splits(words: list[str], length: NDArray[numpy.int64]) -> tuple[NDArray[num
 
 MAKERS = {
     "gpt2": Maker(_byte_level, lambda vocabulary: _split(vocabulary).starts),
-    "llama": Maker(lambda vocabulary: _spaced(vocabulary, _merges(vocabulary), prefixed=True), lambda vocabulary: True),
-    "gemma4": Maker(lambda vocabulary: _spaced(vocabulary, _pairs(vocabulary), prefixed=False), lambda vocabulary: True),
+    "llama": Maker(
+        lambda vocabulary: _spaced_tokenizer(vocabulary, _merges(vocabulary), prefixed=True), lambda vocabulary: True
+    ),
+    "gemma4": Maker(
+        lambda vocabulary: _spaced_tokenizer(vocabulary, _pairs(vocabulary), prefixed=False), lambda vocabulary: True
+    ),
 }
 """How a tokenizer is made, by the value of `tokenizer.ggml.model`."""

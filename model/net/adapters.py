@@ -24,7 +24,7 @@ from torch import Tensor
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import read_config as read_model_config
-from attend.model.net.families.reading import Family
+from attend.model.net.families.family import Family
 from attend.model.net.families.table import family_of, part_shapes, spelling_of, their_names, with_prefix
 from attend.model.net.linear import ABSORBED, ExpertLinear, Linear, replace_linears
 from attend.model.net.peft import CONFIG, LoraConfig, read_config
@@ -71,7 +71,7 @@ class AdapterBatch(NamedTuple):
     """Places in T, ascending."""
 
 
-class Adapted(Protocol):
+class SupportsAdapters(Protocol):
     """A decoder that computes adapters."""
 
     def prepare(self, adapter: Adapter) -> Adapter:
@@ -103,7 +103,7 @@ class Targets:
             net = Decoder(config, context=0)
         self.modules = dict(self._modules(net))
 
-    def _spelled(self, names: Iterable[str]) -> "Targets":
+    def _with_names(self, names: Iterable[str]) -> "Targets":
         """The same under the names that the model had when it was adapted: with its prefix, or as a model without its head."""
         spelled = copy(self)
         spelled.family = with_prefix(self.family, spelling_of(self.family, names))
@@ -140,7 +140,7 @@ class Targets:
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
         try:
-            spelled = self._spelled(names)
+            spelled = self._with_names(names)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
         return spelled._read(config, path)
@@ -162,7 +162,7 @@ class Targets:
         if tensors:
             raise CheckpointError(f"{path}: tensor {min(tensors)} matches no weight matrix of this model that {CONFIG} names")
         digest = hashlib.sha256(repr(replace(config, folder=Path())).encode() + hashlib.sha256(content).digest())
-        return Adapter(digest.hexdigest(), self._joined(config, factors))
+        return Adapter(digest.hexdigest(), self._join_factors(config, factors))
 
     def _sizes(self, config: LoraConfig, module: str) -> tuple[tuple[int, int], tuple[int, int]]:
         """The shapes of a module's A and B."""
@@ -174,12 +174,12 @@ class Targets:
     ) -> tuple[Tensor, Tensor]:
         """A and B of a module, which leave `tensors`."""
         down, up = (
-            _taken(path, tensors, f"{PREFIX}{module}.{factor}.weight", size)
+            _take_tensor(path, tensors, f"{PREFIX}{module}.{factor}.weight", size)
             for factor, size in zip(("lora_A", "lora_B"), sizes, strict=True)
         )
         return down, up
 
-    def _joined(self, config: LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, LowRank]:
+    def _join_factors(self, config: LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, LowRank]:
         by_matrix: dict[str, list[str]] = {}
         for module in factors:
             by_matrix.setdefault(self.modules[module].matrix, []).append(module)
@@ -226,7 +226,7 @@ def _content(path: Path, numbers: int) -> bytes:
     return content
 
 
-def _taken(path: Path, tensors: dict[str, Tensor], name: str, size: tuple[int, int]) -> Tensor:
+def _take_tensor(path: Path, tensors: dict[str, Tensor], name: str, size: tuple[int, int]) -> Tensor:
     """A tensor of this size, in float32 and in memory of its own, which leaves `tensors`."""
     tensor = tensors.pop(name, None)
     if tensor is None:

@@ -47,16 +47,16 @@ class SharedKeys:
     attention: Attention
     kv_layers: Sequence[int | None]
     """The layer whose keys and values each reads; None: its own."""
-    held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    kv_by_layer: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Keys and values that later layers read too, by layer."""
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
         """See Attention. A layer that reads another layer's keys and values gives tensors without heads."""
         owner = self.kv_layers[layer]
         if owner is not None:
-            k_TKD, v_TKD = self.held[owner]
+            k_TKD, v_TKD = self.kv_by_layer[owner]
         elif layer in self.kv_layers:
-            self.held[layer] = k_TKD, v_TKD
+            self.kv_by_layer[layer] = k_TKD, v_TKD
         return self.attention(layer, q_THD, k_TKD, v_TKD, *sinks_H)
 
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
@@ -137,10 +137,10 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         parts = self.qkv(x_TE).split(self.qkv.parts, dim=-1)
         (q_TQ, *gate), own = parts[: self.num_queries], parts[self.num_queries :]
-        q_THD = self._turned(self.q_norm, q_TQ, rotation)
+        q_THD = self._norm_and_rotate(self.q_norm, q_TQ, rotation)
         k_TKD = v_TKD = q_THD[:, :0]
         if own:
-            k_TKD = self._turned(self.k_norm, own[0], rotation)
+            k_TKD = self._norm_and_rotate(self.k_norm, own[0], rotation)
             v_TKD = self.v_norm(self._heads(own[-1]))
         if rotation is not None and rotation.query_scale is not None:
             q_THD = q_THD * rotation.query_scale
@@ -149,7 +149,7 @@ class MultiHeadAttention(nn.Module):
         heads_TQ = (heads_THD if self.gates is None else heads_THD * self.gates(x_TE).sigmoid()[..., None]).flatten(-2)
         return self.out(heads_TQ * gate[0].sigmoid() if gate else heads_TQ)
 
-    def _turned(self, norm: nn.Module, x_TQ: Tensor, rotation: Rotation | None) -> Tensor:
+    def _norm_and_rotate(self, norm: nn.Module, x_TQ: Tensor, rotation: Rotation | None) -> Tensor:
         if self.norm_after_rope:
             return norm(apply_rotary(self._heads(x_TQ), rotation))
         return apply_rotary(norm(self._heads(x_TQ)) if self.norm_heads else self._heads(norm(x_TQ)), rotation)

@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from attend.model import generation_config
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.gguf.places import is_gguf
-from attend.model.net.families.reading import Family
+from attend.model.gguf.paths import is_gguf
+from attend.model.net.families.family import Family
 from attend.model.net.families.table import FAMILIES, family_of, named_layers, part_shapes, read_checked, their_names
 from attend.model.net.filling import Filler, Slot
-from attend.model.net.formats.blocks import Blocks, Mapped
+from attend.model.net.formats.blocks import Blocks, MappedFiles
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
 from attend.model.net.formats.safetensors_files import Safetensors
 from attend.model.net.formats.table import format_of
 from attend.model.net.formats.weights import Weights
 from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices, quantised_embedding
-from attend.model.net.room import check_room
 from attend.model.net.transformer import Decoder
+from attend.model.net.weight_memory import check_weight_memory
 from attend.model.pooling import read_rules
 from attend.model.weights import check_links, read_json
 
@@ -86,11 +86,11 @@ def _brings_head(folder: Path) -> bool:
 
 def _has_head(folder: Path, family: Family, config: ModelConfig) -> bool:
     with open_weights(folder) as weights:
-        [head] = their_names(weights.spelled(family), config, "head.weight")
+        [head] = their_names(weights.resolve_names(family), config, "head.weight")
         return any(name.startswith(head.removesuffix("weight")) for name in weights.where)
 
 
-def load(
+def load_decoder(
     folder: Path,
     dtype: torch.dtype,
     device: str,
@@ -125,7 +125,7 @@ def load(
         quantise_matrices(net, quantize)
     elif keep_codes:
         adopt_forms(net, forms)
-    check_room(net, folder, dtype, device)
+    check_weight_memory(net, folder, dtype, device)
     if dummy:
         draw_weights(net, dtype, device)
     else:
@@ -142,13 +142,14 @@ def fill(
     mapped: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See `load`."""
+    """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See
+    `load_decoder`."""
     family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
     with open_weights(folder) as weights:
-        family, plain, unread = named_layers(weights.spelled(family), net.config), False, 0
+        family, plain, unread = named_layers(weights.resolve_names(family), net.config), False, 0
         rounded: set[torch.dtype] = set()
         for slot in _slots(net):
-            filler = Filler(slot, weights, _kept(family, slot, dtype), device)
+            filler = Filler(slot, weights, _parameter_dtype(family, slot, dtype), device)
             for piece in _pieces(net.config, family, weights, slot):
                 if mapped and filler.leave(piece, tied=tied):
                     continue
@@ -172,7 +173,7 @@ def fill(
         log.info("quantised weights of the checkpoint are dequantised in memory")
     if tied:
         net.head.share(net.embedding.tokens)
-    net.mapped = Mapped(folder, weights.read - unread, weights.size) if mapped else None
+    net.mapped_files = MappedFiles(folder, weights.read - unread, weights.size) if mapped else None
 
 
 def draw_weights(net: Decoder, dtype: torch.dtype, device: str) -> None:
@@ -182,7 +183,7 @@ def draw_weights(net: Decoder, dtype: torch.dtype, device: str) -> None:
     """
     family, dice = FAMILIES[net.config.family], torch.Generator(device).manual_seed(0)
     for slot in _slots(net):
-        kept = _kept(family, slot, dtype)
+        kept = _parameter_dtype(family, slot, dtype)
         numbers = torch.full(slot.shape, 1.0 if slot.kind == "weight" else 0.0, dtype=kept, device=device)
         if len(slot.shape) > 1 and slot.kind == "weight":
             numbers.normal_(0.0, slot.width**-0.5, generator=dice)
@@ -199,14 +200,14 @@ def forms_of(net: Decoder, folder: Path, say: Callable[..., None] = log.info) ->
     """What keeps each matrix that the files have in codes, by our names. Says in the log what of them is not carried out."""
     family, forms = family_of(read_json(folder, "config.json")), {}
     with open_weights(folder) as weights:
-        family = weights.spelled(family)
+        family = weights.resolve_names(family)
         for slot in _slots(net):
             path = slot.ours.removesuffix(".weight")
             parts = [weights.form(name) for name, _ in _their_shapes(net.config, family, slot, weights)]
             coded = [form for form in parts if form is not None]
             alike = len({form.kind == FP8 for form in coded}) == 1  # no codes hold whole numbers and floats
             if alike and len(coded) == len(parts) and not path.endswith(PLAIN):
-                forms[path] = reduce(CodeLayout.joined, coded)
+                forms[path] = reduce(CodeLayout.common_layout, coded)
         for note in weights.notes:
             say("%s: %s", folder, note)
     return forms
@@ -220,16 +221,16 @@ def whole_numbers(forms: Mapping[str, CodeLayout]) -> dict[str, CodeLayout]:
 def adopt_forms(net: Decoder, forms: Mapping[str, CodeLayout]) -> None:
     """Give matrices of a decoder without numbers these forms. A tied head has that of the embedding."""
     embedding = forms.get("embedding.tokens")
-    if rounded := [form.rounded for form in forms.values() if form.rounded]:
+    if rounded := [form.rounded_types for form in forms.values() if form.rounded_types]:
         types = ", ".join(sorted(set().union(*rounded)))
         words = "%d weight matrices are requantised to int8, 8.5 bits per weight: no form of codes is exact for their types, %s"
         log.info(words, len(rounded), types)
 
-    def kept(path: str, linear: Linear) -> Linear:
+    def to_stored_form(path: str, linear: Linear) -> Linear:
         form = embedding if path == "head" and net.config.tied_head else forms.get(path)
         return linear if form is None else QuantisedLinear.form(linear, form.kind, has_minima=form.has_minima)
 
-    replace_linears(net, kept)
+    replace_linears(net, to_stored_form)
     for holder, form in ((net.embedding, embedding), (net.per_layer, forms.get("per_layer.tokens"))):
         if holder is not None and form is not None:
             holder.tokens = quantised_embedding(holder.tokens, form)
@@ -252,7 +253,7 @@ def kinds_of(folder: Path) -> list[Kind]:
 
 
 def has_codes(folder: Path) -> bool:
-    """Whether matrices of a folder are quantised already, so that `load` makes no other codes of them."""
+    """Whether matrices of a folder are quantised already, so that `load_decoder` makes no other codes of them."""
     return any(kind != FP8 for kind in kinds_of(folder))
 
 
@@ -263,7 +264,7 @@ def inspect(folder: Path) -> ModelConfig:
     with torch.device("meta"):
         net = Decoder(config, context=0)
     with open_weights(folder) as weights:
-        family = named_layers(weights.spelled(family), config)
+        family = named_layers(weights.resolve_names(family), config)
         for slot in _slots(net):
             for name, shape in _their_shapes(net.config, family, slot, weights):
                 weights.find(name, shape)
@@ -272,7 +273,7 @@ def inspect(folder: Path) -> ModelConfig:
 
 
 def save(net: Decoder, folder: Path, dtype: torch.dtype) -> None:
-    """Write config.json and model.safetensors, so that `load`, and `transformers` for its families, read them."""
+    """Write config.json and model.safetensors, so that `load_decoder`, and `transformers` for its families, read them."""
     family = FAMILIES[net.config.family]
     assert family.write is not None, f"{net.config.family} checkpoints are read only"
     folder.mkdir(parents=True, exist_ok=True)
@@ -325,7 +326,7 @@ def _ours(
     return mine if not _has_offset(family, slot) else mine.float() + family.gain_offset
 
 
-def _kept(family: Family, slot: Slot, dtype: torch.dtype) -> torch.dtype:
+def _parameter_dtype(family: Family, slot: Slot, dtype: torch.dtype) -> torch.dtype:
     """What a parameter is kept in: sums of gains, and what corrects a router's scores, in float32."""
     return torch.float32 if _has_offset(family, slot) or slot.kind == "correction" else dtype
 
@@ -345,7 +346,7 @@ def _their_shapes(config: ModelConfig, family: Family, slot: Slot, weights: Weig
     theirs = their_names(family, config, slot.ours)
     shapes = part_shapes(config, slot.ours, slot.shape, len(theirs))
     if slot.kind == "convolution" and len(theirs) > 1:
-        shapes = _cut(slot.shape, shapes, weights.shape(theirs[0]))
+        shapes = _split_conv(slot.shape, shapes, weights.shape(theirs[0]))
     for name, shape in zip(theirs, shapes, strict=True):
         same = family.transposed_by_shape and weights.shape(name) == tuple(shape)
         turned = _is_transposed(family, slot) and not same and weights.form(name) is None  # codes have their rows first
@@ -354,7 +355,7 @@ def _their_shapes(config: ModelConfig, family: Family, slot: Slot, weights: Weig
         yield name, (*shape[:-2], *shape[:-3:-1]) if turned else shape
 
 
-def _cut(whole: tuple[int, ...], parts: list[tuple[int, ...]], first: tuple[int, ...] | None) -> list[tuple[int, ...]]:
+def _split_conv(whole: tuple[int, ...], parts: list[tuple[int, ...]], first: tuple[int, ...] | None) -> list[tuple[int, ...]]:
     """The parts of a convolution. `transformers` writes three with as many rows each, as `torch.chunk` makes them, and lays
     them under each other when it reads them. `first`: the shape of the first part in the files.
     """
@@ -364,4 +365,8 @@ def _cut(whole: tuple[int, ...], parts: list[tuple[int, ...]], first: tuple[int,
 
 
 def _is_transposed(family: Family, slot: Slot) -> bool:
-    return family.transposed is not None and len(slot.shape) > 1 and family.transposed.search(slot.ours) is not None
+    return (
+        family.transposed_weights is not None
+        and len(slot.shape) > 1
+        and family.transposed_weights.search(slot.ours) is not None
+    )

@@ -30,12 +30,12 @@ def route(scores_TX: Tensor, mixture: MixtureSpec, correction_X: Tensor | None =
     else:
         parts_TX = scores_TX.softmax(dim=-1) if mixture.scoring_func == "softmax" else scores_TX.sigmoid()
         experts_TC = merits(parts_TX, mixture, correction_X).topk(mixture.experts_per_token, dim=-1).indices
-        weights_TC = _divided(parts_TX.gather(-1, experts_TC), mixture)
+        weights_TC = _normalise_weights(parts_TX.gather(-1, experts_TC), mixture)
     factor = mixture.routed_scaling_factor
     return experts_TC, weights_TC if factor == 1.0 else weights_TC * factor
 
 
-def _divided(weights_TC: Tensor, mixture: MixtureSpec) -> Tensor:
+def _normalise_weights(weights_TC: Tensor, mixture: MixtureSpec) -> Tensor:
     """The weights, or their shares of their sum."""
     if mixture.routing == "all":
         return weights_TC

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attend.model.net.formats.blocks import Blocks, Unread
+from attend.model.net.formats.blocks import Blocks, MappedRows
 from attend.model.net.formats.codes import FP8, Codes
 from attend.model.net.formats.weights import Weights
 from attend.model.net.linear import Linear
@@ -53,7 +53,7 @@ class Filler:
             return False
         if isinstance(piece, Tensor) and (piece.dim() < 2 or piece.dtype != self._dtype or not weights.owns(piece)):
             return False
-        unread = Unread(piece, weights.origin)
+        unread = MappedRows(piece, weights.origin)
         if slot.ours.startswith("per_layer.tokens."):  # whose rows are read in each step
             left = False
         elif isinstance(slot.module, Linear):
@@ -61,15 +61,15 @@ class Filler:
         else:
             left = tied and slot.ours.startswith("embedding.tokens.") and isinstance(piece, Tensor)
             if left:
-                slot.module.weight, slot.module.unread = nn.Parameter(piece, requires_grad=False), (unread,)
-        self.unread += unread.held.nbytes if left else 0
+                slot.module.weight, slot.module.mapped_rows = nn.Parameter(piece, requires_grad=False), (unread,)
+        self.unread += unread.memory.nbytes if left else 0
         return left
 
     def fill(self, piece: Tensor | Codes | Blocks) -> Iterator[None]:
         """Take over a piece, slice by slice: between two of them pages may be released. Ends after noting what is wrong."""
         if self.unread:  # the matrix has parts of both kinds
-            parts, origin = self._slot.module.unread, self._weights.origin
-            self.unread, self._slot.module.unread = 0, ()
+            parts, origin = self._slot.module.mapped_rows, self._weights.origin
+            self.unread, self._slot.module.mapped_rows = 0, ()
             for part in parts:
                 self._weights.origin = part.origin
                 yield from self.fill(part.rows)
@@ -81,7 +81,7 @@ class Filler:
             self.dequantised |= coded and not isinstance(self._slot.module, QuantisedLinear)
             if isinstance(some, Tensor) and some.dim() > 1 and isinstance(piece, Tensor) and self._loses(some.dtype):
                 self.rounded.add(some.dtype)
-            self._put(some)
+            self._put_tensor(some)
             self._first += some.numel() // self._slot.width
             del some
             yield
@@ -91,7 +91,7 @@ class Filler:
         kept = torch.float32 if isinstance(self._slot.module, QuantisedLinear) else self._dtype  # codes are another matter
         return torch.promote_types(stored, kept) != kept
 
-    def _put(self, tensor: Tensor | Codes) -> None:
+    def _put_tensor(self, tensor: Tensor | Codes) -> None:
         module, kind, first = self._slot.module, self._slot.kind, self._first
         if isinstance(module, Linear):
             if first == 0:

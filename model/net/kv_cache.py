@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.net.mapped import large_pages
+from attend.model.net.mapped_memory import large_pages
 from attend.model.net.states import State, allocate
 from attend.model.sublayers import KV_GROUP
 

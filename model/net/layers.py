@@ -72,11 +72,11 @@ def make_gated(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """act(gate) * up: SwiGLU when act is SiLU (Shazeer 2020). With `swiglu_limit` the clamped form of gpt-oss."""
     activation, limit, slope = ACTIVATIONS[config.activation], config.swiglu_limit, config.swiglu_slope
 
-    def clamped(gate: Tensor, up: Tensor) -> Tensor:
+    def clamp_and_gate(gate: Tensor, up: Tensor) -> Tensor:
         gate = gate.clamp(max=limit)
         return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(slope * gate)
 
-    return (lambda gate, up: activation(gate) * up) if limit is None else clamped
+    return (lambda gate, up: activation(gate) * up) if limit is None else clamp_and_gate
 
 
 class GatedMLP(nn.Module):

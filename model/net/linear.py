@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attend.model.net.formats.blocks import Unread
+from attend.model.net.formats.blocks import MappedRows
 from attend.model.net.formats.codes import Codes
 
 Cut = Literal["rows", "columns"]
@@ -34,7 +34,7 @@ class Linear(nn.Linear):
 
     ATTRIBUTES: tuple[str, ...] = SHAPE
     """What `of` takes over from another matrix: forms may add theirs."""
-    unread: tuple[Unread, ...] = ()
+    mapped_rows: tuple[MappedRows, ...] = ()
     """The rows of the weight in a mapped file, in place of the weight."""
 
     def __init__(self, size_in: int, parts: Sequence[int], *, bias: bool, cut: Cut | None = None, unit: int = 1) -> None:
@@ -137,22 +137,22 @@ class Linear(nn.Linear):
             self.weight = nn.Parameter(tensor, requires_grad=False)
         return fits
 
-    def leave(self, unread: Unread) -> bool:
+    def leave(self, unread: MappedRows) -> bool:
         """Leave the next rows of the whole matrix where they lie, where whoever packs this form can read them there."""
         fits = type(self).store is Linear.store and isinstance(unread.rows, Tensor) and unread.rows.is_contiguous()
         if fits:
-            self.unread += (unread,)
+            self.mapped_rows += (unread,)
             self.weight = None
         return fits
 
     def share(self, other: nn.Module) -> None:
         """Have the numbers of another matrix, without a copy."""
-        self.weight, self.unread = other.weight, getattr(other, "unread", ())
+        self.weight, self.mapped_rows = other.weight, getattr(other, "mapped_rows", ())
 
     def dense(self) -> Tensor:
         """The matrix [O, I], for those who keep it in a form of their own."""
         if self.weight is None:
-            return torch.cat([part.held.view(-1, self.in_features) for part in self.unread]).view(self.whole)
+            return torch.cat([part.memory.view(-1, self.in_features) for part in self.mapped_rows]).view(self.whole)
         return self.weight
 
     def slices(self, rows: int, expert: int | None = None) -> Iterator[Tensor]:
@@ -164,7 +164,7 @@ class Linear(nn.Linear):
         """Forget the numbers: what is left is of no further use."""
         for numbers in (self._parameters, self._buffers):
             numbers.update(dict.fromkeys(numbers))
-        self.unread = ()
+        self.mapped_rows = ()
 
 
 class FloatLinear(Linear):

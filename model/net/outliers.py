@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from attend.model.errors import SettingError
-from attend.model.net.checkpoint import load, save
+from attend.model.net.checkpoint import load_decoder, save
 from attend.model.net.experts import ExpertsBesideMLP
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.linear import Linear
@@ -25,7 +25,7 @@ READERS = ("qkv", "query", "q_down", "kv_down", "inputs", "gates", "gate_up", "u
 
 def write_with_outliers(folder: Path, target: Path, factor: float) -> None:
     """Write a model with outliers, in bfloat16 and without its tokenizer. Raises CheckpointError or SettingError."""
-    net = load(folder, torch.float32, "cpu", context=0)
+    net = load_decoder(folder, torch.float32, "cpu", context=0)
     if FAMILIES[net.config.family].write is None:
         raise SettingError(f"outliers cannot be put into a model of the family {net.config.family}: it is read only")
     put_outliers(net, factor)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attend.model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.pulse import Pulse
+from attend.model.net.progress import ProgressCounter
 from attend.model.net.states import Recurrence, StateSlots, advance
 from attend.model.sublayers import AttentionVariant
 from attend.model.transfer import HostToDeviceCopy, integers
@@ -77,10 +77,10 @@ class BatchLayout:
         sources: Sequence[int] | None = None,
     ) -> "BatchLayout":
         """`rows` must have those with one token first; tokens lie in their order. They have the blocks of the first group of
-        layers, `others` [G - 1][R] those of the others. Without `sources` states are read where they are written. A parcel in
+        layers, `others` [G - 1][R] those of the others. Without `sources` states are read where they are written. A copy in
         the place of a device is sent: all that is in it goes to its device with the layout.
         """
-        parcel = device if isinstance(device, HostToDeviceCopy) else HostToDeviceCopy(device)
+        h2d_copy = device if isinstance(device, HostToDeviceCopy) else HostToDeviceCopy(device)
         num_single = sum(row.count == 1 for row in rows)
         assert all(row.count == 1 for row in rows[:num_single]), "rows of one token come first"
         num_tokens = sum(row.count for row in rows)
@@ -94,9 +94,9 @@ class BatchLayout:
             write_slots(rows, table, num_single, block_size, part[:num_tokens])
             _block_table(table, part[num_tokens:size].reshape(len(rows), widest))
         sizes = [num_tokens, *[num_tokens, size - num_tokens] * len(tables)]
-        sent = [None if part is None else parcel.add(part) for part in (states, sources or states)]
-        positions, *parts = parcel[parcel.add(numbers)].split(sizes)
-        states_R, sources_R = (None if part is None else parcel[part] for part in sent)
+        sent = [None if part is None else h2d_copy.add(part) for part in (states, sources or states)]
+        positions, *parts = h2d_copy[h2d_copy.add(numbers)].split(sizes)
+        states_R, sources_R = (None if part is None else h2d_copy[part] for part in sent)
         layouts: tuple[BatchLayout, ...] = ()
         for slots_T, table in zip(parts[-2::-2], parts[::-2], strict=True):  # the first group's last, for it has the others
             known = layouts if len(layouts) == len(others) else ()
@@ -354,29 +354,30 @@ def fused_attention(
 
 
 @dataclass(frozen=True, slots=True)
-class Paged:
-    """A backend bound to one step: the `attention` argument of the decoder. Every layer comes by here, and beats the pulse."""
+class PagedAttention:
+    """A backend bound to one step: the `attention` argument of the decoder. Every layer comes by here, and counts as
+    progress."""
 
     backend: AttentionBackend
     cache: KVCache
     layout: BatchLayout
-    pulse: Pulse = field(default_factory=Pulse, kw_only=True)
+    progress: ProgressCounter = field(default_factory=ProgressCounter, kw_only=True)
 
     def layout_of(self, layer: int) -> BatchLayout:
         """The layout for a layer's group of layers."""
         return self.layout.of(self.cache.group_of_layer[layer]) if self.layout.others else self.layout
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *sinks_H: Tensor) -> Tensor:
-        self.pulse.beat()
+        self.progress.beat()
         return self.backend.forward(layer, q_THD, k_TKD, v_TKD, self.cache, self.layout_of(layer), *sinks_H)
 
     def attend(self, layer: int, q_THD: Tensor, *sinks_H: Tensor, out_THD: Tensor | None = None) -> Tensor:
         """See `Attending`, which the backend must be."""
-        self.pulse.beat()
+        self.progress.beat()
         backend = cast(Attending, self.backend)
         return backend.attend(layer, q_THD, self.cache, self.layout_of(layer), *sinks_H, out_THD=out_THD)
 
     def recur(self, layer: int, recurrence: Recurrence, *inputs_T: Tensor) -> Tensor:
         """See Attention."""
-        self.pulse.beat()
+        self.progress.beat()
         return advance(recurrence, inputs_T, self.cache.states[layer], self.layout.turns)

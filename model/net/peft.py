@@ -44,7 +44,7 @@ class LoraConfig:
     root: bool
     """Divide alpha by the root of the rank, not by the rank (rsLoRA)."""
     targets: str | tuple[str, ...]
-    excluded: str | tuple[str, ...] = ()
+    excluded_modules: str | tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
     layers_pattern: tuple[str, ...] = ()
     ranks: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +52,11 @@ class LoraConfig:
 
     def changes(self, module: str) -> bool:
         """Whether a linear module of the model's blocks, by its full name, has a product beside it."""
-        if self.excluded and (_full(self.excluded, module) if isinstance(self.excluded, str) else _ends(self.excluded, module)):
+        if self.excluded_modules and (
+            _full(self.excluded_modules, module)
+            if isinstance(self.excluded_modules, str)
+            else _ends(self.excluded_modules, module)
+        ):
             return False
         if isinstance(self.targets, str):
             return self.targets == ALL or _full(self.targets, module)
@@ -94,9 +98,9 @@ def read_config(folder: Path) -> LoraConfig:
         alpha=alpha,
         root=bool(raw.get("use_rslora")),
         targets=targets,
-        excluded=_names(folder, "exclude_modules", raw.get("exclude_modules")),
+        excluded_modules=_names(folder, "exclude_modules", raw.get("exclude_modules")),
         layers=tuple(layers) if layers else None,
-        layers_pattern=_listed(_names(folder, "layers_pattern", raw.get("layers_pattern"))),
+        layers_pattern=_to_names(_names(folder, "layers_pattern", raw.get("layers_pattern"))),
         ranks={key: _rank(folder, "rank_pattern", value) for key, value in ranks.items()},
         alphas={key: _number(folder, "alpha_pattern", value) for key, value in alphas.items()},
     )
@@ -139,7 +143,7 @@ def _table(folder: Path, key: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise _bad(folder, key, value, "an object of names")
     for pattern in value:
-        _compiled(folder, key, pattern)
+        _check_pattern(folder, key, pattern)
     return value
 
 
@@ -148,17 +152,17 @@ def _names(folder: Path, key: str, value: object) -> str | tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
-        return value if value == ALL or key == "layers_pattern" else _compiled(folder, key, value)
+        return value if value == ALL or key == "layers_pattern" else _check_pattern(folder, key, value)
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise _bad(folder, key, value, "a regular expression, or a list of names")
     return tuple(value)
 
 
-def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+def _to_names(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return names if isinstance(names, tuple) else (names,)
 
 
-def _compiled(folder: Path, key: str, pattern: str) -> str:
+def _check_pattern(folder: Path, key: str, pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:

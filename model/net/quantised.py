@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attend.model.net.formats.blocks import Blocks, Unread
+from attend.model.net.formats.blocks import Blocks, MappedRows
 from attend.model.net.formats.codes import GROUP, INT8, CodeLayout, Codes, Kind, quantise, values_of
 from attend.model.net.linear import ABSORBED, SHAPE, ExpertLinear, Linear, replace_linears
 from attend.model.net.transformer import Decoder
@@ -115,11 +115,11 @@ class QuantisedLinear(Linear):
         for some in torch.arange(first, first + self.out_features).split(rows):
             yield self.select(some)
 
-    def leave(self, unread: Unread) -> bool:
+    def leave(self, unread: MappedRows) -> bool:
         """See Linear: of a file of blocks that native code unpacks."""
         if not isinstance(unread.rows, Blocks) or unread.rows.number is None:
             return False
-        self.unread += (unread,)
+        self.mapped_rows += (unread,)
         for name in ("codes", "scales", "minima", "units"):
             self.register_buffer(name, None)
         return True
@@ -127,7 +127,7 @@ class QuantisedLinear(Linear):
     def share(self, other: nn.Module) -> None:
         """Have the numbers of another matrix of this form, without a copy."""
         assert isinstance(other, QuantisedLinear)
-        self.unread = other.unread
+        self.mapped_rows = other.mapped_rows
         self.codes, self.scales, self.minima, self.units = other.codes, other.scales, other.minima, other.units
 
     def forward(self, x_TI: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def frequencies_of(rope: Rope, context: int) -> tuple[Tensor, float]:
     """
     if rope.scaling is None:
         return _plain(rope.theta, rope.size), 1.0
-    return _scaled(rope.scaling, rope, context)
+    return _scale_frequencies(rope.scaling, rope, context)
 
 
 def _plain(theta: float, size: int) -> Tensor:
@@ -58,22 +58,22 @@ def _plain(theta: float, size: int) -> Tensor:
 
 
 @singledispatch
-def _scaled(scaling: RopeScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
+def _scale_frequencies(scaling: RopeScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
     raise TypeError(f"no way to compute {scaling}")
 
 
-@_scaled.register
+@_scale_frequencies.register
 def _linear(scaling: LinearScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
     return _plain(rope.theta, rope.size) / scaling.factor, 1.0
 
 
-@_scaled.register
+@_scale_frequencies.register
 def _dynamic(scaling: DynamicScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
     stretch = scaling.factor * max(context, scaling.original_positions) / scaling.original_positions - (scaling.factor - 1)
     return _plain(rope.theta * stretch ** (rope.size / (rope.size - 2)), rope.size), 1.0
 
 
-@_scaled.register
+@_scale_frequencies.register
 def _llama3(scaling: Llama3Scaling, rope: Rope, context: int) -> tuple[Tensor, float]:
     frequencies = _plain(rope.theta, rope.size)
     turns = scaling.original_positions * frequencies / (2 * math.pi)
@@ -82,13 +82,13 @@ def _llama3(scaling: Llama3Scaling, rope: Rope, context: int) -> tuple[Tensor, f
     return keep * frequencies + (1 - keep) * frequencies / scaling.factor, 1.0
 
 
-@_scaled.register
+@_scale_frequencies.register
 def _proportional(scaling: ProportionalScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
     turning = torch.arange(rope.size // 2, device="cpu") < int(scaling.share * rope.size // 2)
     return _plain(rope.theta, rope.size) / scaling.factor * turning, 1.0
 
 
-@_scaled.register
+@_scale_frequencies.register
 def _yarn(scaling: YarnScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
     def pair_that_turns(times: float) -> float:
         """The pair of columns, as a fraction too, that turns so many times within the original context."""
@@ -104,7 +104,7 @@ def _yarn(scaling: YarnScaling, rope: Rope, context: int) -> tuple[Tensor, float
     return frequencies * (1 - stretch) + frequencies / scaling.factor * stretch, scaling.attention_factor
 
 
-@_scaled.register
+@_scale_frequencies.register
 def _long(scaling: LongScaling, rope: Rope, context: int) -> tuple[Tensor, float]:
     factors = scaling.long_factors if context > scaling.original_positions else scaling.short_factors
     return _plain(rope.theta, rope.size) / torch.tensor(factors, dtype=torch.float32, device="cpu"), scaling.attention_factor

@@ -81,10 +81,10 @@ class StateSlots:
         """The batches for a layer whose states are `held`, at most CACHED bytes in each on a CPU."""
         most = len(held[0]) if held[0].is_cuda else max(1, CACHED // sum(part[0].nbytes for part in held))
         if most not in self._turns:
-            self._turns[most] = list(self._made(most))
+            self._turns[most] = list(self._make_batches(most))
         return self._turns[most]
 
-    def _made(self, most: int) -> Iterator[StateBatch]:
+    def _make_batches(self, most: int) -> Iterator[StateBatch]:
         single = sum(row.count == 1 for row in self._rows)
         begin, first = 0, 0
         while first < len(self._rows):

@@ -17,7 +17,7 @@ from attend.model.config import ModelConfig
 from attend.model.net.attention import Attention, MultiHeadAttention, SharedKeys
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import ExpertsBesideMLP, Mixture
-from attend.model.net.formats.blocks import Mapped
+from attend.model.net.formats.blocks import MappedFiles
 from attend.model.net.latent import LatentAttention
 from attend.model.net.layers import MLP, GatedMLP, empty_table, make_norm, sinusoidal_table
 from attend.model.net.linear import Linear
@@ -129,7 +129,7 @@ class Decoder(nn.Module):
     Tables of positions are made for `context` positions, or for all that the model knows: a million of them take 1 GB.
     """
 
-    mapped: Mapped | None = None
+    mapped_files: MappedFiles | None = None
     """Set where matrices lie in a mapped file: whoever serves from them copies them first."""
 
     def __init__(self, config: ModelConfig, context: int | None = None) -> None:

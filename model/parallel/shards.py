@@ -19,8 +19,8 @@ from attend.model.net.checkpoint import fill, forms_of
 from attend.model.net.experts import Mixture
 from attend.model.net.features import features
 from attend.model.net.linear import Linear, replace_linears
-from attend.model.net.room import check_room
 from attend.model.net.transformer import Decoder
+from attend.model.net.weight_memory import check_weight_memory
 from attend.model.parallel.group import ProcessGroup
 
 NOT_SHARED = {"heads_by_layer", "keys_are_values", "kv_shared_layers", "per_layer_inputs", "experts_beside_mlp"}
@@ -86,7 +86,7 @@ class GatheredNorm(nn.Module):
         return own
 
 
-def check(config: ModelConfig, ranks: int) -> None:
+def check_shards(config: ModelConfig, ranks: int) -> None:
     """Refuse by name what so many ranks cannot share, with the name of the setting: SettingError."""
     if ranks > 1 and (lacking := sorted(features(config) & NOT_SHARED)):
         raise SettingError(
@@ -131,13 +131,13 @@ def load_shard(
 
     SettingError, before weights are read, where the ranks cannot share the model.
     """
-    check(config, group.ranks)
+    check_shards(config, group.ranks)
     with torch.device("meta"):
         net = Decoder(config, 0)
     if group.rank == 0:
         forms_of(net, folder)  # it logs what of the files is not carried out
     shard(net, group)
-    check_room(net, folder, dtype, group.device, group.ranks if group.device == "cpu" else 1)
+    check_weight_memory(net, folder, dtype, group.device, group.ranks if group.device == "cpu" else 1)
     fill(net, folder, dtype, group.device, report=report)
     for module in net.modules():
         if isinstance(module, MultiHeadAttention):

@@ -13,9 +13,9 @@ from jinja2 import Template, meta
 
 from attend.model.errors import CheckpointError, InvalidRequest
 from attend.model.params import describe
-from attend.model.text.chat_sandbox import ChatEnvironment, OverLimit, Refused, raise_exception, render
+from attend.model.text.caller_marks import ChatText
+from attend.model.text.chat_sandbox import ChatEnvironment, OverLimit, TemplateRefused, raise_exception, render_template
 from attend.model.text.control_tokens import ControlTokens
-from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer_files import named_tokens, read_facts, read_object
 
 MAX_TEMPLATE = 1 << 20
@@ -52,8 +52,8 @@ class ChatTemplate:
     ) -> None:
         """`for_tools` is the template for calls with tools, where it is another; `tokens` the special ones by name."""
         environment = ChatEnvironment()
-        self._template, read = _compiled(environment, source)
-        self._for_tools, more = (self._template, read) if for_tools is None else _compiled(environment, for_tools)
+        self._template, read = _compile_template(environment, source)
+        self._for_tools, more = (self._template, read) if for_tools is None else _compile_template(environment, for_tools)
         variables = read | more | {"add_generation_prompt"}
         self.options = frozenset(variables - _RESERVED - set(environment.globals) - set(tokens))
         """Variables that `render` takes beside the messages."""
@@ -87,10 +87,10 @@ class ChatTemplate:
         facts = read_facts(folder)
         if file is not None:
             return cls._of(file, {DEFAULT: _text_of(file)}, named_tokens(facts), clock, now)
-        sources = _in_files(folder) or _named(facts.get("chat_template"), folder / "tokenizer_config.json")
+        sources = _in_files(folder) or _templates_by_name(facts.get("chat_template"), folder / "tokenizer_config.json")
         if not sources:
             path = folder / "chat_template.json"
-            sources = _named(read_object(path).get("chat_template"), path)
+            sources = _templates_by_name(read_object(path).get("chat_template"), path)
         return cls._of(folder, sources, named_tokens(facts), clock, now) if sources.get(DEFAULT) else None
 
     @classmethod
@@ -138,7 +138,7 @@ class ChatTemplate:
         given = {"add_generation_prompt": True, "tools": tools, "documents": documents} | variables
         try:
             return self._prompt([self._read(message) for message in messages], given)
-        except (Refused, OverLimit) as error:
+        except (TemplateRefused, OverLimit) as error:
             raise InvalidRequest(f"messages: the chat template {error}", "messages") from error
         except Exception as error:  # whatever a template does wrong; what it was is for the log, not for the caller
             raise InvalidRequest("messages: the model's chat template cannot render these messages", "messages") from error
@@ -146,13 +146,13 @@ class ChatTemplate:
     def _prompt(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> ChatText:
         if self.control is None:
             return ChatText(self._text(messages, given))
-        marked = self.control.marked
+        marked = self.control.mark_texts
         told = [{name: value if name == "role" else marked(value) for name, value in each.items()} for each in messages]
         return self.control.read(self._text(told, {name: marked(value) for name, value in given.items()}))
 
     def _text(self, messages: list[dict[str, Any]], given: dict[str, Any]) -> str:
         template = self._template if given.get("tools") is None else self._for_tools
-        return render(template, self._always | given | {"messages": messages}, self._clock)
+        return render_template(template, self._always | given | {"messages": messages}, self._clock)
 
     def _read(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as `transformers` hands it over: without nulls, its reasoning under every name that is read."""
@@ -180,7 +180,7 @@ class ChatTemplate:
         return self._writes_parts[role]
 
 
-def _compiled(environment: ChatEnvironment, source: str) -> tuple[Template, set[str]]:
+def _compile_template(environment: ChatEnvironment, source: str) -> tuple[Template, set[str]]:
     """A compiled template, and the names of the variables that it reads."""
     if len(source) > MAX_TEMPLATE:
         raise CheckpointError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE} are read")
@@ -205,7 +205,7 @@ def _text_of(path: Path) -> str:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _named(templates: Any, path: Path) -> dict[str, str]:
+def _templates_by_name(templates: Any, path: Path) -> dict[str, str]:
     """Templates of a JSON file by name: one text is the default."""
     if templates is None or isinstance(templates, str):
         return {} if not templates else {DEFAULT: templates}

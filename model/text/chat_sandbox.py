@@ -20,7 +20,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from attend.model.text import marks
+from attend.model.text import caller_marks
 
 MAX_CHARACTERS = 4 << 20
 """The longest prompt, and the longest text, list or number of digits that a template may hold on the way."""
@@ -47,7 +47,7 @@ class OverLimit(Exception):
     """A render went over its budget."""
 
 
-class Refused(Exception):
+class TemplateRefused(Exception):
     """The template called raise_exception: its own words are meant for the caller."""
 
 
@@ -86,7 +86,7 @@ def _fits(size: int) -> None:
     _require(size <= MAX_CHARACTERS, f"made a value of more than {MAX_CHARACTERS} characters")
 
 
-def _made(value: Any) -> Any:
+def _charge_value(value: Any) -> Any:
     """`value`, paid for. Raises OverLimit where it is too large to be kept."""
     if isinstance(value, (str, list, tuple, dict, set)):
         _fits(len(value))
@@ -156,11 +156,11 @@ def _finalize(_: Context, value: Any) -> Any:
     return value
 
 
-def _guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+def _guard_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that says no before it makes something huge, and whose result is paid for."""
 
     @wraps(run)  # keeps Jinja's mark of what the filter wants to be passed first
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def run_filter(*args: Any, **kwargs: Any) -> Any:
         _BUDGET.get().check()
         value, *options = args[1:] if hasattr(run, "jinja_pass_arg") else args
         if name not in _LIST_FILTERS:
@@ -169,14 +169,14 @@ def _guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         _require(small, f"gives the filter {name} a number that is too large")
         if name in _CHECKS:
             _CHECKS[name](value, *options, **kwargs)
-        return _like(value, _made(run(*args, **kwargs)))
+        return _like(value, _charge_value(run(*args, **kwargs)))
 
-    return guarded
+    return run_filter
 
 
 def _like(value: Any, made: Any) -> Any:
     """A result of a value, marked as a caller's text where the value was one."""
-    return value.copied(made) if isinstance(value, marks.Fragment) else made
+    return value.wrap_result(made) if isinstance(value, caller_marks.Fragment) else made
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
@@ -210,17 +210,17 @@ def _tojson(
     _text_size(value)
     _require(indent is None or 0 <= indent <= 16, "indents JSON too far")
     document = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return marks.restore_marks(document) if ensure_ascii else document
+    return caller_marks.restore_marks(document) if ensure_ascii else document
 
 
 def _trim(value: Any, letters: str | None = None) -> str:
-    return marks.strip(value if isinstance(value, str) else str(value), letters)
+    return caller_marks.strip(value if isinstance(value, str) else str(value), letters)
 
 
 def raise_exception(message: Any) -> None:
     """What a template calls where it refuses the messages. Raises Refused with its sentence."""
     _text_size(message)
-    raise Refused(f"refuses them: {marks.without_marks(str(message))[:512]}")
+    raise TemplateRefused(f"refuses them: {caller_marks.without_marks(str(message))[:512]}")
 
 
 class _Generation(Extension):
@@ -245,7 +245,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         own = {"join": _join, "tojson": _tojson, "trim": _trim, "concat!": _concat}
         filters = {name: run for name, run in self.filters.items() if name not in _NO_FILTERS} | own
-        self.filters = {name: _guarded(name, run) for name, run in filters.items()} | {"tick!": _tick}
+        self.filters = {name: _guard_filter(name, run) for name, run in filters.items()} | {"tick!": _tick}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -266,7 +266,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             _require(abs(left) <= _MAX_BITS and abs(right) <= _MAX_BITS // 16, "made a number that is too large")
         elif operator == "%" and isinstance(left, str):
             _check_format(left, right if isinstance(right, tuple) else [right])
-        return _made(super().call_binop(context, operator, left, right))
+        return _charge_value(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """str.format and str.format_map, found on a text."""
@@ -274,12 +274,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if run is None:
             return None
 
-        def checked(*args: Any, **kwargs: Any) -> str:
+        def format_checked(*args: Any, **kwargs: Any) -> str:
             _check_format(value.__self__, [*args, *kwargs.values()])
-            made: str = _made(run(*args, **kwargs))
+            made: str = _charge_value(run(*args, **kwargs))
             return made
 
-        return checked
+        return format_checked
 
     # Jinja's names: any other could be a keyword of the call.
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - Jinja's names
@@ -288,14 +288,14 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "replace":
             _check_replace(owner, *args, **kwargs)
-            args = (*args[:1], *(str(each) if isinstance(each, marks.Fragment) else each for each in args[1:]))
+            args = (*args[:1], *(str(each) if isinstance(each, caller_marks.Fragment) else each for each in args[1:]))
         elif isinstance(owner, str) and name == "join":
             args = tuple(_joinable(items, owner) for items in args)
-        run = marks.method_of(owner, name) if isinstance(owner, str) else None
-        return _like(owner, _made(super().call(__context, run or __obj, *args, **kwargs)))
+        run = caller_marks.method_of(owner, name) if isinstance(owner, str) else None
+        return _like(owner, _charge_value(super().call(__context, run or __obj, *args, **kwargs)))
 
 
-def render(template: Template, variables: dict[str, Any], clock: Callable[[], float]) -> str:
+def render_template(template: Template, variables: dict[str, Any], clock: Callable[[], float]) -> str:
     """What the template writes, within a budget of its own. Raises OverLimit, Refused, or whatever the template does wrong."""
     token = _BUDGET.set(_Budget(clock))
     try:

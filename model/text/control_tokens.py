@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import AddedToken, Encoding, models
 from tokenizers import Tokenizer as RawTokenizer
 
-from attend.model.text import marks
-from attend.model.text.marks import CLOSE, EDGE, OPEN, ChatText, Fragment, Span
+from attend.model.text import caller_marks
+from attend.model.text.caller_marks import CLOSE, EDGE, OPEN, ChatText, Fragment, Span
 
 SHORT = 32
 """Characters of texts that are remembered: the words of schemas come again and again."""
@@ -33,35 +33,35 @@ class ControlTokens:
         self._start = _starts(self._texts)
         self._first = _one_of(text[0] for text in self._texts)
         self._last = _one_of(text[-1] for text in self._texts)
-        self._outer = _one_of([*marks.MARKS, *(letter for text in self._texts for letter in (text[0], text[-1]))])
+        self._outer = _one_of([*caller_marks.MARKS, *(letter for text in self._texts for letter in (text[0], text[-1]))])
         """Finds what must be escaped in a text."""
         self._beginnings = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))
         self._ends = frozenset(text[-size:] for text in self._texts for size in range(1, len(text)))
         self._threes = frozenset(text[at : at + size] for text in self._texts for at in range(len(text)) for size in (1, 2, 3))
         self._all = "\0".join(sorted(self._texts))
         self._longest = max(map(len, self._texts), default=0)
-        self._short = lru_cache(4096)(self._marked)
+        self._short = lru_cache(4096)(self._mark_text)
 
-    def marked(self, value: Any) -> Any:
+    def mark_texts(self, value: Any) -> Any:
         """JSON of a caller with marks in all its texts: see `marks`. Marks of the caller's own are left out."""
         if isinstance(value, str):
-            return self._short(value) if len(value) <= SHORT else self._marked(value)
+            return self._short(value) if len(value) <= SHORT else self._mark_text(value)
         if isinstance(value, dict):
-            return {self.marked(name): self.marked(each) for name, each in value.items()}
-        return list(map(self.marked, value)) if isinstance(value, (list, tuple)) else value
+            return {self.mark_texts(name): self.mark_texts(each) for name, each in value.items()}
+        return list(map(self.mark_texts, value)) if isinstance(value, (list, tuple)) else value
 
     def read(self, prompt: str) -> ChatText:
         """Split a rendered prompt with marks into its text and the places of callers' texts."""
-        if not marks.is_marked(prompt):
+        if not caller_marks.is_marked(prompt):
             return ChatText(prompt)
-        text, literals = marks.read(prompt, self._is_token)
+        text, literals = caller_marks.split_literals(prompt, self._is_token)
         return ChatText(text, tuple(span for span in literals if span[0] < span[1] or self._is_inside(text, span[0])))
 
-    def _marked(self, text: str) -> str:
+    def _mark_text(self, text: str) -> str:
         is_part = self._is_part(text)
         if not is_part and self._normalized_finder is None and not self._outer.search(text):
             return text
-        text = marks.without_marks(text)
+        text = caller_marks.without_marks(text)
         spans = self._spans(text)
         if is_part and not spans:
             return Fragment(text)
@@ -122,11 +122,11 @@ class PlainTokens:
         self._raw.model = raw.model
         self._of = lru_cache(4096)(self._find)
 
-    def replaced(self, text: str, found: Encoding, literals: Sequence[Span]) -> list[int]:
+    def replace_control_tokens(self, text: str, found: Encoding, literals: Sequence[Span]) -> list[int]:
         """The ids of `found`, with plain ones in place of added tokens that touch parts that the caller wrote."""
         ids = list[int]()
         for token, span in zip(found.ids, found.offsets, strict=True):
-            if token in self._added and marks.touches(literals, _letters(text, span, self._added[token])):
+            if token in self._added and caller_marks.touches(literals, _letters(text, span, self._added[token])):
                 ids += self._of(text[slice(*span)])
             else:
                 ids.append(token)
@@ -134,10 +134,10 @@ class PlainTokens:
 
     def _find(self, text: str) -> list[int]:
         """A model may have the token as a word of its own: then each letter is tokenized by itself."""
-        ids = self._encoded(text)
-        return ids if self._added.keys().isdisjoint(ids) else [token for letter in text for token in self._encoded(letter)]
+        ids = self._encode_plain(text)
+        return ids if self._added.keys().isdisjoint(ids) else [token for letter in text for token in self._encode_plain(letter)]
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode_plain(self, text: str) -> list[int]:
         ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -191,15 +191,15 @@ def _without_prefix(raw: RawTokenizer) -> RawTokenizer:
 
 
 def _state(part: Any) -> Any:
-    return None if part is None else _unprefixed(json.loads(part.__getstate__()))
+    return None if part is None else _without_prefix_space(json.loads(part.__getstate__()))
 
 
-def _unprefixed(state: Any) -> Any:
+def _without_prefix_space(state: Any) -> Any:
     if isinstance(state, list):
-        return [_unprefixed(each) for each in state if not (isinstance(each, dict) and each.get("type") == "Prepend")]
+        return [_without_prefix_space(each) for each in state if not (isinstance(each, dict) and each.get("type") == "Prepend")]
     if not isinstance(state, dict):
         return state
     if state.get("type") == "Prepend":
         return None
     never = {"add_prefix_space": False, "prepend_scheme": "never"}
-    return {name: never.get(name, _unprefixed(value)) for name, value in state.items()}
+    return {name: never.get(name, _without_prefix_space(value)) for name, value in state.items()}

@@ -1,7 +1,7 @@
 """Structured output (guided decoding) as a token bitmask: which tokens may come next so that the text keeps a form the caller
 asked for.
 
-The engine knows only `Grammar`: `mask()`, `advance(token)`, `finished`. Behind it stands llguidance (Microsoft, MIT;
+The engine knows only `Grammar`: `mask()`, `advance(token)`, `is_finished`. Behind it stands llguidance (Microsoft, MIT;
 https://github.com/guidance-ai/llguidance): an Earley parser over lazily built derivative automata, walked along a trie of the
 vocabulary's bytes, so that a mask costs microseconds and a character may span tokens.
 
@@ -32,7 +32,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from attend.model.params import describe, shorten
 from attend.model.text.grammar_tokens import for_grammars
-from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, reason
+from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, error_line
 from attend.model.text.schema import (
     MAX_PLACE,
     OR_SHOWN,
@@ -215,7 +215,7 @@ class GrammarCompiler:
     def _make(self, spec: GrammarSpec, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
         """The grammar of a spec that is new, kept for the next caller; or why there is none."""
         try:
-            made = self._compile(spec.kind, vocabulary, _probed(spec, self._whitespace))
+            made = self._compile(spec.kind, vocabulary, _probe_source(spec, self._whitespace))
         except InvalidRequest as error:
             with self._lock:
                 self._refused.keep(spec, str(error), len(spec.text.encode()) + 4 * SHOWN)
@@ -240,7 +240,7 @@ class GrammarCompiler:
         def build() -> llguidance.LLMatcher:
             raw = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_limits())
             if raw.is_error():
-                raise InvalidRequest(f"{field}: {reason(raw)}", field)
+                raise InvalidRequest(f"{field}: {error_line(raw)}", field)
             return raw
 
         shape = Shape(self._ends, self._size, self._vocab_size)
@@ -272,33 +272,33 @@ def _source(kind: Kind, text: str, whitespace: Whitespace = "compact") -> str:
     if kind == "grammar":
         return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
     if kind == "tools":
-        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, _compiled, whitespace))
+        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, _compile_schema, whitespace))
     if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
         return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
-    schema = rewritten(read_schema(text), _compiled) if kind == "json_schema" else {"type": "object"}
+    schema = rewritten(read_schema(text), _compile_schema) if kind == "json_schema" else {"type": "object"}
     return source_of(schema, whitespace)
 
 
-def _compiled(schema: Any) -> llguidance.LLMatcher:
+def _compile_schema(schema: Any) -> llguidance.LLMatcher:
     """A schema compiled over single bytes, to learn whether it compiles."""
     return llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
 
 
 def _fault(schema: Any) -> str:
     """Why a schema does not compile; empty: it does."""
-    matcher = _compiled(schema)
-    return reason(matcher) if matcher.is_error() else ""
+    matcher = _compile_schema(schema)
+    return error_line(matcher) if matcher.is_error() else ""
 
 
-def _told(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
+def _error_text(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
     """Why a grammar does not compile, and in which of its schemas."""
     where, schema = "", dict[str, Any]()
     if kind == "json_schema":
-        schema = rewritten(read_schema(text), _compiled)
+        schema = rewritten(read_schema(text), _compile_schema)
     elif kind == "tools":
-        where, schema = faulty_rule(rewritten_rules(text, _compiled), _fault)
+        where, schema = faulty_rule(rewritten_rules(text, _compile_schema), _fault)
     place = ".".join(filter(None, (where, place_of(schema, _fault))))
-    words = reword(_fault(schema) or reason(matcher))
+    words = reword(_fault(schema) or error_line(matcher))
     told = f"{shorten(place, MAX_PLACE)}: {words}" if place else words
     return f"{told}; {OR_SHOWN}" if where.startswith("tools[") else told
 
@@ -308,7 +308,7 @@ def _escape(text: str) -> str:
     return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
 
 
-def _probed(spec: GrammarSpec, whitespace: Whitespace) -> str:
+def _probe_source(spec: GrammarSpec, whitespace: Whitespace) -> str:
     """`_source` of a spec that a child process compiled and walked within its limits; InvalidRequest or Overloaded if not."""
     # -P: the folder that the server was started in is no place to import from.
     command = [sys.executable, "-P", "-c", _PROBE_CODE, str(Path(__file__).parents[3])]
@@ -358,7 +358,7 @@ def _try(kind: Kind, text: str, whitespace: Whitespace = "compact") -> tuple[str
     walked = _SPECIAL.sub(f"<[{_Bytes.other}]>", source) if kind == "tools" else source
     matcher = llguidance.LLMatcher(_byte_tokens(), walked, log_level=0, limits=_limits())
     if matcher.is_error():
-        return _told(kind, text, matcher), ""
+        return _error_text(kind, text, matcher), ""
     draw = random.Random(0)
     for step in range(_PROBE_STEPS):
         if matcher.is_stopped():  # complete, or in error
@@ -369,7 +369,7 @@ def _try(kind: Kind, text: str, whitespace: Whitespace = "compact") -> tuple[str
             matcher.consume_token(draw.choice(allowed))
         elif not matcher.is_error() and not matcher.is_accepting():
             return f"no text matches it after {step} bytes", ""
-    return (reason(matcher), "") if matcher.is_error() else ("", source)
+    return (error_line(matcher), "") if matcher.is_error() else ("", source)
 
 
 @cache

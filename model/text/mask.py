@@ -45,7 +45,7 @@ class Grammar(Protocol):
     """The state of one answer in its grammar. Not thread-safe: it belongs to one request."""
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing but an end token can follow."""
 
     def mask(self) -> "NDArray[np.bool_]":
@@ -82,17 +82,17 @@ class Matcher:
         """Why there were no new states."""
 
     @property
-    def finished(self) -> bool:
-        """See `Grammar.finished`."""
+    def is_finished(self) -> bool:
+        """See `Grammar.is_finished`."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def mask(self) -> "NDArray[np.bool_]":
         """See `Grammar.mask`. GrammarFailed if no token fits: a limit was hit, or the grammar has a dead end here."""
         shape = self._grammar.shape
         self._states.uses += 1
-        allowed = unpack(self._matcher.compute_bitmask(), shape.vocab_size) if self._ready is None else self._ready
-        if self._matcher.is_error() and self._renewed():
-            allowed = unpack(self._matcher.compute_bitmask(), shape.vocab_size)
+        allowed = unpack_bits(self._matcher.compute_bitmask(), shape.vocab_size) if self._ready is None else self._ready
+        if self._matcher.is_error() and self._renew_states():
+            allowed = unpack_bits(self._matcher.compute_bitmask(), shape.vocab_size)
         self._check()
         allowed[shape.size :] = False
         accepting = self._matcher.is_accepting()
@@ -106,13 +106,13 @@ class Matcher:
         """See `Grammar.allows`. False where a limit was hit: `mask` then says so."""
         if self._failed:
             return False
-        return self._allows(token_id) or (self._renewed() and self._allows(token_id))
+        return self._allows(token_id) or (self._renew_states() and self._allows(token_id))
 
     def advance(self, token_id: int) -> None:
         """See `Grammar.advance`. GrammarFailed if the token does not fit."""
         self._ready = None
         self._states.uses += 1
-        if not self._matcher.consume_token(token_id) and self._renewed():
+        if not self._matcher.consume_token(token_id) and self._renew_states():
             self._matcher.consume_token(token_id)
         self._check()
         self._taken.append(token_id)
@@ -128,12 +128,12 @@ class Matcher:
             return self._matcher.is_accepting()
         return token_id < self._grammar.shape.size and self._matcher.validate_tokens([token_id]) == 1
 
-    def _renewed(self) -> bool:
+    def _renew_states(self) -> bool:
         """Whether the states were used up, so that what the library said is void, and the matcher now has others."""
         if self._failed or not self._states.used_up():
             return False
         try:
-            self._states = self._grammar.renewed(self._states)
+            self._states = self._grammar.renew_states(self._states)
             self._matcher, self._ready = self._states.start(), None
             limit = time.thread_time() + MAX_REPLAY_SECONDS
             for begin in range(0, len(self._taken), REPLAYED_AT_ONCE):
@@ -148,7 +148,7 @@ class Matcher:
         if self._failed:
             raise GrammarFailed(self._failed)
         if self._matcher.is_error():
-            said = reason(self._matcher)
+            said = error_line(self._matcher)
             raise GrammarFailed(DEAD_END if said == NO_TEXT else FAULT + said)
 
 
@@ -177,7 +177,7 @@ def _executor() -> llguidance.LLExecutor:
     return llguidance.LLExecutor(usable_cores())
 
 
-def unpack(bits: bytes, size: int) -> "NDArray[np.bool_]":
+def unpack_bits(bits: bytes, size: int) -> "NDArray[np.bool_]":
     """The first `size` bits, lowest bit of each byte first, as booleans."""
     import numpy as np
 
@@ -249,7 +249,7 @@ class CompiledGrammar:
             with self._lock:
                 self._states = made if self._states is spent else self._states
 
-    def renewed(self, spent: States) -> States:
+    def renew_states(self, spent: States) -> States:
         """Other states than those, which are used up; the first to ask has the grammar compiled again, in the step thread.
 
         GrammarFailed for a grammar that takes long to compile, or whose states are used up in no time.
@@ -269,7 +269,7 @@ def _opening(matcher: llguidance.LLMatcher) -> int | None:
     return (bits & -bits).bit_length() - 1 if bits else None
 
 
-def reason(matcher: llguidance.LLMatcher) -> str:
+def error_line(matcher: llguidance.LLMatcher) -> str:
     """The library's explanation as one short line; it says where: line and column of a grammar, character of a regex."""
     text = matcher.get_error().replace("<non-verbose/>", "")
     if text.strip().startswith("NoExtension"):

@@ -50,9 +50,9 @@ class ReasoningBudget:
         """Tokens of the end marker that must come next."""
 
     @property
-    def finished(self) -> bool:
-        """See `Grammar.finished`."""
-        return not self._left and self._inner is not None and self._inner.finished
+    def is_finished(self) -> bool:
+        """See `Grammar.is_finished`."""
+        return not self._left and self._inner is not None and self._inner.is_finished
 
     def mask(self) -> "NDArray[np.bool_]":
         """See `Grammar.mask`."""

@@ -167,12 +167,12 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _exclude(schema: dict[str, Any], root: dict[str, Any]) -> None:
     """Make a `oneOf` an `anyOf` where its branches are objects with constants of their own, which then are required."""
-    targets = [_resolved(branch, root) for branch in _list(schema, "oneOf")]
+    targets = [_resolve_refs(branch, root) for branch in _list(schema, "oneOf")]
     objects = [one for one in targets if isinstance(one, dict) and one.get("type") == "object"]
     shared = [one["properties"] for one in objects if isinstance(one.get("properties"), dict)]
     if not shared or len(shared) < len(targets) or "anyOf" in schema:
         return
-    marks = [name for name in shared[0] if _are_apart([_constants(_resolved(each.get(name), root)) for each in shared])]
+    marks = [name for name in shared[0] if _are_apart([_constants(_resolve_refs(each.get(name), root)) for each in shared])]
     marks.sort(key=lambda mark: sum(mark not in _list(one, "required") for one in objects))
     if marks:
         for one in objects:
@@ -180,7 +180,7 @@ def _exclude(schema: dict[str, Any], root: dict[str, Any]) -> None:
         schema["anyOf"] = schema.pop("oneOf")
 
 
-def _resolved(schema: Any, root: dict[str, Any]) -> Any:
+def _resolve_refs(schema: Any, root: dict[str, Any]) -> Any:
     for _ in range(MAX_HOPS):
         if not isinstance(schema, dict) or "$ref" not in schema:
             break

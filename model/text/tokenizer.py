@@ -12,9 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer as RawTokenizer
 
 from attend.model.errors import InvalidRequest
-from attend.model.gguf.places import is_gguf
+from attend.model.gguf.paths import is_gguf
+from attend.model.text.caller_marks import Span
 from attend.model.text.control_tokens import PlainTokens
-from attend.model.text.marks import Span
 from attend.model.text.tokenizer_files import named_tokens, read_facts, read_raw
 
 REPLACEMENT = "\ufffd"
@@ -99,7 +99,7 @@ class Tokenizer:
         try:
             if literals:
                 found = self.raw.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-                return self._plain.replaced(text, found, literals)
+                return self._plain.replace_control_tokens(text, found, literals)
             return self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # bare, where a text has what the vocabulary lacks and there is no unknown token
             raise InvalidRequest(f"prompt: this model's tokenizer cannot take the text: {error}", "prompt") from error
@@ -181,7 +181,7 @@ class Tokenizer:
         """One token inside a text; one that is no whole characters as `bytes:\\xc3`, an id without a token as `token_id:7`."""
         if token_id not in self._texts:
             known = self.raw.id_to_token(token_id) is not None
-            self._texts[token_id] = _shown(self.bytes_of(token_id)) if known else f"token_id:{token_id}"
+            self._texts[token_id] = _printable_token(self.bytes_of(token_id)) if known else f"token_id:{token_id}"
         return self._texts[token_id]
 
     def _find_bytes(self, token_id: int) -> bytes:
@@ -199,7 +199,7 @@ class Tokenizer:
         return text.encode() if read is None else read
 
 
-def _shown(token: bytes) -> str:
+def _printable_token(token: bytes) -> str:
     try:
         return token.decode()
     except UnicodeDecodeError:

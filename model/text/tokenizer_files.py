@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.places import is_gguf
+from attend.model.gguf.paths import is_gguf
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHER_FORMS = (
@@ -31,18 +31,18 @@ NEEDED = "transformers sentencepiece protobuf tiktoken"
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file. Raises CheckpointError."""
     if is_gguf(path.parent):
-        from attend.model.gguf.documents import document  # it needs numpy, and a folder does not
+        from attend.model.gguf.documents import json_file  # it needs numpy, and a folder does not
 
-        return document(path.parent, path.name)
+        return json_file(path.parent, path.name)
     if not path.is_file():
         return {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), parse_int=_number)
+        json_file = json.loads(path.read_text(encoding="utf-8"), parse_int=_number)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a JSON object: {error}") from error
-    if not isinstance(document, dict):
+    if not isinstance(json_file, dict):
         raise CheckpointError(f"{path} is not a JSON object")
-    return document
+    return json_file
 
 
 def _number(text: str) -> int | float:
@@ -86,9 +86,9 @@ def read_raw(folder: Path, facts: dict[str, Any]) -> RawTokenizer:
 
 def _open_tokenizer(folder: Path) -> RawTokenizer:
     if is_gguf(folder):
-        from attend.model.gguf.documents import tokenizer
+        from attend.model.gguf.documents import tokenizer_of
 
-        return tokenizer(folder)
+        return tokenizer_of(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: {_way_to_make_it(folder)}")
@@ -103,7 +103,7 @@ def _added_tokens(folder: Path, facts: dict[str, Any]) -> list[AddedToken]:
     if "added_tokens_decoder" in facts:
         listed = sorted(facts["added_tokens_decoder"].items(), key=lambda each: int(each[0]))
         return [AddedToken(**token) for _, token in listed]
-    special = {*named_tokens(facts).values(), *_unnamed(facts)}
+    special = {*named_tokens(facts).values(), *_missing_names(facts)}
     older = sorted(read_object(folder / "added_tokens.json").items(), key=lambda each: int(each[1]))
     return [AddedToken(text, normalized=text not in special, special=text in special) for text, _ in older]
 
@@ -111,11 +111,11 @@ def _added_tokens(folder: Path, facts: dict[str, Any]) -> list[AddedToken]:
 def _special_tokens(raw: RawTokenizer, facts: dict[str, Any]) -> list[AddedToken]:
     """Tokens of the vocabulary that are special by name alone. One that it does not have has no id, and stays ordinary text."""
     known = {token.content for token in raw.get_added_tokens_decoder().values()}
-    texts = dict.fromkeys([*named_tokens(facts).values(), *_unnamed(facts)])
+    texts = dict.fromkeys([*named_tokens(facts).values(), *_missing_names(facts)])
     return [AddedToken(text, special=True) for text in texts if text not in known and raw.token_to_id(text) is not None]
 
 
-def _unnamed(facts: dict[str, Any]) -> list[str]:
+def _missing_names(facts: dict[str, Any]) -> list[str]:
     listed = facts.get("extra_special_tokens") or facts.get("additional_special_tokens")
     return [text for token in listed if (text := _content(token)) is not None] if isinstance(listed, list) else []
 

@@ -50,7 +50,7 @@ class TrainingText:
     """Whether each token of the vocabulary begins with the end of a line, bool [V]."""
 
 
-def read(tokenizer: Tokenizer, texts: list[str], context: int) -> TrainingText:
+def read_texts(tokenizer: Tokenizer, texts: list[str], context: int) -> TrainingText:
     """The texts as running text and as the functions that are no longer than a row of functions."""
     row, end = corpus.encode_texts(tokenizer, texts), tokenizer.bos_token_id
     longest = context // SHARE_OF_CONTEXT
@@ -100,11 +100,11 @@ def _functions(text: TrainingText, recipe: Recipe, turn: int) -> list[tuple[NDAr
             rows.append((row[:-1], row[1:]))
         else:
             end = int(np.argmax(row == text.functions[-1])) or length
-            rows.append(_stuttered(row, end, text.ends_line, np.random.default_rng((recipe.seed, index))))
+            rows.append(_repeat_function(row, end, text.ends_line, np.random.default_rng((recipe.seed, index))))
     return rows
 
 
-def _stuttered(
+def _repeat_function(
     row: NDArray[np.int64], end: int, ends_line: NDArray[np.bool_], chance: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Tokens and targets of a row, with a part of its first function, which ends before `end`, several times over."""

@@ -9,7 +9,7 @@ NUM_SAMPLES = 10
 SAMPLE_TOKENS = 64
 
 
-def quality(bits: Mapping[str, float], context: int, verdicts: Sequence[Verdict]) -> str:
+def quality_section(bits: Mapping[str, float], context: int, verdicts: Sequence[Verdict]) -> str:
     """The section on held-out text: bits per byte of each row's coder, and what became of the completed headers."""
     rows = "\n".join(f"| {name} | {value:.3f} |" for name, value in bits.items())
     ended, parsed = count_verdicts(verdicts)

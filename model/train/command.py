@@ -74,7 +74,7 @@ def original_config(max_positions: int) -> ModelConfig:
     )
 
 
-def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads: int) -> None:
+def run_training(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads: int) -> None:
     """Train into `out`, or go on there; leaves a checkpoint folder that `attend serve` takes."""
     console = Console(stderr=True)
     keep_large_blocks()
@@ -85,7 +85,7 @@ def run(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads
     if not texts or not held_out:
         raise SettingError(f"{root} has {len(texts)} Python files to train on and {len(held_out)} to hold out: both are needed")
     tokenizer = _tokenizer(out, texts)
-    train, held_row = batches.read(tokenizer, texts, recipe.context), corpus.encode_texts(tokenizer, held_out)
+    train, held_row = batches.read_texts(tokenizer, texts, recipe.context), corpus.encode_texts(tokenizer, held_out)
     if len(train.row) < 3 * recipe.context:
         raise SettingError(f"{root} has {len(train.row)} tokens: too few for sequences of {recipe.context}; lower --context")
     num_bytes = count_bytes(held_out)

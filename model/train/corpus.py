@@ -63,7 +63,7 @@ def functions(text: str) -> Iterator[str]:
 
     Lines of a string that stand left of the function stay where they are.
     """
-    tree = parse(text)
+    tree = parse_python(text)
     lines = io.StringIO(text).readlines()  # as Python counts them, not at form feeds
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -71,7 +71,7 @@ def functions(text: str) -> Iterator[str]:
             yield "".join(line.removeprefix(indent) for line in lines[node.lineno - 1 : node.end_lineno])
 
 
-def parse(text: str) -> ast.Module | None:
+def parse_python(text: str) -> ast.Module | None:
     """What Python's own parser makes of a text; None if it refuses it."""
     try:
         with warnings.catch_warnings():

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from attend.model.config import DEFAULT_MODEL
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.paged_attention import BatchLayout, Paged, Row, TorchBackend
+from attend.model.net.paged_attention import BatchLayout, PagedAttention, Row, TorchBackend
 from attend.model.net.transformer import Decoder
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import corpus
@@ -30,14 +30,14 @@ def _through_8_bits(net: Decoder, tokens_L: Tensor) -> Tensor:
     blocks = -(-len(tokens_L) // BLOCK)
     cache = KVCache.allocate(net.config, blocks, BLOCK, torch.int8, "cpu")
     layout = BatchLayout.build([Row(range(1, 1 + blocks), 0, len(tokens_L))], BLOCK, "cpu", states=[1])
-    return net(tokens_L, layout.positions_T, Paged(TorchBackend(net.config.attention_variants), cache, layout))
+    return net(tokens_L, layout.positions_T, PagedAttention(TorchBackend(net.config.attention_variants), cache, layout))
 
 
-def measure(folder: Path, root: Path, context: int | None = None, hidden: Hidden = hidden_states) -> float:
+def evaluate_checkpoint(folder: Path, root: Path, context: int | None = None, hidden: Hidden = hidden_states) -> float:
     """Bits per byte, in float32, of a checkpoint on all held-out files of `root`; in windows as long as the model knows,
     or of `context` tokens.
     """
-    net, tokenizer = load(folder, torch.float32, "cpu"), Tokenizer.load(folder)
+    net, tokenizer = load_decoder(folder, torch.float32, "cpu"), Tokenizer.load(folder)
     texts = corpus.read_texts(root, held_out=True)
     tokens = torch.from_numpy(corpus.encode_texts(tokenizer, texts).astype(np.int64))
     return bits_per_byte(net, tokens, count_bytes(texts), context or net.config.max_positions, hidden)
@@ -70,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     texts = corpus.read_texts(options.root, held_out=True)
     hidden = through_8_bits if options.kv_dtype == "int8" else hidden_states
-    bits = measure(options.folder, options.root, options.context, hidden)
+    bits = evaluate_checkpoint(options.folder, options.root, options.context, hidden)
     print(f"{bits:.4f} bits per byte: {len(texts)} held-out files of {options.root}, {count_bytes(texts):,} bytes")
 
 

@@ -29,7 +29,7 @@ class Header:
 class Verdict:
     """Whether one completion ended, and whether it is Python."""
 
-    ended: bool
+    is_complete: bool
     """The completion came back to the header's indentation, or reached the end of the text."""
     parses: bool
     """The completion has ended, and the header with what stands before that end is Python."""
@@ -72,9 +72,9 @@ def judge(header: str, completion: str, *, stopped: bool) -> Verdict:
 
 def is_python(text: str) -> bool:
     """Whether Python's own parser takes a text."""
-    return corpus.parse(text) is not None
+    return corpus.parse_python(text) is not None
 
 
 def count_verdicts(verdicts: Sequence[Verdict]) -> tuple[int, int]:
     """How many of the completions ended, and how many parse."""
-    return sum(verdict.ended for verdict in verdicts), sum(verdict.parses for verdict in verdicts)
+    return sum(verdict.is_complete for verdict in verdicts), sum(verdict.parses for verdict in verdicts)

@@ -18,7 +18,7 @@ from attend.model.net.attention import PLAIN, causal_mask
 from attend.model.net.paged_attention import fused_attention, variant_of
 from attend.model.net.states import Recurrence
 from attend.model.net.transformer import Decoder
-from attend.model.quality import windows
+from attend.model.quality import overlapping_windows
 from attend.model.sublayers import AttentionVariant
 
 CHUNK = 2048
@@ -127,7 +127,7 @@ Hidden = Callable[[Decoder, Tensor], Tensor]
 def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int, hidden: Hidden = hidden_states) -> float:
     """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes, read in `windows`."""
     nats = 0.0
-    for start, scored, stop in windows(len(tokens), context):
+    for start, scored, stop in overlapping_windows(len(tokens), context):
         window = tokens[start:stop].long()
         hidden_TE = hidden(net, window[None, :-1])[scored - 1 - start :]
         targets_T = window[scored - start :]

@@ -138,14 +138,14 @@ class Callers:
         tenant = None
         if self._trusted and address and self._trusts(address):
             if self._header == FORWARDED:
-                tenant = self._forwarded(told)
+                tenant = self._forwarded_address(told)
             else:
                 tenant = _single([value for name, value in found if name == self._header])
             if tenant is None:
                 self._complain(address)
         return Caller(None, tenant, address, _end_of(told) or None)
 
-    def _forwarded(self, told: str) -> str | None:
+    def _forwarded_address(self, told: str) -> str | None:
         """The last address of X-Forwarded-For that is no trusted proxy's; None where something else comes first."""
         for _ in range(MOST_HOPS):
             told, _, last = told.rpartition(",")

@@ -285,7 +285,7 @@ class KeyRing:
         authorization, x_api_key = ([value for name, value in sent if name == wanted] for wanted in KEY_HEADERS)
         return self.authenticate(*authorization, x_api_key=x_api_key)
 
-    def named(self, name: str) -> Key | None:
+    def find_by_name(self, name: str) -> Key | None:
         """The key of this name; None where it is not in force any more."""
         self._look()
         return next((key for key in self._keys.values() if key.name == name), None)

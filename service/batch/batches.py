@@ -73,7 +73,7 @@ class Batches:
             raise NotThere(f"batch_id: there is no batch {batch_id[:64]!r}", "batch_id")
         return _batch(found)
 
-    def listed(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+    def list_batches(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Batches of this owner, the newest first, and whether there are more. Raises NotThere for an unknown `after`."""
         sql, values = f"{_SELECT} WHERE owner = ?", [owner]
         if after is not None:

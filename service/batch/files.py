@@ -104,7 +104,7 @@ class Files:
             raise NotThere(f"file_id: there is no file {file_id[:64]!r}", "file_id")
         return File(*found)
 
-    def listed(
+    def list_files(
         self, owner: str, after: str | None, limit: int, purpose: str | None = None, *, newest_first: bool = True
     ) -> tuple[list[File], bool]:
         """Files of this owner, and whether there are more. Raises NotThere for an unknown `after`."""

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 from attend.model.errors import Overloaded
 from attend.service.access.caller import BATCHES, Caller
 from attend.service.batch.batches import problem
-from attend.service.batch.desk import Desk
 from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Parse, Raw, Reader, body_of, read_line
-from attend.service.batch.results import DONE, FAILED, LEFT, Part, failure, record, spans, success, tally, write_sorted
+from attend.service.batch.results import DONE, FAILED, LEFT, Part, failed_line, record, spans, success, tally, write_sorted
 from attend.service.batch.rows import Batch, Counts, new_file_id
+from attend.service.batch.service import BatchService
 from attend.service.errors import QuotaReached, StorageFailed
 from attend.service.generation.thread_pools import run_exclusive
 from attend.service.records import NO_TOKENS, Arrival, TokenUsage
@@ -80,7 +80,7 @@ class Try:
 class Job:
     """`run` is its life; meanwhile the runner has it compute lines."""
 
-    desk: Desk
+    batch_service: BatchService
     routes: Routes
     batch: Batch
     total: int = field(init=False)
@@ -90,14 +90,14 @@ class Job:
     ready: bool = False
     """Whether there may be lines to compute."""
     running: dict[asyncio.Task[None], Try] = field(default_factory=dict)
-    _done: bytearray = field(default_factory=bytearray)
+    _done_lines: bytearray = field(default_factory=bytearray)
     """One for each line that has an answer, by its number."""
     _again: deque[Try] = field(default_factory=deque)
     _reader: Reader | None = None
     _is_read: bool = False
     _part: Part | None = None
-    _charged: int = 0
-    _used: int = 0
+    _charged_bytes: int = 0
+    _used_bytes: int = 0
     _room: asyncio.Lock = field(default_factory=asyncio.Lock)
     _over: "asyncio.Future[Ending]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _keeping: set[asyncio.Task[None]] = field(default_factory=set)
@@ -127,9 +127,9 @@ class Job:
             await self._run()
         finally:
             if self._reader is not None:
-                self.desk.later(self._reader.close)
+                self.batch_service.later(self._reader.close)
             if self._part is not None:
-                self.desk.later(self._part.close)
+                self.batch_service.later(self._part.close)
 
     async def _run(self) -> None:
         try:
@@ -150,59 +150,59 @@ class Job:
     # The beginning
 
     async def _prepare(self) -> None:
-        path = self.desk.files.folder.file(self.batch.input_file)
+        path = self.batch_service.files.folder.file(self.batch.input_file)
         try:
-            self._reader = await self.desk.disk(Reader, path, self.most_line)
+            self._reader = await self.batch_service.disk(Reader, path, self.most_line)
         except FileNotFoundError:
             return self.stop(
                 Ending("failed", (problem("input_file_missing", "the input file is gone", None, "input_file_id"),))
             )
         if self.batch.status == "validating":
-            check = await self._checked(self._reader)
+            check = await self._check_lines(self._reader)
             if self._over.done():
                 return None
             if check.errors:
                 return self.stop(Ending("failed", tuple(check.errors)))
-            if not await self.desk.db(self.desk.batches.begin, self.batch, check.total, check.model or ""):
+            if not await self.batch_service.db(self.batch_service.batches.begin, self.batch, check.total, check.model or ""):
                 return self.stop(Ending("left"))
             self.total = check.total
-            await self.desk.disk(self._reader.close)
-            self._reader = await self.desk.disk(Reader, path, self.most_line)
+            await self.batch_service.disk(self._reader.close)
+            self._reader = await self.batch_service.disk(Reader, path, self.most_line)
         await self._resume()
         if self.batch.status == "cancelling":
             return self.stop(Ending("cancelled"))
-        if self.desk.files.clock() >= self.batch.expires:
+        if self.batch_service.files.clock() >= self.batch.expires:
             return self.stop(Ending("expired"))
         if self.completed + self.failed >= self.total:
             return self.stop(Ending("completed"))
         self.ready = True
-        self.desk.free.set()
+        self.batch_service.free.set()
         return None
 
-    async def _checked(self, reader: Reader) -> Check:
+    async def _check_lines(self, reader: Reader) -> Check:
         """The check of all lines, a few at a time, and never beside the event loop for long."""
         check = Check(
             self.batch.endpoint,
             self.routes.parse,
             self.most_line,
-            self.desk.limits.lines,
+            self.batch_service.limits.lines,
             self.routes.check_model,
             self.routes.strict_fields,
         )
-        while not check.is_over and not self._over.done() and (lines := await self.desk.disk(reader.some)):
+        while not check.is_over and not self._over.done() and (lines := await self.batch_service.disk(reader.some)):
             await _patiently(partial(check.look, lines), sum(len(raw.text) for raw in lines))
         check.end()
         return check
 
     async def _resume(self) -> None:
         """Open a part, and find out which lines earlier runners have answered."""
-        folder = self.desk.files.folder
+        folder = self.batch_service.files.folder
         earlier = [path for generation, path in folder.parts_of(self.batch.id) if generation < self.batch.generation]
-        found = await self.desk.disk(spans, earlier)
+        found = await self.batch_service.disk(spans, earlier)
         for number in found:
             self._mark(number)
         self.completed, self.failed, self.usage = tally(found.values())
-        self._part = await self.desk.disk(Part, folder.part(self.batch.id, self.batch.generation))
+        self._part = await self.batch_service.disk(Part, folder.part(self.batch.id, self.batch.generation))
 
     # The lines
 
@@ -211,7 +211,7 @@ class Job:
         if self._again:
             return self._again.popleft()
         while not self._is_read and self._reader is not None:
-            raw = await self.desk.disk(self._reader.next)
+            raw = await self.batch_service.disk(self._reader.next)
             if raw is None:
                 self._is_read = True
             elif not self._is_marked(raw.number):
@@ -220,11 +220,11 @@ class Job:
         return None
 
     def _mark(self, number: int) -> None:
-        self._done += bytes(max(0, number + 1 - len(self._done)))
-        self._done[number] = 1
+        self._done_lines += bytes(max(0, number + 1 - len(self._done_lines)))
+        self._done_lines[number] = 1
 
     def _is_marked(self, number: int) -> bool:
-        return number < len(self._done) and self._done[number] == 1
+        return number < len(self._done_lines) and self._done_lines[number] == 1
 
     @property
     def has_more(self) -> bool:
@@ -235,13 +235,13 @@ class Job:
         """Compute a line, in a task of its own. `on_answer` hears of answers that had no room."""
         task = asyncio.create_task(self._compute(line, caller, on_answer))
         self.running[task] = line
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._line_ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _line_ended(self, task: asyncio.Task[None]) -> None:
         line = self.running.pop(task)
         if not task.cancelled() and task.exception() is not None:
             self._fault(line.raw.number, task.exception())
-        self.desk.free.set()
+        self.batch_service.free.set()
         self._look()
 
     def _fault(self, number: int, error: BaseException | None) -> None:
@@ -259,12 +259,12 @@ class Job:
         try:
             line = await self._read(raw)
         except BadLine as error:  # the file was changed after its check
-            return self._keep(raw.number, FAILED, failure(batch_id, raw.number, "", error.code, str(error)))
+            return self._keep(raw.number, FAILED, failed_line(batch_id, raw.number, "", error.code, str(error)))
         request_id = f"{batch_id}-{raw.number}"
         answer = await self.routes.ask(self.batch.endpoint, body_of(line), caller, request_id)
         if answer.status in AGAIN or (answer.status in FEW_TIMES and attempt.failures + 1 < TRIES):
             attempt.failures += answer.status in FEW_TIMES
-            self.desk.numbers.lines["retried"] += 1
+            self.batch_service.numbers.lines["retried"] += 1
             self._again.append(attempt)
             return on_answer(answer)
         outcome, usage = (DONE, answer.usage) if answer.status == 200 else (FAILED, NO_TOKENS)
@@ -280,13 +280,13 @@ class Job:
         task = asyncio.create_task(self._write(number, outcome, record(number, outcome, text, usage), usage))
         self._keeping.add(task)
 
-        def kept(task: asyncio.Task[None]) -> None:
+        def answer_written(task: asyncio.Task[None]) -> None:
             self._keeping.discard(task)
             if not task.cancelled() and task.exception() is not None:
                 self._fault(number, task.exception())
             self._look()
 
-        task.add_done_callback(kept)
+        task.add_done_callback(answer_written)
 
     async def _write(self, number: int, outcome: int, line: bytes, usage: TokenUsage) -> None:
         assert self._part is not None
@@ -298,24 +298,24 @@ class Job:
         self.completed += outcome == DONE
         self.failed += outcome == FAILED
         self.usage = self.usage.plus(usage)
-        self.desk.numbers.lines["completed" if outcome == DONE else "failed"] += 1
+        self.batch_service.numbers.lines["completed" if outcome == DONE else "failed"] += 1
         return None
 
     async def _append(self, part: Part, line: bytes) -> None:
         """Charge a line of a part, and write it."""
         async with self._room:
-            self._used += 2 * len(line)
-            if self._used > self._charged:
-                more = max(CHARGE_BYTES, self._used - self._charged)
-                await self.desk.db(self.desk.batches.charge, self.batch, more)
-                self._charged += more
-        await self.desk.disk(part.append, line)
+            self._used_bytes += 2 * len(line)
+            if self._used_bytes > self._charged_bytes:
+                more = max(CHARGE_BYTES, self._used_bytes - self._charged_bytes)
+                await self.batch_service.db(self.batch_service.batches.charge, self.batch, more)
+                self._charged_bytes += more
+        await self.batch_service.disk(part.append, line)
 
     def _broken(self, error: Exception) -> Ending:
         if isinstance(error, QuotaReached):
             return Ending("failed", (problem("storage_limit_reached", str(error)),))
         if isinstance(error, OSError):
-            error = self.desk.failed(error)
+            error = self.batch_service.count_failure(error)
         return Ending("failed", (problem("storage_unavailable", f"the answers could not be written: {error}"),))
 
     # The end
@@ -325,7 +325,9 @@ class Job:
         while ending.status != "left":
             try:
                 if ending.status == "failed":
-                    await self.desk.db(self.desk.batches.end, self.batch, "failed", self.counts, ending.errors)
+                    await self.batch_service.db(
+                        self.batch_service.batches.end, self.batch, "failed", self.counts, ending.errors
+                    )
                 else:
                     await self._finish(ending)
                 return
@@ -333,50 +335,52 @@ class Job:
                 if ending.status != "failed":
                     ending = self._broken(error)
                     continue
-                await self.desk.disk(self._make_room)
+                await self.batch_service.disk(self._make_room)
                 await asyncio.sleep(STUCK_SECONDS)
 
     async def _finish(self, ending: Ending) -> None:
-        batches, folder = self.desk.batches, self.desk.files.folder
+        batches, folder = self.batch_service.batches, self.batch_service.files.folder
         if ending.status in END_TEXTS:
             await self._say_what_is_left(*END_TEXTS[ending.status])
-        elif not await self.desk.db(batches.finalize, self.batch) and self.batch.status != "finalizing":
+        elif not await self.batch_service.db(batches.finalize, self.batch) and self.batch.status != "finalizing":
             return  # cancelled a moment ago, or another's: whoever takes it next ends it
         parts = [path for _, path in folder.parts_of(self.batch.id)]
-        found = await self.desk.disk(spans, parts)
+        found = await self.batch_service.disk(spans, parts)
         made: list[tuple[str, int] | None] = []
         for outcomes in ({DONE}, {FAILED, LEFT}):
             file_id = new_file_id()
-            written = await self.desk.disk(write_sorted, parts, found, outcomes, folder.file(file_id))
+            written = await self.batch_service.disk(write_sorted, parts, found, outcomes, folder.file(file_id))
             if not written.count:
-                await self.desk.disk(partial(folder.file(file_id).unlink, missing_ok=True))
+                await self.batch_service.disk(partial(folder.file(file_id).unlink, missing_ok=True))
             made.append((file_id, written.size) if written.count else None)
         counts = Counts(self.total, *tally(found.values()))
-        if not await self.desk.db(batches.end, self.batch, ending.status, counts, (), *made):
+        if not await self.batch_service.db(batches.end, self.batch, ending.status, counts, (), *made):
             for each in filter(None, made):
-                await self.desk.disk(partial(folder.file(each[0]).unlink, missing_ok=True))
+                await self.batch_service.disk(partial(folder.file(each[0]).unlink, missing_ok=True))
 
     async def _say_what_is_left(self, code: str, message: str) -> None:
         """An error for each line that was not computed. Of a batch whose input was never checked none is known."""
         if self._part is None:
             return
-        reader = await self.desk.disk(Reader, self.desk.files.folder.file(self.batch.input_file), self.most_line)
+        reader = await self.batch_service.disk(
+            Reader, self.batch_service.files.folder.file(self.batch.input_file), self.most_line
+        )
         try:
-            while lines := await self.desk.disk(reader.some):
+            while lines := await self.batch_service.disk(reader.some):
                 for raw in lines:
                     if not self._is_marked(raw.number):
                         with suppress(BadLine):
                             line = await self._read(raw)
-                            text = failure(self.batch.id, raw.number, line.custom_id, code, message)
+                            text = failed_line(self.batch.id, raw.number, line.custom_id, code, message)
                             await self._append(self._part, record(raw.number, LEFT, text))
         except (QuotaReached, StorageFailed) as error:
             log.warning("batch %s: the error file lacks some of the lines that were not computed: %s", self.batch.id, error)
         finally:
-            await self.desk.disk(reader.close)
+            await self.batch_service.disk(reader.close)
 
     def _make_room(self) -> None:
         """Delete the answers of a batch that has failed: on a full disk nothing else can be written before."""
-        for _, path in self.desk.files.folder.parts_of(self.batch.id):
+        for _, path in self.batch_service.files.folder.parts_of(self.batch.id):
             path.unlink(missing_ok=True)
 
 

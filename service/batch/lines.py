@@ -144,7 +144,7 @@ class Check:
     errors: list[dict[str, Any]] = field(default_factory=list)
     is_over: bool = False
     """Whether nothing that follows is looked at."""
-    _seen: set[bytes] = field(default_factory=set)
+    _seen_ids: set[bytes] = field(default_factory=set)
 
     def look(self, lines: list[Raw]) -> None:
         """Check lines, in their order."""
@@ -171,10 +171,10 @@ class Check:
             return
         self.total += 1
         digest = blake2b(line.custom_id.encode(), digest_size=16).digest()
-        if digest in self._seen:
+        if digest in self._seen_ids:
             message = f"custom_id must differ from line to line; {describe(line.custom_id)} is there twice"
             yield problem("duplicate_custom_id", message, raw.number, "custom_id")
-        self._seen.add(digest)
+        self._seen_ids.add(digest)
         model = line.body.get("model")
         if model is not None and not isinstance(model, str):
             yield problem("invalid_value", f"body.model must be a string; got {describe(model)}", raw.number, "body.model")

@@ -46,7 +46,7 @@ class Form:
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
     """Of the file, once its part has begun."""
-    _held: bytearray = field(default_factory=bytearray)
+    _buffer: bytearray = field(default_factory=bytearray)
     _state: str = "begin"
     _name: str = ""
     _value: bytearray = field(default_factory=bytearray)
@@ -54,9 +54,9 @@ class Form:
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """Take in bytes. Raises InvalidRequest."""
-        self._held += piece
+        self._buffer += piece
         before: tuple[str, int] | None = None
-        while before != (before := (self._state, len(self._held))):
+        while before != (before := (self._state, len(self._buffer))):
             if self._state == "begin":
                 self._begin()
             elif self._state == "line":
@@ -70,7 +70,7 @@ class Form:
                 elif found:
                     yield found
             else:
-                self._held.clear()  # an epilogue, which nobody reads
+                self._buffer.clear()  # an epilogue, which nobody reads
 
     def end(self) -> None:
         """The body has ended. Raises InvalidRequest where the form has not, or has no file."""
@@ -81,33 +81,33 @@ class Form:
 
     def _begin(self) -> None:
         opening = b"--" + self.boundary
-        if len(self._held) < len(opening):
+        if len(self._buffer) < len(opening):
             return
-        if not self._held.startswith(opening):
+        if not self._buffer.startswith(opening):
             raise InvalidRequest("the form must begin with the boundary that its Content-Type names")
-        del self._held[: len(opening)]
+        del self._buffer[: len(opening)]
         self._state = "line"
 
     def _line(self) -> None:
         """What follows a boundary: a part, or the end."""
-        if len(self._held) < 2:
+        if len(self._buffer) < 2:
             return
-        if self._held.startswith(b"--"):
+        if self._buffer.startswith(b"--"):
             self._state = "over"
-        elif self._held.startswith(b"\r\n"):
+        elif self._buffer.startswith(b"\r\n"):
             self._state = "head"
         else:
             raise InvalidRequest("the form is not multipart/form-data: a boundary must end its line")
-        del self._held[:2]
+        del self._buffer[:2]
 
     def _head(self) -> None:
-        end = self._held.find(b"\r\n\r\n")
-        if end > MAX_HEAD_BYTES or (end < 0 and len(self._held) > MAX_HEAD_BYTES + 4):
+        end = self._buffer.find(b"\r\n\r\n")
+        if end > MAX_HEAD_BYTES or (end < 0 and len(self._buffer) > MAX_HEAD_BYTES + 4):
             raise InvalidRequest(f"the header of a part of the form must be at most {MAX_HEAD_BYTES} bytes")
         if end < 0:
             return
-        name, filename = _disposition(bytes(self._held[:end]))
-        del self._held[: end + 4]
+        name, filename = _disposition(bytes(self._buffer[:end]))
+        del self._buffer[: end + 4]
         self._num_parts += 1
         if self._num_parts > MAX_FIELDS + 1:
             raise InvalidRequest(f"the form must have at most {MAX_FIELDS} fields beside its file")
@@ -121,10 +121,10 @@ class Form:
     def _content(self) -> tuple[bytes, bool]:
         """As much of a part's content as is known to be that, and whether it is the rest."""
         closing = b"\r\n--" + self.boundary
-        end = self._held.find(closing)
-        sure = end if end >= 0 else max(0, len(self._held) - len(closing) + 1)
-        found = bytes(self._held[:sure])
-        del self._held[: sure + (len(closing) if end >= 0 else 0)]
+        end = self._buffer.find(closing)
+        sure = end if end >= 0 else max(0, len(self._buffer) - len(closing) + 1)
+        found = bytes(self._buffer[:sure])
+        del self._buffer[: sure + (len(closing) if end >= 0 else 0)]
         if end >= 0:
             self._state = "line"
         return found, end >= 0

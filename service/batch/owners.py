@@ -18,7 +18,7 @@ def owner_of(caller: Caller) -> str:
 def caller_of(owner: str, keys: KeyRing | None) -> Caller | None:
     """Who calls with the lines of this owner; None where its key is gone, or the server asks for keys now and had none."""
     if owner.startswith(KEY):
-        key = None if keys is None else keys.named(owner.removeprefix(KEY))
+        key = None if keys is None else keys.find_by_name(owner.removeprefix(KEY))
         return None if key is None else Caller(key, is_batch=True)
     if keys is not None:
         return None

@@ -42,7 +42,7 @@ def success(batch_id: str, number: int, custom_id: str, status: int, request_id:
     return b'%s,"response":%s,"body":%s},"error":null}' % (_open(head), _open(inside), flat)
 
 
-def failure(batch_id: str, number: int, custom_id: str, code: str, message: str) -> bytes:
+def failed_line(batch_id: str, number: int, custom_id: str, code: str, message: str) -> bytes:
     """A line that no route was asked for, as a line of an error file."""
     whole = {"id": _request(batch_id, number), "custom_id": custom_id, "response": None}
     return orjson.dumps(whole | {"error": {"code": code, "message": message}})
@@ -121,14 +121,14 @@ def tally(found: Iterable[Span]) -> tuple[int, int, TokenUsage]:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class AnswerFile:
     """A file of answers: bytes, which may be none."""
 
     size: int
     count: int
 
 
-def write_sorted(parts: list[Path], found: dict[int, Span], outcomes: set[int], target: Path) -> Made:
+def write_sorted(parts: list[Path], found: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
     """Write the answers with these outcomes into a new file, by the order of their lines. Raises OSError, without a trace."""
     handles = [os.open(path, os.O_RDONLY) for path in parts]
     size = count = 0
@@ -149,7 +149,7 @@ def write_sorted(parts: list[Path], found: dict[int, Span], outcomes: set[int], 
     finally:
         for handle in handles:
             os.close(handle)
-    return Made(size, count)
+    return AnswerFile(size, count)
 
 
 def _read(handle: int, span: Span) -> Iterator[bytes]:

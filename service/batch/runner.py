@@ -16,9 +16,9 @@ from functools import partial
 from attend.model.errors import AttendError
 from attend.service.access.keys import KeyRing
 from attend.service.batch.batches import problem
-from attend.service.batch.desk import Desk
 from attend.service.batch.job import Answer, Ending, Job, Routes
 from attend.service.batch.owners import caller_of
+from attend.service.batch.service import BatchService
 
 log = logging.getLogger("attend.batch")
 
@@ -43,13 +43,13 @@ class Runner:
 
     def __init__(
         self,
-        desk: Desk,
+        batch_service: BatchService,
         routes: Routes,
         keys: KeyRing | None,
         others: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.desk = desk
+        self.batch_service = batch_service
         self.name = secrets.token_hex(8)
         self.jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
         self._routes, self._keys, self._others, self._clock = routes, keys, others, clock
@@ -81,14 +81,14 @@ class Runner:
         await asyncio.gather(*ending, return_exceptions=True)
         self.jobs.clear()
         with suppress(AttendError):
-            await self.desk.db(self.desk.batches.leave, self.name)
+            await self.batch_service.db(self.batch_service.batches.leave, self.name)
 
     async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await work()
             except AttendError:
-                await asyncio.sleep(BEAT_SECONDS)  # the disk, which `Desk.failed` has told
+                await asyncio.sleep(BEAT_SECONDS)  # the disk, which `BatchService.count_failure` has told
             except Exception:
                 log.exception("batches: the runner failed, and tries again")
                 await asyncio.sleep(BEAT_SECONDS)
@@ -106,30 +106,30 @@ class Runner:
         self._paused = {owner: until for owner, until in self._paused.items() if owner in owners}
         self._began = Counter({owner: number for owner, number in self._began.items() if owner in owners})
         mine = {batch_id: (job.batch.generation, job.counts) for batch_id, (job, _) in self.jobs.items()}
-        statuses = await self.desk.db(self.desk.batches.beat, self.name, mine) if mine else {}
+        statuses = await self.batch_service.db(self.batch_service.batches.beat, self.name, mine) if mine else {}
         for batch_id in mine:
             self._judge(self.jobs[batch_id][0], statuses.get(batch_id))
         while len(self.jobs) < MOST_JOBS:
             held = Counter(job.batch.owner for job, _ in self.jobs.values())
-            batch = await self.desk.db(self.desk.batches.take, self.name, held, MOST_OF_ONE)
+            batch = await self.batch_service.db(self.batch_service.batches.take, self.name, held, MOST_OF_ONE)
             if batch is None:
                 break
-            job = Job(self.desk, self._routes, batch)
+            job = Job(self.batch_service, self._routes, batch)
             self.jobs[batch.id] = job, asyncio.create_task(job.run())
             if caller_of(batch.owner, self._keys) is None:
                 self._lost_key(job)
         await self._count()
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_SECONDS):
-                await self.desk.woken.wait()
-        self.desk.woken.clear()
+                await self.batch_service.woken.wait()
+        self.batch_service.woken.clear()
 
     def _judge(self, job: Job, status: str | None) -> None:
         if status is None:
             job.stop(Ending("left"))
         elif status == "cancelling":
             job.stop(Ending("cancelled"))
-        elif self.desk.files.clock() >= job.batch.expires:
+        elif self.batch_service.files.clock() >= job.batch.expires:
             job.stop(Ending("expired"))
         elif caller_of(job.batch.owner, self._keys) is None:
             self._lost_key(job)
@@ -138,13 +138,13 @@ class Runner:
         job.stop(Ending("failed", (problem("key_removed", "the API key of this batch was removed"),)))
 
     async def _count(self) -> None:
-        numbers = self.desk.numbers
-        numbers.batches, numbers.oldest_waiting = await self.desk.db(self.desk.batches.numbers)
-        numbers.bytes = await self.desk.db(self.desk.files.total_bytes)
+        numbers = self.batch_service.numbers
+        numbers.batches, numbers.oldest_waiting = await self.batch_service.db(self.batch_service.batches.numbers)
+        numbers.bytes = await self.batch_service.db(self.batch_service.files.total_bytes)
         numbers.running = self._running()
         if self._clock() >= self._sweeps_at:
             self._sweeps_at = self._clock() + SWEEP_SECONDS
-            await self.desk.db(self.desk.files.sweep)
+            await self.batch_service.db(self.batch_service.files.sweep)
 
     # Lines
 
@@ -156,7 +156,7 @@ class Runner:
         now = self._clock()
         if self._others():
             self._busy_until = now + CALM_SECONDS
-        return self.desk.limits.beside_others if now < self._busy_until else self.desk.limits.concurrency
+        return self.batch_service.limits.beside_others if now < self._busy_until else self.batch_service.limits.concurrency
 
     async def _dispatch(self) -> None:
         """Begin as many lines as there is room for."""
@@ -174,8 +174,8 @@ class Runner:
                 job.start(line, caller, partial(self._pause, job.batch.owner))
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
-                await self.desk.free.wait()
-        self.desk.free.clear()
+                await self.batch_service.free.wait()
+        self.batch_service.free.clear()
 
     def _next_job(self) -> Job | None:
         """A batch of the owner who has fewest lines running; of two such, of who began one the longest time ago."""

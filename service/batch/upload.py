@@ -7,10 +7,10 @@ from threading import Lock
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import describe
-from attend.service.batch.desk import Desk
 from attend.service.batch.files import INPUT
 from attend.service.batch.multipart import OVERHEAD, Form
 from attend.service.batch.rows import File
+from attend.service.batch.service import BatchService
 from attend.service.contract.tolerance import known_fields
 from attend.service.errors import TooLarge
 from attend.service.remarks import Remarks
@@ -24,19 +24,19 @@ MAX_NAME = 255
 
 
 async def upload(
-    desk: Desk, owner: str, boundary: bytes, length: int | None, pieces: AsyncIterator[bytes], remarks: Remarks
+    batch_service: BatchService, owner: str, boundary: bytes, length: int | None, pieces: AsyncIterator[bytes], remarks: Remarks
 ) -> File:
     """The file that the form of a body becomes. `length`: bytes of the body, where the caller has said so.
 
     Raises InvalidRequest, TooLarge, QuotaReached, StorageFailed, and what `pieces` raises: then nothing is kept.
     """
-    most = desk.limits.file_bytes
+    most = batch_service.limits.file_bytes
     too_large = f"the file must be at most {most} bytes"
     if length is not None and length > most + OVERHEAD:
         raise TooLarge(f"{too_large}; the body has {length}")
-    async with desk.reserved(owner, most if length is None else min(length, most)) as file_id:
+    async with batch_service.reserve_file(owner, most if length is None else min(length, most)) as file_id:
         form, size, held = Form(boundary), 0, bytearray()
-        sink = Sink(desk.files.folder.file(file_id))
+        sink = Sink(batch_service.files.folder.file(file_id))
         try:
             async for piece in pieces:
                 for content in form.feed(piece):
@@ -45,21 +45,21 @@ async def upload(
                     if size > most:
                         raise TooLarge(too_large)
                 if len(held) >= WRITE_BYTES:
-                    await desk.disk(sink.write, bytes(held))
+                    await batch_service.disk(sink.write, bytes(held))
                     held.clear()
-            await desk.disk(sink.write, bytes(held))
-            await desk.disk(sink.keep)
+            await batch_service.disk(sink.write, bytes(held))
+            await batch_service.disk(sink.keep)
         except OSError as error:
-            raise desk.failed(error) from error
+            raise batch_service.count_failure(error) from error
         finally:
             sink.over = True
-            await desk.disk(sink.close)
+            await batch_service.disk(sink.close)
         form.end()
         seconds = _read(form.fields, remarks)
         if not size:
             raise InvalidRequest("file must hold at least one byte; got none", "file")
         name = "".join(letter for letter in (form.filename or "") if letter.isprintable())[:MAX_NAME]
-        return await desk.db(desk.files.finish, file_id, size, name, seconds)
+        return await batch_service.db(batch_service.files.finish, file_id, size, name, seconds)
 
 
 class Sink:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
-from attend.service.chat.admitted import TEXT, Values
+from attend.service.chat.argument_types import TEXT, Values
 from attend.service.chat.forms import CallForm, Tags
 from attend.service.chat.json_text import JsonText
 from attend.service.chat.reader import NotACall, Reader, partial_marker
@@ -162,7 +162,7 @@ def stream_arguments(reader: Reader, index: int) -> Steps:
 # Named: f[ARGS]{"key": 1}, and after the older form of the same marker a list in JSON.
 
 
-def _named(reader: Reader, form: CallForm, marker: str) -> Steps:
+def _read_named(reader: Reader, form: CallForm, marker: str) -> Steps:
     yield from reader.spaces()
     if (yield from reader.char()) in ("[", "{"):
         yield from _json(reader, form, marker)
@@ -192,7 +192,7 @@ def _name(reader: Reader, *, known: bool = True) -> Generator[None, None, str]:
 # Tagged: <function=f><parameter=key>1</parameter></function>
 
 
-def _tagged(reader: Reader, form: CallForm, marker: str) -> Steps:
+def _read_tagged(reader: Reader, form: CallForm, marker: str) -> Steps:
     tags = form.tags
     assert tags is not None
     if marker != tags.name_begin:
@@ -338,7 +338,7 @@ def _python_text(reader: Reader) -> Generator[None, None, str]:
 # Braced: call:f{key:<|"|>x<|"|>, other:1}
 
 
-def _braced(reader: Reader, form: CallForm, marker: str) -> Steps:
+def _read_braced(reader: Reader, form: CallForm, marker: str) -> Steps:
     yield from reader.spaces()
     yield from reader.require("call:")
     name = yield from _name(reader)
@@ -352,8 +352,8 @@ def _braced(reader: Reader, form: CallForm, marker: str) -> Steps:
 
 _SYNTAXES: dict[str, Callable[[Reader, CallForm, str], Steps]] = {
     "json": _json,
-    "named": _named,
-    "tagged": _tagged,
+    "named": _read_named,
+    "tagged": _read_tagged,
     "python": _python,
-    "braced": _braced,
+    "braced": _read_braced,
 }

@@ -35,9 +35,9 @@ def answer_grammar(
     """What the answers of a chat must look like; `content` is what their content must look like, where that was asked for."""
     grammar = CallGrammar(form, calling.tools, special, reasoning_open=reasoning_open)
     if calling.choice == "required":
-        return grammar.required(parallel=calling.parallel)
+        return grammar.required_calls(parallel=calling.parallel)
     if content is None:
-        return grammar.allowed(parallel=calling.parallel) if calling.is_enforced else None
+        return grammar.optional_calls(parallel=calling.parallel) if calling.is_enforced else None
     if calling.tools or (form.reasoning is not None and content.kind != "grammar"):
         return grammar.content(content, parallel=calling.parallel)
     return content
@@ -54,11 +54,11 @@ class CallGrammar:
         self._is_open = reasoning_open
         self._rules: dict[str, str] = {}
 
-    def required(self, *, parallel: bool) -> GrammarSpec:
+    def required_calls(self, *, parallel: bool) -> GrammarSpec:
         """Reasoning where the model reasons, then one call; or more where they may be `parallel`."""
         return self._spec(f"{self._reasoning()} {self._calls(parallel)}")
 
-    def allowed(self, *, parallel: bool) -> GrammarSpec:
+    def optional_calls(self, *, parallel: bool) -> GrammarSpec:
         """Any text, then calls or none."""
         form = self._call_form
         if self._form.has_channels:
@@ -68,7 +68,7 @@ class CallGrammar:
             return self._spec(f"before* ({self._calls(parallel)} | {self._text('<|channel|>final<|message|>')} {text})")
         if form.bare:  # what begins like a call is one
             others = "" if self._form.reasoning is None else self._form.reasoning.begin[0]
-            text = self._without("TEXT", *form.begins, first=rf"[^\s<{_escaped(form.bare + others)}]")
+            text = self._without("TEXT", *form.begins, first=rf"[^\s<{_escape_regex(form.bare + others)}]")
             return self._spec(f"{self._reasoning()} ({self._calls(parallel)} | {text})?")
         text, before = self._without("TEXT", *form.begins), self._up_to("BEFORE", form.begins[0], *form.begins[1:])
         return self._spec(f"{text} | {before} {self._after_marker(parallel)}")
@@ -112,9 +112,9 @@ class CallGrammar:
         if end in self._special:  # it ends a terminal by itself
             self._rules[name] += f" & /{length}/"
             return f"{text} {self._text(end)}"
-        earlier = "|".join(_escaped(one) for one in (end, *(other for other in others if end.endswith(other))))
+        earlier = "|".join(_escape_regex(one) for one in (end, *(other for other in others if end.endswith(other))))
         never = _none_of([other for other in others if not end.endswith(other)])
-        self._rules[name] = f"/{length}{_escaped(end)}/ & ~/(?s:.*)({earlier})(?s:.+)/{never}"
+        self._rules[name] = f"/{length}{_escape_regex(end)}/ & ~/(?s:.*)({earlier})(?s:.+)/{never}"
         return name
 
     def _reasoning(self) -> str:
@@ -188,7 +188,7 @@ class CallGrammar:
             self._rules[name] = self._argument(name, key, properties[key], shared, f"{where}.properties.{key[:64]}")
         needed = [name for key, name in names.items() if key in schema.get("required", ())]
         others = [name for name in names.values() if name not in needed]
-        return _joined(needed, others, self._text(layout.joint))
+        return _join_rules(needed, others, self._text(layout.joint))
 
     def _argument(self, name: str, key: str, schema: Any, shared: dict[str, Any], where: str) -> str:
         """A value with what stands around it: between tags or quotes, or after a key."""
@@ -223,7 +223,7 @@ class CallGrammar:
             return f"({' | '.join(map(self._text, texts))}) {self._text(end)}"
         value = self._up_to(name, end, *stops, least=schema.get("minLength", 0), most=schema.get("maxLength", ""))
         if is_trimmed:
-            self._rules[name] += rf" & ~/\n(?s:.*)/ & ~/(?s:.*)\n{'' if end in self._special else _escaped(end)}/"
+            self._rules[name] += rf" & ~/\n(?s:.*)/ & ~/(?s:.*)\n{'' if end in self._special else _escape_regex(end)}/"
         return value
 
     def _json(self, name: str, schema: Any, where: str) -> str:
@@ -233,7 +233,7 @@ class CallGrammar:
         return name
 
 
-def _joined(needed: list[str], others: list[str], joint: str) -> str:
+def _join_rules(needed: list[str], others: list[str], joint: str) -> str:
     """Rules one after the other, with `joint` between two, the last ones each or not."""
     rest = " ".join(f"({joint} {name})?" for name in others)
     if needed or not joint:
@@ -278,9 +278,9 @@ def _only(schema: Any, known: set[str], where: str) -> None:
 
 def _none_of(markers: Sequence[str]) -> str:
     """What is added to a terminal so that none of the markers stands in it: one expression, which costs the least."""
-    return f" & ~/(?s:.*)({'|'.join(map(_escaped, markers))})(?s:.*)/" if markers else ""
+    return f" & ~/(?s:.*)({'|'.join(map(_escape_regex, markers))})(?s:.*)/" if markers else ""
 
 
-def _escaped(text: str) -> str:
+def _escape_regex(text: str) -> str:
     """A regular expression that matches only `text`."""
     return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)

@@ -4,8 +4,8 @@ from typing import Any
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
+from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat import ChatTemplate
-from attend.model.text.marks import ChatText
 from attend.service.chat.tools import Calling
 from attend.service.remarks import Remarks
 
@@ -31,7 +31,7 @@ def prompt_of(
     with the text of the last message, which is the assistant's. Raises InvalidRequest with the place named.
     """
     options = options_of(template, given, effort)
-    tools = list(calling.shown) or None
+    tools = list(calling.template_tools) or None
     if not continues:
         return template.write(messages, tools, **options)
     written = template.write([*messages[:-1], _open(messages[-1])], tools, **options | {"add_generation_prompt": False})

@@ -6,7 +6,7 @@ Each function that may need more text is a generator: it yields where it does, a
 from collections.abc import Collection, Generator, Mapping
 from functools import lru_cache
 
-from attend.service.chat.admitted import ANY, TEXT, Admitted, Values
+from attend.service.chat.argument_types import ANY, TEXT, ArgumentTypes, Values
 from attend.service.chat.parts import CallArguments, CallStart, Part, Tool
 
 
@@ -21,7 +21,7 @@ class Reader:
         """`calls_formed`: calls follow a grammar, which writes as JSON what is not of type string."""
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._calls_formed = calls_formed
-        self._admitted = {tool.name: Admitted(tool.parameters) for tool in tools}
+        self._admitted = {tool.name: ArgumentTypes(tool.parameters) for tool in tools}
         self.text, self.at = "", 0
         self.ended = False
         """Whether the answer has ended: no more text comes."""

@@ -39,7 +39,7 @@ class Calling:
 
     tools: tuple[Tool, ...] = ()
     """Those that may be called; none where `choice` is "none"."""
-    shown: tuple[dict[str, Any], ...] = ()
+    template_tools: tuple[dict[str, Any], ...] = ()
     """The same, as templates write them."""
     choice: Choice = "auto"
     parallel: bool = True

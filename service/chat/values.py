@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import Any
 
-from attend.service.chat.admitted import ANY, Values, fits
+from attend.service.chat.argument_types import ANY, Values, is_admitted
 
 MAX_LITERAL = 1 << 14
 """Characters outside strings of a Python literal that is no JSON: each takes Python's parser 5 us."""
@@ -33,11 +33,11 @@ def tagged_value(values: Values, text: str) -> str:
     made = as_json(text)
     if values == ANY:
         return made or _PYTHON_WORDS.get(text.strip()) or to_json(text)
-    if made is not None and not made.startswith('"') and fits(values, json.loads(made)):
+    if made is not None and not made.startswith('"') and is_admitted(values, json.loads(made)):
         return made
-    if not fits(values, text):
+    if not is_admitted(values, text):
         literal = python_value(text)
-        if literal is not None and fits(values, json.loads(literal)):
+        if literal is not None and is_admitted(values, json.loads(literal)):
             return literal
     return to_json(text)
 

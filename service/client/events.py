@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from attend.service.client.errors import InvalidRequest
-from attend.service.client.retry import Call, Delta, Failed
+from attend.service.client.retry import Call, Delta, TryFailed
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SILENT_SECONDS = 45.0
@@ -35,8 +35,8 @@ def check_fields(fields: Mapping[str, Any], known: type) -> dict[str, Any]:
 def body_of(fields: Mapping[str, Any], call: Call) -> bytes:
     """The body of the next try: the same request, the same seed, and the tokens that have come."""
     own: dict[str, Any] = {"stream": True, "return_token_ids": True, "seed": call.seed}
-    if "messages" not in fields and call.received:
-        own["resume_token_ids"] = call.received
+    if "messages" not in fields and call.received_tokens:
+        own["resume_token_ids"] = call.received_tokens
     return json.dumps({**fields, **own}).encode()
 
 
@@ -69,10 +69,10 @@ def _deltas(data: bytes) -> list[Delta]:
         event = json.loads(data)
         if "error" in event:
             code = event["error"]["code"]
-            raise Failed(event["error"]["message"], again=code in AGAIN_LATER, code=code)
+            raise TryFailed(event["error"]["message"], again=code in AGAIN_LATER, code=code)
         return [_delta(choice, event["system_fingerprint"]) for choice in event["choices"]]
     except (ValueError, LookupError, TypeError) as error:
-        raise Failed(f"an event of another shape: {data[:200]!r}", again=True) from error
+        raise TryFailed(f"an event of another shape: {data[:200]!r}", again=True) from error
 
 
 def _delta(choice: dict[str, Any], fingerprint: str) -> Delta:
@@ -80,7 +80,7 @@ def _delta(choice: dict[str, Any], fingerprint: str) -> Delta:
     return Delta(text, tuple(choice.get("token_ids", ())), fingerprint, choice["finish_reason"], choice["stop_reason"])
 
 
-def refusal(status: int, headers: Mapping[str, str] | Message, body: bytes) -> Failed:
+def refused_call(status: int, headers: Mapping[str, str] | Message, body: bytes) -> TryFailed:
     """An answer other than 200. Some come from a proxy, in a shape of its own."""
     try:
         error = json.loads(body)["error"]
@@ -88,7 +88,7 @@ def refusal(status: int, headers: Mapping[str, str] | Message, body: bytes) -> F
     except (ValueError, LookupError, TypeError):
         message, code, again = body[:200].decode(errors="replace"), str(status), status in (500, *AGAIN)
     again = again and headers.get("x-should-retry") != "false"
-    return Failed(f"HTTP {status}: {message}", again=again, after=retry_after(headers), code=code)
+    return TryFailed(f"HTTP {status}: {message}", again=again, after=retry_after(headers), code=code)
 
 
 def retry_after(headers: Mapping[str, str] | Message) -> float:

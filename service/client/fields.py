@@ -3,7 +3,7 @@
 from typing import Any, Required, TypedDict
 
 
-class Sampled(TypedDict, total=False):
+class SamplingFields(TypedDict, total=False):
     """Fields of both calls."""
 
     model: str
@@ -35,7 +35,7 @@ class Sampled(TypedDict, total=False):
     response_format: dict[str, Any]
 
 
-class Completion(Sampled, total=False):
+class Completion(SamplingFields, total=False):
     """Fields of a completion."""
 
     prompt: Required[str | list[int]]
@@ -43,7 +43,7 @@ class Completion(Sampled, total=False):
     resume_token_ids: list[int]
 
 
-class Chat(Sampled, total=False):
+class Chat(SamplingFields, total=False):
     """Fields of a chat."""
 
     chat_template_kwargs: dict[str, Any]

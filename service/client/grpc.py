@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from attend.service.client.errors import Answer, InvalidRequest
-from attend.service.client.retry import Call, Delta, Failed, Means, collect, gathered_async, resume, resumed_async
+from attend.service.client.retry import Call, Delta, Means, TryFailed, collect, gathered_async, resume, resumed_async
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 
@@ -71,7 +71,7 @@ class GrpcClient:
             for message in messages:
                 yield from deltas_of(message)
         except grpc.RpcError as error:
-            raise failure(messages, call) from error
+            raise failed_try(messages, call) from error
         finally:
             messages.cancel()
 
@@ -123,7 +123,7 @@ class AsyncGrpcClient:
                 for delta in deltas_of(message):
                     yield delta
         except grpc.aio.AioRpcError as error:
-            raise failure(error, call) from error
+            raise failed_try(error, call) from error
         finally:
             messages.cancel()
 
@@ -154,8 +154,8 @@ def next_request(request: pb.GenerateRequest, call: Call) -> pb.GenerateRequest:
     asked.CopyFrom(request)
     asked.response.output_token_ids = True
     asked.sampling.seed = call.seed
-    if call.received:
-        asked.resume_token_ids.ids[:] = call.received
+    if call.received_tokens:
+        asked.resume_token_ids.ids[:] = call.received_tokens
     return asked
 
 
@@ -172,7 +172,7 @@ def deltas_of(message: pb.GenerateResponse) -> Iterator[Delta]:
         yield Delta(delta.text, delta.token_ids, delta.fingerprint, reason, None if kind is None else getattr(info, kind))
 
 
-def failure(error: Any, call: Call) -> Failed:
+def failed_try(error: Any, call: Call) -> TryFailed:
     """The end of a try that was not OK. The caller's own end of a stream does not come here."""
     code, beside = error.code(), dict(error.trailing_metadata() or ())
     wait = beside.get(RETRY_AFTER, "")
@@ -182,4 +182,4 @@ def failure(error: Any, call: Call) -> Failed:
     again = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     again = again or (code in OF_A_RESET and REQUEST_ID not in beside)
     full = code is grpc.StatusCode.RESOURCE_EXHAUSTED and after > 0
-    return Failed(f"{code.name}: {error.details()}", again=again or full, after=after, code=code.name)
+    return TryFailed(f"{code.name}: {error.details()}", again=again or full, after=after, code=code.name)

@@ -14,7 +14,7 @@ from attend.service.client import events
 from attend.service.client.errors import Answer, InvalidRequest
 from attend.service.client.events import CHAT, COMPLETIONS, MOST_ERROR_BYTES, SILENT_SECONDS, Events
 from attend.service.client.fields import Chat, Completion
-from attend.service.client.retry import Call, Delta, Failed, Means, collect, gathered_async, resume, resumed_async
+from attend.service.client.retry import Call, Delta, Means, TryFailed, collect, gathered_async, resume, resumed_async
 
 PIECE = 64 << 10
 
@@ -73,7 +73,7 @@ class HttpClient:
                 sock.settimeout(call.remaining())
                 answer = connection.getresponse()
                 if answer.status != 200:
-                    raise events.refusal(answer.status, answer.headers, answer.read(MOST_ERROR_BYTES))
+                    raise events.refused_call(answer.status, answer.headers, answer.read(MOST_ERROR_BYTES))
                 incoming = Events()
                 while not incoming.done:
                     sock.settimeout(min(call.remaining(), SILENT_SECONDS))
@@ -83,7 +83,7 @@ class HttpClient:
                     yield from incoming.feed(data)
         except (OSError, http.client.HTTPException) as error:
             call.remaining()
-            raise Failed(f"the connection broke: {error or type(error).__name__}", again=True) from error
+            raise TryFailed(f"the connection broke: {error or type(error).__name__}", again=True) from error
 
     def _connection(self, call: Call) -> http.client.HTTPConnection:
         if self._secure:
@@ -154,7 +154,7 @@ class AsyncHttpClient:
         try:
             async with self._http.stream("POST", path, content=events.body_of(fields, call)) as answer:
                 if answer.status_code != 200:
-                    raise events.refusal(answer.status_code, answer.headers, (await answer.aread())[:MOST_ERROR_BYTES])
+                    raise events.refused_call(answer.status_code, answer.headers, (await answer.aread())[:MOST_ERROR_BYTES])
                 incoming = Events()
                 async with aclosing(answer.aiter_raw()) as pieces:
                     while not incoming.done:
@@ -165,4 +165,4 @@ class AsyncHttpClient:
                         for delta in incoming.feed(data):
                             yield delta
         except (self._broken, TimeoutError) as error:
-            raise Failed(f"the connection broke: {error or type(error).__name__}", again=True) from error
+            raise TryFailed(f"the connection broke: {error or type(error).__name__}", again=True) from error

@@ -1,6 +1,6 @@
 """Retry policy of the clients: when to try again, after how long, and the answer so far.
 
-Nothing here waits, sends or receives. A transport raises `Failed` where a try ends before its answer does.
+Nothing here waits, sends or receives. A transport raises `CheckFailed` where a try ends before its answer does.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Delta:
     """With the last event: the stop string or stop token that ended the answer."""
 
 
-class Failed(Exception):
+class TryFailed(Exception):
     """A try ended before its answer did. `code` is the error's name where the server gave one."""
 
     def __init__(self, reason: str, *, again: bool, after: float = 0.0, code: str = "") -> None:
@@ -92,12 +92,12 @@ class Call:
         """Tries since the last one that brought a token."""
 
     @property
-    def received(self) -> tuple[int, ...]:
+    def received_tokens(self) -> tuple[int, ...]:
         """All tokens that the caller has of the answer: the next try goes on after them."""
         return (*self._before, *self._token_ids)
 
     @property
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer is whole."""
         return self._last is not None and self._last.finish_reason is not None
 
@@ -134,7 +134,7 @@ class Call:
             self._barren = 0
         return delta
 
-    def pause(self, failed: Failed) -> float:
+    def pause(self, failed: TryFailed) -> float:
         """Seconds to wait before the next try. Raises what the call ends with where there is none."""
         policy = self._means.policy
         if not failed.again:
@@ -157,19 +157,19 @@ def resume(
     call: Call, attempt: Callable[[Call], Generator[Delta, None, None]], sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Delta]:
     """The deltas of an answer, over as many tries as it takes. `attempt` makes one. Raises CallFailed."""
-    while not call.ended:
+    while not call.is_complete:
         try:
             call.begin()
             with closing(attempt(call)) as deltas:
                 for delta in deltas:
                     yield call.take(delta)
-            if not call.ended:
-                raise Failed(CUT, again=True)
-        except Failed as failed:
-            if not call.ended:
+            if not call.is_complete:
+                raise TryFailed(CUT, again=True)
+        except TryFailed as failed:
+            if not call.is_complete:
                 sleep(call.pause(failed))
         except DeadlinePassed:
-            if not call.ended:
+            if not call.is_complete:
                 raise
 
 
@@ -179,19 +179,19 @@ async def resumed_async(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[Delta]:
     """As `resume`, for asyncio. What an attempt waits for ends at the deadline, so that a transport need not look at it."""
-    while not call.ended:
+    while not call.is_complete:
         try:
             call.begin()
             async with aclosing(attempt(call)) as deltas:
                 while (delta := await _next(deltas, call)) is not None:
                     yield call.take(delta)
-            if not call.ended:
-                raise Failed(CUT, again=True)
-        except Failed as failed:
-            if not call.ended:
+            if not call.is_complete:
+                raise TryFailed(CUT, again=True)
+        except TryFailed as failed:
+            if not call.is_complete:
                 await sleep(call.pause(failed))
         except DeadlinePassed:
-            if not call.ended:
+            if not call.is_complete:
                 raise
 
 

@@ -17,10 +17,10 @@ from attend.service.commands.generate import dim, plain
 from attend.service.commands.offline import (
     adapter_folders,
     check_system,
+    offline_service,
     require_template,
     run_chat,
     run_completion,
-    serving,
     template_of,
     to_chat,
 )
@@ -28,7 +28,7 @@ from attend.service.commands.start import interrupt_unwinds
 from attend.service.generation.generation import GenerationService
 from attend.service.records import Chunk
 from attend.service.runtime.checkpoint import was_taught
-from attend.service.runtime.lines import tell
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 QUOTES = '"""'
@@ -104,7 +104,7 @@ class Conversation:
             forgotten += 1
         if forgotten:
             rounds = "the oldest round was" if forgotten == 1 else f"the {forgotten} oldest rounds were"
-            tell(f"attend: the context of {most} tokens is full: {rounds} forgotten")
+            print_line(f"attend: the context of {most} tokens is full: {rounds} forgotten")
         return asked
 
 
@@ -142,13 +142,13 @@ class Answer:
 
 def chat(settings: Settings, fields: Mapping[str, Any], *, system: str, message: str | None) -> int:
     """Talk until the input ends; with `message` answer it alone. Returns the exit status."""
-    with serving(settings, adapter_folders(settings, fields.get("model"))) as (engine, service):
+    with offline_service(settings, adapter_folders(settings, fields.get("model"))) as (engine, service):
         template = template_of(settings, service)
         if not {"temperature", "top_p"} & {*fields, *service.defaults.sampling}:
             fields = {**CALM, **fields}
         if message is not None and template is None:
             check_system(system, service)
-            tell(f"attend: {service.model_name} has no chat template: the text is continued as it stands")
+            print_line(f"attend: {service.model_name} has no chat template: the text is continued as it stands")
             engine.start()
             asyncio.run(run_completion(service, {**fields, "prompt": message}, plain))
             print(flush=True)
@@ -157,13 +157,13 @@ def chat(settings: Settings, fields: Mapping[str, Any], *, system: str, message:
         talk = Conversation(settings, service, template, fields, system)
         engine.start()
         if not was_taught(template):
-            tell(f"attend: {service.model_name} was not taught to chat: it continues Python")
+            print_line(f"attend: {service.model_name} was not taught to chat: it continues Python")
         with asyncio.Runner() as runner:
             if message is not None:
                 runner.run(talk.answer(message))
                 return 0
             interrupt_unwinds()
-            tell(f"{service.model_name}: /help lists what can be typed beside messages, /bye leaves")
+            print_line(f"{service.model_name}: /help lists what can be typed beside messages, /bye leaves")
             return _loop(talk, runner)
 
 
@@ -177,11 +177,11 @@ def _loop(talk: Conversation, runner: asyncio.Runner) -> int:
             return 0
         except KeyboardInterrupt:
             print(flush=True)
-            if _typed():
+            if _has_typed():
                 continue
             return INTERRUPTED
         except UnicodeDecodeError as error:
-            tell(f"attend: the message is not UTF-8: {error.reason}")
+            print_line(f"attend: the message is not UTF-8: {error.reason}")
             continue
         if not text.strip():
             continue
@@ -192,25 +192,25 @@ def _loop(talk: Conversation, runner: asyncio.Runner) -> int:
         try:
             runner.run(talk.answer(text.removeprefix(QUOTES).removesuffix(QUOTES) if text.startswith(QUOTES) else text))
         except KeyboardInterrupt:
-            tell("attend: the answer was stopped")
+            print_line("attend: the answer was stopped")
         except AttendError as error:
-            tell(f"attend: {error}")
+            print_line(f"attend: {error}")
 
 
 def command(talk: Conversation, name: str, rest: str) -> bool:
     """Carry out a line that begins with a slash; whether the conversation goes on."""
     if name == "/system":
         talk.system = rest.strip() or talk.system
-        tell(f"system prompt: {talk.system or 'none'}")
+        print_line(f"system prompt: {talk.system or 'none'}")
     elif name == "/reset":
         talk.messages = []
-        tell("the conversation is forgotten")
+        print_line("the conversation is forgotten")
     elif name == "/help":
-        tell(HELP)
+        print_line(HELP)
     elif name != "/bye":
         meant = difflib.get_close_matches(name, COMMANDS, 1)
         guess = f"did you mean {meant[0]}?" if meant else "/help lists what there is."
-        tell(f"attend: there is no {name}: {guess} A message that begins so stands between {QUOTES}")
+        print_line(f"attend: there is no {name}: {guess} A message that begins so stands between {QUOTES}")
     return name != "/bye"
 
 
@@ -238,7 +238,7 @@ def _read(prompt: str) -> str:
     return line.removesuffix("\n")
 
 
-def _typed() -> bool:
+def _has_typed() -> bool:
     """Whether something stood in the line that Ctrl-C has ended."""
     readline = sys.modules.get("readline")
     return bool(readline is not None and readline.get_line_buffer())

@@ -1,7 +1,7 @@
 """`attend check`: an end-to-end check of a running server, over HTTP, gRPC and its metrics, as a caller sees it.
 
-Every check is a function that raises `Failed`, or `Skipped`, with a sentence. They run in order, and later ones use what
-earlier ones have learned: the greedy answer to one prompt must be the same whichever way it is asked for.
+Every check is a function that raises `CheckFailed`, or `CheckSkipped`, with a sentence. They run in order, and later ones use
+what earlier ones have learned: the greedy answer to one prompt must be the same whichever way it is asked for.
 """
 
 import http.client
@@ -15,20 +15,20 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from attend.service.commands.long import CHECKS as LONG_CHECKS
+from attend.service.commands.long_checks import CHECKS as LONG_CHECKS
 from attend.service.commands.probe import (
     MAX_TOKENS,
     OPENAI_ERROR,
     PROMPT,
     SECONDS,
-    Failed,
+    CheckFailed,
+    CheckSkipped,
     Probe,
     Reply,
-    Skipped,
     Unreachable,
     beginning_of,
+    check_target,
     require,
-    target,
 )
 from attend.service.commands.report import printer
 from attend.v1 import generation_pb2 as pb
@@ -127,7 +127,7 @@ def stream(probe: Probe) -> str:
 def chat(probe: Probe) -> str:
     """A chat, or the refusal of a model that has no template for it."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
-    document = _conversed(probe, "/v1/chat/completions", body)
+    document = _converse(probe, "/v1/chat/completions", body)
     if document is None:
         return NO_TEMPLATE
     message = document["choices"][0]["message"]
@@ -138,7 +138,7 @@ def chat(probe: Probe) -> str:
 
 def responses(probe: Probe) -> str:
     """OpenAI's Responses API answers."""
-    document = _conversed(probe, "/v1/responses", {"input": "Hello", "max_output_tokens": 4, "temperature": 0})
+    document = _converse(probe, "/v1/responses", {"input": "Hello", "max_output_tokens": 4, "temperature": 0})
     if document is None:
         return NO_TEMPLATE
     require(document["status"] in ("completed", "incomplete"), f"the status is {document['status']!r}")
@@ -150,8 +150,8 @@ def messages(probe: Probe) -> str:
     """Anthropic's Messages API answers."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
     if not probe.model:
-        raise Skipped("the model's name is not known")
-    document = _conversed(probe, "/v1/messages", body)
+        raise CheckSkipped("the model's name is not known")
+    document = _converse(probe, "/v1/messages", body)
     if document is None:
         return NO_TEMPLATE
     require(document["role"] == "assistant", f"the role is {document['role']!r}")
@@ -159,7 +159,7 @@ def messages(probe: Probe) -> str:
     return f"{document['usage']['output_tokens']} tokens, {document['stop_reason']}"
 
 
-def _conversed(probe: Probe, route: str, body: dict[str, Any]) -> Any:
+def _converse(probe: Probe, route: str, body: dict[str, Any]) -> Any:
     """The answer to a conversation; None for the refusal of a model that has no template for it."""
     reply = probe.post(route, body)
     if reply.status == 400 and reply.json(400)["error"]["code"] == "no_chat_template":
@@ -200,7 +200,7 @@ def refusal(probe: Probe) -> str:
 def keys(probe: Probe) -> str:
     """A call without a key, or with a wrong one, is refused."""
     if not probe.key:
-        raise Skipped("no API key was given")
+        raise CheckSkipped("no API key was given")
     for key in ("", NOBODY):
         probe.get("/v1/models", key=key).error(401)
     if probe.grpc_target is not None:
@@ -243,13 +243,13 @@ def grpc_stream(probe: Probe) -> str:
 def metrics(probe: Probe) -> str:
     """Every call that was made, and every token that was received, is counted."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while (missing := _uncounted(probe)) and time.monotonic() < deadline:
+    while (missing := _missing_counts(probe)) and time.monotonic() < deadline:
         time.sleep(0.1)
     require(not missing, "; ".join(missing))
     return f"{sum(probe.calls.values())} calls and {probe.tokens} tokens are counted"
 
 
-def _uncounted(probe: Probe) -> list[str]:
+def _missing_counts(probe: Probe) -> list[str]:
     """By how much the counters are below what was sent. Others may call too, so counters may be higher."""
     now = _counters(probe.get("/metrics"))
     wanted: dict[tuple[str, ...], int] = {("attend_requests_total", *where): calls for where, calls in probe.calls.items()}
@@ -282,7 +282,7 @@ CHECKS: dict[str, Callable[[Probe], str]] = {
 
 def show(url: str, grpc_target: str | None, key: str | None, *, long: bool, as_json: bool) -> int:
     """Print the results, line by line or as one JSON object: status 0, or 1 if a check failed or no server answers."""
-    probe, results, reason = target(url, grpc_target, key), [], None
+    probe, results, reason = check_target(url, grpc_target, key), [], None
     write = printer(silent=as_json)
     try:
         for result in run(probe, long=long):
@@ -299,7 +299,7 @@ def show(url: str, grpc_target: str | None, key: str | None, *, long: bool, as_j
 
 
 def run(probe: Probe, *, long: bool = False) -> Iterator[Result]:
-    """The results, one by one; with `long` those of long.py last.
+    """The results, one by one; with `long` those of long_checks.py last.
 
     Raises Unreachable if no server answers, or one that would fail every check for one reason.
     """
@@ -309,7 +309,7 @@ def run(probe: Probe, *, long: bool = False) -> Iterator[Result]:
         raise Unreachable(f"no server answers at {probe.url}: {_reason(error)}") from error
     for name, check in (CHECKS | (LONG_CHECKS if long else {})).items():
         started = time.perf_counter()
-        outcome, detail = _tried(check, probe)
+        outcome, detail = _try_check(check, probe)
         yield Result(name, outcome, round((time.perf_counter() - started) * 1000, 1), detail)
 
 
@@ -334,11 +334,11 @@ def _is_ours(reply: Reply) -> bool:
         return False
 
 
-def _tried(check: Callable[[Probe], str], probe: Probe) -> tuple[Outcome, str]:
+def _try_check(check: Callable[[Probe], str], probe: Probe) -> tuple[Outcome, str]:
     try:
         return "ok", check(probe)
-    except (Skipped, Failed) as why:
-        return "skipped" if isinstance(why, Skipped) else "failed", str(why)
+    except (CheckSkipped, CheckFailed) as why:
+        return "skipped" if isinstance(why, CheckSkipped) else "failed", str(why)
     except grpc.RpcError as error:
         return "failed", f"{error.code().name}: {error.details()}"
     except (OSError, http.client.HTTPException) as error:
@@ -353,7 +353,7 @@ def _stub(channel: grpc.Channel) -> Any:
 
 def _same(probe: Probe, text: str) -> None:
     if probe.text is None:
-        raise Skipped("there is no whole answer to compare with")
+        raise CheckSkipped("there is no whole answer to compare with")
     hint = " (outside float32 a near-tie may be decided otherwise under load)" if "float32" not in probe.about else ""
     require(text == probe.text, f"the text is {text!r}, but that of the whole answer {probe.text!r}{hint}")
 

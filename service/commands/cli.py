@@ -24,7 +24,7 @@ from attend.service.commands.flags import (
 )
 from attend.service.commands.keys import app as keys_app
 from attend.service.commands.start import given_text, interrupt_unwinds, prepare_settings, start_settings
-from attend.service.runtime.lines import tell
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 PYTHON = sys.version.partition(" ")[0]
@@ -39,7 +39,7 @@ def main() -> None:
     try:
         app([*words[1:], "--help"] if words[:1] == ["help"] else words)
     except AttendError as error:
-        tell(f"attend: {error}", logging.ERROR)
+        print_line(f"attend: {error}", logging.ERROR)
         sys.exit(2)
 
 
@@ -65,7 +65,7 @@ def serve(settings: Settings) -> None:
     """
     from attend.service.observe import tracing
 
-    tracing.check(settings.otel_endpoint)
+    tracing.check_endpoint(settings.otel_endpoint)
     prepare_settings(settings)
     if settings.models:
         from attend.service.runtime.single import prepare
@@ -140,11 +140,11 @@ def train(
 ) -> None:
     """Train a model on this interpreter's standard library; goes on where it stopped."""
     interrupt_unwinds()
-    from attend.model.train.command import run
+    from attend.model.train.command import run_training
     from attend.model.train.trainer import Recipe
 
     recipe = Recipe(tokens=tokens, context=context, batch=batch, learning_rate=learning_rate)
-    run(recipe, out, root, original=original, threads=threads)
+    run_training(recipe, out, root, original=original, threads=threads)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -177,7 +177,7 @@ def inspect_(
     from attend.service.commands.inspect import show
     from attend.service.observe import tracing
 
-    tracing.check(settings.otel_endpoint)
+    tracing.check_endpoint(settings.otel_endpoint)
     raise typer.Exit(show(settings, as_json=json))
 
 
@@ -323,7 +323,7 @@ def replay(
 
     if url is not None and (model, dtype, quantize) != (None, None, None):
         raise SettingError("--model, --dtype and --quantize are for a model that is loaded here, and a URL was given")
-    asked, response = again.read(answer, request)
+    asked, response = again.read_exchange(answer, request)
     settings = {"model": model, "dtype": dtype, "quantize": quantize}
     how = again.online(url, key) if url else again.offline(prepare_settings(start_settings(settings)))
     verdict = again.replay(asked, response, *how)

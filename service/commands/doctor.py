@@ -28,7 +28,7 @@ from attend.model.config import ModelConfig
 from attend.model.engine.build import choose_way, use_threads
 from attend.model.engine.fallback import Fallback, kept_kind
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.speed import Speeds, measure
+from attend.model.engine.speed import Speeds, measure_speed
 from attend.model.errors import AttendError, SettingError
 from attend.model.net.checkpoint import inspect, quantised_decoder, read_config
 from attend.model.net.formats.codes import Kind
@@ -40,7 +40,7 @@ from attend.service.commands.report import Print, printer
 from attend.service.runtime import hub
 from attend.service.runtime.sizes import engine_options
 from attend.service.settings import Settings
-from attend.service.untested import untested_packages
+from attend.service.tested_versions import untested_packages
 from attend.service.values import HUB
 
 LIMIT = 55.0
@@ -81,7 +81,7 @@ class Way(NamedTuple):
     config: ModelConfig
     backend: Backend
     dtype: torch.dtype
-    held: torch.dtype
+    weight_dtype: torch.dtype
     kind: Kind | None
     fallback: Fallback
 
@@ -254,7 +254,7 @@ class Doctor:
         before = len(way.fallback.findings)
         speeds: Speeds | None = None
         with self.part("model speed"):
-            speeds = measure(way.config, way.backend, way.dtype, way.held, device, way.kind, way.fallback, rates)
+            speeds = measure_speed(way.config, way.backend, way.dtype, way.weight_dtype, device, way.kind, way.fallback, rates)
         for finding in way.fallback.findings[before:]:
             self._note_finding(finding)
         if speeds is None:
@@ -353,9 +353,9 @@ def _version(name: str) -> str | None:
 
 
 def _parameters(config: ModelConfig) -> int:
-    from attend.model.engine.speed import count
+    from attend.model.engine.speed import count_parameters
 
-    return count(config)
+    return count_parameters(config)
 
 
 def _number(value: float) -> str:

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from attend.model.errors import SettingError
-from attend.service.commands.offline import serving
-from attend.service.generation.explain import Explaining
+from attend.service.commands.offline import offline_service
+from attend.service.generation.explain import ExplainService
 from attend.service.http_api.attention import AttentionWriter
-from attend.service.http_api.pieces import pieces
+from attend.service.http_api.json_pieces import json_pieces
 from attend.service.observe.metrics import Metrics
 from attend.service.records import ExplainCommand
 from attend.service.settings import Settings
@@ -34,9 +34,9 @@ def show(settings: Settings, text: str, *, answer: str, layer: int | None, head:
 
     With `as_json` the answer of POST /v1/attention is printed and nothing else.
     """
-    with serving(settings) as (engine, service):
+    with offline_service(settings) as (engine, service):
         assert engine.explainer is not None
-        explaining = Explaining(service, engine.explainer)
+        explaining = ExplainService(service, engine.explainer)
         if layer is None and not as_json:
             layer = engine.explainer.last_attention
         command = ExplainCommand(
@@ -49,7 +49,7 @@ def show(settings: Settings, text: str, *, answer: str, layer: int | None, head:
         )
         record = Metrics(engine, service.model_name).open("http", "/v1/attention")
         told = asyncio.run(explaining.explain(command, record, ExitStack()))
-        written = b"".join(pieces(AttentionWriter(explaining, told).full_response()))
+        written = b"".join(json_pieces(AttentionWriter(explaining, told).full_response()))
     if as_json:
         sys.stdout.write(written.decode() + "\n")
     else:
@@ -73,7 +73,7 @@ def draw(found: dict[str, Any], console: Console) -> None:
         console.print(
             Text(f"Layer {layer['layer']} of 0 to {found['num_layers'] - 1}, {which}. Rows are queries; columns are keys.\n")
         )
-        console.print(numbers(names, weights) if len(names) <= NUMBERED else shades(names, weights))
+        console.print(percent_rows(names, weights) if len(names) <= NUMBERED else shades(names, weights))
         console.print(Text("\nLargest attention weights between two tokens:"))
         for weight, query, key in links(weights):
             console.print(Text(f"  {weight:4.0%}  {names[query]} ({query}) -> {names[key]} ({key})"))
@@ -82,7 +82,7 @@ def draw(found: dict[str, Any], console: Console) -> None:
     for layer in found.get("logit_lens", ()):
         guess = layer["guesses"][-1][0]
         line = f"logit lens of layer {layer['layer']:>2}: the next token is {visible(guess['token'])}"
-        console.print(Text(f"{line}, {probability(guess['logprob'])}"))
+        console.print(Text(f"{line}, {percent(guess['logprob'])}"))
 
 
 def mean(heads: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
@@ -96,7 +96,7 @@ def links(weights: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
     return sorted(pairs, key=lambda pair: (-pair[0], pair[1:]))[:LINKS]
 
 
-def numbers(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
+def percent_rows(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
     """The attention weights as a table of percentages."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(Text("query"))
@@ -129,13 +129,13 @@ def token_probabilities(found: dict[str, Any], names: Sequence[str]) -> Table:
         if place["entropy"] is None:
             table.add_row(str(at), Text(name), "", "", "")
             continue
-        own = probability(place["logprob"]) if "logprob" in place else ""
-        best = ", ".join(f"{visible(one['token'])} {probability(one['logprob'])}" for one in place["top_logprobs"][:3])
+        own = percent(place["logprob"]) if "logprob" in place else ""
+        best = ", ".join(f"{visible(one['token'])} {percent(one['logprob'])}" for one in place["top_logprobs"][:3])
         table.add_row(str(at), Text(name), own, f"{place['entropy']:.2f} nats", Text(best))
     return table
 
 
-def probability(logprob: float) -> str:
+def percent(logprob: float) -> str:
     """A probability as percents, such as 12.3%."""
     return f"{math.exp(logprob):.1%}"
 

@@ -60,7 +60,7 @@ def without_values(words: Sequence[str]) -> list[str]:
     """A command line of `serve` with --single or --no-single for --single true, --single=true and --single false."""
     if words[:1] != ["serve"]:
         return list(words)
-    flags = {f"--{_dashed(name)}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+    flags = {f"--{_flag_name(name)}" for name, field in Settings.model_fields.items() if field.annotation is bool}
     found: list[str] = []
     for word in words:
         flag, equals, value = word.partition("=")
@@ -125,7 +125,7 @@ def _option(name: str, group: str) -> Any:
     """The flag of a setting as typer reads it. A value is text: Settings reads it as it reads the variable, and both complain
     in the same words.
     """
-    field, flag = Settings.model_fields[name], _dashed(name)
+    field, flag = Settings.model_fields[name], _flag_name(name)
     default = "" if field.default in (None, "", PydanticUndefined) else f" (default {field.default})"
     about = f"{field.description}; {allowed_values(name)}{default}"
     shown: dict[str, Any] = {"help": about, "show_default": False, "rich_help_panel": group}
@@ -135,7 +135,7 @@ def _option(name: str, group: str) -> Any:
     return Annotated[kind, typer.Option(f"--{flag}", metavar="VALUE", **shown)]
 
 
-def _dashed(name: str) -> str:
+def _flag_name(name: str) -> str:
     return name.replace("_", "-")
 
 

@@ -17,16 +17,16 @@ from attend.service.commands.offline import (
     Write,
     adapter_folders,
     check_system,
+    offline_service,
     require_template,
     run_chat,
     run_completion,
-    serving,
     template_of,
     to_chat,
 )
 from attend.service.records import Chunk
 from attend.service.runtime.checkpoint import was_taught
-from attend.service.runtime.lines import tell
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 
@@ -48,7 +48,7 @@ def generate(
         raise SettingError("--show and --json cannot be given together: JSON has no colours")
     if show and fields["logprobs"] is None:
         fields = {**fields, "logprobs": 0}
-    with serving(settings, adapter_folders(settings, fields["model"])) as (engine, service):
+    with offline_service(settings, adapter_folders(settings, fields["model"])) as (engine, service):
         template = None if chat is False else template_of(settings, service)
         if chat is None and (template is None or not was_taught(template)):
             template = None
@@ -62,7 +62,7 @@ def generate(
             asyncio.run(_run(run_completion(service, fields, _no_write if as_json else write), as_json=as_json))
             return
         if chat is None:
-            tell(f"attend: used the chat template of {service.model_name}: --raw continues the text itself")
+            print_line(f"attend: used the chat template of {service.model_name}: --raw continues the text itself")
         asked = to_chat(settings, service, template, as_chat(fields, system))
         asyncio.run(_run(run_chat(service, asked, _no_write if as_json else write), as_json=as_json))
 
@@ -120,7 +120,7 @@ def color_printer() -> Callable[[Chunk], None]:
     """Prints the text that a chunk adds, in the colour of its least likely token; where there are no colours, says so."""
     console = Console(highlight=False, soft_wrap=True)
     if console.no_color or not console.is_terminal or console.color_system is None:
-        tell("attend: this terminal shows no colours: --json --logprobs 0 prints the probabilities as numbers")
+        print_line("attend: this terminal shows no colours: --json --logprobs 0 prints the probabilities as numbers")
         return plain
 
     def write(chunk: Chunk) -> None:
@@ -140,7 +140,7 @@ def text_of(chunk: Chunk) -> str:
     return chunk.text if chunk.prompt is None else chunk.prompt.text + chunk.text
 
 
-def numbers(name: str, text: str) -> list[int]:
+def parse_token_ids(name: str, text: str) -> list[int]:
     """The integers of a text such as `1,2,3`. Raises SettingError."""
     try:
         return [int(part) for part in text.split(",")] if text else []

@@ -13,7 +13,7 @@ from attend.model.engine.options import EngineOptions
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import inspect, lacks_head, open_weights, quantised_decoder
 from attend.model.net.quantised import count_bytes
-from attend.model.parallel.shards import check
+from attend.model.parallel.shards import check_shards
 from attend.model.text.chat import ChatTemplate
 from attend.service.runtime import hub
 from attend.service.runtime.checkpoint import read_tokenizer
@@ -23,7 +23,7 @@ from attend.service.values import HUB
 GIB = 1 << 30
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def checkpoint_facts(folder: Path) -> dict[str, Any]:
     """All that is known of a checkpoint; sizes in bytes. Raises CheckpointError where it cannot be served."""
     config, net = inspect(folder), quantised_decoder(folder)
     return {
@@ -47,8 +47,8 @@ def show(settings: Settings, *, as_json: bool) -> int:
     """
     try:
         settings = hub.with_folder(settings)
-        check(inspect(settings.folder), settings.tensor_parallel)
-        found = facts(settings.folder)
+        check_shards(inspect(settings.folder), settings.tensor_parallel)
+        found = checkpoint_facts(settings.folder)
     except CheckpointError as error:
         if not as_json:
             raise

@@ -61,7 +61,7 @@ def with_fields(command: Callable[[str, Path, dict[str, Any]], None]) -> Callabl
     """Give a command the name of a key, the file, and an option for each of OPTIONS: `command` gets those that were given."""
 
     def run(name: str, file: str, **options: str) -> None:
-        command(name, _path(file), _given(options))
+        command(name, _path(file), _given_options(options))
 
     annotations = {"name": NameArgument, "file": FileOption} | {field: _option(field) for field in OPTIONS}
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
@@ -94,7 +94,7 @@ def add(name: str, path: Path, given: dict[str, Any]) -> None:
     with editing(path) as entries:
         if name in entries:
             raise SettingError(f"there is a key {name!r} in {str(path)!r} already; remove it first, or choose another name")
-        entries[name] = entry_of(digest_of(secret.encode()), _kept(given))
+        entries[name] = entry_of(digest_of(secret.encode()), _stored_fields(given))
     print(f"The API key of {name!r}, shown this once; {path} keeps its hash only:", file=sys.stderr)
     print(secret)
 
@@ -108,7 +108,7 @@ def change(name: str, path: Path, given: dict[str, Any]) -> None:
     with editing(path) as entries:
         if name not in entries:
             raise SettingError(_unknown(name, path))
-        entries[name] = entry_of(entries[name].digest, _kept(fields_of(entries[name]) | given))
+        entries[name] = entry_of(entries[name].digest, _stored_fields(fields_of(entries[name]) | given))
 
 
 @app.command("list")
@@ -116,7 +116,7 @@ def list_keys(file: FileOption = "") -> None:
     """Names, limits and shares, a line each; `-` is none."""
     rows = [("NAME", *(name.upper() for name in FIELDS))]
     for name, entry in load_keys(_path(file)).items():
-        rows.append((name, *map(_shown, fields_of(entry).values())))
+        rows.append((name, *map(_field_text, fields_of(entry).values())))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -142,7 +142,7 @@ def _unknown(name: str, path: Path) -> str:
     return f"there is no key {name[:64]!r} in {str(path)!r}"
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of FIELDS that were given; None where one takes something away. Raises SettingError naming the flag."""
     given: dict[str, Any] = {}
     for field, read in FIELDS.items():
@@ -151,7 +151,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _kept(given: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in given.items() if value is not None}
 
 
@@ -164,7 +164,7 @@ def _value(field: str, text: str) -> object:
     return float(text) if text.replace(".", "", 1).isdecimal() else text
 
 
-def _shown(value: object) -> str:
+def _field_text(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:g}" if isinstance(value, float) else str(value)

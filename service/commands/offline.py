@@ -21,10 +21,10 @@ from attend.service.contract.commands import to_command
 from attend.service.contract.requests import CompletionRequest, read_completion
 from attend.service.generation.adapters import AdapterRegistry
 from attend.service.generation.generation import GenerationService
-from attend.service.http_api.body import parse
+from attend.service.http_api.body import parse_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
-from attend.service.http_api.pieces import pieces
+from attend.service.http_api.json_pieces import json_pieces
 from attend.service.merging import merge_chunks
 from attend.service.observe.metrics import Metrics
 from attend.service.records import Chunk, Command, TokenCounts
@@ -38,7 +38,7 @@ Write = Callable[[Chunk], None]
 
 
 @contextmanager
-def serving(
+def offline_service(
     settings: Settings, adapters: Mapping[str, Path] = MappingProxyType({})
 ) -> Iterator[tuple[AsyncEngine, GenerationService]]:
     """An engine for one call at a time, not yet started, and the service around it; `adapters` are the folders of its own."""
@@ -54,9 +54,16 @@ def serving(
         engine = build_engine(settings.folder, options, report)
     defaults = read_defaults(settings.folder, settings.generation_config)
     tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
-    shelf = None if engine.adapters is None else AdapterRegistry(engine.adapters, dict(adapters), most=1, taken=settings.name)
+    adapter_registry = (
+        None if engine.adapters is None else AdapterRegistry(engine.adapters, dict(adapters), most=1, taken=settings.name)
+    )
     try:
-        yield engine, GenerationService(engine, tokenizer, model_name=settings.name, defaults=defaults, shelf=shelf)
+        yield (
+            engine,
+            GenerationService(
+                engine, tokenizer, model_name=settings.name, defaults=defaults, adapter_registry=adapter_registry
+            ),
+        )
     finally:
         engine.close()
 
@@ -88,25 +95,25 @@ def to_chat(
     settings: Settings, service: GenerationService, template: ChatTemplate, fields: Mapping[str, Any]
 ) -> tuple[ChatRequest, Command]:
     """What POST /v1/chat/completions makes of these fields."""
-    body = read_chat(parse(json.dumps(dict(fields)).encode()))
+    body = read_chat(parse_json(json.dumps(dict(fields)).encode()))
     form = form_of(template.sources, settings.tool_parser, settings.reasoning_parser)
     return body, to_command(body, "offline", service.defaults, template, form)
 
 
 async def run_chat(service: GenerationService, asked: tuple[ChatRequest, Command], write: Write) -> dict[str, Any]:
     """What POST /v1/chat/completions would answer; see `completed`."""
-    return await _answered(service, ChatWriter, *asked, write)
+    return await _run_answer(service, ChatWriter, *asked, write)
 
 
 async def run_completion(
     service: GenerationService, fields: Mapping[str, Any], write: Write = lambda chunk: None
 ) -> dict[str, Any]:
     """What POST /v1/completions would answer to these fields; `write` gets the chunks of the first answer as they are made."""
-    body = read_completion(parse(json.dumps(dict(fields)).encode()))
-    return await _answered(service, CompletionWriter, body, to_command(body, "offline", service.defaults), write)
+    body = read_completion(parse_json(json.dumps(dict(fields)).encode()))
+    return await _run_answer(service, CompletionWriter, body, to_command(body, "offline", service.defaults), write)
 
 
-async def _answered(
+async def _run_answer(
     service: GenerationService, kind: Callable[..., Any], body: ChatRequest | CompletionRequest, command: Command, write: Write
 ) -> dict[str, Any]:
     route = "/v1/completions" if isinstance(body, CompletionRequest) else "/v1/chat/completions"
@@ -123,7 +130,7 @@ async def _answered(
     name, fingerprint = body.model or service.model_name, service.fingerprint(adapter)
     writer = kind(body, command.request_id, name, fingerprint, TokenCounts(command.n), service.tokenizer)
     writer.usage.add(chunks)
-    document: dict[str, Any] = json.loads(b"".join(pieces(writer.full_response(merge_chunks(chunks)))))
+    document: dict[str, Any] = json.loads(b"".join(json_pieces(writer.full_response(merge_chunks(chunks)))))
     return document
 
 

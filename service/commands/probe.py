@@ -22,11 +22,11 @@ MAX_TOKENS = 16
 OPENAI_ERROR = {"message", "type", "param", "code"}
 
 
-class Failed(Exception):
+class CheckFailed(Exception):
     """A check failed. The sentence says what the server did."""
 
 
-class Skipped(Exception):
+class CheckSkipped(Exception):
     """There is nothing to check. The sentence says why."""
 
 
@@ -100,7 +100,7 @@ class Probe:
             answer = urllib.request.urlopen(request, timeout=SECONDS)
         except urllib.error.HTTPError as error:
             with error:
-                raise Failed(f"the status is {error.status}, expected 200: {beginning_of(error.read())}") from error
+                raise CheckFailed(f"the status is {error.status}, expected 200: {beginning_of(error.read())}") from error
         with answer:
             yield (line.rstrip(b"\r\n") for line in answer)
 
@@ -117,7 +117,7 @@ class Probe:
     def channel(self) -> Iterator[grpc.Channel]:
         """A gRPC channel, encrypted where the URL is; SSL_CERT_FILE counts as for HTTP. Raises Skipped without gRPC."""
         if self.grpc_target is None:
-            raise Skipped("gRPC is left out")
+            raise CheckSkipped("gRPC is left out")
         roots = "".join(map(ssl.DER_cert_to_PEM_cert, ssl.create_default_context().get_ca_certs(binary_form=True)))
         safe = grpc.ssl_channel_credentials(roots.encode() or None) if self.url.startswith("https:") else None
         with grpc.secure_channel(self.grpc_target, safe) if safe else grpc.insecure_channel(self.grpc_target) as channel:
@@ -138,7 +138,7 @@ class Probe:
             return Reply(answer.status, answer.headers.get("content-type", ""), answer.read())
 
 
-def target(url: str, grpc_target: str | None, key: str | None) -> Probe:
+def check_target(url: str, grpc_target: str | None, key: str | None) -> Probe:
     """The server to check. gRPC is at the URL's host, at the port that /version names, unless given; "none" leaves it out.
 
     Raises SettingError.
@@ -160,7 +160,7 @@ def target(url: str, grpc_target: str | None, key: str | None) -> Probe:
 def require(holds: bool, otherwise: str) -> None:
     """Raise Failed with a sentence unless something holds."""
     if not holds:
-        raise Failed(otherwise)
+        raise CheckFailed(otherwise)
 
 
 def beginning_of(body: bytes) -> str:

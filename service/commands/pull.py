@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.gguf.places import SUFFIX, part_paths
+from attend.model.gguf.paths import SUFFIX, part_paths
 from attend.service.runtime import hub
-from attend.service.runtime.lines import tell
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 from attend.service.values import HUB
 
@@ -24,14 +24,14 @@ def pull(settings: Settings, target: Path | None) -> None:
 
     def say(line: str) -> None:
         said.append(line)
-        tell(line)
+        print_line(line)
 
-    place = hub.fetch(settings.model, say)
+    place = hub.fetch_model(settings.model, say)
     if not any(line.startswith("Downloaded") for line in said):
-        tell(f"{settings.model} was downloaded before: nothing is missing")
+        print_line(f"{settings.model} was downloaded before: nothing is missing")
     served = settings.model if target is None else str(place := copy_files(place, target))
     print(place)
-    tell(f"To serve it: attend serve {shlex.quote(served)}")
+    print_line(f"To serve it: attend serve {shlex.quote(served)}")
 
 
 def copy_files(place: Path, target: Path) -> Path:
@@ -42,7 +42,7 @@ def copy_files(place: Path, target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = target.with_name(f".{target.name}.lock")
-        with hub.hold_lock(lock, lambda: tell(f"Another process is writing {target}: waiting for it")):
+        with hub.hold_lock(lock, lambda: print_line(f"Another process is writing {target}: waiting for it")):
             _copy(place, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror}; {place} has what was downloaded") from error
@@ -60,12 +60,12 @@ def _copy(place: Path, target: Path) -> None:
         if path.is_file():
             new = folder / path.relative_to(place if place.is_dir() else place.parent)
             new.parent.mkdir(parents=True, exist_ok=True)
-            _put(path, new)
+            _put_file(path, new)
     if fresh:
         folder.rename(target)
 
 
-def _put(path: Path, new: Path) -> None:
+def _put_file(path: Path, new: Path) -> None:
     if new.exists() and new.samefile(path):
         return
     whole = new.with_name(f".{new.name}.partial")

@@ -42,7 +42,7 @@ class Text(NamedTuple):
     name: str
     parts: Sequence[str]
 
-    def cut(self, num_bytes: int) -> "Text":
+    def truncate(self, num_bytes: int) -> "Text":
         """The first so many bytes, whole characters."""
         parts, left = [], num_bytes
         for part in self.parts:
@@ -112,7 +112,9 @@ def with_outliers(folder: Path, factor: float | None) -> Iterator[Path]:
         yield Path(target)
 
 
-def measure(forms: Mapping[str, Scorer], text: Text, tokenizer: Tokenizer, start: int | None, context: int) -> dict[str, Any]:
+def measure_quality(
+    forms: Mapping[str, Scorer], text: Text, tokenizer: Tokenizer, start: int | None, context: int
+) -> dict[str, Any]:
     """The quality of each form on a text; the others are compared with the first. Raises SettingError."""
     tokens = text.tokens(tokenizer, start)
     if len(tokens) <= context:
@@ -170,8 +172,8 @@ def show(
     with with_outliers(settings.folder, outliers) as folder:
         forms = open_forms(settings, folder, names, context)
     info = next(iter(forms.values())).info
-    cut = read.cut(num_bytes or max(LEAST_BYTES, WORK // info.num_parameters))
-    found = measure(forms, cut, tokenizer, start, context)
+    cut = read.truncate(num_bytes or max(LEAST_BYTES, WORK // info.num_parameters))
+    found = measure_quality(forms, cut, tokenizer, start, context)
     found = {"model": settings.name, "outliers": outliers, "backend": info.backend, "window": context} | found
     if as_json:
         print(json.dumps(found))

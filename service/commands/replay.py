@@ -37,7 +37,7 @@ class Impossible(Exception):
     """The answer cannot be asked for again. The sentence says why."""
 
 
-def read(answer: Path, request: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_exchange(answer: Path, request: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The request and the response. Raises SettingError for files that hold something else."""
     document = _object(answer)
     if request is None and not isinstance(document.get("request"), dict):
@@ -139,14 +139,14 @@ def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
     """Asks a running server. Raises SettingError for what is no URL."""
     import http.client
 
-    from attend.service.commands.probe import Failed, target
+    from attend.service.commands.probe import CheckFailed, check_target
 
-    probe = target(url, "none", key)
+    probe = check_target(url, "none", key)
 
     def ask(body: dict[str, Any]) -> dict[str, Any]:
         try:
             document: dict[str, Any] = probe.post("/v1/completions", body).json()
-        except Failed as error:
+        except CheckFailed as error:
             raise SettingError(f"{probe.url} refused the request: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             raise SettingError(f"no server answers at {probe.url}: {error}") from error
@@ -157,13 +157,13 @@ def online(url: str, key: str | None) -> tuple[Ask, Callable[[], bool]]:
 
 def offline(settings: Any) -> tuple[Ask, Callable[[], bool]]:
     """Asks a model in this process, loaded for it."""
-    from attend.service.commands.offline import run_completion, serving
+    from attend.service.commands.offline import offline_service, run_completion
 
     facts: dict[str, str] = {}
 
     def ask(body: dict[str, Any]) -> dict[str, Any]:
         own = {name: value for name, value in body.items() if name != "model"}
-        with serving(settings) as (engine, service):
+        with offline_service(settings) as (engine, service):
             facts.update(dtype=engine.info.dtype, backend=engine.info.backend)
             engine.start()
             return asyncio.run(run_completion(service, own))

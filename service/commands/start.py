@@ -7,10 +7,10 @@ from typing import Any
 
 from attend.model.errors import SettingError
 from attend.model.net.native.build import provide
-from attend.service.runtime.lines import speak, tell
 from attend.service.runtime.model_path import resolve_model
+from attend.service.runtime.terminal_lines import print_line, set_line_style
 from attend.service.settings import Settings, read_settings, unknown_variables
-from attend.service.untested import untested_packages
+from attend.service.tested_versions import untested_packages
 
 MOST_TEXT = 16 << 20
 """Bytes of standard input; no context is as long."""
@@ -23,10 +23,10 @@ def start_settings(given: Mapping[str, Any], *, locate: bool = True, is_server: 
     """
     settings = read_settings(given)
     if is_server:
-        speak(settings.log_format)
+        set_line_style(settings.log_format)
     for name in unknown_variables():
-        tell(f"attend: {name} is not a setting, and is ignored")
-    return resolve_model(settings, lambda line: tell(f"attend: {line}")) if locate else settings
+        print_line(f"attend: {name} is not a setting, and is ignored")
+    return resolve_model(settings, lambda line: print_line(f"attend: {line}")) if locate else settings
 
 
 def prepare_settings(settings: Settings) -> Settings:
@@ -34,9 +34,9 @@ def prepare_settings(settings: Settings) -> Settings:
     decoder built where this machine has none and it may serve.
     """
     for line in untested_packages():
-        tell(f"attend: {line}")
+        print_line(f"attend: {line}")
     if settings.backend in ("auto", "native") and settings.device != "cuda":
-        provide(lambda line: tell(f"attend: {line}"))
+        provide(lambda line: print_line(f"attend: {line}"))
     return settings
 
 

@@ -79,9 +79,9 @@ def generate(
     call["prompt"] = prompt if prompt_token_ids else given_text(prompt, "prompt")
     from attend.service.commands import generate as offline
 
-    ids = offline.numbers("prompt-token-ids", call.pop("prompt_token_ids"))
+    ids = offline.parse_token_ids("prompt-token-ids", call.pop("prompt_token_ids"))
     call |= {"prompt": ids or call["prompt"], "stop": stop or None}
-    call["stop_token_ids"] = offline.numbers("stop-token-ids", stop_token_ids) or None
+    call["stop_token_ids"] = offline.parse_token_ids("stop-token-ids", stop_token_ids) or None
     if chat is None and (as_json or echo or ids):
         chat = False
     offline.generate(settings, call, as_json=as_json, show=show, chat=chat, system=system)

@@ -22,7 +22,7 @@ from attend.service.contract.conversation import (
     template_tool,
 )
 from attend.service.contract.requests import ModelName, Steering, StopTexts, Templated
-from attend.service.contract.shapes import Shape, ShownAs, Sifted, between, body, optional_field
+from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, optional_field
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body, validate
 from attend.service.remarks import Remarks
@@ -70,7 +70,8 @@ def _kind_of_tool(tool: Any) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[ToolParam, Sifted(), Tag("a function")] | Annotated[ServerTool, Tag("another tool")], Discriminator(_kind_of_tool)
+    Annotated[ToolParam, NullAsAbsent(), Tag("a function")] | Annotated[ServerTool, Tag("another tool")],
+    Discriminator(_kind_of_tool),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 

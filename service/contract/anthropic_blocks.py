@@ -10,7 +10,7 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import at_most
 from attend.service.chat.messages import MAX_MESSAGES, wrong
 from attend.service.contract.conversation import Name, closed, open_to_more
-from attend.service.contract.shapes import Shape, Sifted
+from attend.service.contract.shapes import NullAsAbsent, Shape
 from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
@@ -60,7 +60,7 @@ class ToolUseBlock(TypedDict):
     """Taken, and not used."""
 
 
-Texts = StrictStr | Annotated[list[Annotated[TextBlock, Sifted()]], Field(fail_fast=True)]
+Texts = StrictStr | Annotated[list[Annotated[TextBlock, NullAsAbsent()]], Field(fail_fast=True)]
 
 
 @closed
@@ -98,10 +98,10 @@ def _kind(block: Any) -> str:
 
 
 Block = Annotated[
-    Annotated[TextBlock, Sifted(), Tag("a text")]
-    | Annotated[ThinkingBlock, Sifted(), Tag("a thinking")]
-    | Annotated[ToolUseBlock, Sifted(), Tag("a tool_use")]
-    | Annotated[ToolResultBlock, Sifted(), Tag("a tool_result")]
+    Annotated[TextBlock, NullAsAbsent(), Tag("a text")]
+    | Annotated[ThinkingBlock, NullAsAbsent(), Tag("a thinking")]
+    | Annotated[ToolUseBlock, NullAsAbsent(), Tag("a tool_use")]
+    | Annotated[ToolResultBlock, NullAsAbsent(), Tag("a tool_result")]
     | Annotated[OtherBlock, Tag("another block")],
     Discriminator(_kind),
 ]
@@ -117,7 +117,9 @@ class MessageParam(TypedDict):
     """A text, or blocks. Where the last message is the assistant's, the answer goes on in it."""
 
 
-MessageParams = Annotated[list[Annotated[MessageParam, Sifted()]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+MessageParams = Annotated[
+    list[Annotated[MessageParam, NullAsAbsent()]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 
 
 class _Conversation(Shape):

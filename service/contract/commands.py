@@ -17,8 +17,8 @@ from attend.model.params import (
     at_most,
     integer,
 )
+from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat import ChatTemplate
-from attend.model.text.marks import ChatText
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.prompt import known_effort, prompt_of, thinking_of, without_oldest
 from attend.service.chat.tools import Calling

@@ -22,7 +22,7 @@ from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, NAME, Calling, Choice, calling
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, Or, Shape, Sifted, nothing
+from attend.service.contract.shapes import UNSUPPORTED, WRONG, NullAsAbsent, Or, Shape, null_or_one_of
 from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
@@ -35,7 +35,7 @@ Function = Annotated[Literal["function"], Field(description="What kind of tool i
 Nothing = Annotated[
     Annotated[list[Any], Field(max_length=0)] | None,
     Or("is not supported in a message with this role", UNSUPPORTED),
-    WithJsonSchema(nothing("Taken as clients send it back with an answer: only where it is empty.", [])),
+    WithJsonSchema(null_or_one_of("Taken as clients send it back with an answer: only where it is empty.", [])),
 ]
 
 
@@ -59,14 +59,14 @@ class RefusalPart(TypedDict):
     """Why the model did not answer, in its words."""
 
 
-Parts = Annotated[list[Annotated[TextPart, Sifted()]], Field(fail_fast=True)]
+Parts = Annotated[list[Annotated[TextPart, NullAsAbsent()]], Field(fail_fast=True)]
 Content = Annotated[
     StrictStr | Parts,
     Field(description="The text, or parts of it, joined by line ends where the chat template writes no parts."),
 ]
 """Described here: pydantic reads no texts that a TypedDict inherits."""
 AnswerPart = Annotated[
-    Annotated[TextPart, Sifted(), Tag("a text")] | Annotated[RefusalPart, Sifted(), Tag("a refusal")],
+    Annotated[TextPart, NullAsAbsent(), Tag("a text")] | Annotated[RefusalPart, NullAsAbsent(), Tag("a refusal")],
     Discriminator(lambda part: "a refusal" if isinstance(part, dict) and part.get("type") == "refusal" else "a text"),
 ]
 AnswerParts = Annotated[list[AnswerPart], Field(fail_fast=True)]
@@ -156,7 +156,9 @@ class AssistantMessage(_Message):
 
 
 Message = Annotated[
-    Annotated[TextMessage, Sifted()] | Annotated[ToolMessage, Sifted()] | Annotated[AssistantMessage, Sifted()],
+    Annotated[TextMessage, NullAsAbsent()]
+    | Annotated[ToolMessage, NullAsAbsent()]
+    | Annotated[AssistantMessage, NullAsAbsent()],
     Field(discriminator="role"),
 ]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -200,7 +202,7 @@ class FunctionTool(TypedDict):
     """A tool that the model may call."""
 
     type: Function
-    function: Annotated[DeclaredFunction, Sifted()]
+    function: Annotated[DeclaredFunction, NullAsAbsent()]
     """The function that may be called."""
 
 
@@ -218,7 +220,7 @@ def _kind_of_tool(tool: Any) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, Sifted(), Tag("a function tool")] | Annotated[OtherTool, Tag("another tool")],
+    Annotated[FunctionTool, NullAsAbsent(), Tag("a function tool")] | Annotated[OtherTool, Tag("another tool")],
     Discriminator(_kind_of_tool),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
@@ -334,7 +336,7 @@ def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerForma
     read = validate(_Toolbox, {"tools": tools, "tool_choice": choice}, remarks, exact=True, unknown=NotSupported)
     functions = {index: tool for index, tool in enumerate(read.tools or ()) if _is_function(tool, index, remarks)}
     declared = [_tool(tool["function"], index) for index, tool in functions.items()]
-    shown = [_known(tools[index]) for index in functions]
+    shown = [_template_tool(tools[index]) for index in functions]
     parallel = parallel is not False
     match read.tool_choice:
         case NamedTool(function=function):
@@ -360,7 +362,7 @@ def is_callable(tool: Any, index: int, remarks: Remarks, own: str = "function") 
     return False
 
 
-def _known(tool: dict[str, Any]) -> dict[str, Any]:
+def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool as templates write it: in the caller's order, without what is ignored."""
     function = {name: value for name, value in tool["function"].items() if name in _OF_FUNCTION}
     return {name: function if name == "function" else value for name, value in tool.items() if name in _OF_TOOL}

@@ -21,7 +21,7 @@ NOT_ASKED = frozenset({"response.prompt_token_ids"})
 """What a message has and no body: read where the answer is written."""
 
 
-def generate(message: pb.GenerateRequest) -> GenerateRequest:
+def to_generate_request(message: pb.GenerateRequest) -> GenerateRequest:
     """A call of Generate. Raises InvalidRequest with the field named."""
     _needs_input(message)
     fields = fields_of(message, GenerateRequest)
@@ -30,22 +30,22 @@ def generate(message: pb.GenerateRequest) -> GenerateRequest:
     return validate(GenerateRequest, fields)
 
 
-def chat(message: pb.ChatRequest) -> ChatMessageRequest:
+def to_chat_request(message: pb.ChatRequest) -> ChatMessageRequest:
     """A call of Chat, whose messages have been counted. Raises InvalidRequest with the field named."""
     return validate(ChatMessageRequest, fields_of(message, ChatMessageRequest))
 
 
 def generation(message: pb.GenerateRequest | pb.ChatRequest) -> Generation:
     """A call for text. Raises InvalidRequest with the field named."""
-    return generate(message) if isinstance(message, pb.GenerateRequest) else chat(message)
+    return to_generate_request(message) if isinstance(message, pb.GenerateRequest) else to_chat_request(message)
 
 
-def embed(message: pb.EmbedRequest) -> EmbedRequest:
+def to_embed_request(message: pb.EmbedRequest) -> EmbedRequest:
     """A call of Embed. Raises InvalidRequest with the field named."""
     return validate(EmbedRequest, {"input": []} | fields_of(message, EmbedRequest))
 
 
-def explain(message: pb.ExplainRequest) -> AttentionRequest:
+def to_explain_request(message: pb.ExplainRequest) -> AttentionRequest:
     """A call of Explain. Raises InvalidRequest with the field named."""
     _needs_input(message)
     return validate(AttentionRequest, fields_of(message, AttentionRequest))
@@ -63,7 +63,7 @@ def fields_of(message: Message, kind: type[Shape]) -> dict[str, Any]:
     """
     names = places(kind)
     fields = {}
-    for path, value in _given(message, names):
+    for path, value in _given_fields(message, names):
         if path in NOT_ASKED:
             continue
         if path not in names:
@@ -79,11 +79,11 @@ def places(kind: type[Shape]) -> dict[str, str]:
     return {path: name for name, wire in wires(kind).items() for path in wire.proto}
 
 
-def _given(message: Message, names: dict[str, str], above: str = "") -> Iterator[tuple[str, Any]]:
+def _given_fields(message: Message, names: dict[str, str], above: str = "") -> Iterator[tuple[str, Any]]:
     for field, value in message.ListFields():
         path = above + field.name
         if isinstance(value, Message) and path not in names:
-            yield from _given(value, names, f"{path}.")
+            yield from _given_fields(value, names, f"{path}.")
         else:
             yield path, value
 
@@ -98,13 +98,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | bool | int | float) else list(value)
 
 
-def _kept(tokens: pb.TokenIds, message: Any) -> list[int]:
+def _kept_tokens(tokens: pb.TokenIds, message: Any) -> list[int]:
     """Of token ids that are to be truncated only the remaining ones are read: a message may hold millions."""
     is_cut = "truncate_prompt_tokens" in message.DESCRIPTOR.fields_by_name and message.HasField("truncate_prompt_tokens")
     return list(tokens.ids[-max(1, message.truncate_prompt_tokens) :] if is_cut else tokens.ids)
 
 
-def _structured(kind: str) -> Callable[[Any, Any], dict[str, Any]]:
+def _structured_output(kind: str) -> Callable[[Any, Any], dict[str, Any]]:
     """One form of structured output, in vLLM's words."""
     (name,) = (name for name, ours in KINDS.items() if ours == kind)
     return lambda value, message: {name: _plain(value)}
@@ -137,12 +137,12 @@ def _input(given: pb.EmbedInput) -> str | list[int]:
 
 
 READ: dict[str, Callable[[Any, Any], Any]] = {
-    "token_ids": _kept,
+    "token_ids": _kept_tokens,
     "tools": _tools,
     "tool_choice": lambda choice, message: choice or None,
     "tool_name": lambda name, message: {"type": "function", "function": {"name": name}},
     "chat_template_kwargs": lambda text, message: json_object(text, "chat_template_kwargs"),
     "inputs": lambda inputs, message: list(map(_input, inputs)),
-    **{f"decoding.{kind}": _structured(kind) for kind in KINDS.values()},
+    **{f"decoding.{kind}": _structured_output(kind) for kind in KINDS.values()},
 }
 """Of the places whose values are written otherwise in JSON: what makes one of the value and its message."""

@@ -11,7 +11,7 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import at_most
 from attend.service.chat.messages import MAX_MESSAGES, arguments_of, wrong
 from attend.service.contract.conversation import Name, closed, open_to_more
-from attend.service.contract.shapes import UNSUPPORTED, Or, Shape, Sifted
+from attend.service.contract.shapes import UNSUPPORTED, NullAsAbsent, Or, Shape
 from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
@@ -47,7 +47,7 @@ class InputRefusal(TypedDict):
 
 
 Part = Annotated[
-    Annotated[InputText, Sifted(), Tag("a text")] | Annotated[InputRefusal, Sifted(), Tag("a refusal")],
+    Annotated[InputText, NullAsAbsent(), Tag("a text")] | Annotated[InputRefusal, NullAsAbsent(), Tag("a refusal")],
     Discriminator(lambda part: "a refusal" if isinstance(part, dict) and part.get("type") == "refusal" else "a text"),
 ]
 Content = StrictStr | Annotated[list[Part], Field(fail_fast=True)]
@@ -147,10 +147,10 @@ def _kind(item: Any) -> str:
 
 
 Item = Annotated[
-    Annotated[InputMessage, Sifted(), Tag("a message")]
-    | Annotated[InputCall, Sifted(), Tag("a function_call")]
-    | Annotated[InputOutput, Sifted(), Tag("a function_call_output")]
-    | Annotated[InputReasoning, Sifted(), Tag("a reasoning")]
+    Annotated[InputMessage, NullAsAbsent(), Tag("a message")]
+    | Annotated[InputCall, NullAsAbsent(), Tag("a function_call")]
+    | Annotated[InputOutput, NullAsAbsent(), Tag("a function_call_output")]
+    | Annotated[InputReasoning, NullAsAbsent(), Tag("a reasoning")]
     | Annotated[OtherItem, Tag("another item")],
     Discriminator(_kind),
 ]

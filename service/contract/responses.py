@@ -24,7 +24,7 @@ from attend.service.contract.conversation import (
 )
 from attend.service.contract.requests import ModelName, Steering, Stop, Templated
 from attend.service.contract.response_items import Items
-from attend.service.contract.shapes import Shape, ShownAs, Sifted, between, body, optional_field
+from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, optional_field
 from attend.service.contract.structured import JsonSchema, PlainFormat
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body, validate
@@ -73,7 +73,7 @@ def _kind_of_tool(tool: Any) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[ResponseTool, Sifted(), Tag("a function")] | Annotated[OtherTool, Tag("another tool")],
+    Annotated[ResponseTool, NullAsAbsent(), Tag("a function")] | Annotated[OtherTool, Tag("another tool")],
     Discriminator(_kind_of_tool),
 ]
 Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -25,7 +25,7 @@ class Route:
     """Whether its calls wait in the engine's queue: where that is full, HAProxy refuses them."""
 
     @property
-    def shown(self) -> str:
+    def documented_path(self) -> str:
         """The path as documents write it."""
         return self.path.replace(":path}", "}")
 

@@ -40,7 +40,7 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _looked_through(cls, given: Any, info: ValidationInfo) -> Any:
-        return _sifted(given, cls.names, info.context)
+        return _drop_names(given, cls.names, info.context)
 
 
 _BUILDING = Lock()
@@ -63,7 +63,7 @@ def build_all(kind: type[Shape] = Shape) -> None:
         build_all(each)
 
 
-def _sifted(given: Any, names: frozenset[str], remarks: Remarks | None) -> Any:
+def _drop_names(given: Any, names: frozenset[str], remarks: Remarks | None) -> Any:
     """Null of any name is absent, also of one that is not known. Other unknown names are left out, and said; but the first of
     them that may not be is kept, and is an error.
     """
@@ -74,17 +74,19 @@ def _sifted(given: Any, names: frozenset[str], remarks: Remarks | None) -> Any:
     return {name: value for name, value in given.items() if name in names or name == wrong}
 
 
-class Sifted:
+class NullAsAbsent:
     """For an annotation of a TypedDict, which is read three times as quickly as a Shape: null is absent there too."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         """pydantic's own, after a look at the names."""
         names = frozenset(source.__required_keys__ | source.__optional_keys__)
 
-        def sifted(given: Any, info: ValidationInfo) -> Any:  # asked for each part of each message: the usual case is told here
-            return given if isinstance(given, dict) and names.issuperset(given) else _sifted(given, names, info.context)
+        def drop_names(
+            given: Any, info: ValidationInfo
+        ) -> Any:  # asked for each part of each message: the usual case is told here
+            return given if isinstance(given, dict) and names.issuperset(given) else _drop_names(given, names, info.context)
 
-        return core_schema.with_info_before_validator_function(sifted, handler(source))
+        return core_schema.with_info_before_validator_function(drop_names, handler(source))
 
 
 class Or:
@@ -158,7 +160,7 @@ def _off(rule: Off) -> Schema:
     return {"enum": [None, *(rule.values or ())], "description": f"Not supported{instead}."}
 
 
-def nothing(text: str, *values: Any) -> Schema:
+def null_or_one_of(text: str, *values: Any) -> Schema:
     """A field that may be null or one of these values, which ask for nothing."""
     return {"enum": [None, *values], "description": text}
 

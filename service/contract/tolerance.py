@@ -145,9 +145,9 @@ def known_fields(document: dict[str, Any], known: frozenset[str], off: dict[str,
 
 def is_ignored(name: str, known: frozenset[str], remarks: Remarks) -> bool:
     """Whether a field that is not known is ignored, and said; else it is an error."""
-    if name in remarks.ignored:
+    if name in remarks.ignored_fields:
         return True
-    if remarks.strict or len(remarks.ignored) >= MAX_UNKNOWN:
+    if remarks.strict or len(remarks.ignored_fields) >= MAX_UNKNOWN:
         return False
     if name not in PUBLISHED and (meant := nearest(name, known)) is not None:
         remarks.near[name] = meant

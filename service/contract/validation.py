@@ -59,7 +59,7 @@ def validate(
         return validator_of(kind).model_validate(document, context=remarks)
     except ValidationError as error:
         near = {} if remarks is None else remarks.near
-        raise explain(error, document, exact, unknown, near) from error
+        raise first_error(error, document, exact, unknown, near) from error
 
 
 def read_body(kind: type[S], document: dict[str, Any], remarks: Remarks | None = None) -> S:
@@ -68,14 +68,14 @@ def read_body(kind: type[S], document: dict[str, Any], remarks: Remarks | None =
     return validate(kind, known_fields(document, kind.names, kind.off, remarks), remarks)
 
 
-def explain(
+def first_error(
     error: ValidationError, document: dict[str, Any], exact: bool, unknown: type[InvalidRequest], near: dict[str, str]
 ) -> InvalidRequest:
     """pydantic's first complaint, as one sentence about one place. `near` has the known names that unknown ones resemble."""
     same = _of_first([_mistake(each, document) for each in error.errors(include_url=False)])
     (first, place, value), kind = same[0], same[0].error["type"]
-    shown = _written(place)
-    field = shown if exact else str(place[0]) if kind in (*_ABSENT, *_TAG) else _written(_without_items(place))
+    shown = _field_path(place)
+    field = shown if exact else str(place[0]) if kind in (*_ABSENT, *_TAG) else _field_path(_without_items(place))
     if kind in ("extra_forbidden", "none_required"):
         meant = f": did you mean {near[place[-1]]}?" if place[-1] in near else ""
         named = shown if shown.strip() and shown.isprintable() else repr(shown)
@@ -86,7 +86,7 @@ def explain(
         return (NotSupported if kind == UNSUPPORTED else InvalidRequest)(
             f"{shown} {first['msg']}; got {describe(value)}", field
         )
-    kinds = dict.fromkeys(_wanted(mistake.error) for mistake in same)
+    kinds = dict.fromkeys(_expected_value(mistake.error) for mistake in same)
     if "a number" in kinds:
         kinds.pop("an integer", None)  # which is one
     wanted = ", or ".join(kinds)
@@ -136,7 +136,7 @@ def _mistake(error: ErrorDetails, document: dict[str, Any]) -> _Mistake:
     return _Mistake(error, tuple(place), value)
 
 
-def _written(place: Place) -> str:
+def _field_path(place: Place) -> str:
     """A place as we write it: `messages[0].content`. A name of the caller's is cut short."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in place).removeprefix(".")
 
@@ -147,7 +147,7 @@ def _without_items(place: Place) -> Place:
     return place
 
 
-def _wanted(error: ErrorDetails) -> str:
+def _expected_value(error: ErrorDetails) -> str:
     kind = error["type"]
     if kind == "union_tag_invalid":
         return f"one of {error['ctx']['expected_tags'].replace(chr(39), '')}"

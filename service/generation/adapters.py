@@ -56,7 +56,7 @@ class AdapterRegistry:
         if len(fixed) > most:
             raise SettingError(f"adapter names {len(fixed)} adapters, but max_adapters is {most}")
         for name, place in fixed.items():
-            self._fixed[name] = self._loaded(name, place)
+            self._fixed[name] = self._load_adapter(name, place)
         self._adapters: Mapping[str, Adapter] = self._fixed
         if folder is not None and not folder.is_dir():
             raise SettingError(f"adapters_folder is {str(folder)!r}, which is not a folder")
@@ -75,7 +75,7 @@ class AdapterRegistry:
         """Load new and changed adapters of the folder, and drop removed ones."""
         now = self._clock()
         try:
-            faults = self._looked()
+            faults = self._scan_folder()
         except OSError as error:  # a folder went while it was looked at
             faults = {"": f"{error.filename} cannot be read: {error.strerror}"}
         for name, fault in faults.items():
@@ -101,7 +101,7 @@ class AdapterRegistry:
             except Exception:  # an error of any kind must not end the thread
                 log.exception("scanning adapters_folder failed")
 
-    def _looked(self) -> dict[str, str]:
+    def _scan_folder(self) -> dict[str, str]:
         """Load the adapters of the folder; returns the errors, by name."""
         found: dict[str, tuple[Seen, Adapter]] = {}
         bad: dict[str, tuple[Seen, str]] = {}
@@ -115,7 +115,7 @@ class AdapterRegistry:
                 bad[name] = self._bad[name]
             else:
                 try:
-                    found[name] = (seen, self._loaded(name, place))
+                    found[name] = (seen, self._load_adapter(name, place))
                     log.info("the adapter %r is served", name)
                 except (AttendError, MemoryError) as error:  # any other would end the thread that looks
                     bad[name] = (seen, str(error) or "out of memory")
@@ -134,7 +134,7 @@ class AdapterRegistry:
                 stats = [(path.name, path.stat()) for path in sorted(place.iterdir())]
                 yield place.name, place, tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
 
-    def _loaded(self, name: str, place: Path) -> Adapter:
+    def _load_adapter(self, name: str, place: Path) -> Adapter:
         if name == self._taken or (name in self._fixed):
             raise SettingError(f"another has the name {name!r}")
         return self._reader.read(place)

@@ -10,7 +10,7 @@ from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallStart, Content, Part, join_deltas
 from attend.service.errors import AnswerChanged
 from attend.service.generation.text import TextStream
-from attend.service.records import Chunk, PromptPart, Shown, digest_of
+from attend.service.records import Chunk, PromptPart, ShownPrefix, digest_of
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Answer:
     num_tokens: int = field(init=False, default=0)
     num_reasoning_tokens: int = field(init=False, default=0)
     finish_reason: FinishReason | None = field(init=False, default=None)
-    begun: bool = field(init=False, default=False)
+    has_begun: bool = field(init=False, default=False)
 
     def resume(self) -> None:
         """Take in the tokens that the caller has already: their text was shown; what they held back is held back again."""
@@ -108,11 +108,11 @@ class Answer:
         self.num_tokens += count
         self.finish_reason = reason
         request, prompt = self.request, None
-        if not self.begun:
+        if not self.has_begun:
             cached = min(request.num_cached, len(request.prompt))  # of a resumed answer, tokens of it may be known too
             prompt = PromptPart(tuple(request.prompt), output.prompt_logprobs, self.echo, cached, output.hidden)
-            self.begun = True
-        parts = self._allowed(parts)
+            self.has_begun = True
+        parts = self._allowed_parts(parts)
         return Chunk(
             index=self.index,
             text="".join(part.text for part in parts if isinstance(part, Content)),
@@ -125,19 +125,19 @@ class Answer:
             logprobs=output.logprobs[:count],
             prompt=prompt,
             times=output.times,
-            parts=self._told(parts),
+            parts=self._untold_parts(parts),
             has_calls=self._has_calls,
             num_reasoning_tokens=self.num_reasoning_tokens,
         )
 
-    def _allowed(self, parts: list[Part]) -> list[Part]:
+    def _allowed_parts(self, parts: list[Part]) -> list[Part]:
         """The parts before a call that is one too many."""
         if not self._has_enough:
             return parts
         extra = (at for at, part in enumerate(parts) if isinstance(part, CallStart) and part.index == self.max_calls)
         return parts[: next(extra, len(parts))]
 
-    def _told(self, parts: list[Part]) -> tuple[Part, ...] | None:
+    def _untold_parts(self, parts: list[Part]) -> tuple[Part, ...] | None:
         """The parts, where the text does not tell them."""
         if self.parser is None or (parts and all(isinstance(part, Content) for part in parts)):
             return None
@@ -156,29 +156,29 @@ def check_begun(reason: FinishReason | None, token: str = "the first token") -> 
         raise Unavailable(f"the server shut down before {token}; try another replica")
 
 
-class Remade:
+class RegeneratedAnswer:
     """An answer whose beginning is made again, beside what an earlier call showed. Raises AnswerChanged where they differ."""
 
-    def __init__(self, shown: Shown, received: Sequence[int]) -> None:
+    def __init__(self, shown: ShownPrefix, received: Sequence[int]) -> None:
         self._shown = shown
         self._num_tokens, self._digest = len(received), digest_of(received)
         self._compare()
 
-    def parted(self, outputs: Iterable[Output]) -> Iterator[Output]:
+    def split_at_prefix_end(self, outputs: Iterable[Output]) -> Iterator[Output]:
         """The outputs, so that one of them ends where the beginning does; the last one, where the answer ended there."""
         at = self._num_tokens
         for output in outputs:
             first, at = self._shown.num_tokens - at, at + len(output.token_ids)
             is_whole = first == len(output.token_ids) and output.finish_reason not in CUT
             if 0 < first <= len(output.token_ids) and not is_whole:
-                end = FinishReason.ABORT if self._shown.ended else None
+                end = FinishReason.ABORT if self._shown.has_ended else None
                 yield output._replace(
                     token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=end, times=None
                 )
                 output = output._replace(
                     token_ids=output.token_ids[first:], logprobs=output.logprobs[first:], prompt_logprobs=(), hidden=None
                 )
-            elif is_whole and self._shown.ended and output.finish_reason is None:
+            elif is_whole and self._shown.has_ended and output.finish_reason is None:
                 output = output._replace(finish_reason=FinishReason.ABORT)  # as a deadline or a drain ended it
             yield output
 
@@ -196,7 +196,7 @@ class Remade:
     def _compare(self, reason: FinishReason | None = None) -> None:
         """Where the beginning is whole, or ends too early."""
         if self._num_tokens == self._shown.num_tokens:
-            differs = self._digest != self._shown.digest or (reason is not None and not self._shown.ended)
+            differs = self._digest != self._shown.digest or (reason is not None and not self._shown.has_ended)
         else:
             check_begun(reason, "the first token after that of the Last-Event-ID")
             differs = reason is not None

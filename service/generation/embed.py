@@ -24,7 +24,7 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class EmbeddingResult:
     """The vectors of a call's texts, in their order."""
 
     vectors: list[Any]
@@ -56,7 +56,7 @@ def most_inputs(info: EngineInfo) -> int:
     return min(MOST_INPUTS, MOST_VECTORS // max(1, info.hidden_size))
 
 
-async def embed(
+async def compute_embeddings(
     service: GenerationService,
     command: Command,
     dimensions: int | None,
@@ -64,7 +64,7 @@ async def embed(
     held: ExitStack,
     *,
     adapter: Adapter | None,
-) -> Embedded:
+) -> EmbeddingResult:
     """The vectors of the command's texts: their first `dimensions` numbers, or all. Raises an AttendError.
 
     They hold their places among those of all calls until `held` is closed.
@@ -78,7 +78,7 @@ async def embed(
             assert chunk.prompt.hidden is not None, "the engine has made no vector"
             vectors[chunk.index] = unit(chunk.prompt.hidden, dimensions)
             num_tokens += chunk.num_prompt_tokens
-    return Embedded(vectors, num_tokens)
+    return EmbeddingResult(vectors, num_tokens)
 
 
 def unit(hidden: "array[float]", dimensions: int | None) -> Any:

@@ -41,7 +41,7 @@ class Explainer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class ExplainResult:
     """A text's tokens, and what the model does with them."""
 
     command: ExplainCommand
@@ -52,7 +52,7 @@ class Explained:
     explanation: "Explanation"
 
 
-class Explaining:
+class ExplainService:
     """Explanations by the model that a service serves."""
 
     def __init__(self, service: GenerationService, explainer: Explainer) -> None:
@@ -60,7 +60,7 @@ class Explaining:
         self.explainer = explainer
         self._places = FairSemaphore(MOST_CALLS, "texts are being explained")
 
-    async def explain(self, command: ExplainCommand, record: RequestRecord, held: ExitStack) -> Explained:
+    async def explain(self, command: ExplainCommand, record: RequestRecord, held: ExitStack) -> ExplainResult:
         """The answer to one call, which is charged for the tokens of its text. Raises an AttendError.
 
         It has a place among MOST_CALLS until `held` is closed: an answer that is being written takes some MB.
@@ -81,11 +81,11 @@ class Explaining:
                     if lease is not None:
                         lease.reserve(len(tokens))
                         lease.use(len(tokens))
-                    explanation = await self._computed(command, tokens, layers, heads)
+                    explanation = await self._compute(command, tokens, layers, heads)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the text was explained") from error
-            record.computed(len(tokens))
-            return Explained(command, tokens, len(prompt), heads, explanation)
+            record.count_computed(len(tokens))
+            return ExplainResult(command, tokens, len(prompt), heads, explanation)
 
     def _check_model(self, name: str) -> None:
         self.service.preparation.check_text()
@@ -133,7 +133,7 @@ class Explaining:
             )
         return layers, heads
 
-    async def _computed(
+    async def _compute(
         self, command: ExplainCommand, tokens: tuple[int, ...], layers: tuple[int, ...], heads: tuple[int, ...]
     ) -> "Explanation":
         """Computed beside the event loop; stops at its next slice when the caller disconnects or the deadline passes."""
@@ -198,12 +198,12 @@ def rows(matrix: Any) -> Iterator[Any]:
     return (row[: at + 1].numpy() for at, row in enumerate(matrix))
 
 
-def pairs(tokens: Any, logprobs: Any, count: int) -> Sequence[tuple[int, float]]:
+def top_pairs(tokens: Any, logprobs: Any, count: int) -> Sequence[tuple[int, float]]:
     """The first `count` of a row of tokens with their log probabilities."""
     return list(zip(tokens[:count].tolist(), logprobs[:count].tolist(), strict=True))
 
 
-def explainable(explaining: Explaining | None) -> Explaining:
+def explainable(explaining: ExplainService | None) -> ExplainService:
     """What explains the model's texts. Raises NotSupported where nothing does: no process has the whole model."""
     if explaining is None:
         raise NotSupported("tensor_parallel is set, and a text is explained by a process that has the whole model")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from attend.model.engine.request import Request
-from attend.model.text.marks import ChatText
+from attend.model.text.caller_marks import ChatText
 from attend.model.text.reasoning import ReasoningLimit
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.thread_pools import run_exclusive
@@ -40,7 +40,7 @@ def clamp(request: Request, command: Command, most: int) -> None:
     if command.remarks.clamps and 0 < left < request.max_tokens:
         request.max_tokens = left
         request.min_tokens = min(request.min_tokens, left)
-        command.remarks.clamped = True
+        command.remarks.is_clamped = True
 
 
 def reasoning_limit(command: Command, tokenizer: Tokenizer, vocab_size: int) -> ReasoningLimit | None:

@@ -22,7 +22,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.quota import Lease
 from attend.service.generation.adapters import AdapterRegistry
-from attend.service.generation.answer import Answer, Remade, check_begun
+from attend.service.generation.answer import Answer, RegeneratedAnswer, check_begun
 from attend.service.generation.prepare import Preparation
 from attend.service.generation.thread_pools import FairSemaphore, run_in_pool
 from attend.service.observe.metrics import RequestRecord
@@ -55,7 +55,7 @@ class GenerationService:
         defaults: Defaults = NO_DEFAULTS,
         embedding: EmbeddingRules = NO_EMBEDDINGS,
         scoring: ScoreRules = NO_SCORES,
-        shelf: AdapterRegistry | None = None,
+        adapter_registry: AdapterRegistry | None = None,
         json_whitespace: Whitespace = "compact",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +66,7 @@ class GenerationService:
         self.defaults = defaults
         self.embedding = embedding
         self.scoring = scoring
-        self.shelf = shelf
+        self.adapter_registry = adapter_registry
         self.started_at = int(time.time())
         self.num_attended = 0
         """Calls that are being answered and are no lines of batches."""
@@ -92,13 +92,13 @@ class GenerationService:
 
         Raises an AttendError before the first list where the call is refused, and EngineFailed at any time.
         """
-        with record.outcome(), self._attended(command.caller), ExitStack() as stack:
+        with record.outcome(), self._count_waiting(command.caller), ExitStack() as stack:
             deadline = self.deadline_of(command.arrival, command.deadline_ms, patient=command.caller.is_batch)
             at_once = self._at_once(command)
             places = command.num_answers if at_once is None else at_once
             lease = stack.enter_context(admission(command.caller, places, self._least(command)))
             self.engine.check_room(places, command.caller.owner)  # a refusal must not cost the running streams a tokenization
-            answers = await self._prepared(command, deadline)
+            answers = await self._prepare(command, deadline)
             requests = [answer.request for answer in answers.values()]
             for request in requests:
                 request.adapter = adapter
@@ -112,18 +112,18 @@ class GenerationService:
                 amount = len(requests) * self.engine.info.hidden_size
                 (stack if held is None else held).enter_context(self._vectors.hold(command.caller.owner, amount))
             unfinished = dict(answers)
-            remade = None if command.shown is None else Remade(command.shown, command.resume_token_ids)
+            remade = None if command.shown_prefix is None else RegeneratedAnswer(command.shown_prefix, command.resume_token_ids)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
                 async with aclosing(self.engine.generate(requests, at_once)) as outputs:
                     async for batch in outputs:
                         if remade is not None:
-                            batch = [*remade.parted(batch)]
+                            batch = [*remade.split_at_prefix_end(batch)]
                         chunks = self._advance(answers, unfinished, batch, record, needs_all=command.in_parts)
                         if chunks:
-                            record.delivered(chunks if remade is None else remade.new(chunks), command.n)
+                            record.count_delivered(chunks if remade is None else remade.new(chunks), command.n)
                             if lease is not None:
-                                lease.use(sum(map(_taken, chunks)))
+                                lease.use(sum(map(_chunk_tokens, chunks)))
                             yield chunks
                         if not unfinished:
                             break
@@ -131,7 +131,7 @@ class GenerationService:
                 alarm.cancel()
 
     @contextmanager
-    def _attended(self, caller: Caller) -> Iterator[None]:
+    def _count_waiting(self, caller: Caller) -> Iterator[None]:
         """Count a call that somebody waits for, while it lasts."""
         self.num_attended += not caller.is_batch
         try:
@@ -151,9 +151,9 @@ class GenerationService:
     @property
     def num_preparing(self) -> int:
         """Calls that are being prepared: tokenized, checked, their grammars compiled."""
-        return self._preparing.taken
+        return self._preparing.num_held
 
-    async def _prepared(self, command: Command, deadline: float) -> dict[str, Answer]:
+    async def _prepare(self, command: Command, deadline: float) -> dict[str, Answer]:
         """The answers to make. The deadline counts here too: a long text or a grammar must not hold a place for ever."""
         with self._preparing.hold(command.caller.owner):
             try:
@@ -184,11 +184,11 @@ class GenerationService:
     @property
     def adapters(self) -> list[str]:
         """Names of adapters, each of which is a model to callers."""
-        return [] if self.shelf is None else self.shelf.names
+        return [] if self.adapter_registry is None else self.adapter_registry.names
 
     def find(self, name: str) -> Adapter | None:
         """The adapter of this name; None for the served model. Raises ModelNotFound where it is neither."""
-        adapter = None if self.shelf is None else self.shelf.get(name)
+        adapter = None if self.adapter_registry is None else self.adapter_registry.get(name)
         if adapter is None and name != self.model_name:
             has = ", ".join(map(repr, [self.model_name, *self.adapters][:SHOWN]))
             near = difflib.get_close_matches(name[:128], [self.model_name, *self.adapters], 1)
@@ -266,18 +266,18 @@ class GenerationService:
             if output.finish_reason is FinishReason.ERROR:
                 log.error("request %s failed in the engine: %s", record.request_id, output.error)
                 raise EngineFailed("internal error")
-            if not output.token_ids and (needs_all or not any(other.begun for other in answers.values())):
+            if not output.token_ids and (needs_all or not any(other.has_begun for other in answers.values())):
                 check_begun(output.finish_reason)  # also a call that lacks an embedding
             chunk = answer.take(output)
             if chunk.finish_reason is not None:
-                chunk = self._ended(chunk, output, answer.request)
+                chunk = self._last_chunk(chunk, output, answer.request)
                 del unfinished[output.request_id]
                 if chunk.times is not None:
                     record.engine_times(chunk.times)
             chunks.append(chunk)
         return chunks
 
-    def _ended(self, chunk: Chunk, output: Output, request: Request) -> Chunk:
+    def _last_chunk(self, chunk: Chunk, output: Output, request: Request) -> Chunk:
         """The last chunk of an answer, with its times."""
         if output.finish_reason is chunk.finish_reason:
             return chunk
@@ -294,6 +294,6 @@ def admission(caller: Caller, answers: int = 1, tokens: int = 0) -> AbstractCont
     return nullcontext() if caller.key is None else caller.key.admit(answers, tokens)
 
 
-def _taken(chunk: Chunk) -> int:
+def _chunk_tokens(chunk: Chunk) -> int:
     """Tokens that a chunk takes: each answer pays for its prompt too, with its first."""
     return len(chunk.token_ids) if chunk.prompt is None else chunk.num_prompt_tokens + chunk.num_tokens

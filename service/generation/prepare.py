@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 from attend.model.engine.request import EngineInfo, Request, check_fits
 from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
 from attend.model.params import DEFAULT_PRIORITY, MAX_PROMPT_SCORES, at_most, token_ids
+from attend.model.text.caller_marks import ChatText, Span
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
-from attend.model.text.marks import ChatText, Span
 from attend.model.text.mask import CompiledGrammar, Grammar
 from attend.model.text.reasoning import ReasoningBudget
 from attend.model.text.schema import Whitespace
@@ -59,7 +59,7 @@ class _Text(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Read:
+class _ReadPrompts:
     """The texts of a command as tokens."""
 
     prompts: list[list[int]]
@@ -88,13 +88,13 @@ class Preparation:
         if command.embedding is None:
             self.check_text()
         command = await fit_conversation(command, self.info.max_model_len, self._num_tokens)
-        prompts = [await self._written(prompt, command, place) for place, prompt in enumerate(command.prompts)]
+        prompts = [await self._prompt_text(prompt, command, place) for place, prompt in enumerate(command.prompts)]
         read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.arrival.turn)
-        spec = await self._enforced(command, is_open=read.ends_in_reasoning)
-        grammar = None if spec is None else await self.compiled(spec, command.arrival.turn)
+        spec = await self._grammar_spec(command, is_open=read.ends_in_reasoning)
+        grammar = None if spec is None else await self.compile_grammar(spec, command.arrival.turn)
         if spec is not None and spec.kind != "tools":
             read.ends_in_reasoning = read.may_reason = False  # the form begins with the answer, and all of it is content
-        return await _run(partial(self._made, command, read, grammar), _making(command), command.arrival.turn)
+        return await _run(partial(self._make_answers, command, read, grammar), _making(command), command.arrival.turn)
 
     def _num_tokens(self, written: ChatText) -> int:
         """How many tokens a chat's prompt has; of one that cannot fit, more than fit."""
@@ -119,7 +119,7 @@ class Preparation:
                 "this model generates no text: its checkpoint has no head; POST /v1/embeddings is served", "model"
             )
 
-    async def _enforced(self, command: Command, *, is_open: bool) -> GrammarSpec | None:
+    async def _grammar_spec(self, command: Command, *, is_open: bool) -> GrammarSpec | None:
         """The grammar of the answers: the one asked for, or one with calls and reasoning in it."""
         chat, content = command.chat, command.grammar
         if chat is None or not command.is_formed:
@@ -128,11 +128,11 @@ class Preparation:
         write = partial(answer_grammar, chat.form, chat.calling, content, special, reasoning_open=is_open)
         return await run_exclusive(write, command.arrival)
 
-    async def compiled(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
+    async def compile_grammar(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
         """A grammar, compiled in a thread pool. Raises InvalidRequest that says where it is wrong."""
         return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
 
-    async def _written(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
+    async def _prompt_text(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""
         limit, name = self.info.max_model_len, command.name_of(place)
         if isinstance(prompt, tuple):
@@ -151,25 +151,25 @@ class Preparation:
             raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
         return text
 
-    def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _Read:
+    def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _ReadPrompts:
         """Tokenize and check all texts and token ids of a command. May run in any thread."""
         self._check_ids(command)
         whole = [self._tokens(prompt, command.name_of(place)) for place, prompt in enumerate(prompts)]
-        kept = [self._truncated(tokens, command) for tokens in whole]
+        kept = [self._truncate(tokens, command) for tokens in whole]
         if command.in_parts:
             self._check_lengths(command, kept)
         if command.prompt_logprobs is not None:
             self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, kept)))
         echoes = [self._echo(*each) for each in zip(prompts, whole, kept, strict=True)] if command.echo else []
         is_open = command.chat is not None and any(ends_in_reasoning(command.chat.form, _text_of(prompt)) for prompt in prompts)
-        return _Read(kept, echoes, self._bad_words(command.decoding.bad_words), is_open)
+        return _ReadPrompts(kept, echoes, self._bad_words(command.decoding.bad_words), is_open)
 
-    def _made(self, command: Command, read: _Read, grammar: CompiledGrammar | None) -> dict[str, Answer]:
+    def _make_answers(self, command: Command, read: _ReadPrompts, grammar: CompiledGrammar | None) -> dict[str, Answer]:
         """The answers, and their engine requests. May run in any thread."""
         given = command.sampling.seed
         seed = secrets.randbits(SEED_BITS) if given is None else given
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
-        ends, shown = self._ends(command), self._shown(command)
+        ends, shown = self._ends(command), self._marker_tokens(command)
         limit = reasoning_limit(command, self.tokenizer, self.info.vocab_size) if read.may_reason else None
         answers = {}
         for index in range(command.num_answers):
@@ -178,7 +178,7 @@ class Preparation:
             request.stop_token_ids, request.bad_words = ends, read.bad_words
             clamp(request, command, self.info.max_model_len)
             check_fits(request, self.info.max_model_len)
-            request.grammar = None if grammar is None else _started(grammar, command.resume_token_ids)
+            request.grammar = None if grammar is None else _start_grammar(grammar, command.resume_token_ids)
             if limit is not None:
                 request.grammar = ReasoningBudget(limit, request.grammar, is_open=read.ends_in_reasoning)
             skip = command.skip_special_tokens
@@ -212,7 +212,7 @@ class Preparation:
         rules, most = command.embedding, self.info.max_model_len - (command.stops.max_tokens or 0)
         does = "reads" if rules is None else "embeds"
         if rules is not None:
-            rules.required()
+            rules.require_pooling()
             most = min(most, rules.max_tokens or most)
         place = max(range(len(texts)), key=lambda at: len(texts[at]))
         if len(texts[place]) > most:
@@ -246,7 +246,7 @@ class Preparation:
         if not isinstance(prompt, _Text):
             return self.tokens(prompt, name)
         adds, literals = prompt.add_special_tokens, prompt.literals
-        tokens = self.tokens(self._framed(prompt), name, add_special_tokens=adds, literals=literals)
+        tokens = self.tokens(self._frame_text(prompt), name, add_special_tokens=adds, literals=literals)
         start = self.tokenizer.chat_start_id
         if start is None or prompt.add_special_tokens:
             return tokens
@@ -259,7 +259,7 @@ class Preparation:
         most = None if prompt.most_tokens is None else SLACK * prompt.most_tokens * self.tokenizer.longest
         return prompt.text[:most]
 
-    def _framed(self, prompt: _Text) -> str:
+    def _frame_text(self, prompt: _Text) -> str:
         """The whole text, cut where it is to be cut."""
         if prompt.frame is None:
             return prompt.text
@@ -268,7 +268,7 @@ class Preparation:
         before, after = prompt.frame.around
         return before + text + after
 
-    def _truncated(self, tokens: list[int], command: Command) -> list[int]:
+    def _truncate(self, tokens: list[int], command: Command) -> list[int]:
         return tokens if command.truncate_prompt_tokens is None else tokens[-command.truncate_prompt_tokens :]
 
     def _echo(self, prompt: _Text | tuple[int, ...], whole: list[int], kept: list[int]) -> str:
@@ -289,7 +289,7 @@ class Preparation:
         goes_on = command.stops.ignore_eos and not command.is_formed  # nothing follows the end of a grammar
         return frozenset((*command.stops.stop_token_ids, *(() if goes_on else self.info.eos_token_ids)))
 
-    def _shown(self, command: Command) -> dict[int, str]:
+    def _marker_tokens(self, command: Command) -> dict[int, str]:
         """Special tokens that mark the parts of an answer."""
         if command.chat is None:
             return {}
@@ -371,12 +371,12 @@ def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:
 
 
 def _making(command: Command) -> int:
-    """How long `Preparation._made` takes, in characters."""
+    """How long `Preparation._make_answers` takes, in characters."""
     resumed = CHARACTERS_A_RESUMED_TOKEN * len(command.resume_token_ids)
     return CHARACTERS_AN_ANSWER * command.num_answers + resumed + sum(map(len, command.stops.stop))
 
 
-def _started(compiled: CompiledGrammar, received: tuple[int, ...]) -> Grammar:
+def _start_grammar(compiled: CompiledGrammar, received: tuple[int, ...]) -> Grammar:
     """A grammar in its state after the tokens received so far."""
     grammar = compiled.start()
     try:

@@ -17,7 +17,7 @@ from attend.model.net.adapters import Adapter
 from attend.model.params import SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules
 from attend.model.scoring import ScoreWay
-from attend.service.generation.embed import embed
+from attend.service.generation.embed import compute_embeddings
 from attend.service.generation.generation import MOST_VECTORS, GenerationService
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command, FramedText
@@ -35,7 +35,7 @@ Texts = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoreResult:
     """The scores of a call's pairs, in the order of the documents."""
 
     scores: list[float]
@@ -97,24 +97,24 @@ async def score(
     held: ExitStack,
     *,
     adapter: Adapter | None,
-) -> Scored:
+) -> ScoreResult:
     """The scores of the command's pairs. Raises an AttendError."""
     if command.embedding is not None:
-        embedded = await embed(service, command, None, record, held, adapter=adapter)
+        embedded = await compute_embeddings(service, command, None, record, held, adapter=adapter)
         queries, documents = embedded.vectors[:-num_documents], embedded.vectors[-num_documents:]
         pairs = zip(queries * num_documents if len(queries) == 1 else queries, documents, strict=True)
-        return Scored([float(np.dot(query, document)) for query, document in pairs], embedded.num_tokens)
+        return ScoreResult([float(np.dot(query, document)) for query, document in pairs], embedded.num_tokens)
     record.at_once = True
     scores, num_tokens = [math.nan] * num_documents, 0
     async for chunks in service.generate(command, record, held, adapter=adapter):
         for chunk in chunks:
             found = dict(chunk.logprobs[0].top)
             yes, no = (found[token] for token in command.scored_token_ids)
-            scores[chunk.index] = probability(yes - no)
+            scores[chunk.index] = pair_probability(yes - no)
             num_tokens += chunk.num_prompt_tokens
-    return Scored(scores, num_tokens)
+    return ScoreResult(scores, num_tokens)
 
 
-def probability(log_odds: float) -> float:
+def pair_probability(log_odds: float) -> float:
     """The first of two probabilities that sum to 1, without an overflow."""
     return 0.5 + 0.5 * math.tanh(log_odds / 2)

@@ -73,7 +73,7 @@ class FairSemaphore:
             raise Overloaded(f"{held} {self._what} already for {owner!r}")
 
     @property
-    def taken(self) -> int:
+    def num_held(self) -> int:
         """How many places are taken now."""
         return self._taken
 

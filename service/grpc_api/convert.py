@@ -15,7 +15,7 @@ from attend.model.params import (
 from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.service.chat.messages import MAX_CALLS, check_count
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
-from attend.service.generation.turns import yield_to_loop
+from attend.service.generation.cooperative import yield_to_loop
 from attend.service.merging import merge_chunks
 from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
@@ -80,10 +80,10 @@ class Responses:
         if len(chunks) > 1:
             chunks = merge_chunks(chunks)
         if len(chunks) == 1 and chunks[0].is_plain:
-            return await self._filled(chunks[0])
+            return await self._fill_response(chunks[0])
         return await self.full_response(chunks)
 
-    async def _filled(self, chunk: Chunk) -> pb.GenerateResponse:
+    async def _fill_response(self, chunk: Chunk) -> pb.GenerateResponse:
         form = self._forms.get(chunk.index)
         if form is None:
             empty = replace(chunk, text="", num_tokens=0, token_ids=(), num_reasoning_tokens=0)

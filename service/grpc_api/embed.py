@@ -3,9 +3,9 @@
 from attend.model.engine.request import EngineInfo
 from attend.model.errors import ContextTooLong
 from attend.model.params import at_most
-from attend.service.generation.embed import Embedded, most_inputs
+from attend.service.generation.cooperative import yield_to_loop
+from attend.service.generation.embed import EmbeddingResult, most_inputs
 from attend.service.generation.prepare import check_total
-from attend.service.generation.turns import yield_to_loop
 from attend.v1 import generation_pb2 as pb
 
 AT_ONCE = 8
@@ -27,7 +27,7 @@ def check_sizes(request: pb.EmbedRequest, info: EngineInfo) -> None:
     check_total("input", sum(sizes))
 
 
-async def to_response(embedded: Embedded, fingerprint: str) -> pb.EmbedResponse:
+async def to_response(embedded: EmbeddingResult, fingerprint: str) -> pb.EmbedResponse:
     """The answer. Other work on the event loop runs between its vectors."""
     response = pb.EmbedResponse(num_prompt_tokens=embedded.num_tokens, system_fingerprint=fingerprint)
     for at, vector in enumerate(embedded.vectors):

@@ -4,8 +4,8 @@ from typing import Any
 
 from attend.model.errors import ContextTooLong
 from attend.model.params import at_most
-from attend.service.generation.explain import Explained, Explaining, pairs, rows
-from attend.service.generation.turns import yield_to_loop
+from attend.service.generation.cooperative import yield_to_loop
+from attend.service.generation.explain import ExplainResult, ExplainService, rows, top_pairs
 from attend.service.records import MOST_TOKENS
 from attend.v1 import generation_pb2 as pb
 
@@ -29,30 +29,30 @@ def check_sizes(request: pb.ExplainRequest) -> None:
     at_most("heads", request.heads.numbers, MOST_LISTED, "numbers")
 
 
-async def to_response(told: Explained, explaining: Explaining) -> pb.ExplainResponse:
+async def to_response(result: ExplainResult, explaining: ExplainService) -> pb.ExplainResponse:
     """The answer. Other work on the event loop runs between two heads."""
-    service, explainer, found = explaining.service, explaining.explainer, told.explanation
+    service, explainer, found = explaining.service, explaining.explainer, result.explanation
     response = pb.ExplainResponse(
-        num_prompt_tokens=told.num_prompt_tokens,
+        num_prompt_tokens=result.num_prompt_tokens,
         num_layers=explainer.num_layers,
         num_heads=explainer.num_heads,
         system_fingerprint=service.engine.info.fingerprint,
-        next=_expected(told, len(told.tokens) - 1),
+        next=_next_token(result, len(result.tokens) - 1),
     )
-    for at, token in enumerate(told.tokens):
+    for at, token in enumerate(result.tokens):
         if at % AT_ONCE == 0:
             await yield_to_loop()
         place = response.tokens.add(token_id=token, token=service.tokenizer.text_of(token))
         if at:
             place.logprob = float(found.next_tokens.asked_N[at - 1])
-            place.expected.CopyFrom(_expected(told, at - 1))
+            place.expected.CopyFrom(_next_token(result, at - 1))
     for view in found.layers:
-        kind = pb.LayerAttention.KIND_STATE if view.seen is None else pb.LayerAttention.KIND_ATTENTION
+        kind = pb.LayerAttention.KIND_STATE if view.head_weights is None else pb.LayerAttention.KIND_ATTENTION
         layer = response.layers.add(layer=view.layer, kind=kind, window=view.window)
-        for index, head in enumerate(told.heads if view.seen is not None else ()):
-            await _fill(layer.heads.add(head=head, key_value_head=head // view.group), view.seen, index)
+        for index, head in enumerate(result.heads if view.head_weights is not None else ()):
+            await _fill(layer.heads.add(head=head, key_value_head=head // view.group), view.head_weights, index)
     if found.lens is not None:
-        count = len(told.tokens)
+        count = len(result.tokens)
         for number in range(explainer.num_layers):
             guesses = response.logit_lens.add(layer=number).guesses
             for at in range(number * count, (number + 1) * count):
@@ -72,12 +72,12 @@ async def _fill(head: pb.HeadAttention, seen: Any, index: int) -> None:
             numbers.extend(row.tolist())
 
 
-def _expected(told: Explained, at: int) -> pb.ExpectedToken:
+def _next_token(result: ExplainResult, at: int) -> pb.ExpectedToken:
     """The distribution of the token after place `at`."""
-    found = told.explanation.next_tokens
-    return pb.ExpectedToken(entropy=float(found.entropy_N[at]), top_logprobs=_top(found, at, told.command.top_logprobs))
+    found = result.explanation.next_tokens
+    return pb.ExpectedToken(entropy=float(found.entropy_N[at]), top_logprobs=_top(found, at, result.command.top_logprobs))
 
 
 def _top(found: Any, at: int, count: int) -> pb.TopLogprobs:
-    best = pairs(found.best_NG[at], found.logprobs_NG[at], count)
+    best = top_pairs(found.best_NG[at], found.logprobs_NG[at], count)
     return pb.TopLogprobs(token_ids=[token for token, _ in best], logprobs=[value for _, value in best])

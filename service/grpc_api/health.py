@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2
 
 from attend.model.params import describe
 from attend.service.contract.routes import SERVICE
-from attend.service.generation.unread import Unread
+from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.limits import MAX_WATCHES
 from attend.service.grpc_api.reading import Context
 
@@ -21,7 +21,7 @@ WATCH_SECONDS = 0.5
 class HealthMethods:
     """The methods of the service of this name. Whoever has them says when it drains."""
 
-    unread: Unread
+    unread_bodies: UnreadBodies
     """The messages that are not read yet."""
     _num_watches = 0
 

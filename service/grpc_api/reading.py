@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from attend.model.errors import DeadlineExceeded, InvalidRequest
 from attend.service.errors import INTERNAL, advice, sentence, wire
 from attend.service.generation.thread_pools import run_exclusive
-from attend.service.generation.unread import MESSAGE_SECONDS, Unread
+from attend.service.generation.unread_bodies import MESSAGE_SECONDS, UnreadBodies
 from attend.service.records import Arrival
 
 log = logging.getLogger("attend.grpc")
@@ -71,12 +71,12 @@ class AioContext:
         self._context.set_trailing_metadata(tuple(trailing_metadata))
 
 
-async def receive_message(messages: AsyncIterator[bytes], unread: Unread, turn: str | None, most: int) -> bytes:
+async def receive_message(messages: AsyncIterator[bytes], unread_bodies: UnreadBodies, turn: str | None, most: int) -> bytes:
     """The one message, of `most` bytes at most, of a call that grpc.aio serves as a stream of messages.
 
     Raises InvalidRequest, SlowBody or Overloaded.
     """
-    with unread.call(turn) as call:
+    with unread_bodies.call(turn) as call:
         late = asyncio.get_running_loop().call_later(GRACE_SECONDS, call.came, most)
         try:
             async with call.waiting(MESSAGE_SECONDS):
@@ -90,10 +90,10 @@ async def receive_message(messages: AsyncIterator[bytes], unread: Unread, turn: 
 
 
 @asynccontextmanager
-async def count_bytes(message: Incoming, arrival: Arrival, unread: Unread) -> AsyncIterator[tuple[bytes, Arrival]]:
+async def count_bytes(message: Incoming, arrival: Arrival, unread_bodies: UnreadBodies) -> AsyncIterator[tuple[bytes, Arrival]]:
     """The bytes of a message, which count until the block ends, and its arrival with their number. Raises Overloaded."""
     data = message if isinstance(message, bytes) else await message(arrival.turn)
-    with unread.call(arrival.turn) as call:
+    with unread_bodies.call(arrival.turn) as call:
         call.came(len(data))
         async with call.waiting():
             yield data, replace(arrival, size=len(data))
@@ -110,7 +110,7 @@ async def convert_message(message: bytes, make: Callable[[], T], arrival: Arriva
         raise DeadlineExceeded("the deadline passed before the message was read") from error
 
 
-async def read(message: bytes, kind: type[M], arrival: Arrival) -> M:
+async def parse_message(message: bytes, kind: type[M], arrival: Arrival) -> M:
     """The message in these bytes; a large one is read in a thread pool. Raises InvalidRequest."""
     try:
         return await convert_message(message, partial(kind.FromString, message), arrival)
@@ -124,7 +124,7 @@ def address_of(peer: str) -> str:
     return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
 
 
-def refuse(error: Exception, request_id: str, context: Context) -> None:
+def set_error_status(error: Exception, request_id: str, context: Context) -> None:
     """Set the status of a call that failed. Raising would lose the code in a stream, and show a Python exception."""
     row, beside = wire(error), advice(error)
     if row is INTERNAL:

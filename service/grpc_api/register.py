@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from attend.model.errors import AttendError
 from attend.service.errors import FULL
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.grpc_api.reading import AioContext, receive_message, refuse
+from attend.service.grpc_api.reading import AioContext, receive_message, set_error_status
 from attend.v1 import generation_pb2 as pb
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def add_generation_service(servicer: Any, server: Any) -> None:
             make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
         handlers[method.name] = make(handler, response_serializer=serialize)
     if serves is not None:  # Serve's server, which puts handlers of its own in place of these
-        server.service_handler_factory = lambda **kind: _served(serves, own, **kind)
+        server.service_handler_factory = lambda **kind: _make_handler(serves, own, **kind)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
 
 
-def _served(serves: Callable[..., Any], own: "GrpcMethods | None", *, service_method: str, streaming_type: Any) -> Any:
+def _make_handler(serves: Callable[..., Any], own: "GrpcMethods | None", *, service_method: str, streaming_type: Any) -> Any:
     """The handler of a method of ours, or of another service, for one kind of calls."""
     kinds = type(streaming_type)
     of_one = {kinds.STREAM_UNARY: kinds.UNARY_UNARY, kinds.STREAM_STREAM: kinds.UNARY_STREAM}.get(streaming_type)
@@ -71,9 +71,9 @@ def _reading(answer: Callable[..., Any], own: "GrpcMethods") -> Callable[..., An
         except AttendError:
             return UNREAD
         try:
-            return await receive_message(messages, own.unread, turn, most_bytes(own.service.engine.info.max_model_len))
+            return await receive_message(messages, own.unread_bodies, turn, most_bytes(own.service.engine.info.max_model_len))
         except AttendError as error:
-            refuse(error, "", AioContext(context))
+            set_error_status(error, "", AioContext(context))
             return None
 
     async def whole(messages: AsyncIterator[bytes], context: Any) -> bytes:

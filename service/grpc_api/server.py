@@ -20,7 +20,7 @@ from attend.model.errors import AttendError
 from attend.service.access.caller import Address
 from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.grpc_api.reading import AioContext, address_of, read, receive_message, refuse
+from attend.service.grpc_api.reading import AioContext, address_of, parse_message, receive_message, set_error_status
 from attend.service.grpc_api.reflection import add_reflection
 from attend.service.grpc_api.register import SERVICE
 from attend.service.records import Arrival
@@ -66,7 +66,7 @@ class Calls:
 
     def _handler(self, described: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
         method, answer = getattr(self._methods, described.name), GetMessageClass(described.output_type)
-        give = self._reader if described.containing_service is SERVICE else self._parsed
+        give = self._reader if described.containing_service is SERVICE else self._parse_message
         wants_context = "grpc_context" in inspect.signature(method).parameters
 
         async def begin(messages: AsyncIterator[bytes], context: Any, held: ExitStack) -> Any:
@@ -78,7 +78,7 @@ class Calls:
                 try:
                     call = await begin(messages, context, held)
                 except AttendError as error:
-                    refuse(error, "", AioContext(context))
+                    set_error_status(error, "", AioContext(context))
                     return answer()
                 return await call
 
@@ -87,7 +87,7 @@ class Calls:
                 try:
                     call = await begin(messages, context, held)
                 except AttendError as error:
-                    refuse(error, "", AioContext(context))
+                    set_error_status(error, "", AioContext(context))
                     return
                 async with aclosing(call) as answers:
                     async for response in answers:
@@ -103,19 +103,19 @@ class Calls:
         """What a method of ours reads its message by. A call has its place from then on."""
 
         async def message(turn: str | None) -> bytes:
-            data = await receive_message(messages, self._methods.unread, turn, self._most_message)
+            data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
             held.enter_context(self._places.hold(None))
             return data
 
         return message
 
-    async def _parsed(
+    async def _parse_message(
         self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
     ) -> Message:
         """The message of a check of health, which takes no place. Raises InvalidRequest, SlowBody or Overloaded."""
         turn = Address(address_of(context.peer()))
-        data = await receive_message(messages, self._methods.unread, turn, self._most_message)
-        return await read(data, GetMessageClass(described.input_type), Arrival(turn))
+        data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
+        return await parse_message(data, GetMessageClass(described.input_type), Arrival(turn))
 
 
 def grpc_server(
@@ -158,13 +158,13 @@ def server_of(
     server.add_generic_rpc_handlers(tuple(handlers))
     add_reflection(server)
     if tls is None:
-        server.add_insecure_port(target(host, port))
+        server.add_insecure_port(listen_address(host, port))
     else:
-        server.add_secure_port(target(host, port), tls)
+        server.add_secure_port(listen_address(host, port), tls)
     return server
 
 
-def target(host: str, port: int) -> str:
+def listen_address(host: str, port: int) -> str:
     """A place to listen at, as gRPC writes it."""
     if host.startswith(UNIX):
         return host

@@ -16,8 +16,8 @@ from attend.service.generation.generation import GenerationService
 from attend.service.http_api import event_ids
 from attend.service.http_api.body import read_json
 from attend.service.http_api.event_ids import Numbering
-from attend.service.http_api.pieces import json_response
-from attend.service.http_api.site import RouteDeps, adopt, open_record
+from attend.service.http_api.json_pieces import json_response
+from attend.service.http_api.route_deps import RouteDeps, adopt, open_record
 from attend.service.http_api.sse import Writer, begin
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command, TokenCounts
@@ -26,35 +26,35 @@ from attend.service.remarks import Remarks
 B = TypeVar("B", bound=Steering)
 
 
-def template_of(site: RouteDeps) -> ChatTemplate:
+def template_of(deps: RouteDeps) -> ChatTemplate:
     """The chat template, or NoChatTemplate."""
-    if site.template is None:
-        raise NoChatTemplate(f"{site.service.model_name} has no chat template: use /v1/completions, or --chat-template")
-    return site.template
+    if deps.template is None:
+        raise NoChatTemplate(f"{deps.service.model_name} has no chat template: use /v1/completions, or --chat-template")
+    return deps.template
 
 
 async def converse(
-    site: RouteDeps,
+    deps: RouteDeps,
     request: Request,
     read: Callable[[dict[str, Any], Remarks], B],
     write: Callable[[B, Command, str, TokenCounts], Writer],
 ) -> Response:
     """The answer to a conversation. `read` makes its body; `write` the writer, of it, its command and the fingerprint."""
-    service, record, remarks = site.service, open_record(site.metrics, request), site.remarks(clamps_by_default=True)
+    service, record, remarks = deps.service, open_record(deps.metrics, request), deps.remarks(clamps_by_default=True)
     with record.errors():
 
-        def asked(fields: dict[str, Any]) -> tuple[B, Command]:
+        def read_request(fields: dict[str, Any]) -> tuple[B, Command]:
             body = read(fields, remarks)
             identity = request.state.request_id
-            return body, to_command(body, identity, service.defaults, template_of(site), site.form, remarks)
+            return body, to_command(body, identity, service.defaults, template_of(deps), deps.form, remarks)
 
-        body, command = await read_json(request, asked, site.most_bytes)
+        body, command = await read_json(request, read_request, deps.most_bytes)
         command = adopt(command, request, record)
-        event_ids.refuse(request.headers.getlist(event_ids.HEADER))
+        event_ids.refuse_header(request.headers.getlist(event_ids.HEADER))
         adapter, usage = service.adapter_of(command), TokenCounts(command.n)
         writer = write(body, command, service.fingerprint(adapter), usage)
         response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
-        return site.said(response, remarks, request, usage.total)
+        return deps.with_remarks(response, remarks, request, usage.total)
 
 
 async def answer(

@@ -22,12 +22,12 @@ from attend.service.contract.anthropic_answers import (
 from attend.service.contract.commands import conversation_of
 from attend.service.contract.routes import COUNT_TOKENS, MESSAGES
 from attend.service.http_api.answering import converse, template_of
-from attend.service.http_api.blocks import Begun, Block, Blocks, BlockWriter, Change, Ended
+from attend.service.http_api.blocks import Block, BlockEnd, Blocks, BlockStart, BlockWriter, Change
 from attend.service.http_api.body import read_json
-from attend.service.http_api.pieces import json_response
+from attend.service.http_api.json_pieces import json_response
 from attend.service.http_api.problems import anthropic_body
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import RouteDeps
 from attend.service.records import Chunk, Command, Prompt, TokenCounts
 
 SIGNATURE = "attend"
@@ -35,7 +35,7 @@ SIGNATURE = "attend"
 PING: MessageEvent = {"type": "ping"}
 
 
-def add_messages(router: APIRouter, site: RouteDeps) -> None:
+def add_messages(router: APIRouter, deps: RouteDeps) -> None:
     """Add the route that generates: POST /v1/messages."""
 
     @bind(router, MESSAGES)
@@ -43,29 +43,29 @@ def add_messages(router: APIRouter, site: RouteDeps) -> None:
         """Anthropic's messages, streamed when `stream` is true."""
 
         def write(body: MessagesRequest, command: Command, fingerprint: str, usage: TokenCounts) -> MessageWriter:
-            return MessageWriter(command.request_id, body.model or site.service.model_name, usage)
+            return MessageWriter(command.request_id, body.model or deps.service.model_name, usage)
 
-        return await converse(site, request, read_messages, write)
+        return await converse(deps, request, read_messages, write)
 
 
-def add_count_tokens(router: APIRouter, site: RouteDeps) -> None:
+def add_count_tokens(router: APIRouter, deps: RouteDeps) -> None:
     """Add POST /v1/messages/count_tokens."""
 
     @bind(router, COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:
         """How many tokens the prompt of such a call has."""
-        remarks = site.remarks()
+        remarks = deps.remarks()
 
         def read(fields: dict[str, Any]) -> tuple[str, Prompt]:
             body = read_count(fields, remarks)
-            (prompt,) = conversation_of(body, template_of(site), site.form, remarks)["prompts"]
+            (prompt,) = conversation_of(body, template_of(deps), deps.form, remarks)["prompts"]
             return body.model or "", prompt
 
-        model, prompt = await read_json(request, read, site.most_bytes)
-        site.service.check_model(model)
-        tokens = await site.service.tokens_of(prompt, request.state.caller, request.state.arrival)
+        model, prompt = await read_json(request, read, deps.most_bytes)
+        deps.service.check_model(model)
+        tokens = await deps.service.tokens_of(prompt, request.state.caller, request.state.arrival)
         counted: TokenCount = {"input_tokens": len(tokens)}
-        return site.said(json_response(counted), remarks, request)
+        return deps.with_remarks(json_response(counted), remarks, request)
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class MessageWriter(BlockWriter):
     def ending(self) -> Sequence[MessageEvent]:
         """The end, with what the call took."""
         assert self._last is not None
-        reason, sequence = self._ended()
+        reason, sequence = self._stop_reason()
         return [
             {
                 "type": "message_delta",
@@ -120,9 +120,9 @@ class MessageWriter(BlockWriter):
     def _of(self, change: Change) -> list[MessageEvent]:
         """The events of one change of a block."""
         block = change.block
-        if isinstance(change, Begun):
+        if isinstance(change, BlockStart):
             return [{"type": "content_block_start", "index": block.index, "content_block": self._block(block, begins=True)}]
-        if not isinstance(change, Ended):
+        if not isinstance(change, BlockEnd):
             return [self._delta(block, change.delta)]
         signed: list[MessageEvent] = []
         if block.kind == "reasoning":
@@ -151,7 +151,7 @@ class MessageWriter(BlockWriter):
         return {"type": "tool_use", "id": number, "name": block.name, "input": {} if begins else arguments_of(block.text)}
 
     def _message(self, *, begins: bool = False) -> MessageAnswer:
-        reason, sequence = (None, None) if begins else self._ended()
+        reason, sequence = (None, None) if begins else self._stop_reason()
         return {
             "id": f"msg_{self.request_id}",
             "type": "message",
@@ -163,7 +163,7 @@ class MessageWriter(BlockWriter):
             "usage": self._counts(),
         }
 
-    def _ended(self) -> tuple[StopReason, str | None]:
+    def _stop_reason(self) -> tuple[StopReason, str | None]:
         """Why the answer ended, and which stop sequence it was."""
         assert self._last is not None
         if self._last.ends_in_calls:

@@ -5,17 +5,17 @@ from collections.abc import Set as AbstractSet
 
 from starlette.types import ASGIApp
 
-from attend.service.http_api import documents, problems
+from attend.service.http_api import openapi, problems
 from attend.service.http_api.cors import with_cors
 from attend.service.http_api.limits import HeaderLimit, HostCheck
-from attend.service.http_api.page import add_pages
+from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
+from attend.service.http_api.route_deps import RouteDeps, guard_others
 from attend.service.http_api.routes import build_router
-from attend.service.http_api.site import RouteDeps, guard_others
 
 
 def build_app(
-    site: RouteDeps,
+    deps: RouteDeps,
     *,
     expose_docs: bool = True,
     cors_origins: Sequence[str] = (),
@@ -27,10 +27,10 @@ def build_app(
     It answers to the names `hosts` alone, where there are any. `expose_docs` is the playground, /docs and /openapi.json
     together. `behind_serve`: see `RequestIds`.
     """
-    app = documents.bare_app(site.version)
-    app.include_router(build_router(site))
+    app = openapi.bare_app(deps.version)
+    app.include_router(build_router(deps))
     if expose_docs:
-        add_pages(app, [guard_others(site)])
-    problems.install(app)
-    documents.install(app, keyed=site.keys is not None)
+        add_pages(app, [guard_others(deps)])
+    problems.install_error_handlers(app)
+    openapi.install_openapi(app, keyed=deps.keys is not None)
     return with_cors(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=behind_serve), cors_origins)

@@ -15,26 +15,26 @@ from attend.service.contract.text_answers import (
     Place,
 )
 from attend.service.generation.explain import (
-    Explained,
-    Explaining,
-    pairs,
+    ExplainResult,
+    ExplainService,
     rows,
+    top_pairs,
 )
 from attend.service.http_api.logprobs import finite
 
 
 class AttentionWriter:
-    """The answer to one call. Its lists are iterators: see `pieces`."""
+    """The answer to one call. Its lists are iterators: see `json_pieces`."""
 
-    def __init__(self, explaining: Explaining, explained: Explained) -> None:
+    def __init__(self, explaining: ExplainService, explained: ExplainResult) -> None:
         self._explaining = explaining
         self._explained = explained
         self._tokenizer: Tokenizer = explaining.service.tokenizer
 
     def full_response(self) -> Attention:
         """The answer of POST /v1/attention; its weights are written piece by piece."""
-        told, service, explainer = self._explained, self._explaining.service, self._explaining.explainer
-        count, command = len(told.tokens), told.command
+        result, service, explainer = self._explained, self._explaining.service, self._explaining.explainer
+        count, command = len(result.tokens), result.command
         answer: Attention = {
             "id": f"attn-{command.request_id}",
             "object": "attention",
@@ -43,14 +43,14 @@ class AttentionWriter:
             "system_fingerprint": service.engine.info.fingerprint,
             "num_layers": explainer.num_layers,
             "num_heads": explainer.num_heads,
-            "num_prompt_tokens": told.num_prompt_tokens,
+            "num_prompt_tokens": result.num_prompt_tokens,
             "tokens": self._places(),
-            "next": self._expected(count - 1),
+            "next": self._next_token(count - 1),
             "layers": list(self._layers()),
-            "logit_lens": [] if told.explanation.lens is None else list(self._lens(explainer.num_layers)),
+            "logit_lens": [] if result.explanation.lens is None else list(self._lens(explainer.num_layers)),
             "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
         }
-        if told.explanation.lens is None:
+        if result.explanation.lens is None:
             del answer["logit_lens"]
         return answer
 
@@ -65,11 +65,11 @@ class AttentionWriter:
             }
             if at:
                 place["logprob"] = finite(float(self._explained.explanation.next_tokens.asked_N[at - 1]))
-                expected = self._expected(at - 1)
+                expected = self._next_token(at - 1)
                 place["entropy"], place["top_logprobs"] = expected["entropy"], expected["top_logprobs"]
             yield place
 
-    def _expected(self, at: int) -> NextToken:
+    def _next_token(self, at: int) -> NextToken:
         """What is expected behind the token in place `at`."""
         found, top = self._explained.explanation.next_tokens, self._explained.command.top_logprobs
         best = self._alternatives(found.best_NG[at], found.logprobs_NG[at], top)
@@ -78,22 +78,22 @@ class AttentionWriter:
     def _alternatives(self, tokens: Any, logprobs: Any, count: int) -> list[Alternative]:
         return [
             {"id": token, "token": self._tokenizer.text_of(token), "logprob": finite(value)}
-            for token, value in pairs(tokens, logprobs, count)
+            for token, value in top_pairs(tokens, logprobs, count)
         ]
 
     def _layers(self) -> Iterator[LayerAttention]:
         for view in self._explained.explanation.layers:
-            heads = [] if view.seen is None else [self._head(view, *each) for each in enumerate(self._explained.heads)]
+            heads = [] if view.head_weights is None else [self._head(view, *each) for each in enumerate(self._explained.heads)]
             yield {"layer": view.layer, "kind": view.kind, "window": view.window, "heads": heads}
 
     def _head(self, view: Any, at: int, head: int) -> HeadAttention:
-        seen = view.seen
-        told: HeadAttention = {"head": head, "key_value_head": head // view.group, "weights": rows(seen.weights_NTT[at])}
+        seen = view.head_weights
+        result: HeadAttention = {"head": head, "key_value_head": head // view.group, "weights": rows(seen.weights_NTT[at])}
         if seen.sinks_NT is not None:
-            told["sinks"] = seen.sinks_NT[at].numpy()
+            result["sinks"] = seen.sinks_NT[at].numpy()
         if seen.scores_NTT is not None:
-            told["scores"] = rows(seen.scores_NTT[at])
-        return told
+            result["scores"] = rows(seen.scores_NTT[at])
+        return result
 
     def _lens(self, layers: int) -> Iterator[LayerGuesses]:
         found, count = self._explained.explanation.lens, len(self._explained.tokens)

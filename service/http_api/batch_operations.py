@@ -19,19 +19,23 @@ _NO_INPUT = NotThere("input_file_id: there is no file 'file-1'", "input_file_id"
 _NO_BATCH = NotThere("batch_id: there is no batch 'batch_1'", "batch_id")
 
 
-def _asked(name: str, text: str, schema: dict[str, Any], example: object) -> dict[str, Any]:
+def _query_parameter(name: str, text: str, schema: dict[str, Any], example: object) -> dict[str, Any]:
     return {"name": name, "in": "query", "description": text, "schema": schema, "example": example}
 
 
 _PAGE = (
-    _asked("limit", "How many of them at most.", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, 20),
-    _asked("after", "Those beyond the one of this id.", {"type": "string"}, "batch_0123456789abcdef0123456789abcdef"),
+    _query_parameter(
+        "limit", "How many of them at most.", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, 20
+    ),
+    _query_parameter("after", "Those beyond the one of this id.", {"type": "string"}, "batch_0123456789abcdef0123456789abcdef"),
 )
 _FILES_ASKED = (
-    _asked("purpose", "Those of this purpose.", {"enum": ["batch", "batch_output"]}, "batch"),
-    _asked("limit", "How many of them at most.", {"type": "integer", "minimum": 1, "maximum": 10000, "default": 10000}, 100),
-    _asked("order", "The newest first, or the oldest.", {"enum": ["desc", "asc"], "default": "desc"}, "desc"),
-    _asked("after", "Those beyond the one of this id.", {"type": "string"}, "file-0123456789abcdef0123456789abcdef"),
+    _query_parameter("purpose", "Those of this purpose.", {"enum": ["batch", "batch_output"]}, "batch"),
+    _query_parameter(
+        "limit", "How many of them at most.", {"type": "integer", "minimum": 1, "maximum": 10000, "default": 10000}, 100
+    ),
+    _query_parameter("order", "The newest first, or the oldest.", {"enum": ["desc", "asc"], "default": "desc"}, "desc"),
+    _query_parameter("after", "Those beyond the one of this id.", {"type": "string"}, "file-0123456789abcdef0123456789abcdef"),
 )
 
 BATCH_OPERATIONS: dict[tuple[str, str], Operation] = {

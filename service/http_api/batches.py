@@ -26,13 +26,13 @@ from attend.service.contract.batches import (
 from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BATCHES, EMBEDDINGS
 from attend.service.contract.validation import read_body
 from attend.service.errors import NotThere
-from attend.service.http_api.body import MAX_BYTES, parse, read_json
-from attend.service.http_api.files import desk_of, list_object
-from attend.service.http_api.inside import ask
-from attend.service.http_api.pieces import json_answer
+from attend.service.http_api.body import MAX_BYTES, parse_json, read_json
+from attend.service.http_api.files import batch_service_of, list_object
+from attend.service.http_api.internal_calls import ask
+from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.query import Query
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import RouteDeps
 
 OF_TEXTS = (EMBEDDINGS.path,)
 """Routes whose bodies may be longer than the model's context."""
@@ -40,69 +40,71 @@ LISTED, MOST_LISTED = 20, 100
 BatchIdPath = Annotated[str, Path(description="The batch's id.", examples=["batch_0123456789abcdef0123456789abcdef"])]
 
 
-def routes_of(site: RouteDeps, app: ASGIApp) -> Routes:
+def routes_of(deps: RouteDeps, app: ASGIApp) -> Routes:
     """The server as the lines of batches see it; `app` is all of it."""
     return Routes(
         ask=partial(ask, app),
-        parse=parse,
-        most_bytes=lambda path: site.most_bytes_of_texts if path in OF_TEXTS else site.most_bytes,
-        check_model=site.service.check_model,
-        strict_fields=site.strict_fields,
+        parse=parse_json,
+        most_bytes=lambda path: deps.most_bytes_of_texts if path in OF_TEXTS else deps.most_bytes,
+        check_model=deps.service.check_model,
+        strict_fields=deps.strict_fields,
     )
 
 
-def add_batches(router: APIRouter, site: RouteDeps) -> None:
+def add_batches(router: APIRouter, deps: RouteDeps) -> None:
     """Add the routes of /v1/batches."""
-    _add_create(router, site)
+    _add_create(router, deps)
 
     @bind(router, BATCHES)
     async def list_batches(request: Request) -> Response:
         """Batches of the caller, the newest first: `limit` of them (20) beyond the one of id `after`."""
-        desk, asked = desk_of(site), Query(request.query_params.multi_items(), ("limit", "after"))
+        batch_service, asked = batch_service_of(deps), Query(request.query_params.multi_items(), ("limit", "after"))
         limit, after = asked.integer("limit", LISTED, MOST_LISTED), asked.text("after")
-        found, more = await desk.db(desk.batches.listed, owner_of(request.state.caller), after, limit)
+        found, more = await batch_service.db(batch_service.batches.list_batches, owner_of(request.state.caller), after, limit)
         return json_answer(list_object(list(map(batch_object, found)), more=more))
 
     @bind(router, BATCH)
     async def retrieve_batch(request: Request, batch_id: BatchIdPath) -> Response:
         """How far a batch of the caller is."""
-        desk = desk_of(site)
-        return json_answer(batch_object(await desk.db(desk.batches.batch, owner_of(request.state.caller), batch_id)))
+        batch_service = batch_service_of(deps)
+        return json_answer(
+            batch_object(await batch_service.db(batch_service.batches.batch, owner_of(request.state.caller), batch_id))
+        )
 
     @bind(router, BATCH_CANCEL)
     async def cancel_batch(request: Request, batch_id: BatchIdPath) -> Response:
         """Compute no more lines of a batch of the caller. What is answered is kept; one that has ended stays as it is."""
-        desk = desk_of(site)
-        batch = await desk.db(desk.batches.cancel, owner_of(request.state.caller), batch_id)
-        desk.woken.set()
+        batch_service = batch_service_of(deps)
+        batch = await batch_service.db(batch_service.batches.cancel, owner_of(request.state.caller), batch_id)
+        batch_service.woken.set()
         return json_answer(batch_object(batch))
 
 
-def _add_create(router: APIRouter, site: RouteDeps) -> None:
+def _add_create(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, BATCH_CREATE)
     async def create_batch(request: Request) -> Response:
         """Have the lines of a file computed, within 24 hours."""
-        desk, remarks = desk_of(site), site.remarks()
+        batch_service, remarks = batch_service_of(deps), deps.remarks()
         owner = owner_of(request.state.caller)
         body = await read_json(request, lambda fields: read_body(BatchRequest, fields, remarks), MAX_BYTES)
-        file_id = _given("input_file_id", body.input_file_id)
+        file_id = _text_value("input_file_id", body.input_file_id)
         endpoint = _one_of("endpoint", body.endpoint, ENDPOINTS)
         _one_of("completion_window", body.completion_window, (WINDOW,))
         metadata = _metadata(body.metadata or {})
         try:
-            file = await desk.db(desk.files.file, owner, file_id)
+            file = await batch_service.db(batch_service.files.file, owner, file_id)
         except NotThere as error:
             raise NotThere(f"input_file_id: there is no file {file_id[:64]!r}", "input_file_id") from error
         if file.purpose != INPUT:
             raise InvalidRequest(
                 f"input_file_id must be a file of the purpose {INPUT!r}; {file_id} has {file.purpose!r}", "input_file_id"
             )
-        batch = await desk.db(desk.batches.create, owner, file_id, endpoint, metadata)
-        desk.woken.set()
-        return site.said(json_answer(batch_object(batch)), remarks, request)
+        batch = await batch_service.db(batch_service.batches.create, owner, file_id, endpoint, metadata)
+        batch_service.woken.set()
+        return deps.with_remarks(json_answer(batch_object(batch)), remarks, request)
 
 
-def _given(name: str, value: str | None) -> str:
+def _text_value(name: str, value: str | None) -> str:
     if value is None:
         raise InvalidRequest(f"{name} is required", name)
     return value

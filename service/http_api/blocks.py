@@ -35,7 +35,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Begun:
+class BlockStart:
     """An event: a block begins."""
 
     block: Block
@@ -52,13 +52,13 @@ class Grown:
 
 
 @dataclass(slots=True)
-class Ended:
+class BlockEnd:
     """A block is whole, or the answer was cut in it."""
 
     block: Block
 
 
-Change = Begun | Grown | Ended
+Change = BlockStart | Grown | BlockEnd
 
 
 class Blocks:
@@ -84,21 +84,21 @@ class Blocks:
                 yield from self._begin("text")
             yield from self._end()
 
-    def _begin(self, kind: Kind, name: str = "", call: int = 0) -> Iterator[Begun | Ended]:
+    def _begin(self, kind: Kind, name: str = "", call: int = 0) -> Iterator[BlockStart | BlockEnd]:
         yield from self._end()
         self._open = Block(kind, len(self.all), name, call)
         self.all.append(self._open)
-        yield Begun(self._open)
+        yield BlockStart(self._open)
 
     def _grow(self, delta: str) -> Grown:
         assert self._open is not None
         self._open.pieces.append(delta)
         return Grown(self._open, delta)
 
-    def _end(self) -> Iterator[Ended]:
+    def _end(self) -> Iterator[BlockEnd]:
         if self._open is not None:
             ended, self._open = self._open, None
-            yield Ended(ended)
+            yield BlockEnd(ended)
 
 
 class BlockWriter(Writer):

@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from attend.model.errors import DeadlineExceeded, InvalidRequest
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
+from attend.service.generation.cooperative import LONG_BODIES, yield_to_loop
 from attend.service.generation.thread_pools import LARGE, long_bodies, run_exclusive
-from attend.service.generation.turns import LONG_BODIES, yield_to_loop
-from attend.service.generation.unread import MESSAGE_SECONDS, Coming, Unread
+from attend.service.generation.unread_bodies import MESSAGE_SECONDS, IncomingBody, UnreadBodies
 from attend.service.records import MOST_INPUT_TOKENS, Arrival, bytes_for
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Reading:
     """What is known of a call before its body is read; the routes' guard puts it into the request's state."""
 
     arrival: Arrival
-    unread: Unread
+    unread_bodies: UnreadBodies
     deadline_of: Callable[[Arrival, int | None], float] | None = None
     """When a call ends that asks for so many milliseconds; None where none may be asked for."""
 
@@ -82,11 +82,11 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
     if coding not in ("identity", "gzip"):
         raise WrongMediaType("Content-Encoding must be gzip or identity")
     reading: Reading = request.state.reading
-    with reading.unread.call(reading.arrival.turn) as call:
+    with reading.unread_bodies.call(reading.arrival.turn) as call:
         body = await _read(request, most, call)
         request.state.arrival = arrival = replace(reading.arrival, size=len(body))
         if coding == "identity" and len(body) <= INLINE_BYTES:
-            return read(parse(body))
+            return read(parse_json(body))
         async with call.waiting():
             if coding == "gzip":
                 body = await run_exclusive(partial(unzip, body, most), arrival)
@@ -94,12 +94,12 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
                 call.came(len(body))
             try:
                 async with asyncio.timeout_at(_deadline(body, reading)):
-                    return await run_exclusive(lambda: read(parse(body)), arrival)
+                    return await run_exclusive(lambda: read(parse_json(body)), arrival)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the body was read") from error
 
 
-async def _read(request: Request, most: int, call: Coming) -> bytes:
+async def _read(request: Request, most: int, call: IncomingBody) -> bytes:
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > most:  # Python refuses to read thousands of digits
         raise TooLarge(f"the body must be at most {most} bytes; got {length[:20]}")
@@ -151,12 +151,12 @@ def unzip(body: bytes, most: int) -> bytes:
     return text
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes) -> dict[str, Any]:
     """A JSON object, or InvalidRequest with a sentence that says what is wrong with it."""
     if body.startswith(b"\xef\xbb\xbf"):
         raise InvalidRequest("the body must not begin with a byte order mark")
     outside = _check_parts(body)
-    doubled: list[_Doubled] = []
+    doubled: list[_DuplicateKeys] = []
     # Python's own `int` reads 262,144 token ids three times as fast as a function of ours.
     read_int = _int if _LONG_NUMBER.search(outside) else int
     try:
@@ -178,7 +178,7 @@ def parse(body: bytes) -> dict[str, Any]:
         _check(dict.fromkeys(document, None), "", surrogates=escaped)  # first: an error of a value contains its name
         for name, value in document.items():
             _check(value, name, surrogates=escaped)
-    if isinstance(document, _Doubled):
+    if isinstance(document, _DuplicateKeys):
         raise InvalidRequest(f"the body has the duplicate key {document.key!r}", _plain(document.key))
     return document
 
@@ -231,18 +231,18 @@ def _steps(body: bytes) -> list[str]:
     return steps[1:]  # the body itself has no name
 
 
-class _Doubled(dict[str, Any]):
+class _DuplicateKeys(dict[str, Any]):
     """An object in which a key stands twice; the parser does not know yet which field it belongs to."""
 
     key: str
 
 
-def _object(found: list[_Doubled], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(found: list[_DuplicateKeys], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of these pairs; one in which a key stands twice is also put into `found`."""
     document = dict(pairs)
     if len(document) == len(pairs):
         return document
-    doubled = _Doubled(document)
+    doubled = _DuplicateKeys(document)
     doubled.key = Counter(name for name, _ in pairs).most_common(1)[0][0][:64]
     found.append(doubled)
     return doubled
@@ -275,7 +275,7 @@ def _check(value: Any, field: str, *, surrogates: bool) -> None:
             text = "the body holds a lone surrogate (\\ud800 to \\udfff), which is no character"
             raise InvalidRequest(_where(field) + text, _plain(field))
     elif isinstance(value, dict):
-        if isinstance(value, _Doubled):
+        if isinstance(value, _DuplicateKeys):
             raise InvalidRequest(f"{_where(field)}the body has the duplicate key {value.key!r}", _plain(field))
         for key, item in value.items():
             _check(key, field, surrogates=surrogates)

@@ -26,7 +26,7 @@ class ChatWriter(Writer):
     usage: TokenCounts
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
-    _begun: set[int] = field(default_factory=set)
+    _begun_answers: set[int] = field(default_factory=set)
 
     @property
     def stream_options(self) -> StreamOptions | None:
@@ -38,8 +38,8 @@ class ChatWriter(Writer):
 
         Each part has one of its own: clients look for one thing in a delta. The first has the tokens, the last the end.
         """
-        begins = chunk.index not in self._begun
-        self._begun.add(chunk.index)
+        begins = chunk.index not in self._begun_answers
+        self._begun_answers.add(chunk.index)
         opening = [self.role_chunk(chunk)] if begins else []
         if chunk.parts is None:
             return [*opening, self.chunk(chunk)]

@@ -20,7 +20,7 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(app, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=[EXPOSED])
 
 
-def fields_of(origins: Sequence[str], origin: str | None) -> dict[str, str]:
+def cors_headers(origins: Sequence[str], origin: str | None) -> dict[str, str]:
     """The headers of an answer that no application gives, to a request with this `Origin`."""
     if "*" in origins:
         return {"access-control-allow-origin": "*", "access-control-expose-headers": EXPOSED}

@@ -5,11 +5,11 @@ from typing import Any
 
 from attend.service.contract.text_answers import Embeddings
 from attend.service.contract.texts import EmbeddingsRequest
-from attend.service.generation.embed import Embedded
+from attend.service.generation.embed import EmbeddingResult
 
 
-def answer_of(body: EmbeddingsRequest, embedded: Embedded, model: str) -> Embeddings:
-    """The answer. Its vectors are arrays: see `pieces`."""
+def answer_of(body: EmbeddingsRequest, embedded: EmbeddingResult, model: str) -> Embeddings:
+    """The answer. Its vectors are arrays: see `json_pieces`."""
     vectors = map(_base64, embedded.vectors) if body.encoding_format == "base64" else embedded.vectors
     return {
         "object": "list",

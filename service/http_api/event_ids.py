@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, SEED_HIGH, SEED_LOW, DecodingParams, SamplingParams, StopRules, describe
-from attend.service.records import Chunk, Command, Shown, digest_of
+from attend.service.records import Chunk, Command, ShownPrefix, digest_of
 
 HEADER = "Last-Event-ID"
 DIGITS = 6
@@ -38,14 +38,14 @@ class Place:
     seed: int
     digest: str
     """Of the fingerprint and the request."""
-    shown: Shown
+    shown_prefix: ShownPrefix
     """The answer up to and with its event."""
 
 
 class Numbering:
     """Gives the events of one answer their ids, and leaves out those that the caller has. It is told of each chunk once."""
 
-    def __init__(self, digest: str, received: Iterable[int] = (), after: Shown | None = None) -> None:
+    def __init__(self, digest: str, received: Iterable[int] = (), after: ShownPrefix | None = None) -> None:
         """`digest` is that of fingerprint and request; `received` are the tokens that the caller sent of the answer."""
         self.digest = digest
         self.after = after
@@ -65,7 +65,7 @@ class Numbering:
         after = self.after
         if after is None or chunk.num_tokens > after.num_tokens:
             return chunk
-        if chunk.num_tokens == after.num_tokens and chunk.finish_reason is not None and not after.ended:
+        if chunk.num_tokens == after.num_tokens and chunk.finish_reason is not None and not after.has_ended:
             return chunk
         self._digest = digest_of(chunk.token_ids, self._digest)
         return None
@@ -79,7 +79,7 @@ def place_of(values: Sequence[str]) -> Place | None:
     found = _ID.fullmatch(value)
     if found is None or not SEED_LOW <= int(found[1], 16) <= SEED_HIGH:
         raise InvalidRequest(f"{HEADER} must be the id of an event of /v1/completions; got {describe(value)}", HEADER)
-    return Place(int(found[1], 16), found[2], Shown(int(found[3]), int(found[4], 16), bool(found[5])))
+    return Place(int(found[1], 16), found[2], ShownPrefix(int(found[3]), int(found[4], 16), bool(found[5])))
 
 
 def going_on(command: Command, place: Place, fingerprint: str, own: str | None, context: int, *, stream: bool) -> Command:
@@ -96,17 +96,20 @@ def going_on(command: Command, place: Place, fingerprint: str, own: str | None, 
         wrong = f"resumes a stream of one answer, and this request asks for {command.num_answers}"
     elif given is not None and given != place.seed:
         wrong = f"belongs to an answer with the seed {place.seed}, and this request has the seed {given}"
-    elif not received <= place.shown.num_tokens <= most:
-        wrong = f"must be after {received} to {most} tokens, by resume_token_ids and max_tokens; got {place.shown.num_tokens}"
+    elif not received <= place.shown_prefix.num_tokens <= most:
+        wrong = (
+            f"must be after {received} to {most} tokens, by resume_token_ids and max_tokens; got "
+            f"{place.shown_prefix.num_tokens}"
+        )
     elif place.digest != own:
         which = f"to another request, or to another system_fingerprint than {fingerprint}, which serves now"
         wrong = f"belongs {which}: send the same request, or ask without it"
     if wrong is not None:
         raise InvalidRequest(f"{HEADER} {wrong}", HEADER)
-    return replace(command, sampling=replace(command.sampling, seed=place.seed), shown=place.shown)
+    return replace(command, sampling=replace(command.sampling, seed=place.seed), shown_prefix=place.shown_prefix)
 
 
-def refuse(values: Sequence[str]) -> None:
+def refuse_header(values: Sequence[str]) -> None:
     """Raise InvalidRequest where the header comes to a route whose events have no ids."""
     if any(values):
         raise InvalidRequest(f"{HEADER} resumes streams of /v1/completions, and not of a chat", HEADER)

@@ -8,23 +8,23 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from attend.service.batch.desk import Desk
 from attend.service.batch.files import INPUT, OUTPUT
 from attend.service.batch.multipart import boundary_of
 from attend.service.batch.owners import owner_of
 from attend.service.batch.rows import File
+from attend.service.batch.service import BatchService
 from attend.service.batch.upload import upload
 from attend.service.batch_settings import OFF
 from attend.service.contract.batches import FileDeleted, FileObject
 from attend.service.contract.routes import FILE, FILE_CONTENT, FILE_DELETE, FILES, UPLOAD
 from attend.service.errors import ClientGone, NotThere, SlowBody, WrongMediaType
-from attend.service.generation.turns import LONG_BODIES, yield_to_loop
-from attend.service.generation.unread import MESSAGE_SECONDS
+from attend.service.generation.cooperative import LONG_BODIES, yield_to_loop
+from attend.service.generation.unread_bodies import MESSAGE_SECONDS
 from attend.service.http_api.body import Reading
-from attend.service.http_api.pieces import json_answer
+from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.query import Query
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import RouteDeps
 
 LEAST_RATE = 1 << 20
 """Bytes a second that an upload must come with, beside the seconds that any body has."""
@@ -32,49 +32,59 @@ MOST_LISTED = 10_000
 FileIdPath = Annotated[str, Path(description="The file's id.", examples=["file-0123456789abcdef0123456789abcdef"])]
 
 
-def desk_of(site: RouteDeps) -> Desk:
+def batch_service_of(deps: RouteDeps) -> BatchService:
     """What keeps files and batches. Raises NotThere where they are switched off."""
-    if site.desk is None:
+    if deps.batch_service is None:
         raise NotThere(OFF)
-    return site.desk
+    return deps.batch_service
 
 
-def add_files(router: APIRouter, site: RouteDeps) -> None:
+def add_files(router: APIRouter, deps: RouteDeps) -> None:
     """Add the routes of /v1/files."""
-    _add_upload(router, site)
+    _add_upload(router, deps)
 
     @bind(router, FILES)
     async def list_files(request: Request) -> Response:
         """Files of the caller: `limit` of them (10,000) beyond the one of id `after`, in the `order` desc or asc."""
-        desk, asked = desk_of(site), Query(request.query_params.multi_items(), ("purpose", "limit", "order", "after"))
+        batch_service, asked = (
+            batch_service_of(deps),
+            Query(request.query_params.multi_items(), ("purpose", "limit", "order", "after")),
+        )
         purpose, order = asked.one_of("purpose", (INPUT, OUTPUT)), asked.one_of("order", ("desc", "asc"))
         limit = asked.integer("limit", MOST_LISTED, MOST_LISTED)
         newest = order != "asc"
-        found, more = await desk.db(
-            desk.files.listed, owner_of(request.state.caller), asked.text("after"), limit, purpose, newest_first=newest
+        found, more = await batch_service.db(
+            batch_service.files.list_files,
+            owner_of(request.state.caller),
+            asked.text("after"),
+            limit,
+            purpose,
+            newest_first=newest,
         )
         return json_answer(list_object(list(map(file_object, found)), more=more))
 
     @bind(router, FILE)
     async def retrieve_file(request: Request, file_id: FileIdPath) -> Response:
         """What is known of a file of the caller."""
-        desk = desk_of(site)
-        return json_answer(file_object(await desk.db(desk.files.file, owner_of(request.state.caller), file_id)))
+        batch_service = batch_service_of(deps)
+        return json_answer(
+            file_object(await batch_service.db(batch_service.files.file, owner_of(request.state.caller), file_id))
+        )
 
     @bind(router, FILE_DELETE)
     async def delete_file(request: Request, file_id: FileIdPath) -> Response:
         """Delete a file of the caller that no unfinished batch reads."""
-        desk = desk_of(site)
-        await desk.db(desk.files.delete, owner_of(request.state.caller), file_id)
+        batch_service = batch_service_of(deps)
+        await batch_service.db(batch_service.files.delete, owner_of(request.state.caller), file_id)
         deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
         return json_answer(deleted)
 
     @bind(router, FILE_CONTENT)
     async def download_file(request: Request, file_id: FileIdPath) -> Response:
         """The bytes of a file of the caller."""
-        desk = desk_of(site)
-        file = await desk.db(desk.files.file, owner_of(request.state.caller), file_id)
-        size, pieces = await desk.content(file.id)
+        batch_service = batch_service_of(deps)
+        file = await batch_service.db(batch_service.files.file, owner_of(request.state.caller), file_id)
+        size, pieces = await batch_service.content(file.id)
         headers = {  # of the id alone: a caller's own name could end the header
             "content-length": str(size),
             "content-disposition": f'attachment; filename="{file.id}.jsonl"',
@@ -83,11 +93,11 @@ def add_files(router: APIRouter, site: RouteDeps) -> None:
         return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")
 
 
-def _add_upload(router: APIRouter, site: RouteDeps) -> None:
+def _add_upload(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, UPLOAD)
     async def upload_file(request: Request) -> Response:
         """Keep a file for a batch: a form with `purpose`, which is `batch`, and `file`."""
-        desk, remarks, caller = desk_of(site), site.remarks(), request.state.caller
+        batch_service, remarks, caller = batch_service_of(deps), deps.remarks(), request.state.caller
         given = request.headers.get("content-type", "")
         if given.partition(";")[0].strip().lower() != "multipart/form-data":
             raise WrongMediaType(f"Content-Type must be multipart/form-data; got {given[:64]!r}")
@@ -95,10 +105,10 @@ def _add_upload(router: APIRouter, site: RouteDeps) -> None:
             raise WrongMediaType("Content-Encoding must be identity")
         boundary, text = boundary_of(given), request.headers.get("content-length", "")
         length = int(text[:20]) if text.isdecimal() else None
-        with desk.uploads.hold(caller.turn):
-            pieces = _pieces(request, desk.limits.file_bytes if length is None else length)
-            file = await upload(desk, owner_of(caller), boundary, length, pieces, remarks)
-        return site.said(json_answer(file_object(file)), remarks, request)
+        with batch_service.uploads.hold(caller.turn):
+            pieces = _pieces(request, batch_service.limits.file_bytes if length is None else length)
+            file = await upload(batch_service, owner_of(caller), boundary, length, pieces, remarks)
+        return deps.with_remarks(json_answer(file_object(file)), remarks, request)
 
 
 async def _pieces(request: Request, size: int) -> AsyncIterator[bytes]:
@@ -107,7 +117,7 @@ async def _pieces(request: Request, size: int) -> AsyncIterator[bytes]:
     seconds = MESSAGE_SECONDS + size / LEAST_RATE
     end = asyncio.get_running_loop().time() + seconds
     stream = request.stream()
-    with reading.unread.call(reading.arrival.turn) as call:
+    with reading.unread_bodies.call(reading.arrival.turn) as call:
         while True:
             try:
                 async with call.waiting(max(0.0, end - asyncio.get_running_loop().time())):

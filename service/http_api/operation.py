@@ -51,6 +51,6 @@ class Operation:
     """The media type of the answer, where that is an example."""
 
     @property
-    def guarded(self) -> bool:
+    def needs_key(self) -> bool:
         """Whether the route wants an API key where keys are set."""
         return any(isinstance(error, Unauthenticated) for error in self.errors)

@@ -90,7 +90,7 @@ def _allow(error: HTTPException, request: Request) -> str:
     return ", ".join(methods) or (error.headers or {}).get("Allow", "")
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Have every error of `app` answered in this shape."""
 
     async def ours(request: Request, error: Exception) -> Response:

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attend.model.errors import Overloaded
-from attend.service.generation.stall import Stall
-from attend.service.generation.turns import get_turn, yield_to_loop
+from attend.service.generation.cooperative import get_turn, yield_to_loop
+from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.http_api import problems
 from attend.service.http_api.limits import PROBES
 from attend.service.records import REQUEST_ID
@@ -61,21 +61,21 @@ class RequestIds:
 
         stamps = not given or not self.behind_serve
 
-        async def sent(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if stamps and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-            stall.writing()
+            reader_guard.writing()
             try:
                 await send(message)
             finally:
-                stall.written()
+                reader_guard.write_ended()
 
-        with Stall() as stall:
+        with SlowReaderGuard() as reader_guard:
             try:
                 refusal = await _refusal(scope)
-                await (refusal or self.app)(scope, receive, sent)
+                await (refusal or self.app)(scope, receive, send_with_id)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
-                if not stall.over or task is None or task.uncancel():
+                if not reader_guard.over or task is None or task.uncancel():
                     raise
                 scope.get("extensions", {}).get(ABORT, lambda: None)()

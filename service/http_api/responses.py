@@ -26,14 +26,14 @@ from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_
 from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import converse
-from attend.service.http_api.blocks import Begun, Block, Blocks, BlockWriter, Change, Ended, Grown
+from attend.service.http_api.blocks import Block, BlockEnd, Blocks, BlockStart, BlockWriter, Change, Grown
 from attend.service.http_api.logprobs import scored_token
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import RouteDeps
 from attend.service.records import Chunk, Command, TokenCounts
 
 
-def add_responses(router: APIRouter, site: RouteDeps) -> None:
+def add_responses(router: APIRouter, deps: RouteDeps) -> None:
     """Add POST /v1/responses."""
 
     @bind(router, RESPONSES)
@@ -44,15 +44,15 @@ def add_responses(router: APIRouter, site: RouteDeps) -> None:
             return ResponseWriter(
                 body,
                 command.request_id,
-                body.model or site.service.model_name,
+                body.model or deps.service.model_name,
                 fingerprint,
                 usage,
-                site.service.tokenizer,
+                deps.service.tokenizer,
                 command.sampling,
                 command.decoding,
             )
 
-        return await converse(site, request, read_response, write)
+        return await converse(deps, request, read_response, write)
 
 
 _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
@@ -118,20 +118,20 @@ class ResponseWriter(BlockWriter):
         block: Block = change.block
         place: dict[str, Any] = {"output_index": block.index}
         inside: dict[str, Any] = {"item_id": self._id(block), **place, "content_index": 0}
-        if isinstance(change, Begun):
+        if isinstance(change, BlockStart):
             yield self._event("response.output_item.added", **place, item=self._item(block, begins=True))
             if block.kind != "call":
                 yield self._event("response.content_part.added", **inside, part=self._part(block, begins=True))
-        elif isinstance(change, Ended):
-            yield from self._done(block, inside, place)
+        elif isinstance(change, BlockEnd):
+            yield from self._item_done(block, inside, place)
         elif block.kind == "call":
             arguments = "response.function_call_arguments.delta"
             yield self._event(arguments, item_id=self._id(block), **place, delta=change.delta)
         else:
-            more: dict[str, Any] = {"logprobs": map(self._scored, change.scores)} if block.kind == "text" else {}
+            more: dict[str, Any] = {"logprobs": map(self._token_logprob, change.scores)} if block.kind == "text" else {}
             yield self._event(f"{_TEXT_EVENTS[block.kind]}.delta", **inside, delta=change.delta, **more)
 
-    def _done(self, block: Block, inside: dict[str, Any], place: dict[str, Any]) -> Iterator[ResponseEvent]:
+    def _item_done(self, block: Block, inside: dict[str, Any], place: dict[str, Any]) -> Iterator[ResponseEvent]:
         if block.kind == "call":
             name = "response.function_call_arguments.done"
             yield self._event(name, item_id=self._id(block), **place, name=block.name, arguments=block.text)
@@ -178,9 +178,9 @@ class ResponseWriter(BlockWriter):
 
     def _logprobs(self, block: Block) -> Iterator[ResponseLogprob]:
         """Log probabilities of a text's tokens, as a new iterator each time."""
-        return map(self._scored, self._scores.get(block.index, ()))
+        return map(self._token_logprob, self._scores.get(block.index, ()))
 
-    def _scored(self, scored: TokenLogprob) -> ResponseLogprob:
+    def _token_logprob(self, scored: TokenLogprob) -> ResponseLogprob:
         made: ResponseLogprob = scored_token(self.tokenizer, scored, self.body.top_logprobs or 0)
         return made
 
@@ -228,7 +228,7 @@ class ResponseWriter(BlockWriter):
             "top_logprobs": body.top_logprobs or 0,
             "truncation": body.truncation or "disabled",
             "tool_choice": body.tool_choice or "auto",
-            "tools": [_shown(tool) for tool in body.tools or () if tool["type"] == "function"],
+            "tools": [_tool_object(tool) for tool in body.tools or () if tool["type"] == "function"],
             "text": {"format": {"type": "text"}} | asked.get("text", {}),
             "reasoning": {"effort": None, "summary": None} | asked.get("reasoning", {}),
             "service_tier": "default",
@@ -261,7 +261,7 @@ class ResponseWriter(BlockWriter):
 _SHOWN = {"text", "reasoning"}
 
 
-def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool_object(tool: dict[str, Any]) -> dict[str, Any]:
     """A function as clients read it back: with every field."""
     return {"type": "function", "name": tool["name"], "description": tool.get("description")} | {
         "parameters": tool.get("parameters"),

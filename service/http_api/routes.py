@@ -25,7 +25,7 @@ from attend.service.contract.routes import (
 )
 from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
 from attend.service.contract.validation import read_body
-from attend.service.generation.embed import command_of, embed
+from attend.service.generation.embed import command_of, compute_embeddings
 from attend.service.generation.explain import explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api import attention, embeddings, event_ids
@@ -37,62 +37,62 @@ from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.files import add_files
-from attend.service.http_api.pieces import json_answer, json_response
+from attend.service.http_api.json_pieces import json_answer, json_response
 from attend.service.http_api.query import Query
 from attend.service.http_api.responses import add_responses
+from attend.service.http_api.route_deps import RouteDeps, adopt, guard, guard_others, open_record
 from attend.service.http_api.routing import bind
 from attend.service.http_api.scores import add_scores
-from attend.service.http_api.site import RouteDeps, adopt, guard, guard_others, open_record
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import MAX_TOKENS, Question, estimate
 from attend.service.records import Command, ExplainCommand, TokenCounts, TokenUsage
-from attend.service.untested import untested_packages
+from attend.service.tested_versions import untested_packages
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
 (`budget.MOST_SECONDS`), while each of its layers is a sign of life, and longer than a rank waits for another in a layer."""
 
 
-def build_router(site: RouteDeps) -> APIRouter:
+def build_router(deps: RouteDeps) -> APIRouter:
     """The routes of one replica."""
-    generating = APIRouter(dependencies=[guard(site)])
-    _add_generation(generating, site)
-    add_responses(generating, site)
-    add_messages(generating, site)
-    _add_attention(generating, site)
-    _add_embeddings(generating, site)
-    add_scores(generating, site)
-    guarded = APIRouter(dependencies=[guard_others(site)])
-    _add_models(guarded, site.service)
-    _add_capacity(guarded, site)
-    add_tokens(guarded, site)
-    add_count_tokens(guarded, site)
-    add_files(guarded, site)
-    add_batches(guarded, site)
+    generating = APIRouter(dependencies=[guard(deps)])
+    _add_generation(generating, deps)
+    add_responses(generating, deps)
+    add_messages(generating, deps)
+    _add_attention(generating, deps)
+    _add_embeddings(generating, deps)
+    add_scores(generating, deps)
+    guarded = APIRouter(dependencies=[guard_others(deps)])
+    _add_models(guarded, deps.service)
+    _add_capacity(guarded, deps)
+    add_tokens(guarded, deps)
+    add_count_tokens(guarded, deps)
+    add_files(guarded, deps)
+    add_batches(guarded, deps)
     router = APIRouter()
-    _add_operations(router, site)
+    _add_operations(router, deps)
     router.include_router(generating)
     router.include_router(guarded)
     return router
 
 
-def _add_generation(router: APIRouter, site: RouteDeps) -> None:
+def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
     """Add the routes that generate text."""
-    service = site.service
+    service = deps.service
 
     @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        record = open_record(site.metrics, request)
+        record = open_record(deps.metrics, request)
         with record.errors():
-            remarks = site.remarks()
+            remarks = deps.remarks()
 
             def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command, bytes | None]:
                 body = read_completion(fields, remarks)
                 command = to_command(body, request.state.request_id, service.defaults, remarks=remarks)
                 return body, command, event_ids.request_digest(command) if body.stream and command.num_answers == 1 else None
 
-            body, command, digest = await read_json(request, read, site.most_bytes)
+            body, command, digest = await read_json(request, read, deps.most_bytes)
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
@@ -100,12 +100,12 @@ def _add_generation(router: APIRouter, site: RouteDeps) -> None:
             place = event_ids.place_of(request.headers.getlist(event_ids.HEADER))
             if place is not None:
                 command = event_ids.going_on(command, place, fingerprint, own, service.engine.info.max_model_len, stream=stream)
-            numbering = None if own is None else Numbering(own, command.resume_token_ids, command.shown)
+            numbering = None if own is None else Numbering(own, command.resume_token_ids, command.shown_prefix)
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
             response = await answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
-            return site.said(response, remarks, request, usage.total)
+            return deps.with_remarks(response, remarks, request, usage.total)
 
     @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
@@ -114,52 +114,52 @@ def _add_generation(router: APIRouter, site: RouteDeps) -> None:
         def write(body: ChatRequest, command: Command, fingerprint: str, usage: TokenCounts) -> ChatWriter:
             return ChatWriter(body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer)
 
-        return await converse(site, request, read_chat, write)
+        return await converse(deps, request, read_chat, write)
 
 
-def _add_attention(router: APIRouter, site: RouteDeps) -> None:
+def _add_attention(router: APIRouter, deps: RouteDeps) -> None:
     """What the model does with a text."""
 
     @bind(router, ATTENTION)
     async def explain_attention(request: Request) -> Response:
         """Attention weights of a text, log probabilities of its tokens, and the logit lens of each layer."""
-        record = open_record(site.metrics, request)
+        record = open_record(deps.metrics, request)
         with record.errors():
-            explaining = explainable(site.explaining)
+            explaining = explainable(deps.explaining)
 
-            remarks = site.remarks()
+            remarks = deps.remarks()
 
             def read(fields: dict[str, Any]) -> ExplainCommand:
                 return to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
 
-            command = await read_json(request, read, site.most_bytes)
+            command = await read_json(request, read, deps.most_bytes)
             with ExitStack() as held:
                 explained = await explaining.explain(adopt(command, request, record), record, held)
                 response = json_response(attention.AttentionWriter(explaining, explained).full_response(), held)
-                return site.said(response, remarks, request)
+                return deps.with_remarks(response, remarks, request)
 
 
-def _add_embeddings(router: APIRouter, site: RouteDeps) -> None:
+def _add_embeddings(router: APIRouter, deps: RouteDeps) -> None:
     """Add /v1/embeddings."""
-    service = site.service
+    service = deps.service
 
     @bind(router, EMBEDDINGS)
     async def embed_texts(request: Request) -> Response:
         """Each text as a vector of length 1: OpenAI's embeddings."""
-        record = open_record(site.metrics, request)
+        record = open_record(deps.metrics, request)
         with record.errors(), ExitStack() as held:
-            remarks = site.remarks()
+            remarks = deps.remarks()
 
             def read(fields: dict[str, Any]) -> tuple[EmbeddingsRequest, Command]:
                 body = read_body(EmbeddingsRequest, fields, remarks)
                 return body, command_of(service, **to_embedding(body, request.state.request_id))
 
-            body, command = await read_json(request, read, site.most_bytes_of_texts)
+            body, command = await read_json(request, read, deps.most_bytes_of_texts)
             command = adopt(command, request, record)
             adapter = service.adapter_of(command)
-            embedded = await embed(service, command, body.dimensions, record, held, adapter=adapter)
+            embedded = await compute_embeddings(service, command, body.dimensions, record, held, adapter=adapter)
             response = json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
-            return site.said(response, remarks, request, TokenUsage(embedded.num_tokens))
+            return deps.with_remarks(response, remarks, request, TokenUsage(embedded.num_tokens))
 
 
 def _add_models(router: APIRouter, service: GenerationService) -> None:
@@ -191,7 +191,7 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
         return {**model_object(), "id": name, "parent": service.model_name}
 
 
-def _add_capacity(router: APIRouter, site: RouteDeps) -> None:
+def _add_capacity(router: APIRouter, deps: RouteDeps) -> None:
     """Add /v1/capacity."""
 
     @bind(router, CAPACITY)
@@ -199,12 +199,12 @@ def _add_capacity(router: APIRouter, site: RouteDeps) -> None:
         """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
         asked, usual = Query(request.query_params.multi_items(), Question.__slots__), Question()
         counts = (asked.integer(name, getattr(usual, name), MAX_TOKENS, least=0) for name in Question.__slots__)
-        own = site.metrics.load()
-        expected, loads = (1, [own]) if site.loads is None else await site.loads()
+        own = deps.metrics.load()
+        expected, loads = (1, [own]) if deps.loads is None else await deps.loads()
         return json_answer(estimate(loads, expected, Question(*counts)))
 
 
-def _add_operations(router: APIRouter, site: RouteDeps) -> None:
+def _add_operations(router: APIRouter, deps: RouteDeps) -> None:
     """What an operator asks: health, readiness, version, metrics."""
 
     @router.head("/healthz", include_in_schema=False)
@@ -212,23 +212,23 @@ def _add_operations(router: APIRouter, site: RouteDeps) -> None:
     @bind(router, HEALTHZ)
     async def healthz() -> Response:
         """Liveness: the process answers, and the step thread made progress within 10 s."""
-        stuck = site.service.engine.heartbeat_age() >= STALE_SECONDS
+        stuck = deps.service.engine.heartbeat_age() >= STALE_SECONDS
         return PlainTextResponse("the engine is stuck\n" if stuck else "ok\n", 503 if stuck else 200)
 
     @router.head("/readyz", include_in_schema=False)
     @bind(router, READYZ)
     async def readyz() -> Response:
         """Ready for requests: the weights are loaded, and no drain has begun."""
-        draining = site.is_draining()
+        draining = deps.is_draining()
         return PlainTextResponse("draining\n" if draining else "ready\n", 503 if draining else 200)
 
     @bind(router, VERSION)
     async def version() -> Response:
         """Version, model, device and backend of this replica."""
-        info = site.service.engine.info
+        info = deps.service.engine.info
         running: server_answers.Version = {
-            "version": site.version,
-            "model": site.service.model_name,
+            "version": deps.version,
+            "model": deps.service.model_name,
             "family": info.family,
             "device": info.device,
             "dtype": info.dtype,
@@ -236,7 +236,7 @@ def _add_operations(router: APIRouter, site: RouteDeps) -> None:
             "backend": info.backend,
             "slower_path": info.slower_path and info.slower_path.cause,
             "untested": list(untested_packages()),
-            "grpc_port": site.grpc_port,
+            "grpc_port": deps.grpc_port,
             "system_fingerprint": info.fingerprint,
         }
         return json_answer(running)
@@ -244,4 +244,4 @@ def _add_operations(router: APIRouter, site: RouteDeps) -> None:
     @bind(router, METRICS)
     async def metrics() -> Response:
         """Prometheus text of all replicas."""
-        return Response(await site.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await deps.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -19,39 +19,39 @@ from attend.service.contract.scores import (
     to_scores,
 )
 from attend.service.contract.validation import read_body
-from attend.service.generation.score import Scored, command_of, score
+from attend.service.generation.score import ScoreResult, command_of, score
 from attend.service.http_api.body import read_json
-from attend.service.http_api.pieces import json_response
+from attend.service.http_api.json_pieces import json_response
+from attend.service.http_api.route_deps import RouteDeps, adopt, open_record
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import RouteDeps, adopt, open_record
 from attend.service.records import Command
 
 B = TypeVar("B", RerankRequest, ScoreRequest)
 
 
-def add_scores(router: APIRouter, site: RouteDeps) -> None:
+def add_scores(router: APIRouter, deps: RouteDeps) -> None:
     """Add /v1/rerank and /v1/score."""
 
     @bind(router, RERANK)
     async def rerank_documents(request: Request) -> Response:
         """Documents in the order of how well they answer a query."""
-        return await _scored(site, request, RerankRequest, to_rerank, rerank_answer)
+        return await _scored(deps, request, RerankRequest, to_rerank, rerank_answer)
 
     @bind(router, SCORE)
     async def score_pairs(request: Request) -> Response:
         """A score for each pair of texts."""
-        return await _scored(site, request, ScoreRequest, to_scores, scores_of)
+        return await _scored(deps, request, ScoreRequest, to_scores, scores_of)
 
 
 async def _scored(
-    site: RouteDeps,
+    deps: RouteDeps,
     request: Request,
     kind: type[B],
     ask: Callable[[B, str], dict[str, Any]],
-    write: Callable[[B, list[str], Scored, str, str], Any],
+    write: Callable[[B, list[str], ScoreResult, str, str], Any],
 ) -> Response:
     """The answer to a call for scores. `ask` gives the arguments of `command_of`; `write` makes the answer's object."""
-    service, record, remarks = site.service, open_record(site.metrics, request), site.remarks()
+    service, record, remarks = deps.service, open_record(deps.metrics, request), deps.remarks()
     with record.errors(), ExitStack() as held:
 
         def read(fields: dict[str, Any]) -> tuple[B, Command, list[str]]:
@@ -59,15 +59,15 @@ async def _scored(
             asked = ask(body, request.state.request_id)
             return body, command_of(service, **asked), list(asked["documents"][1])
 
-        body, command, texts = await read_json(request, read, site.most_bytes_of_texts)
+        body, command, texts = await read_json(request, read, deps.most_bytes_of_texts)
         command = adopt(command, request, record)
         adapter = service.adapter_of(command)
         scored = await score(service, command, len(texts), record, held, adapter=adapter)
         made = write(body, texts, scored, command.request_id, body.model or service.model_name)
-        return site.said(json_response(made, held), remarks, request)
+        return deps.with_remarks(json_response(made, held), remarks, request)
 
 
-def rerank_answer(body: RerankRequest, texts: list[str], scored: Scored, request_id: str, model: str) -> Reranked:
+def rerank_answer(body: RerankRequest, texts: list[str], scored: ScoreResult, request_id: str, model: str) -> Reranked:
     """The best documents, the best first; of equal scores the one that comes first."""
     order = sorted(range(len(texts)), key=lambda at: -scored.scores[at])[: body.top_n or None]
     results: list[RerankResult] = [{"index": at, "relevance_score": scored.scores[at]} for at in order]
@@ -76,7 +76,7 @@ def rerank_answer(body: RerankRequest, texts: list[str], scored: Scored, request
     return {"id": f"rerank-{request_id}", "model": model, "usage": _usage(scored), "results": results}
 
 
-def scores_of(body: ScoreRequest, texts: list[str], scored: Scored, request_id: str, model: str) -> Scores:
+def scores_of(body: ScoreRequest, texts: list[str], scored: ScoreResult, request_id: str, model: str) -> Scores:
     """The scores in the order of the documents."""
     return {
         "id": f"score-{request_id}",
@@ -88,5 +88,5 @@ def scores_of(body: ScoreRequest, texts: list[str], scored: Scored, request_id: 
     }
 
 
-def _usage(scored: Scored) -> Any:
+def _usage(scored: ScoreResult) -> Any:
     return {"prompt_tokens": scored.num_tokens, "total_tokens": scored.num_tokens}

@@ -20,11 +20,11 @@ from attend.model.errors import AttendError
 from attend.service.contract import answers
 from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
-from attend.service.generation.turns import in_turns
+from attend.service.generation.cooperative import in_turns
 from attend.service.http_api.event_ids import Numbering
-from attend.service.http_api.pieces import PIECE, pieces
+from attend.service.http_api.json_pieces import PIECE, json_pieces
 from attend.service.http_api.problems import error_body
-from attend.service.merging import Gathered
+from attend.service.merging import MergedAnswers
 from attend.service.records import Chunk, TokenCounts
 
 log = logging.getLogger("attend.http")
@@ -65,7 +65,7 @@ class Writer:
         return ()
 
     def events(self, chunk: Chunk) -> Sequence[Any]:
-        """The streamed objects of a chunk. Long lists in them are iterators, as `pieces` takes them."""
+        """The streamed objects of a chunk. Long lists in them are iterators, as `json_pieces` takes them."""
         raise NotImplementedError
 
     def last_chunk(self) -> Any:
@@ -83,7 +83,7 @@ class Writer:
 
     def gather(self) -> Gatherer:
         """What puts the chunks together of a call that is not streamed."""
-        return Gathered()
+        return MergedAnswers()
 
     def full_response(self, chunks: list[Chunk]) -> Any:
         """The object of a call that is not streamed, of one chunk for each answer. Long lists are iterators, as in `events`."""
@@ -173,7 +173,7 @@ async def events(
             async for piece in in_turns(lines.of(await first)):
                 yield piece
             async for chunks in rest:
-                filled = lines.filled(chunks)
+                filled = lines.fill_events(chunks)
                 if filled is not None:
                     yield filled
                     continue
@@ -218,8 +218,8 @@ class EventLines:
             if chunk is None:
                 yield KEEP_ALIVE
                 continue
-            filled = self.filled((chunk,))
-            for piece in self.written(chunk) if filled is None else (filled,):
+            filled = self.fill_events((chunk,))
+            for piece in self.write_events(chunk) if filled is None else (filled,):
                 held += piece
                 if len(held) >= PIECE:
                     yield bytes(held)
@@ -227,16 +227,16 @@ class EventLines:
         if held:
             yield bytes(held)
 
-    def filled(self, chunks: Sequence[Chunk]) -> bytes | None:
+    def fill_events(self, chunks: Sequence[Chunk]) -> bytes | None:
         """The events of chunks whose text and tokens need only be filled in, as of most; None where one is written out."""
         if self._continuous or self._skips or self._writer.is_named:
             return None
         for chunk in chunks:
             if not chunk.is_plain:
                 return None
-        return b"".join([self._filled(chunk) for chunk in chunks])
+        return b"".join([self._fill_event(chunk) for chunk in chunks])
 
-    def written(self, chunk: Chunk) -> Iterator[bytes]:
+    def write_events(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk, each written out, in pieces."""
         if self._numbering is not None:
             yield self._numbering.start(chunk.seed) + self._numbering.end(chunk)
@@ -265,7 +265,7 @@ class EventLines:
             if self._tells_usage:
                 event["usage"] = usage
             yield self._name(event)
-            yield from map(one_line, pieces(event))
+            yield from map(one_line, json_pieces(event))
             yield b"\n\n"
 
     def event(self, document: Any) -> bytes:
@@ -276,7 +276,7 @@ class EventLines:
         """What stands before an object."""
         return b"event: %s\ndata: " % document["type"].encode() if self._writer.is_named else b"data: "
 
-    def _filled(self, chunk: Chunk) -> bytes:
+    def _fill_event(self, chunk: Chunk) -> bytes:
         form = self._templates.get(chunk.index)
         if form is None:
             form = self._templates[chunk.index] = self._template(chunk)

@@ -14,26 +14,26 @@ from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest
 from attend.service.contract.validation import read_body
 from attend.service.http_api.answering import template_of
 from attend.service.http_api.body import read_json
-from attend.service.http_api.pieces import json_response
+from attend.service.http_api.json_pieces import json_response
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
-from attend.service.http_api.site import RouteDeps
 from attend.service.records import Prompt
 from attend.service.remarks import Remarks
 
 
-def add_tokens(router: APIRouter, site: RouteDeps) -> None:
+def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
     """/tokenize, /detokenize and /tokenizer_info."""
-    service, template = site.service, site.template
+    service, template = deps.service, deps.template
 
     @bind(router, TOKENIZE)
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
-        remarks = site.remarks()
+        remarks = deps.remarks()
         read = partial(read_body, TokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, site.most_bytes)
+        body = await read_json(request, read, deps.most_bytes)
         service.check_model(body.model or "")
         if body.messages is not None:
-            tokens = await service.tokens_of(conversation(site, body, remarks), request.state.caller, request.state.arrival)
+            tokens = await service.tokens_of(conversation(deps, body, remarks), request.state.caller, request.state.arrival)
         else:
             special, arrival = body.add_special_tokens is not False, request.state.arrival
             tokens = await service.tokenize(
@@ -43,19 +43,19 @@ def add_tokens(router: APIRouter, site: RouteDeps) -> None:
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
             found["token_strs"] = map(service.tokenizer.raw.id_to_token, tokens)
-        return site.said(json_response(found), remarks, request)
+        return deps.with_remarks(json_response(found), remarks, request)
 
     @bind(router, DETOKENIZE)
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
-        remarks = site.remarks()
+        remarks = deps.remarks()
         read = partial(read_body, DetokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, site.most_bytes)
+        body = await read_json(request, read, deps.most_bytes)
         service.check_model(body.model or "")
         text: text_answers.Text = {
             "prompt": await service.detokenize(body.tokens, caller=request.state.caller, arrival=request.state.arrival)
         }
-        return site.said(json_response(text), remarks, request)
+        return deps.with_remarks(json_response(text), remarks, request)
 
     @bind(router, TOKENIZER_INFO)
     async def tokenizer_info() -> Response:
@@ -80,12 +80,12 @@ def text_of(body: TokenizeRequest) -> str:
     return body.prompt
 
 
-def conversation(site: RouteDeps, body: TokenizeRequest, remarks: Remarks) -> Prompt:
+def conversation(deps: RouteDeps, body: TokenizeRequest, remarks: Remarks) -> Prompt:
     """The prompt that the messages of a chat become."""
     if body.prompt is not None:
         raise InvalidRequest("prompt and messages cannot both be given", "prompt")
     names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
     chat = read_chat(given, remarks)
-    (prompt,) = conversation_of(chat, template_of(site), site.form, remarks)["prompts"]
+    (prompt,) = conversation_of(chat, template_of(deps), deps.form, remarks)["prompts"]
     return prompt  # type: ignore[no-any-return]

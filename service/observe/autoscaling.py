@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     max_batch_requests: float
 
 
-def read(info: EngineInfo, stats: EngineStats) -> Reading:
+def reported_load(info: EngineInfo, stats: EngineStats) -> Reading:
     """What a replica reports to Serve's controller."""
     usage = 1 - stats.num_free_blocks / info.num_blocks
     return Reading(stats.num_running, stats.num_waiting, usage, info.max_batch_requests)

@@ -51,8 +51,8 @@ class _Slot(NamedTuple):
     """Tokens of half a second; `number` counts half seconds since the clock's zero."""
 
     number: int = -SLOTS
-    computed: int = 0
-    drawn: int = 0
+    num_computed: int = 0
+    num_drawn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class CompletionRate:
 
 
 class LoadMeter:
-    """Measures one engine. `stepped` belongs to the step thread; `pace` may be called from any other.
+    """Measures one engine. `observe_step` belongs to the step thread; `pace` may be called from any other.
 
     Nothing is locked: the step thread replaces immutable values, and a reader takes each of them once.
     """
@@ -82,12 +82,12 @@ class LoadMeter:
         self._slots = [_Slot()] * (SLOTS + 1)  # the one under way, and those of a whole window before it
         self._step, self._prompt, self._request = Mean(), Mean(), Mean()
 
-    def stepped(self, report: StepReport) -> None:
+    def observe_step(self, report: StepReport) -> None:
         """Add a step of the engine to the means."""
         number = int(self._clock() / SLOT_SECONDS)
         at = number % len(self._slots)
         slot = self._slots[at] if self._slots[at].number == number else _Slot(number)
-        self._slots[at] = _Slot(number, slot.computed + report.num_tokens, slot.drawn + report.num_drawn)
+        self._slots[at] = _Slot(number, slot.num_computed + report.num_tokens, slot.num_drawn + report.num_drawn)
         self._step = self._step.add(report.seconds, 1, 1 - 1 / STEP_MEMORY)
         prompt = report.num_tokens - report.num_drawn
         if prompt > report.num_drawn:  # the step spent its time mostly on prompts
@@ -102,8 +102,8 @@ class LoadMeter:
         recent = [slot for slot in tuple(self._slots) if slot.number >= first]
         seconds = max(SLOT_SECONDS, now - max(self._started, first * SLOT_SECONDS))
         return CompletionRate(
-            sum(slot.computed for slot in recent) / seconds,
-            sum(slot.drawn for slot in recent) / seconds,
+            sum(slot.num_computed for slot in recent) / seconds,
+            sum(slot.num_drawn for slot in recent) / seconds,
             self._step.value,
             self._prompt.value,
             self._request.value,
@@ -127,14 +127,14 @@ class Question:
     max_tokens: int = 16
 
 
-def fits(info: EngineInfo, question: Question) -> bool:
+def fits_context(info: EngineInfo, question: Question) -> bool:
     """Whether the context holds the prompt and the longest answer."""
     return max(1, question.prompt_tokens) + question.max_tokens <= info.max_model_len
 
 
 def wait_seconds(load: Load, question: Question) -> float | None:
     """Seconds until the engine starts the call: 0 where its next step can, None where that is not known."""
-    if not fits(load.info, question):
+    if not fits_context(load.info, question):
         return None
     ended = _must_end(load, question)
     if ended <= 0:
@@ -194,7 +194,7 @@ def estimate(loads: Sequence[Load], expected: int, question: Question) -> server
         "computed_tokens_per_second": round(sum(pace.computed_per_second for pace in paces), 3),
         "prompt_tokens": question.prompt_tokens,
         "max_tokens": question.max_tokens,
-        "fits": any(fits(info, question) for info in infos) if infos else None,
+        "fits": any(fits_context(info, question) for info in infos) if infos else None,
         "estimated_wait_seconds": None if wait is None else round(wait, 3),
         "estimated_seconds": None if seconds is None else round(seconds, 3),
     }

@@ -16,7 +16,7 @@ from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_HA
 from ray.serve.context import _get_global_client
 
 from attend.service.observe import edge
-from attend.service.observe.exposition import serving
+from attend.service.observe.exposition import serving_metrics
 
 NAMESPACE, PREFIX = b"attend", b"replica/"
 SIGN_OUT_SECONDS = 2.0
@@ -53,7 +53,7 @@ def take(application: str) -> ClusterState:
     """Ask Serve's controller and the store. Blocks until both answer; raises RayError or RayServeException."""
     before = signed_in()
     details = _get_global_client().get_serve_details()
-    return read(details, before & signed_in(), application)  # a replica that signs in or out meanwhile has not died
+    return parse_state(details, before & signed_in(), application)  # a replica that signs in or out meanwhile has not died
 
 
 def restart_proxies() -> None:
@@ -68,7 +68,7 @@ def signed_in() -> set[str]:
     return {key.removeprefix(PREFIX).decode() for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)}
 
 
-def read(details: Mapping[str, Any], signed: set[str], application: str) -> ClusterState:
+def parse_state(details: Mapping[str, Any], signed: set[str], application: str) -> ClusterState:
     """The state from the controller's answer, and the replicas that were signed in before and after it."""
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
     replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
@@ -91,9 +91,11 @@ def news(before: ClusterState, after: ClusterState) -> list[str]:
     return lines + [f"Proxy of node {node[:8]} is gone" for node in sorted(before.proxies.keys() - after.proxies.keys())]
 
 
-def page(census: ClusterState) -> str:
+def cluster_page(serve_state: ClusterState) -> str:
     """The cluster's state, and what its HAProxies report, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
-    told = serving(census.replicas.values(), [status for status, _ in census.proxies.values()], len(census.dead))
-    edges = {node[:8]: address for node, address in census.addresses.items()}
-    running = list(census.replicas.values()).count("running")
-    return told + (edge.page(edges, RAY_SERVE_HAPROXY_STATS_PORT, running) if RAY_SERVE_ENABLE_HA_PROXY else "")
+    told = serving_metrics(
+        serve_state.replicas.values(), [status for status, _ in serve_state.proxies.values()], len(serve_state.dead)
+    )
+    edges = {node[:8]: address for node, address in serve_state.addresses.items()}
+    running = list(serve_state.replicas.values()).count("running")
+    return told + (edge.edge_page(edges, RAY_SERVE_HAPROXY_STATS_PORT, running) if RAY_SERVE_ENABLE_HA_PROXY else "")

@@ -71,7 +71,7 @@ def statistics(host: str, port: int, seconds: float) -> list[Row]:
         raise OSError(str(error)) from error
 
 
-def facts(host: str, port: int, seconds: float) -> dict[str, float]:
+def haproxy_facts(host: str, port: int, seconds: float) -> dict[str, float]:
     """What HAProxy knows of itself beside: `reload_ok`, `grpc_errors`, `grpc_replica_errors`, with TLS `tls_reload_ok` and
     `tls_expiry`, with prefix-aware routing `routed_own` and `routed_other`. Raises OSError.
     """
@@ -95,7 +95,7 @@ def to_exposition(samples: Samples) -> str:
     return "".join(family(name, *(ABOUT | CERTIFICATE)[name], found) for name, found in samples.items())
 
 
-def page(addresses: Mapping[str, str], port: int, running: int) -> str:
+def edge_page(addresses: Mapping[str, str], port: int, running: int) -> str:
     """The metrics of the HAProxies at these addresses, by node, in the Prometheus text format; `running` replicas serve.
 
     Of one that does not answer in time there is no more than that it is not ok.
@@ -107,11 +107,11 @@ def page(addresses: Mapping[str, str], port: int, running: int) -> str:
         if left <= 0:
             break
         try:
-            rows, own = statistics(host, port, left), facts(host, port, left)
+            rows, own = statistics(host, port, left), haproxy_facts(host, port, left)
         except OSError:  # between two of its processes, or gone
             found.setdefault("attend_edge_ok", []).append(({"node": node}, 0.0))
             continue
-        told = read(rows, node, running)
+        told = parse_statistics(rows, node, running)
         if not own.get("reload_ok", 1.0):
             told["attend_edge_ok"] = [({"node": node}, 0.0)]
         routed = [({"node": node, "to": to}, own[f"routed_{to}"]) for to in ("own", "other") if f"routed_{to}" in own]
@@ -126,7 +126,7 @@ def page(addresses: Mapping[str, str], port: int, running: int) -> str:
     return to_exposition(found)
 
 
-def read(rows: list[Row], node: str, running: int) -> Samples:
+def parse_statistics(rows: list[Row], node: str, running: int) -> Samples:
     """What one HAProxy's statistics say, where `running` replicas serve."""
     found: Samples = {name: [] for name in ABOUT}
     refusals: dict[str, float] = {}  # each application has a backend of its own

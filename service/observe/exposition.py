@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 
-def serving(replicas: Iterable[str], proxies: Iterable[str], deaths: int) -> str:
+def serving_metrics(replicas: Iterable[str], proxies: Iterable[str], deaths: int) -> str:
     """Who serves: the state of each replica and of each proxy, and the replicas that ended without being told to."""
     states, statuses = sorted(Counter(replicas).items()), sorted(Counter(proxies).items())
     known = "Replicas of the whole cluster by their state, as Serve's controller knows them"
@@ -34,7 +34,7 @@ def replica_counts(expected: int, answered: int) -> str:
 def family(name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> str:
     """The samples of one metric, (labels, value), under its help and its type."""
     lines = (_line(name, list(labels.items()), value) for labels, value in samples)
-    return f"# HELP {name} {_escaped(text)}\n# TYPE {name} {kind}\n" + "".join(lines)
+    return f"# HELP {name} {_escape_label(text)}\n# TYPE {name} {kind}\n" + "".join(lines)
 
 
 def merge(pages: Iterable[tuple[str, str]]) -> str:
@@ -48,15 +48,15 @@ def merge(pages: Iterable[tuple[str, str]]) -> str:
             lines = samples.setdefault(name, [])
             lines += [_line(s.name, [("replica", replica), *s.labels.items()], s.value) for s in family.samples]
     return "".join(
-        f"# HELP {name} {_escaped(text)}\n# TYPE {name} {kind}\n" + "".join(samples[name])
+        f"# HELP {name} {_escape_label(text)}\n# TYPE {name} {kind}\n" + "".join(samples[name])
         for name, (text, kind) in heads.items()
     )
 
 
 def _line(name: str, labels: Sequence[tuple[str, str]], value: float) -> str:
-    inside = ",".join(f'{key}="{_escaped(text).replace(chr(34), chr(92) + chr(34))}"' for key, text in labels)
+    inside = ",".join(f'{key}="{_escape_label(text).replace(chr(34), chr(92) + chr(34))}"' for key, text in labels)
     return f"{name}{{{inside}}} {value}\n" if labels else f"{name} {value}\n"
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")

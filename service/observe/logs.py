@@ -30,7 +30,7 @@ OWN = vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
 """What every record has; the rest of a record's attributes came with `extra`."""
 
 
-class _Dropped:
+class _DroppedLines:
     """Lines that this process did not write. Any thread may add one."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _Dropped:
             self.count += 1
 
 
-_dropped = _Dropped()
+_dropped = _DroppedLines()
 
 
 def lines_dropped() -> int:
@@ -188,7 +188,7 @@ def configure(level: str, style: str, path: str = "") -> None:
 
     A path such as /proc/1/fd/2 is another process's standard error.
     """
-    descriptor, problem = _opened(path)
+    descriptor, problem = _open_log_file(path)
     root = logging.getLogger("attend")
     close()
     root.handlers[:] = [LineQueue(descriptor, JsonFormatter() if style == "json" else TextFormatter())]
@@ -198,7 +198,7 @@ def configure(level: str, style: str, path: str = "") -> None:
         logging.getLogger("attend.logs").warning("log lines go to standard error: %s", problem)
 
 
-def _opened(path: str) -> tuple[int, OSError | None]:
+def _open_log_file(path: str) -> tuple[int, OSError | None]:
     """The descriptor to write to, and why it is not the file."""
     if not path:
         return STANDARD_ERROR, None

@@ -31,12 +31,12 @@ from attend.service.access.keys import KeyRing
 from attend.service.contract.routes import COUNTED, OTHERS
 from attend.service.errors import AnswerChanged, ClientGone, wire
 from attend.service.observe import logs
+from attend.service.observe.auth_failures import AuthFailures
 from attend.service.observe.batches import BatchCollector, BatchNumbers
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
 from attend.service.observe.collectors import EngineCollector, KeysCollector, OffloadCollector
 from attend.service.observe.compat import VllmNames
-from attend.service.observe.failures import AuthFailures
-from attend.service.observe.ignored import IgnoredFields
+from attend.service.observe.ignored_fields import IgnoredFields
 from attend.service.observe.tallies import Count, Family, Histogram, Reading
 from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
 from attend.service.records import Chunk
@@ -115,9 +115,9 @@ class Metrics:
         self.decode = self._histogram("request_decode_seconds", "Decode time: first token to the last", SECONDS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self.answer_length = self._histogram("request_generation_tokens", "Generated tokens of an answer", TOKENS)
-        self.step_seconds = self._shared("step_seconds", "Duration of an engine step", STEP_SECONDS)
-        self.step_batch = self._shared("step_batch_size", "Batch size: requests in a step", BATCH)
-        engine.on_step(self._stepped)
+        self.step_seconds = self._shared_histogram("step_seconds", "Duration of an engine step", STEP_SECONDS)
+        self.step_batch = self._shared_histogram("step_batch_size", "Batch size: requests in a step", BATCH)
+        engine.on_step(self._observe_step)
         self._of_batches = self._without_latencies()
 
     def has_batches(self, numbers: Callable[[], BatchNumbers]) -> None:
@@ -157,11 +157,11 @@ class Metrics:
         """This replica's page in the Prometheus text format."""
         return generate_latest(self.registry).decode() + (self._twins.text() if self._twins else "")
 
-    def _stepped(self, report: StepReport) -> None:
+    def _observe_step(self, report: StepReport) -> None:
         """Called by the step thread; prometheus_client locks."""
         self.step_seconds.observe(report.seconds)
         self.step_batch.observe(report.num_requests)
-        self.meter.stepped(report)
+        self.meter.observe_step(report)
 
     def _count(self, name: str, text: str) -> Count:
         return Count(f"attend_{name}", text, self._labels, self.registry)
@@ -180,7 +180,7 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"attend_{name}", text, self._labels, buckets, self.registry)
 
-    def _shared(self, name: str, text: str, buckets: Sequence[float]) -> SharedHistogram:
+    def _shared_histogram(self, name: str, text: str, buckets: Sequence[float]) -> SharedHistogram:
         """A histogram that any thread may write."""
         return SharedHistogram(f"attend_{name}", text, ["model"], buckets=buckets, registry=self.registry).labels(
             **self._labels
@@ -245,30 +245,30 @@ class RequestRecord:
         self._count_tokens()
         self._close(min((reason or FinishReason.ABORT for reason in self._reasons.values()), key=OUTCOMES.index))
 
-    def computed(self, num_prompt_tokens: int) -> None:
+    def count_computed(self, num_prompt_tokens: int) -> None:
         """Count a call that has been answered and asked for no tokens, but computed those of its text."""
         self.num_prompt_tokens = num_prompt_tokens
         self._count_tokens()
         self._close("stop")
 
-    def finished(self) -> None:
+    def count_finished(self) -> None:
         """Count a call that asked for no text, and was answered."""
         self._close("ok")
 
-    def delivered(self, chunks: Sequence[Chunk], n: int) -> None:
+    def count_delivered(self, chunks: Sequence[Chunk], n: int) -> None:
         """Count what the caller, who asked for `n` answers to each prompt, is about to be given."""
         now = self._metrics.clock()
         for chunk in chunks:
             if chunk.index not in self._reasons:
-                self._begun(chunk, n)
+                self._answer_begins(chunk, n)
             if chunk.token_ids:
                 self._tokens(chunk, now)
             if chunk.finish_reason is not None:
-                self._ended(chunk, now)
+                self._answer_ends(chunk, now)
         if not self.at_once:
             self._count_tokens()
 
-    def _begun(self, chunk: Chunk, n: int) -> None:
+    def _answer_begins(self, chunk: Chunk, n: int) -> None:
         self._reasons[chunk.index] = None
         if chunk.index // n not in self._prompts:
             self._prompts.add(chunk.index // n)
@@ -300,7 +300,7 @@ class RequestRecord:
         self._metrics.prefill.observe(times.prefill)
         self._metrics.decode.observe(times.decode)
 
-    def _ended(self, chunk: Chunk, now: float) -> None:
+    def _answer_ends(self, chunk: Chunk, now: float) -> None:
         self._reasons[chunk.index] = chunk.finish_reason
         if chunk.times is not None and chunk.finish_reason is not None:
             self._answers.append(AnswerFacts(chunk.index, now - self._arrived, chunk.times, chunk.finish_reason))

@@ -19,7 +19,7 @@ from attend.service.observe.exposition import merge, replica_counts
 SECONDS = 2.0
 """How long a scrape waits for the other replicas."""
 _controller = ThreadPoolExecutor(1, "attend-scrape")
-_census = ThreadPoolExecutor(1, "attend-census")
+_state_thread = ThreadPoolExecutor(1, "attend-serve-state")
 _asked: "Future[str] | None" = None
 """The question to the controller that has no answer yet; while there is one, no other is asked."""
 
@@ -37,7 +37,9 @@ async def cluster_page() -> str:
     global _asked
     if (question := _asked) is None or question.done():
         application = serve.get_replica_context().app_name
-        question = _asked = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_census, _told, application))
+        question = _asked = asyncio.ensure_future(
+            asyncio.get_running_loop().run_in_executor(_state_thread, _application_status, application)
+        )
         question.add_done_callback(Future.exception)  # else asyncio warns of an exception that was never retrieved
     await asyncio.wait([question], timeout=SECONDS)
     if not question.done() or question.exception():
@@ -45,8 +47,8 @@ async def cluster_page() -> str:
     return question.result()
 
 
-def _told(application: str) -> str:
-    return cluster_state.page(cluster_state.take(application))
+def _application_status(application: str) -> str:
+    return cluster_state.cluster_page(cluster_state.take(application))
 
 
 async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:

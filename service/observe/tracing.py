@@ -34,7 +34,7 @@ class AnswerFacts:
     """One answer of a call, when it has ended."""
 
     index: int
-    ended: float
+    ended_at: float
     """Seconds after the call's arrival."""
     times: Times
     reason: FinishReason
@@ -70,7 +70,7 @@ def context_of(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: value for name, value in headers if name in CONTEXT}
 
 
-def check(endpoint: str) -> None:
+def check_endpoint(endpoint: str) -> None:
     """Raise SettingError where an endpoint is set that cannot be used. Imports no exporter."""
     if not endpoint:
         return
@@ -85,8 +85,9 @@ def check(endpoint: str) -> None:
 
 
 def open_tracer(endpoint: str, model: str, *, version: str, replica: str) -> "Tracer":
-    """A tracer that sends spans to `endpoint`/v1/traces by OTLP/HTTP, in the background. Raises SettingError, as `check`."""
-    check(endpoint)
+    """A tracer that sends spans to `endpoint`/v1/traces by OTLP/HTTP, in the background. Raises SettingError, as
+    `check_endpoint`."""
+    check_endpoint(endpoint)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -143,7 +144,7 @@ class Tracer:
         """The spans queue, prefill and decode, one after the other, up to the answer's end."""
         times = answer.times
         inside = self._api.set_span_in_context(root)
-        at = start + _nanoseconds(max(0.0, answer.ended - times.queue - times.prefill - times.decode))
+        at = start + _nanoseconds(max(0.0, answer.ended_at - times.queue - times.prefill - times.decode))
         for name, seconds in (("queue", times.queue), ("prefill", times.prefill), ("decode", times.decode)):
             attributes: dict[str, AttributeValue] = {"attend.answer": answer.index}
             if name == "prefill":

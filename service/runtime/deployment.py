@@ -13,10 +13,10 @@ from starlette.types import ASGIApp
 from attend.model.errors import SettingError
 from attend.service.access.hosts import ANY
 from attend.service.observe import autoscaling, cluster_state, scrape, tracing
+from attend.service.observe.cached_page import CachedPage
 from attend.service.observe.capacity import Load
-from attend.service.observe.page import Page
 from attend.service.runtime import hub
-from attend.service.runtime.place import gpus_wanted, most_gpus, place_wanted
+from attend.service.runtime.placement import gpus_per_rank, largest_gpu_count, placement_options
 from attend.service.runtime.sizes import most_calls
 from attend.service.settings import Settings, read_settings, unknown_variables
 
@@ -59,7 +59,10 @@ class Attend:
         return getattr(self.replica, name)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        page, loads = Page(partial(scrape.over_replicas, self.scrape_local)), Page(partial(scrape.loads, self.load_local))
+        page, loads = (
+            CachedPage(partial(scrape.over_replicas, self.scrape_local)),
+            CachedPage(partial(scrape.loads, self.load_local)),
+        )
         return self.replica.application(page, loads, behind_serve=True)
 
     async def scrape_local(self) -> tuple[str, str]:
@@ -72,7 +75,7 @@ class Attend:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller gives to `autoscaling.policy`; Serve calls it where it autoscales."""
-        return autoscaling.read(self.replica.engine.info, self.replica.engine.stats())._asdict()
+        return autoscaling.reported_load(self.replica.engine.info, self.replica.engine.stats())._asdict()
 
     def __del__(self) -> None:
         if hasattr(self, "replica"):
@@ -110,15 +113,15 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def application(settings: Settings) -> serve.Application:
     """The application of these settings. Raises SettingError."""
-    tracing.check(settings.otel_endpoint)
+    tracing.check_endpoint(settings.otel_endpoint)
     nodes = ray.nodes()
-    gpus = gpus_wanted(settings, most_gpus(nodes))
+    gpus = gpus_per_rank(settings, largest_gpu_count(nodes))
     if settings.batch_folder and len(nodes) > 1 and (settings.max_replicas or settings.replicas) > 1:
         log.warning("batch_folder: replicas on different nodes keep different files, and a caller reaches one or the other")
     deployment = Attend.options(  # type: ignore[attr-defined]  # the decorator has made it a Deployment
         **replicas_wanted(settings),
         max_ongoing_requests=most_calls(settings, "cuda" if gpus else "cpu"),
-        **place_wanted(settings, gpus),
+        **placement_options(settings, gpus),
         graceful_shutdown_timeout_s=settings.shutdown_seconds + 1,
         graceful_shutdown_wait_loop_s=0.2,
         # Three checks in a row without an answer make a replica dead, 1 + 3 * 2 s after it froze at the latest. One whose event

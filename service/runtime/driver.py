@@ -1,6 +1,6 @@
 """The driver process of a server: starts Ray and Serve, says that it is ready, waits, stops in order.
 
-Run by `begin.py`, as a child of `supervisor.py`, which has set the environment that Ray reads when it is imported.
+Run by `driver_main.py`, as a child of `supervisor.py`, which has set the environment that Ray reads when it is imported.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from attend.model.net.families.table import context_of
 from attend.service.access.keys import load_keys
 from attend.service.grpc_api.limits import most_bytes
 from attend.service.observe import cluster_state
+from attend.service.runtime import haproxy_backends as routes
 from attend.service.runtime import hub
-from attend.service.runtime import reachable as routes
 from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
 from attend.service.runtime.lifecycle import catch_signals, ready_line, run_in_daemon_thread, run_until
-from attend.service.runtime.lines import speak, tell
-from attend.service.runtime.place import gpus_wanted
+from attend.service.runtime.placement import gpus_per_rank
+from attend.service.runtime.terminal_lines import print_line, set_line_style
 from attend.service.settings import Settings
 
 APP = "default"
@@ -53,14 +53,14 @@ async def main(settings: Settings, statistics: int) -> int:
     Returns the exit status: 0, or 128 and the signal where it was told to stop before it was ready.
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
     """
-    speak(settings.log_format)
-    settings = hub.with_folder(settings, tell)  # once, before replicas start, and in sight of the person who waits
+    set_line_style(settings.log_format)
+    settings = hub.with_folder(settings, print_line)  # once, before replicas start, and in sight of the person who waits
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
     context = context_of(settings.folder)
     context = min(context, settings.max_model_len or context)
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(most_bytes(context)))  # for the processes that Ray starts
-    tell(f"Starting Ray for {settings.name} ...")
+    print_line(f"Starting Ray for {settings.name} ...")
     without_helpers()
     ray.init(
         address="local",
@@ -80,7 +80,7 @@ async def main(settings: Settings, statistics: int) -> int:
         if ready:
             lost = await run_until(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
         if await may_serve(unknown=started):
-            tell("Draining: running streams may end ...")
+            print_line("Draining: running streams may end ...")
             await drain(settings)
     finally:
         await stop_everything(serving=started)
@@ -105,7 +105,7 @@ def check_room(settings: Settings, resources: dict[str, float]) -> None:
     ranks, gpus = settings.tensor_parallel, resources.get("GPU", 0)
     if settings.device == "cuda" and gpus < 1:
         raise SettingError("device is cuda, but this machine has no GPU")
-    wanted = {"CPU": ranks, "GPU": ranks} if gpus_wanted(settings, gpus) else {"CPU": ranks}
+    wanted = {"CPU": ranks, "GPU": ranks} if gpus_per_rank(settings, gpus) else {"CPU": ranks}
     for name, most in (("replicas", settings.replicas), ("max_replicas", settings.max_replicas or settings.replicas)):
         fit = min(int(resources.get(kind, 0) / each) for kind, each in wanted.items())
         if most > fit:
@@ -116,7 +116,7 @@ def check_room(settings: Settings, resources: dict[str, float]) -> None:
 
 async def start(settings: Settings, statistics: int) -> None:
     """Start the proxies and the application; returns when calls go to replicas that have loaded their weights."""
-    tell(f"Loading {settings.folder} ...")
+    print_line(f"Loading {settings.folder} ...")
     served = application(settings)
     proxies = run_in_daemon_thread(
         serve.start,
@@ -132,7 +132,7 @@ async def start(settings: Settings, statistics: int) -> None:
     finally:
         proxies.cancel()  # where the start was ended before they were asked for: their failure is no news then
     if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
-        tell("HAProxy does not route to every replica yet: requests that it cannot route get 503")
+        print_line("HAProxy does not route to every replica yet: requests that it cannot route get 503")
 
 
 async def deploy(served: serve.Application) -> None:
@@ -155,13 +155,13 @@ async def tell_changes(statistics: int | None) -> None:
     `statistics` is, has led to no replica for a minute although one runs: the server must end, so that it is started anew.
     """
     last: cluster_state.ClusterState | None = None
-    lost, clock = routes.Lost(), asyncio.get_running_loop().time
+    lost, clock = routes.UnreachableTime(), asyncio.get_running_loop().time
     changed = clock()
     while True:
         with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
             now = await run_in_daemon_thread(cluster_state.take, APP)
             for line in cluster_state.news(last, now) if last else ():
-                tell(line)
+                print_line(line)
             changed = changed if now == last and lost.since is None else clock()
             last = now
             if statistics is not None and await leads_nowhere(lost, now, statistics):
@@ -169,17 +169,17 @@ async def tell_changes(statistics: int | None) -> None:
         await asyncio.sleep(WATCH_SECONDS if clock() - changed < CALM_SECONDS else CALM_WATCH_SECONDS)
 
 
-async def leads_nowhere(lost: routes.Lost, cluster: cluster_state.ClusterState, statistics: int) -> bool:
+async def leads_nowhere(lost: routes.UnreachableTime, cluster: cluster_state.ClusterState, statistics: int) -> bool:
     """Whether the server must end for it. Has HAProxy started again before."""
     leads = (
         "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.reachable_replicas, APP, statistics) > 0
     )
     what = lost.look(leads, asyncio.get_running_loop().time())
     if what == "restart":
-        tell(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
+        print_line(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
         await run_in_daemon_thread(cluster_state.restart_proxies)
     if what == "end":
-        tell(f"HAProxy has routed to no replica for {routes.END_SECONDS:g} s although one runs: stopping the server")
+        print_line(f"HAProxy has routed to no replica for {routes.END_SECONDS:g} s although one runs: stopping the server")
     return what == "end"
 
 
@@ -197,7 +197,7 @@ async def say_ready(settings: Settings) -> None:
     while asyncio.get_running_loop().time() < deadline:
         with contextlib.suppress(RayServeException, TimeoutError, ray.exceptions.RayError):
             if facts := await ask_replicas("describe", seconds=5.0):
-                return tell(ready_line(settings, facts[0]))
+                return print_line(ready_line(settings, facts[0]))
         await asyncio.sleep(AGAIN_SECONDS)
     raise EngineFailed(f"no replica has reported its model within {DESCRIBE_SECONDS:g} s")
 
@@ -215,7 +215,7 @@ async def drain(settings: Settings) -> None:
     try:
         await ask_replicas("drain", settings.drain_seconds, seconds=settings.shutdown_seconds + 2)
     except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
-        tell(f"A replica did not drain: {type(error).__name__}")
+        print_line(f"A replica did not drain: {type(error).__name__}")
 
 
 async def ask_replicas(method: str, *arguments: object, seconds: float) -> list[Any]:
@@ -239,5 +239,5 @@ def run(words: Sequence[str]) -> int:
     try:
         return asyncio.run(main(Settings.from_json(words[0]), int(words[1])))
     except AttendError as error:
-        tell(f"attend: {error}", logging.ERROR)
+        print_line(f"attend: {error}", logging.ERROR)
         return 2

@@ -62,7 +62,7 @@ SPARE = 2
 time on two replicas, 1 loses an eighth of the hits, and 2 a twentieth."""
 MOST_WAITING = 1000
 """Calls over gRPC beyond which HAProxy waits for no message before it chooses a replica: each such call may hold 128 KiB."""
-FILES = ("haproxy.py", "haproxy.cfg.j2", "prefix.cfg.j2", "renew.py")
+FILES = ("haproxy.py", "haproxy.cfg.j2", "prefix.cfg.j2", "certificate_renewal.py")
 """What the program needs, copied beside it: a package that is replaced under a running server changes nothing."""
 
 

@@ -54,11 +54,11 @@ class NotUnderstood(Exception):
     """Ray's configuration is not what is known of it. The sentence names the line."""
 
 
-class Refused(Exception):
+class ConfigurationRefused(Exception):
     """HAProxy does not take the configuration. The sentence is its own."""
 
 
-def read(text: str) -> dict[str, Any]:
+def parse_ray_config(text: str) -> dict[str, Any]:
     """What Ray's configuration says, for the template: servers, addresses, health, routes, and what variables of Ray's set.
 
     Raises NotUnderstood.
@@ -66,8 +66,8 @@ def read(text: str) -> dict[str, Any]:
     sections = _sections(text)
     known = {(name, line.split()[1]) for name, lines in sections.items() for line in lines if line.startswith("server ")}
     found: dict[str, Any] = {
-        "global": _kept(sections.get("global", []), GLOBAL),
-        "defaults": _kept(sections.get("defaults", []), DEFAULTS),
+        "global": _kept_lines(sections.get("global", []), GLOBAL),
+        "defaults": _kept_lines(sections.get("defaults", []), DEFAULTS),
         "socket": _words(sections, "global", "stats socket ")[2],
         "prometheus": _words(sections, "frontend prometheus", "bind ")[1],
         "stats": _words(sections, "listen stats", "bind ")[1],
@@ -94,7 +94,7 @@ def _sections(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _kept(lines: list[str], beginnings: tuple[str, ...]) -> list[str]:
+def _kept_lines(lines: list[str], beginnings: tuple[str, ...]) -> list[str]:
     kept = [line for line in lines if line.startswith(beginnings)]
     for line in lines:
         if line not in kept and not line.startswith(OTHERS):
@@ -135,11 +135,13 @@ def _backend(name: str, lines: list[str], side: str, known: set[tuple[str, str]]
         follows = f"{twin}/{words[1]}" if side == "http" and (f"backend {twin}", words[1]) in known else ""
         variable = "".join(sign if sign.isalnum() else "_" for sign in words[1])
         servers.append({"name": words[1], "address": words[2], "follows": follows, "variable": variable})
-    checks = [line.replace(f"expect binary {ALIVE}", f"expect rbinary ({ALIVE}|{LEAVES})") for line in _kept(lines, BACKEND)]
+    checks = [
+        line.replace(f"expect binary {ALIVE}", f"expect rbinary ({ALIVE}|{LEAVES})") for line in _kept_lines(lines, BACKEND)
+    ]
     return {"name": name, "lines": checks, "servers": servers, "grpc": side == "grpc"}
 
 
-def render(text: str, limits: Mapping[str, Any], state: Path, environment: Environment) -> str:
+def render_config(text: str, limits: Mapping[str, Any], state: Path, environment: Environment) -> str:
     """Our configuration, from Ray's. Raises NotUnderstood, or ValueError for a variable that is no number."""
     from jinja2 import Environment as Templates
     from jinja2 import FileSystemLoader, StrictUndefined
@@ -152,8 +154,8 @@ def render(text: str, limits: Mapping[str, Any], state: Path, environment: Envir
         keep_trailing_newline=True,
     )
     templates.policies["json.dumps_kwargs"] = {}  # in the order that replicas write errors in
-    templates.filters["quoted"] = _quoted
-    most, shares = connections(limits)
+    templates.filters["quoted"] = _quote
+    most, shares = connection_limits(limits)
     proxies = environment.get("ATTEND_TRUSTED_PROXIES", "").split(",")
     trusted = [str(ip_network(proxy.strip())) for proxy in proxies if proxy.strip()]
     keys = bool(environment.get("ATTEND_API_KEYS_FILE"))
@@ -161,7 +163,7 @@ def render(text: str, limits: Mapping[str, Any], state: Path, environment: Envir
     tls = f"ssl crt {state / 'tls.pem'} ssl-min-ver TLSv1.2" if environment.get("ATTEND_TLS_CERT") else ""
     origins = [origin.strip() for origin in environment.get("ATTEND_CORS_ORIGINS", "").split(",") if origin.strip()]
     return templates.get_template(TEMPLATE).render(
-        ray={"grpc": None} | read(text),
+        ray={"grpc": None} | parse_ray_config(text),
         limits=limits,
         connections=most,
         http_connections=shares["http"],
@@ -177,14 +179,14 @@ def render(text: str, limits: Mapping[str, Any], state: Path, environment: Envir
     )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """A word of HAProxy's configuration. Raises ValueError for what no word can hold."""
     if not text.isprintable():
         raise ValueError(f"cors_origins: {text!r} is no origin")
     return '"' + "".join("\\" + sign if sign in '\\"$' else sign for sign in text) + '"'
 
 
-def connections(limits: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+def connection_limits(limits: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
     """Connections at the same time, and of them those of each transport: fewer where the number of open files is limited."""
     most: int = limits["connections"]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -206,8 +208,8 @@ def main(words: list[str], environment: Environment) -> None:
     text = file.read_text(encoding="utf-8")
     try:
         helper = _certificate(file.parent, environment)
-        write(file.with_name(RELOADED), "ok 1\n")
-        write(file, render(text, limits, file.parent, environment))
+        replace_file(file.with_name(RELOADED), "ok 1\n")
+        replace_file(file, render_config(text, limits, file.parent, environment))
         if serves:
             _check(binary, file)
     except Exception as error:
@@ -220,7 +222,7 @@ def main(words: list[str], environment: Environment) -> None:
         _take_over(file, us, named=f"server {REPLICA}" in text)
         if helper:
             log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
-            helper += [read(text)["socket"], str(us), *log]
+            helper += [parse_ray_config(text)["socket"], str(us), *log]
             subprocess.Popen(helper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     os.execv(binary, [binary, *words])
 
@@ -230,12 +232,12 @@ def _check(binary: str, file: Path) -> None:
     done = subprocess.run([binary, "-c", "-f", str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line.partition(" : ")[2] for line in done.stderr.splitlines() if line.startswith("[ALERT]")]
-        raise Refused((lines or [done.stderr.strip()])[0][:500])
+        raise ConfigurationRefused((lines or [done.stderr.strip()])[0][:500])
 
 
 def _tell_failure(file: Path, text: str, reason: str, environment: Environment) -> None:
     """Say in the log of the server why HAProxy is not started. One that runs says from now on that it is outdated."""
-    from renew import publish, say  # type: ignore[import-not-found]  # the copy beside this one
+    from certificate_renewal import publish, say  # type: ignore[import-not-found]  # the copy beside this one
 
     log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
     say("error", f"HAProxy is not started with its next configuration: {reason}", *log, "attend.edge")
@@ -243,7 +245,7 @@ def _tell_failure(file: Path, text: str, reason: str, environment: Environment) 
         publish(_words(_sections(text), "global", "stats socket ")[2], file.with_name(RELOADED), {"ok": "0"})
 
 
-def write(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Replace a file atomically."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
@@ -259,7 +261,7 @@ def _certificate(state: Path, environment: Environment) -> list[str]:
         return []
     pem = state / "tls.pem"
     pair = environment["ATTEND_TLS_CERT"], environment["ATTEND_TLS_KEY"]
-    command = [sys.executable, "-I", str(FOLDER / "renew.py"), *pair, str(pem)]
+    command = [sys.executable, "-I", str(FOLDER / "certificate_renewal.py"), *pair, str(pem)]
     if subprocess.run(command, check=False).returncode and not pem.exists():
         sys.exit(1)
     return command
@@ -284,7 +286,7 @@ def _take_over(file: Path, pid: int, *, named: bool) -> None:
     elif last.exists():
         shutil.copyfile(last, file)
     file.with_name("stand-in").unlink(missing_ok=True)
-    write(file.with_name("current"), f"{pid}\n")
+    replace_file(file.with_name("current"), f"{pid}\n")
 
 
 class Watch:
@@ -345,7 +347,7 @@ class Watch:
                     fresh.replace(path)
                     written.append(path.name)
         if written:
-            from renew import say
+            from certificate_renewal import say
 
             names = ", ".join(sorted(written))
             say("error", f"files of HAProxy were removed from {FOLDER} and are rewritten: {names}", *self.log, "attend.edge")
@@ -354,9 +356,9 @@ class Watch:
         """Serve with the same configuration until Ray has started its next HAProxy. With the socket Ray would think it had."""
         file = self.state / "stand-in.cfg"
         lines = (self.state / "last.cfg").read_text(encoding="utf-8").splitlines()
-        write(file, "\n".join(line for line in lines if not line.lstrip().startswith("stats socket ")) + "\n")
+        replace_file(file, "\n".join(line for line in lines if not line.lstrip().startswith("stats socket ")) + "\n")
         process = subprocess.Popen([self.binary, "-db", "-dR", "-f", str(file)])
-        write(self.state / "stand-in", f"{process.pid}\n")
+        replace_file(self.state / "stand-in", f"{process.pid}\n")
         try:
             process.wait(CRASH_SECONDS)
         except subprocess.TimeoutExpired:
@@ -367,5 +369,5 @@ if __name__ == "__main__":
     sys.path.insert(0, str(FOLDER))
     try:
         main(sys.argv[1:], os.environ)
-    except (NotUnderstood, Refused, ValueError) as error:
+    except (NotUnderstood, ConfigurationRefused, ValueError) as error:
         sys.exit(f"attend: {error}")

@@ -2,7 +2,7 @@
 
 The library resumes a download after a cut connection, keeps the files that are whole, and reads its own variables: HF_TOKEN,
 HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here, and a download whose process was killed goes on
-(`partial.py`). The layout of its cache is described in "Understand caching" of its guide.
+(`partial_downloads.py`). The layout of its cache is described in "Understand caching" of its guide.
 """
 
 import errno
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.places import SUFFIX, part_paths
+from attend.model.gguf.paths import SUFFIX, part_paths
 from attend.model.weights import INDEX, way_out, weight_names
-from attend.service.runtime import partial
-from attend.service.runtime.lines import tell
+from attend.service.runtime import partial_downloads
 from attend.service.runtime.model_path import resolve_model
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 from attend.service.values import HUB, REFERENCE
 
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     """Of a large file, as the hub names it."""
 
 
-def with_folder(settings: Settings, say: Say = tell) -> Settings:
+def with_folder(settings: Settings, say: Say = print_line) -> Settings:
     """The settings with a folder in place of a hub reference, downloaded if need be, and the name that callers use.
 
     Raises CheckpointError.
@@ -56,7 +56,7 @@ def with_folder(settings: Settings, say: Say = tell) -> Settings:
     settings = resolve_model(settings, say)
     if not settings.model.startswith(HUB):
         return settings
-    return settings.model_copy(update={"model": str(fetch(settings.model, say)), "served_model_name": settings.name})
+    return settings.model_copy(update={"model": str(fetch_model(settings.model, say)), "served_model_name": settings.name})
 
 
 def pin_revision(settings: Settings, warn: Say) -> Settings:
@@ -98,7 +98,7 @@ def cached_folder(reference: str) -> Path | None:
     return None
 
 
-def fetch(reference: str, say: Say) -> Path:
+def fetch_model(reference: str, say: Say) -> Path:
     """The folder of hf://ORG/NAME in the cache, with the files that are read, or its GGUF file. Raises CheckpointError.
 
     A branch is looked up anew each time; if the hub cannot be reached, the commit that is cached is taken.
@@ -126,12 +126,14 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
     wanted = _weights(repository, folder, entries) if file is None else _parts(repository, file, entries)
     missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
-        begun = partial.find_partials(_home(repository), {name: each.sha256 for name, each in missing.items()})
+        begun = partial_downloads.find_partials(_home(repository), {name: each.sha256 for name, each in missing.items()})
         size = sum(each.size for each in missing.values()) - sum(each.length for each in begun)
         _check_room(folder, size)
         say(f"Downloading {HUB}{repository} at {folder.name[:12]}: {size / 1e9:.2f} GB to {folder}")
         started = time.perf_counter()
-        partial.complete(repository, folder.name, begun, {name: each.size for name, each in missing.items()}, say)
+        partial_downloads.complete_downloads(
+            repository, folder.name, begun, {name: each.size for name, each in missing.items()}, say
+        )
         snapshot_download(repository, revision=folder.name, allow_patterns=[glob.escape(name) for name in wanted])
         seconds = time.perf_counter() - started
         say(f"Downloaded {size / 1e9:.2f} GB in {seconds:.0f} s ({size / 1e6 / seconds:.0f} MB/s)")
@@ -284,7 +286,7 @@ def _verify(folder: Path, entries: Mapping[str, Entry], say: Say) -> None:
         say(f"Checking the SHA-256 of {size / 1e9:.2f} GB")
     done.mkdir(exist_ok=True)
     for path, name in new.items():
-        if (found := partial.sha256(path)) != name:
+        if (found := partial_downloads.sha256(path)) != name:
             path.resolve().unlink()
             path.unlink(missing_ok=True)
             raise CheckpointError(f"{path} is damaged: the hub names the SHA-256 {name}, and it had {found}; it was removed")

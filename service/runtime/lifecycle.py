@@ -13,8 +13,8 @@ from typing import Any
 from attend.model.errors import SettingError
 from attend.model.machine import process_age
 from attend.service.access.hosts import is_loopback
-from attend.service.runtime.lines import tell
-from attend.service.runtime.renew import BadPair, doubt, pair
+from attend.service.runtime.certificate_renewal import BadPair, doubt, pair
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 
@@ -61,7 +61,7 @@ def check_certificate(settings: Settings) -> None:
     except BadPair as error:
         raise SettingError(str(error)) from error
     if why is not None:
-        tell(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
+        print_line(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
 
 
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
@@ -76,19 +76,19 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
     return (
         f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name}{commit} "
         f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {device} {numbers} "
-        f"{facts['backend']}{_recorded(*facts['recorded'])}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
-        f"{_drawn(facts['sampling'])}  started in {process_age():.1f} s{processes}{openness(settings)}\n"
-        f"Try:   {example(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
+        f"{facts['backend']}{_graphs(*facts['recorded'])}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
+        f"{_sampling(facts['sampling'])}  started in {process_age():.1f} s{processes}{openness(settings)}\n"
+        f"Try:   {example_command(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
         + (f"\nOpen:  {scheme}://{host}:{settings.port}/ in a browser" if settings.expose_docs else "")
     )
 
 
-def _recorded(graphs: int, pieces: int) -> str:
+def _graphs(graphs: int, pieces: int) -> str:
     """How many sizes of steps are CUDA graphs, and in how many the pieces between attentions are; nothing without any."""
     return f", CUDA graphs {graphs}, piecewise {pieces}" if graphs or pieces else ""
 
 
-def _drawn(defaults: dict[str, float]) -> str:
+def _sampling(defaults: dict[str, float]) -> str:
     """How tokens are drawn where a call does not say; nothing where that is from all of them."""
     return "  samples with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
 
@@ -113,7 +113,7 @@ def openness(settings: Settings) -> str:
     return f"  no API keys: open to {reach}"
 
 
-def example(settings: Settings, url: str, *, chats: bool) -> str:
+def example_command(settings: Settings, url: str, *, chats: bool) -> str:
     """A command that calls the server; `chats`: the model was taught to."""
     words, route = ["curl", "-N"], "completions"
     body: dict[str, Any] = {"prompt": "def fibonacci(n):", "max_tokens": 48, "stream": True}

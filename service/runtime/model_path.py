@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.places import SUFFIX, only_gguf
+from attend.model.gguf.paths import SUFFIX, only_gguf
 from attend.model.weights import TAKEN, read_json
 from attend.service.settings import Settings
 from attend.service.values import HUB, REFERENCE

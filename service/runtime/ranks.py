@@ -8,7 +8,7 @@ import ray
 
 from attend.model.devices import choose_device
 from attend.model.engine.build import build_runner, use_threads
-from attend.model.engine.ranks import ShardRunner, follow
+from attend.model.engine.ranks import ShardRunner, run_worker_ranks
 from attend.model.errors import DeviceFailed, EngineFailed
 from attend.model.parallel.group import ProcessGroup
 from attend.service.observe import logs
@@ -34,7 +34,7 @@ class Rank:
             runner = build_runner(settings.folder, options, group=group).runner
             assert isinstance(runner, ShardRunner)
             use_threads(options)
-            follow(runner)
+            run_worker_ranks(runner)
         except DeviceFailed as error:
             log.warning("rank %d ends: %s", rank, error)
         except Exception:

@@ -29,20 +29,20 @@ from attend.model.scoring import score_rules
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.hosts import allowed_names
 from attend.service.access.keys import KeyRing
-from attend.service.batch.desk import Desk
 from attend.service.batch.limits import limits_of
 from attend.service.batch.runner import Runner
+from attend.service.batch.service import BatchService
 from attend.service.chat.forms import form_of
 from attend.service.contract.shapes import build_all
 from attend.service.generation.adapters import AdapterRegistry
-from attend.service.generation.explain import Explaining
+from attend.service.generation.explain import ExplainService
 from attend.service.generation.generation import GenerationService
-from attend.service.generation.unread import CALL_BYTES, MOST_BYTES, Unread
+from attend.service.generation.unread_bodies import CALL_BYTES, MOST_BYTES, UnreadBodies
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
 from attend.service.http_api.batches import routes_of
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routes import STALE_SECONDS
-from attend.service.http_api.site import RouteDeps
 from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
@@ -80,7 +80,7 @@ class Replica(GrpcMethods):
             with ThreadPoolExecutor(1, "tokenizer") as aside:  # weights are unpacked meanwhile, without Python
                 reading = aside.submit(Tokenizer.load, settings.folder)
                 self.engine = build_engine(settings.folder, engine_options(settings), report, group)
-        self.shelf = open_shelf(settings, self.engine)
+        self.adapter_registry = open_shelf(settings, self.engine)
         tokenizer = of_model(reading.result(), settings.folder, self.engine.info.vocab_size)
         warn = logging.getLogger("attend.service").warning
         embedding = chosen_rules(read_rules(settings.folder), settings.pooling, warn)
@@ -93,17 +93,17 @@ class Replica(GrpcMethods):
             defaults=read_defaults(settings.folder, settings.generation_config),
             embedding=embedding,
             scoring=score_rules(settings.folder, settings.name, settings.score, embedding, tokenizer),
-            shelf=self.shelf,
+            adapter_registry=self.adapter_registry,
             json_whitespace=settings.json_whitespace,
         )
         callers_control = settings.special_tokens_in_content
         file = Path(settings.chat_template) if settings.chat_template else None
-        self.unread = Unread(MOST_BYTES, MOST_BYTES // CALL_BYTES if settings.single else self._most_unread())
+        self.unread_bodies = UnreadBodies(MOST_BYTES, MOST_BYTES // CALL_BYTES if settings.single else self._most_unread())
         self.template = read_template(settings.folder, tokenizer, file, special_tokens_in_content=callers_control)
         sources = "" if self.template is None else self.template.sources
         self.beyond_context = settings.max_tokens_beyond_context
         self.form = form_of(sources, settings.tool_parser, settings.reasoning_parser)
-        self.explaining = None if self.engine.explainer is None else Explaining(self.service, self.engine.explainer)
+        self.explaining = None if self.engine.explainer is None else ExplainService(self.service, self.engine.explainer)
         self.tracer = open_tracer(settings, name)
         vllm = settings.metrics_compat == "vllm"
         self.metrics = Metrics(
@@ -114,17 +114,19 @@ class Replica(GrpcMethods):
             keys=self.keys,
             preparing=lambda: self.service.num_preparing,
         )
-        self.desk = Desk(limits_of(settings, self.engine.info.max_batch_requests)) if settings.batch_folder else None
+        self.batch_service = (
+            BatchService(limits_of(settings, self.engine.info.max_batch_requests)) if settings.batch_folder else None
+        )
         self.runner: Runner | None = None
-        if self.desk is not None:
-            numbers = self.desk.numbers
+        if self.batch_service is not None:
+            numbers = self.batch_service.numbers
             self.metrics.has_batches(lambda: numbers)
         self.engine.start()
         later = Timer(SHAPES_SECONDS, build_all)
         later.daemon = True
         later.start()
-        if self.shelf is not None:
-            self.shelf.follow()
+        if self.adapter_registry is not None:
+            self.adapter_registry.follow()
 
     def application(
         self,
@@ -134,7 +136,7 @@ class Replica(GrpcMethods):
         behind_serve: bool,
     ) -> ASGIApp:
         """The HTTP application. `page` gives the metrics, `loads` the loads, of all replicas; see `build_app`."""
-        site = RouteDeps(
+        deps = RouteDeps(
             service=self.service,
             metrics=self.metrics,
             version=version("attend-server"),
@@ -149,19 +151,19 @@ class Replica(GrpcMethods):
             strict_fields=self.settings.strict_fields,
             keep_billing_header=self.settings.keep_billing_header,
             beyond_context=self.beyond_context,
-            unread=self.unread,
+            unread_bodies=self.unread_bodies,
             grpc_port=self.settings.grpc_port,
-            desk=self.desk,
+            batch_service=self.batch_service,
         )
         app = build_app(
-            site,
+            deps,
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
             hosts=allowed_names(self.settings.allowed_hosts, self.settings.host, keyed=self.keys is not None),
             behind_serve=behind_serve,
         )
-        if self.desk is not None:
-            self.runner = Runner(self.desk, routes_of(site, app), self.keys, lambda: self.service.num_attended)
+        if self.batch_service is not None:
+            self.runner = Runner(self.batch_service, routes_of(deps, app), self.keys, lambda: self.service.num_attended)
             self.runner.start()
         return app
 
@@ -195,20 +197,20 @@ class Replica(GrpcMethods):
             "parameters": info.num_parameters,
             "device": info.device,
             "device_name": info.device_name,
-            "recorded": list(info.recorded),
+            "recorded": list(info.recorded_sizes),
             "dtype": info.dtype,
             "weights": info.weights,
             "backend": info.backend,
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
-            "sampling": self.service.defaults.changed(),
+            "sampling": self.service.defaults.non_default_values(),
             "chats": self.template is not None and was_taught(self.template),
         }
 
     def close(self) -> None:
         """End its threads. Also of a replica that could not be put together."""
-        for name in ("engine", "shelf", "tracer", "desk"):
+        for name in ("engine", "adapter_registry", "tracer", "batch_service"):
             if (part := getattr(self, name, None)) is not None:
                 part.close()
         logs.close()

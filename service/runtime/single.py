@@ -17,8 +17,8 @@ from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import raise_limit
 from attend.service.runtime.interfaces import check_interfaces
 from attend.service.runtime.lifecycle import catch_signals, check_certificate, ready_line, run_in_daemon_thread, run_until
-from attend.service.runtime.lines import tell
 from attend.service.runtime.ports import is_free
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(settings: Settings) -> int:
     """
     check_certificate(settings)
     prepare()
-    from attend.service.runtime.front import Loop
+    from attend.service.runtime.http_server import Loop
 
     with claim_port(settings) as http, asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main(settings, http))
@@ -62,7 +62,7 @@ def prepare() -> None:
 
 def claim_port(settings: Settings) -> socket.socket:
     """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that is taken."""
-    from attend.service.runtime.front import bind_socket
+    from attend.service.runtime.http_server import bind_socket
 
     if settings.port == settings.grpc_port:
         raise SettingError(f"port and grpc_port are both {settings.port}: they must differ")
@@ -75,10 +75,10 @@ def claim_port(settings: Settings) -> socket.socket:
         raise SettingError(f"port {settings.port} on {settings.host}: {error.strerror}") from error
 
 
-def connections() -> tuple[int, int]:
+def connections_allowed() -> tuple[int, int]:
     """How many connections HTTP and gRPC may take, with RESERVE files left for others. Says where that is fewer than usual."""
     from attend.service.grpc_api.server import MOST_CONNECTIONS as MOST_GRPC
-    from attend.service.runtime.front import MOST_CONNECTIONS as MOST_HTTP
+    from attend.service.runtime.http_server import MOST_CONNECTIONS as MOST_HTTP
 
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_HTTP + MOST_GRPC
@@ -107,38 +107,38 @@ async def main(settings: Settings, http: socket.socket, report: Report | None = 
 
     stop = catch_signals()
     if report is None:
-        tell(f"Loading {settings.name} ...")
+        print_line(f"Loading {settings.name} ...")
     loading = run_in_daemon_thread(Replica, settings, REPLICA)
-    if not await run_until(stop, _finished(loading)):
+    if not await run_until(stop, _log_failure(loading)):
         os._exit(128 + stop.number)  # the thread that loads cannot be ended
     replica: Replica = loading.result()
     try:
-        return await serve(replica, settings, http, stop, report)
+        return await serve_until(replica, settings, http, stop, report)
     finally:
         replica.close()
 
 
-async def _finished(work: "asyncio.Future[object]") -> None:
+async def _log_failure(work: "asyncio.Future[object]") -> None:
     await work
 
 
-async def serve(
+async def serve_until(
     replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event, report: Report | None = None
 ) -> int:
     """Answer calls until `stop`, then let the running ones end."""
     from attend.service.grpc_api.server import grpc_server
-    from attend.service.observe.page import Page
-    from attend.service.runtime.front import http_server, listening
+    from attend.service.observe.cached_page import CachedPage
+    from attend.service.runtime.http_server import http_server, listening
     from attend.service.runtime.sizes import most_calls
     from attend.service.runtime.tls import Certificate
 
     most = most_calls(settings, replica.engine.info.device)
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
-    over_http, over_grpc = connections()
+    over_http, over_grpc = connections_allowed()
     length = replica.engine.info.max_model_len
-    write = partial(page, replica, certificate) if report is None else replica.metrics.text
-    app = replica.application(Page(lambda: asyncio.to_thread(write)), behind_serve=False)
+    write = partial(metrics_page, replica, certificate) if report is None else replica.metrics.text
+    app = replica.application(CachedPage(lambda: asyncio.to_thread(write)), behind_serve=False)
     origins = settings.origins
     server = http_server(app, most, tls[0], cors_origins=origins, most_connections=over_http)
     place = settings.host, settings.grpc_port
@@ -148,7 +148,7 @@ async def serve(
     serving = asyncio.create_task(server.serve(listening(http)))
     facts = await replica.describe()
     if report is None:
-        tell(ready_line(settings, facts))
+        print_line(ready_line(settings, facts))
     else:
         report(facts)
     try:
@@ -157,7 +157,7 @@ async def serve(
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end
     if report is None:
-        tell("Stopping: running streams may end ...")
+        print_line("Stopping: running streams may end ...")
     await replica.drain(settings.drain_seconds)
     server.end()
     await asyncio.gather(serving, rpc.stop(1.0))
@@ -173,15 +173,15 @@ async def watch(replica: "Replica", certificate: "Certificate | None" = None) ->
             await asyncio.to_thread(certificate.renew)
 
 
-def page(replica: "Replica", certificate: "Certificate | None" = None) -> str:
+def metrics_page(replica: "Replica", certificate: "Certificate | None" = None) -> str:
     """The metrics page of the one replica."""
     from attend.service.observe import edge
-    from attend.service.observe.exposition import merge, replica_counts, serving
+    from attend.service.observe.exposition import merge, replica_counts, serving_metrics
 
     own = {} if certificate is None else edge.certificate(REPLICA, certificate.expiry, certificate.is_ok)
     return (
         merge([(REPLICA, replica.metrics.text())])
         + replica_counts(1, 1)
-        + serving(["running"], (), 0)
+        + serving_metrics(["running"], (), 0)
         + edge.to_exposition(own)
     )

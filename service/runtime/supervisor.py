@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 
 from attend.model.errors import SettingError
-from attend.service.generation.unread import MOST_BYTES
+from attend.service.generation.unread_bodies import MOST_BYTES
 from attend.service.runtime.edge import IDLE_SECONDS, write_edge
 from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import hold, raise_limit
 from attend.service.runtime.lifecycle import check_certificate
-from attend.service.runtime.lines import tell
 from attend.service.runtime.ports import claim
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -59,7 +59,7 @@ def run(settings: Settings) -> int:
         driver = subprocess.Popen(
             # Python and Ray's workers import what lies in the driver's folder; -P alone stops only Python. The folder that the
             # server was started in may hold a `torch.py`, or a downloaded checkpoint's own code.
-            [sys.executable, "-P", "-m", "attend.service.runtime.begin", *words],
+            [sys.executable, "-P", "-m", "attend.service.runtime.driver_main", *words],
             cwd=nowhere,
             env={**os.environ, **environment, **absolute_search_path()},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
@@ -92,7 +92,7 @@ def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
         told.append(number)
         if len(told) == 1:
             with contextlib.suppress(OSError):  # nobody may read it any more
-                tell("Stopping ...")
+                print_line("Stopping ...")
 
     for number in STOPS:
         signal.signal(number, stop)

@@ -1,10 +1,10 @@
-"""TLS of one process, with renewal of its certificate; under Ray Serve HAProxy and `renew.py` do this."""
+"""TLS of one process, with renewal of its certificate; under Ray Serve HAProxy and `certificate_renewal.py` do this."""
 
 import logging
 
 import grpc
 
-from attend.service.runtime.renew import BadPair, Complaint, context, expiry, load, pair
+from attend.service.runtime.certificate_renewal import BadPair, Complaint, context, expiry, load_pair, pair
 
 log = logging.getLogger("attend.tls")
 
@@ -18,7 +18,7 @@ class Certificate:
         self._complaint = Complaint(log.error)
         self.expiry = expiry(self._loaded)
         """When the certificate in use ends, in seconds since 1970."""
-        self.context = load(context(), self._loaded)
+        self.context = load_pair(context(), self._loaded)
         """For HTTP: new connections use what it has loaded last."""
         self.credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration)
         """For gRPC, which asks for the configuration at each new connection."""
@@ -27,7 +27,7 @@ class Certificate:
         """Look at the files, and load them where they have changed. Bad ones leave the last good ones in use, and are told."""
         try:
             if (fresh := pair(*self._places)) != self._loaded:
-                load(self.context, fresh)
+                load_pair(self.context, fresh)
                 self._loaded, self.expiry = fresh, expiry(fresh)
                 log.info("new connections use the new certificate")
             self._complaint.end()

@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from attend.model.errors import SettingError
-from attend.model.net import packed
-from attend.service import untested as bounds
+from attend.model.net import packed_linears
+from attend.service import tested_versions as bounds
 from attend.service.commands import start
 from attend.service.runtime import interfaces
 from attend.service.runtime.interfaces import NAMES, check_interfaces
@@ -110,7 +110,10 @@ def test_a_private_name_that_is_gone_is_refused_by_name_and_version(monkeypatch,
 
 
 def test_a_driver_whose_ray_is_another_says_so_and_ends():
-    code = "import sys; from attend.service.runtime import begin, interfaces; interfaces.NAMES['ray'] = ('ray:no_such_name',); "
+    code = (
+        "import sys; from attend.service.runtime import driver_main, interfaces; interfaces.NAMES['ray'] = "
+        "('ray:no_such_name',); "
+    )
     code += "sys.exit(begin.main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -123,10 +126,10 @@ def test_a_torch_without_the_private_operations_computes_plainly_and_says_so(mon
 
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.ops, "mkldnn", Other())
-    packed._has_operations.cache_clear()
+    packed_linears._has_operations.cache_clear()
     try:
-        assert [packed.multiplies_bfloat16() for _ in range(2)] == [False, False]
+        assert [packed_linears.multiplies_bfloat16() for _ in range(2)] == [False, False]
     finally:
-        packed._has_operations.cache_clear()
+        packed_linears._has_operations.cache_clear()
     [line] = [record.getMessage() for record in caplog.records]
     assert line.endswith(" has no mkldnn _is_mkldnn_bf16_supported, _linear_pointwise: the torch backend computes more slowly")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attend.model.config import DEFAULT_MODEL
 from attend.model.net.attention import attend, causal_mask
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.transformer import Decoder
 
 
@@ -32,7 +32,7 @@ def loglikelihood(net: Decoder, context: list[int], continuation: list[int]) -> 
 
 def main() -> None:
     """Read, compute, write."""
-    net = load(DEFAULT_MODEL, torch.float32, "cpu")
+    net = load_decoder(DEFAULT_MODEL, torch.float32, "cpu")
     with torch.inference_mode():
         json.dump([loglikelihood(net, *pair) for pair in json.load(sys.stdin)], sys.stdout)
 

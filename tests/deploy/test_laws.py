@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from attend.service.runtime.place import gpus_wanted, place_wanted
+from attend.service.runtime.placement import gpus_per_rank, placement_options
 from attend.service.settings import read_settings
 from tests.deploy import render
 from tests.deploy.kubernetes import Peer, disruptions_allowed, matches, reaches
@@ -266,7 +266,7 @@ def test_a_replica_with_all_its_ranks_fits_on_one_worker(folder):
     start = cluster_of(objects)["workerGroupSpecs"][0]["rayStartParams"]
     [worker] = [pods for pods in render.pods_of(objects) if pods.owner == "RayService worker"]
     settings, resources = settings_of(objects), worker.spec["containers"][0]["resources"]
-    place = place_wanted(settings, gpus_wanted(settings, 0))
+    place = placement_options(settings, gpus_per_rank(settings, 0))
     wanted = place.get("placement_group_bundles") or [{"CPU": 1, "GPU": place["ray_actor_options"]["num_gpus"]}]
     assert len(wanted) == settings.tensor_parallel
     assert sum(bundle["CPU"] for bundle in wanted) <= int(start.get("num-cpus") or resources["requests"]["cpu"])

@@ -13,7 +13,7 @@ from attend.model.config import ModelConfig
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.memory import SHARE, memory_left
-from attend.model.engine.pieces import StepPieces
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import ModelRunner
 from tests.gpu.steps import Recorder, machine
 from tests.gpu.test_steps import LLAMA_8B
@@ -37,7 +37,7 @@ def taken(config: ModelConfig) -> tuple[int, int]:
         def runner(cache):
             recorder = Recorder(device)
             graphs = DecodeGraphs(old.net, old.backend, cache, 8192, SIZES.max_batch_requests, recorder)
-            pieces = StepPieces(old.net, old.backend, cache, SIZES.max_batch_tokens, recorder.in_pieces)
+            pieces = PiecewiseGraphs(old.net, old.backend, cache, SIZES.max_batch_tokens, recorder.in_pieces)
             return ModelRunner(old.net, old.backend, cache, "cuda", graphs, pieces=pieces)
 
         memory_left(config, SIZES, torch.bfloat16, "cuda", runner, lambda: 0)

@@ -8,10 +8,10 @@ from weakref import WeakSet
 
 import torch
 
+from attend.model.engine.cuda_recorder import WARM_UPS, no_op
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.pieces import StepPieces
-from attend.model.engine.plan import Plan, Scheduled
-from attend.model.engine.recorder import WARM_UPS, nothing
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
+from attend.model.engine.plan import Plan, ScheduledTokens
 from attend.model.engine.runner import ModelRunner
 from attend.model.net.paged_attention import KVCache
 from attend.model.net.transformer import Decoder
@@ -29,7 +29,7 @@ class Recorder:
 
     def __call__(self, step):
         repeat = self.in_pieces(lambda between: step())
-        return lambda: repeat(nothing)
+        return lambda: repeat(no_op)
 
     def in_pieces(self, step):
         places = []
@@ -38,7 +38,7 @@ class Recorder:
             places.append(place)
 
         for _ in range(WARM_UPS):
-            step(nothing)
+            step(no_op)
         self.device.recording = WeakSet()
         step(cut)
         self.device.recording = None
@@ -59,7 +59,7 @@ class Machine:
     device: Device
     runner: ModelRunner
 
-    def step(self, *items: Scheduled, result: bool = True, **plan) -> dict:
+    def step(self, *items: ScheduledTokens, result: bool = True, **plan) -> dict:
         """What the submission of one step cost; with `result`, what reading its result cost too."""
         self.device.drain()
         self.device.reset()
@@ -80,10 +80,10 @@ class Machine:
 @contextmanager
 def standing_in(device: Device) -> Iterator[None]:
     """Triton's kernels count their launches and compute nothing."""
-    from attend.model.net.triton import delta, fused, grouped, kernels, limits, ranks, sampling
+    from attend.model.net.triton import delta, fused_kernels, grouped_experts, kernels, limits, ranks, sampling
 
     with ExitStack() as stack:
-        for module in (kernels, fused, grouped, delta, limits, sampling, ranks):
+        for module in (kernels, fused_kernels, grouped_experts, delta, limits, sampling, ranks):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stack.enter_context(mock.patch.object(module, name, Kernel(device, name)))
         yield
@@ -107,15 +107,15 @@ def machine(config, *, requests: int = 0, tokens: int = 0, length: int = 256, nu
         cache = KVCache.allocate(config, num_blocks, BLOCK, torch.bfloat16, "cuda")
         recorder = Recorder(device)
         graphs = DecodeGraphs(form, backend, cache, length, requests, recorder) if requests else None
-        pieces = StepPieces(form, backend, cache, tokens, recorder.in_pieces) if tokens else None
+        pieces = PiecewiseGraphs(form, backend, cache, tokens, recorder.in_pieces) if tokens else None
         draw = TokenSampler(config.vocab_size, "cuda")
         yield Machine(device, ModelRunner(form, backend, cache, "cuda", graphs, draw, pieces=pieces))
 
 
-def item(runner: ModelRunner, name: str, start: int, count: int, left: int = 0, draft=(), **asked) -> Scheduled:
+def item(runner: ModelRunner, name: str, start: int, count: int, left: int = 0, draft=(), **asked) -> ScheduledTokens:
     """Tokens `start .. start + count - 1` of a request that has `left` more; without those it draws."""
     request = ask(name, [5] * (start + count + left), 8, **asked)
     num_groups = len(runner.net.config.memory_groups)
     blocks = list(range(1, -(-(start + count + len(draft)) // BLOCK) + 1))
     request.tables = [blocks] * (num_groups - runner.has_states) + [[1]] * runner.has_states
-    return Scheduled(request, start, count, draft)
+    return ScheduledTokens(request, start, count, draft)

@@ -7,7 +7,7 @@ import torch
 
 from attend.model.engine.engine import Engine
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.pieces import StepPieces
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
 from attend.model.net.paged_attention import KVCache, TorchBackend
@@ -83,7 +83,7 @@ def on_device(device, *, recorded: bool, **changes) -> Engine:
     if recorded:
         recorder = poisoned(lambda: made)
         graphs = DecodeGraphs(net, backend, cache, config.max_model_len, 8, recorder)
-        pieces = StepPieces(net, backend, cache, 32, recorder)
+        pieces = PiecewiseGraphs(net, backend, cache, 32, recorder)
         made += [graphs, pieces]
     runner = ModelRunner(net, backend, cache, "cuda", graphs, pieces=pieces)
     return Engine(Scheduler(config, clock), runner, clock, async_scheduling=True)

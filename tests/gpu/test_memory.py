@@ -10,7 +10,7 @@ import torch
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.memory import SHARE, largest_steps, memory_left
-from attend.model.engine.pieces import StepPieces
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import ModelRunner
 from attend.model.net.paged_attention import Row
 from tests.gpu.steps import Recorder, machine
@@ -31,7 +31,7 @@ def left(made, config):
         recorder = Recorder(device)
         graphs = DecodeGraphs(old.net, old.backend, cache, config.max_model_len, config.max_batch_requests, recorder)
         states = bool(cache.states)
-        pieces = None if states else StepPieces(old.net, old.backend, cache, config.max_batch_tokens, recorder.in_pieces)
+        pieces = None if states else PiecewiseGraphs(old.net, old.backend, cache, config.max_batch_tokens, recorder.in_pieces)
         return ModelRunner(old.net, old.backend, cache, "cuda", graphs, pieces=pieces)
 
     gc.collect()  # what the last runner held is freed

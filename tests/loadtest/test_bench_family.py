@@ -38,7 +38,7 @@ def test_llama_moves_as_much_or_computes_as_often_and_has_no_switch(name):
 DELTA = {"delta": DeltaSpec(1, 2, 16, 16, 4), "delta_layers": (0,)}
 
 
-@pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+@pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built")
 @pytest.mark.parametrize("switches", [{"num_experts": 3}, DELTA], ids=["experts", "delta"])
 def test_a_step_of_each_work_is_that_of_the_decoder(monkeypatch, switches):
     """Of so many tokens, with finite scores; tokens/s are those of the time that it took."""

@@ -9,7 +9,7 @@ from attend.model.net.native import library
 from loadtest.bench.kv_cache import AT_ONCE, Steps, measure
 from tests.model.checkpoints import tiny_config
 
-pytestmark = pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+pytestmark = pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built")
 
 
 def test_a_step_is_one_token_of_each_request_at_its_context_in_both_caches(monkeypatch):

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from loadtest.bench.contestant import PeerError
 from loadtest.bench.quality import Peer, prepared
 from tests.model.checkpoints import write_checkpoint
@@ -56,7 +56,9 @@ def test_peers_get_a_copy_of_the_checkpoint_once_without_other_engines_files(tmp
     assert (plain.name, changed.name) == ("tiny-1", "tiny-8")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in changed.iterdir()}
     assert not list(plain.glob("*.gguf"))
-    gains = [load(each, torch.float32, "cpu").blocks[0].attention_norm.weight.max() for each in (folder, plain, changed)]
+    gains = [
+        load_decoder(each, torch.float32, "cpu").blocks[0].attention_norm.weight.max() for each in (folder, plain, changed)
+    ]
     assert gains[0] == gains[1] < gains[2]
     made = plain.stat().st_mtime_ns
     assert (prepared(folder, None, tmp_path / "work"), plain.stat().st_mtime_ns) == (plain, made)

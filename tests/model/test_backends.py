@@ -52,9 +52,12 @@ def test_a_refusal_names_what_is_in_the_way(monkeypatch, name, reason, placed, c
 def test_torch_computes_every_model_on_every_device(device):
     for changes in ({"head_size": 1024}, {"num_heads": 66, "num_kv_heads": 2}, {"conv_kernel": 17, "conv_layers": (0,)}):
         config = tiny_config(**changes)
-        for placed in (replace(AT, device=device), Placement(torch.float16, device, 24, shared=True)):
+        for placed in (replace(AT, device=device), Placement(torch.float16, device, 24, is_sharded=True)):
             assert choose_backend("torch", config, placed).name == "torch"
-    assert choose_backend("auto", tiny_config(head_size=1024), Placement(torch.float16, device, 8, shared=True)).name == "torch"
+    assert (
+        choose_backend("auto", tiny_config(head_size=1024), Placement(torch.float16, device, 8, is_sharded=True)).name
+        == "torch"
+    )
 
 
 def test_each_class_is_named_as_the_setting_names_it():

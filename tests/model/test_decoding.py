@@ -7,7 +7,7 @@ import torch
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_CHARACTERS, NO_CHANGE, DecodingParams, SamplingParams
-from attend.model.sampling import EXCLUDED, UNSCORED, change_scores, logprobs, sample
+from attend.model.sampling import EXCLUDED, UNSCORED, change_scores, row_logprobs, sample
 from attend.model.sampling_plan import Draw, History, SamplingPlan, completing
 from tests.model.engine.machines import Counted
 
@@ -301,7 +301,7 @@ def noise(rows=5, size=8, dtype=torch.float32):
 def test_logprobs_are_the_log_softmax_in_float32(dtype):
     logits, tokens = noise(dtype=dtype), [0, 7, 3, 3, 1]
     expected = torch.log_softmax(logits.float(), dim=-1)[torch.arange(5), tokens].tolist()
-    assert pytest.approx(expected) == [chosen for chosen, _ in logprobs(logits, tokens, [0, 1, 2, 0, 8])]
+    assert pytest.approx(expected) == [chosen for chosen, _ in row_logprobs(logits, tokens, [0, 1, 2, 0, 8])]
 
 
 @pytest.mark.parametrize("top", [[0] * 5, [8] * 5, [0, 1, 2, 5, 8], [1] * 5, [20, 3, 0, 9, 8]])
@@ -309,14 +309,14 @@ def test_each_row_gets_its_own_number_of_the_likeliest_sorted(top):
     """As many as there are, where the vocabulary holds fewer."""
     logits = noise()
     scores = torch.log_softmax(logits, dim=-1).tolist()
-    for row, (_, best) in enumerate(logprobs(logits, [0] * 5, top)):
+    for row, (_, best) in enumerate(row_logprobs(logits, [0] * 5, top)):
         expected = sorted(enumerate(scores[row]), key=lambda pair: -pair[1])[: top[row]]
         assert [token for token, _ in expected] == [token for token, _ in best]
         assert pytest.approx([value for _, value in expected]) == [value for _, value in best]
 
 
 def test_the_chosen_token_is_scored_even_outside_the_likeliest():
-    [(chosen, best)] = logprobs(torch.tensor([SCORES]), [4], [2])
+    [(chosen, best)] = row_logprobs(torch.tensor([SCORES]), [4], [2])
     assert [5, 0] == [token for token, _ in best]
     assert chosen < best[-1][1]
 
@@ -324,19 +324,19 @@ def test_the_chosen_token_is_scored_even_outside_the_likeliest():
 def test_tokens_that_are_asked_for_by_their_ids_come_after_the_likeliest():
     logits = noise(rows=2)
     scores = torch.log_softmax(logits, dim=-1).tolist()
-    first, second = logprobs(logits, [0, 1], [1, 0], [(), (6, 2, 6)])
+    first, second = row_logprobs(logits, [0, 1], [1, 0], [(), (6, 2, 6)])
     assert len(first[1]) == 1
     assert [token for token, _ in second[1]] == [6, 2, 6]
     assert pytest.approx([scores[1][6], scores[1][2], scores[1][6]]) == [value for _, value in second[1]]
 
 
 def test_the_probabilities_of_all_tokens_sum_to_one():
-    [(_, best)] = logprobs(noise(rows=1), [0], [8])
+    [(_, best)] = row_logprobs(noise(rows=1), [0], [8])
     assert pytest.approx(1) == math.fsum(math.exp(value) for _, value in best)
 
 
 def test_logprobs_of_large_scores_stay_finite():
-    [(chosen, _)] = logprobs(torch.tensor([[1e30, 0.0, -1e30]]), [0], [0])
+    [(chosen, _)] = row_logprobs(torch.tensor([[1e30, 0.0, -1e30]]), [0], [0])
     assert 0 == chosen
 
 
@@ -345,7 +345,7 @@ def test_logprobs_are_the_models_own_although_parameters_changed_the_scores(way)
     """Drawing first leaves nothing behind in the logits that are scored after it."""
     logits = torch.tensor([SCORES])
     token = sample(logits, [draw(**way)])
-    [(chosen, best)] = logprobs(logits, token.tolist(), [6])
+    [(chosen, best)] = row_logprobs(logits, token.tolist(), [6])
     expected = torch.log_softmax(torch.tensor(SCORES), dim=-1).tolist()
     assert pytest.approx(expected[int(token)]) == chosen
     assert pytest.approx(dict(enumerate(expected))) == dict(best)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from attend.model.__main__ import Completion, complete
+from attend.model.__main__ import Completion, complete_prompts
 from attend.model.errors import EngineFailed
 from attend.model.params import SamplingParams
 from tests.fakes import INFO, FakeEngine, successor
@@ -13,7 +13,7 @@ END = INFO.eos_token_ids[0]
 
 
 def run(engine: FakeEngine, prompts: list[list[int]], max_tokens: int = 5) -> list[Completion]:
-    return asyncio.run(complete(engine, prompts, max_tokens))
+    return asyncio.run(complete_prompts(engine, prompts, max_tokens))
 
 
 def test_each_prompt_has_its_own_completion():
@@ -21,7 +21,7 @@ def test_each_prompt_has_its_own_completion():
     for burst in (1, 3):
         done = run(FakeEngine(burst=burst), [[10], [40, 50], [70]])
         assert [[11, 12, 13, 14, 15], [51, 52, 53, 54, 55], [71, 72, 73, 74, 75]] == [one.token_ids for one in done]
-        assert not any(one.stopped for one in done)
+        assert not any(one.ended_by_model for one in done)
 
 
 def test_a_text_that_the_model_ends_is_told_from_one_that_was_cut_off():
@@ -29,7 +29,7 @@ def test_a_text_that_the_model_ends_is_told_from_one_that_was_cut_off():
         return END if request.prompt[0] == 10 and len(request.output) == 2 else successor(request)
 
     ended, cut_off = run(FakeEngine(rule), [[10], [40]])
-    assert (ended.stopped, cut_off.stopped) == (True, False)
+    assert (ended.ended_by_model, cut_off.ended_by_model) == (True, False)
     assert [11, 12, END] == ended.token_ids
 
 

@@ -63,9 +63,9 @@ def test_a_token_is_drawn_among_some_where_any_limit_is_set_and_it_is_drawn_at_a
 
 def test_what_is_remembered_of_a_record_is_its_own_unseen_and_no_part_of_it():
     one, other = DecodingParams(presence_penalty=1), DecodingParams(presence_penalty=1)
-    one.remembered["x"] = 1
-    assert other.remembered == {}
+    one.derived_values["x"] = 1
+    assert other.derived_values == {}
     assert one == other
     assert "remembered" not in repr(one)
     with pytest.raises(TypeError, match="remembered"):
-        DecodingParams(remembered={})
+        DecodingParams(derived_values={})

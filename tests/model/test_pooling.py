@@ -89,14 +89,14 @@ def test_what_is_not_computed_is_refused_with_a_sentence_that_shows_no_path(tmp_
     rules = read_rules(written(tmp_path, **files))
     assert (rules.pooling, rules.max_tokens) == (None, None)
     with pytest.raises(NotSupported) as caught:
-        rules.required()
+        rules.require_pooling()
     assert words in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
 
 
 def test_a_checkpoint_without_the_files_makes_no_embeddings(tmp_path):
     with pytest.raises(NotSupported, match=r"has no modules\.json"):
-        read_rules(tmp_path).required()
+        read_rules(tmp_path).require_pooling()
 
 
 def test_a_pooling_whose_folder_is_missing_is_refused(tmp_path):
@@ -116,7 +116,7 @@ def test_the_pooling_of_a_gguf_file_is_read(tmp_path, kind, wanted):
 def test_a_pooling_that_nobody_knows_is_a_sentence(tmp_path, kind):
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
     with pytest.raises(NotSupported, match="this model makes no embeddings: its file has pooling_type "):
-        read_rules(path).required()
+        read_rules(path).require_pooling()
 
 
 @pytest.mark.parametrize(("kind", "said"), [(None, "no pooling_type"), (0, "0 (NONE)"), (4, "4 (RANK)")])
@@ -124,16 +124,16 @@ def test_a_gguf_file_whose_pooling_is_not_computed_still_serves_text(tmp_path, k
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
     assert inspect(path).family == "qwen3"
     with pytest.raises(NotSupported) as caught:
-        read_rules(path).required()
+        read_rules(path).require_pooling()
     assert said in str(caught.value) and str(tmp_path) not in str(caught.value)
 
 
 @pytest.mark.parametrize(("choice", "pooling"), CHOICES.items())
 def test_a_chosen_pooling_is_used_where_the_files_say_nothing_and_no_line_is_written(tmp_path, choice, pooling):
     lines: list[str] = []
-    assert chosen_rules(read_rules(tmp_path), choice, lines.append).required() is pooling
+    assert chosen_rules(read_rules(tmp_path), choice, lines.append).require_pooling() is pooling
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf")
-    assert chosen_rules(read_rules(path), choice, lines.append).required() is pooling
+    assert chosen_rules(read_rules(path), choice, lines.append).require_pooling() is pooling
     assert lines == []
 
 
@@ -149,7 +149,7 @@ def test_what_the_files_say_holds_without_a_choice_and_is_told_where_the_choice_
 def test_a_choice_beside_files_that_ask_for_what_is_not_computed_is_told(tmp_path):
     lines: list[str] = []
     rules = read_rules(written(tmp_path, listed=modules(*KINDS[:2], "Dense")))
-    assert chosen_rules(rules, "last", lines.append).required() is Pooling.LAST
+    assert chosen_rules(rules, "last", lines.append).require_pooling() is Pooling.LAST
     [line] = lines
     assert "say otherwise" in line and "Dense" in line
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attend.model import quality
-from attend.model.quality import compare, windows
+from attend.model.quality import compare, overlapping_windows
 
 VOCAB = 7
 
@@ -73,11 +73,11 @@ def test_a_constant_added_to_all_scores_changes_nothing():
 @pytest.mark.parametrize("context", [2, 8, 9])
 def test_each_token_but_the_first_is_scored_once_with_half_a_window_before_it(context, num_tokens):
     scored = []
-    for window in windows(num_tokens, context):
-        assert 0 <= window.start < window.scored < window.stop <= num_tokens
+    for window in overlapping_windows(num_tokens, context):
+        assert 0 <= window.start < window.first_scored < window.stop <= num_tokens
         assert window.stop - 1 - window.start == min(context, num_tokens - 1)
-        assert window.scored - window.start >= min(window.scored, context // 2)
-        scored += range(window.scored, window.stop)
+        assert window.first_scored - window.start >= min(window.first_scored, context // 2)
+        scored += range(window.first_scored, window.stop)
     assert scored == list(range(1, num_tokens))
 
 
@@ -85,4 +85,4 @@ def test_forms_read_the_same_windows_and_report_how_far_they_are():
     forms, told = [Table(table(0)), Table(table(1))], []
     compare(forms, TOKENS, 8, told.append)
     assert forms[0].read_windows == forms[1].read_windows
-    assert told == [window.stop for window in windows(len(TOKENS), 8)]
+    assert told == [window.stop for window in overlapping_windows(len(TOKENS), 8)]

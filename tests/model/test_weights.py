@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load
+from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.weights import INDEX, MOST_JSON, WHOLE, weight_files
 from tests.model.checkpoints import write_checkpoint
 from tests.model.net.test_checkpoint import shard
@@ -30,7 +30,7 @@ def folder(tmp_path) -> Path:
 def refusal(folder: Path) -> str:
     """The one sentence with which loading and inspection both refuse a folder."""
     said = set()
-    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+    for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError) as caught:
             check(folder)
         said.add(str(caught.value))
@@ -61,14 +61,14 @@ def pickle(folder: Path, *names: str) -> dict[str, torch.Tensor]:
     ids=lambda names: names[0],
 )
 def test_pickled_weights_are_refused_with_a_command_that_converts_them(folder, names):
-    whole = load(folder, torch.float32, "cpu")
+    whole = load_decoder(folder, torch.float32, "cpu")
     pickle(folder, *names)
     (folder / "training_args.bin").write_bytes(b"no weights")
     sentence = refusal(folder)
     assert f"{folder / WHOLE} is missing; {names[0]} is a pickle, which Attend never opens: {CONVERT}" in sentence
     words = shlex.split(sentence.partition(CONVERT)[2])
     subprocess.run(words, check=True, cwd="/", env=os.environ | {"OMP_NUM_THREADS": "1"})
-    loaded = load(folder, torch.float32, "cpu")
+    loaded = load_decoder(folder, torch.float32, "cpu")
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
 
 
@@ -166,7 +166,7 @@ def test_a_whole_file_is_taken_beside_an_index_and_the_log_names_what_is_not(fol
     save_file(fresh, folder / WHOLE, {"format": "pt"})
     (folder / "consolidated.safetensors").write_bytes(b"not read")
     caplog.set_level("INFO", "attend.model")
-    net = load(folder, torch.float32, "cpu")
+    net = load_decoder(folder, torch.float32, "cpu")
     assert torch.equal(net.norm.weight, fresh["model.norm.weight"]) and inspect(folder) == net.config
     others = ["consolidated.safetensors", *(sorted(set(table.values())) if shards else [])]
     said = f"{folder}: {WHOLE} is read, {INDEX}, {', '.join(others)} are ignored"
@@ -184,9 +184,9 @@ def rename(folder: Path, *names: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_all_shards_of_one_set_are_taken_without_an_index(folder, count):
-    whole = load(folder, torch.float32, "cpu")
+    whole = load_decoder(folder, torch.float32, "cpu")
     rename(folder, *(f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)))
-    loaded = load(folder, torch.float32, "cpu")
+    loaded = load_decoder(folder, torch.float32, "cpu")
     assert inspect(folder) == whole.config
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
 

@@ -12,12 +12,12 @@ import grpc
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import KeyRing
-from attend.service.batch.desk import Desk
+from attend.service.batch.service import BatchService
 from attend.service.chat.forms import form_of
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.http_api.app import build_app
 from attend.service.http_api.problems import ANTHROPIC
-from attend.service.http_api.site import RouteDeps
+from attend.service.http_api.route_deps import RouteDeps
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, FakeEngine, Server, build_server
 from tests.service.sse import events_of
@@ -56,7 +56,10 @@ class Answer:
 
 
 def whole_server(
-    engine: FakeEngine | None = None, keys: KeyRing | None = None, template: str = TEMPLATE, desk: Desk | None = None
+    engine: FakeEngine | None = None,
+    keys: KeyRing | None = None,
+    template: str = TEMPLATE,
+    batch_service: BatchService | None = None,
 ) -> Server:
     """A replica without Ray that has a chat template, and API keys where a ring is given."""
     server = build_server(engine)
@@ -66,8 +69,8 @@ def whole_server(
 
     facts = (server.service, server.metrics, "1.2.3", scrape, lambda: False)
     chat, form = ChatTemplate(template), form_of("", "hermes", "think")
-    site = RouteDeps(*facts, chat, form, keys, explaining=server.explaining, desk=desk)
-    server.app, server.methods.keys = build_app(site), keys
+    deps = RouteDeps(*facts, chat, form, keys, explaining=server.explaining, batch_service=batch_service)
+    server.app, server.methods.keys = build_app(deps), keys
     server.methods.template, server.methods.form = chat, form
     return server
 

@@ -43,14 +43,14 @@ def written(folder: Path, family: str, **more: Any) -> Path:
 def replica(folder: Path, *, adapters: Sequence[str] = (), **options: Any) -> Iterator[Server]:
     """A replica around an engine that runs, and the adapters of these names."""
     engine = build_engine(folder, replace(OPTIONS, adapters=bool(adapters), **options))
-    shelf = None
+    adapter_registry = None
     if adapters:
         modules = linears(folder, ["q_proj", "v_proj", "o_proj", "down_proj"])
         places = {name: write_adapter(folder.parent / name, modules, at) for at, name in enumerate(adapters)}
-        shelf = AdapterRegistry(engine.adapters, places, most=8, taken=MODEL)
+        adapter_registry = AdapterRegistry(engine.adapters, places, most=8, taken=MODEL)
     engine.start()
     try:
-        yield build_server(engine, shelf=shelf)
+        yield build_server(engine, adapter_registry=adapter_registry)
     finally:
         engine.close()
 

@@ -11,9 +11,9 @@ import pytest
 from attend.model.engine.request import NO_TOKEN_LEFT
 from attend.model.errors import EngineFailed, InvalidRequest, Overloaded, RateLimited
 from attend.model.params import SamplingParams, StopRules
+from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
-from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import Caller
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
@@ -94,7 +94,7 @@ def code_of(context: CallContext) -> str:
 def test_a_key_that_has_reached_its_limit_is_refused_before_its_call_is_read(ring, monkeypatch, route):
     server, worked = whole_server(keys=ring(requests_per_minute=1)), []
     assert ask(server, route) in ("200", "OK")
-    for place, name in ((body, "parse"), (Tokenizer, "encode"), (Tokenizer, "decode"), (ChatTemplate, "render")):
+    for place, name in ((body, "parse_json"), (Tokenizer, "encode"), (Tokenizer, "decode"), (ChatTemplate, "render")):
         monkeypatch.setattr(place, name, lambda *_, name=name, **__: worked.append(name))
     monkeypatch.setattr("attend.service.grpc_api.servicer.to_command", lambda *_: worked.append("to_command"))
     assert ask(server, route) in ("429", "RESOURCE_EXHAUSTED")
@@ -105,7 +105,7 @@ def test_a_key_that_has_reached_its_limit_is_refused_before_its_call_is_read(rin
 def test_a_key_whose_places_are_taken_is_refused_before_its_call_is_read(ring, monkeypatch, route):
     keys = ring(concurrent=2)
     server = whole_server(keys=keys)
-    monkeypatch.setattr(body, "parse", None)
+    monkeypatch.setattr(body, "parse_json", None)
     with ci(keys).admit(2):
         assert ask(server, route) in ("429", "RESOURCE_EXHAUSTED")
 

@@ -14,7 +14,7 @@ from attend.service.chat.messages import INVALID_JSON, MAX_DEPTH, arguments_of, 
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallArguments, join_deltas
 from attend.service.contract.conversation import calling_of
-from attend.service.http_api.body import parse
+from attend.service.http_api.body import parse_json
 from tests.model.text.test_grammar import compact, compiled, tokens_of
 from tests.service.bad_calls import CHAT, COMPLETIONS, CPU_SECONDS, LONGEST_MESSAGE, asgi, whole_server
 
@@ -58,7 +58,7 @@ def written(name: str, document) -> str:
 @pytest.mark.parametrize("name", sorted(name for name, form in CALLS.items() if form.syntax != "braced"))
 @pytest.mark.parametrize("nullable", [False, True])
 def test_a_call_with_sixteen_lists_of_objects_is_taken_enforced_and_read(name, nullable):
-    form, read = AnswerFormat(CALLS[name]), parse(body(tools=[tool(lists(LISTS, nullable=nullable))]))
+    form, read = AnswerFormat(CALLS[name]), parse_json(body(tools=[tool(lists(LISTS, nullable=nullable))]))
     calling = calling_of(read["tools"], "required", None, form)
     spec = answer_grammar(form, calling, None, {}, reasoning_open=False)
     assert spec is not None
@@ -74,7 +74,9 @@ def test_a_call_with_sixteen_lists_of_objects_is_taken_enforced_and_read(name, n
 
 @pytest.mark.parametrize("nullable", [False, True])
 def test_an_answer_with_sixteen_lists_of_objects_is_enforced(nullable):
-    schema = parse(body(response_format={"type": "json_schema", "json_schema": {"schema": lists(LISTS, nullable=nullable)}}))
+    schema = parse_json(
+        body(response_format={"type": "json_schema", "json_schema": {"schema": lists(LISTS, nullable=nullable)}})
+    )
     text = json.dumps(schema["response_format"]["json_schema"]["schema"])
     grammar = compiled("json_schema", text).start()
     for token in tokens_of(compact(value(LISTS))):

@@ -313,7 +313,7 @@ bench.run("single", [])"""
 
 def test_the_probe_of_a_grammar_imports_nothing_of_the_current_folder(hostile, ran, monkeypatch):
     monkeypatch.chdir(hostile)
-    assert grammar._probed(GrammarSpec("json_schema", json.dumps(SCHEMA)), "compact")
+    assert grammar._probe_source(GrammarSpec("json_schema", json.dumps(SCHEMA)), "compact")
     assert ran.read_text() == ""
 
 

@@ -16,7 +16,7 @@ from attend.model.engine.request import TokenLogprob
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import FakeEngine, build_server, says
 from tests.service.http_api.described import chatting_server
-from tests.service.http_api.test_page import SECRET, app_with_keys
+from tests.service.http_api.test_playground import SECRET, app_with_keys
 from tests.service.pages import expect, figures, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
 
 HOSTILE = "<img src=x onerror=alert(1)> & é 🌍<script>alert(2)</script>\n"

@@ -15,7 +15,7 @@ import pytest
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.generation import thread_pools
-from attend.service.generation.unread import CALL_BYTES, Unread
+from attend.service.generation.unread_bodies import CALL_BYTES, UnreadBodies
 from attend.service.grpc_api import reading, register
 from attend.service.http_api import body
 from attend.v1 import generation_pb2 as pb
@@ -35,8 +35,8 @@ LONG = {"prompt": "a " * 10_000, "temperature": "hot"}
 
 def held_pool(monkeypatch) -> threading.Event:
     """Long calls wait in the pool until the event is set."""
-    gate, parse = threading.Event(), body.parse
-    monkeypatch.setattr(body, "parse", lambda data: (len(data) <= thread_pools.SHORT or gate.wait(20)) and parse(data))
+    gate, parse = threading.Event(), body.parse_json
+    monkeypatch.setattr(body, "parse_json", lambda data: (len(data) <= thread_pools.SHORT or gate.wait(20)) and parse(data))
     return gate
 
 
@@ -82,7 +82,7 @@ def test_a_deadline_passes_while_a_long_message_waits_to_be_made_a_command(monke
 
 async def test_bodies_of_both_transports_share_one_budget():
     """A call over HTTP whose body does not come loses to calls over gRPC of the same address, the oldest first."""
-    server = build_server(unread=Unread(3 * CALL_BYTES))
+    server = build_server(unread_bodies=UnreadBodies(3 * CALL_BYTES))
 
     never, http = asyncio.Event(), server.http()
     first = asyncio.create_task(http.post(COMPLETIONS, content=silent(never), headers={"content-type": "application/json"}))
@@ -91,7 +91,7 @@ async def test_bodies_of_both_transports_share_one_budget():
     for _ in range(3):
         context = SimpleNamespace(invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1")
         turn = server.methods.turn_of(context)
-        calls.append(asyncio.create_task(reading.receive_message(silent(never), server.methods.unread, turn, 1)))
+        calls.append(asyncio.create_task(reading.receive_message(silent(never), server.methods.unread_bodies, turn, 1)))
         await asyncio.sleep(0.05)
     done = [call.done() for call in calls]
     for call in calls:

@@ -12,7 +12,7 @@ from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
 from attend.service.contract.tolerance import MAX_UNKNOWN, NEAR, PUBLISHED, SAMPLING, nearest
-from attend.service.observe.ignored import MAX_NAMES, SECONDS
+from attend.service.observe.ignored_fields import MAX_NAMES, SECONDS
 from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -208,7 +208,7 @@ def test_tools_that_are_no_functions_are_left_out_of_the_prompt_and_said():
     ]
     calling = calling_of(tools, None, None, form_of("", "hermes"), remarks)
     assert [tool.name for tool in calling.tools] == ["f"]
-    assert calling.shown == (FUNCTION,)
+    assert calling.template_tools == (FUNCTION,)
     assert remarks.names == ["cache_control", "tools.web_search", "tools.custom", "?"]
     with pytest.raises(InvalidRequest, match="'required' needs tools"):
         calling_of(tools[:1], "required", None, form_of("", "hermes"), Remarks())
@@ -223,7 +223,7 @@ def test_allowed_tools_are_those_that_may_be_called_and_all_are_shown():
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named, named]}}
         calling = calling_of(tools, choice, None, form_of("", "hermes"))
         assert [tool.name for tool in calling.tools] == ["g"]
-        assert (calling.shown, calling.choice) == (tuple(tools), mode)
+        assert (calling.template_tools, calling.choice) == (tuple(tools), mode)
     choice["allowed_tools"]["tools"] = [named, named | {"tipe": 1}]
     with pytest.raises(InvalidRequest, match=r"^tool_choice\.allowed_tools\.tools\[1\]\.tipe is not a field"):
         calling_of(tools, choice, None, form_of("", "hermes"))

@@ -24,8 +24,8 @@ from attend.model.errors import (
 from attend.model.pooling import Pooling
 from attend.service.access import caller
 from attend.service.access.quota import Key
-from attend.service.generation.embed import embed
-from attend.service.merging import Gathered
+from attend.service.generation.embed import compute_embeddings
+from attend.service.merging import MergedAnswers
 from attend.service.records import Chunk
 from tests.simulation.answered import CLOSE, NEVER, Answered
 from tests.simulation.events import Call
@@ -186,10 +186,10 @@ class Caller:
     async def _whole(self, record, held: ExitStack) -> bool:
         service = self.life.service
         if self.command.embedding is not None:
-            embedded = await embed(service, self.command, self.call.dimensions, record, held, adapter=self.adapter)
+            embedded = await compute_embeddings(service, self.command, self.call.dimensions, record, held, adapter=self.adapter)
             self.check_vectors(embedded)
             return True
-        gathered = Gathered()
+        gathered = MergedAnswers()
         async for batch in service.generate(self.command, record, held, adapter=self.adapter):
             gathered.add(batch)
             self.take(batch)

@@ -9,7 +9,7 @@ from attend.model.engine.config import EngineConfig
 from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules, Pooling
-from attend.model.text.marks import ChatText
+from attend.model.text.caller_marks import ChatText
 from attend.service.access.quota import Limits
 from attend.service.chat.tools import Calling
 from attend.service.contract.conversation import calling_of

@@ -277,7 +277,7 @@ class Life:
         for caller in self.callers:
             at_once = self.service._at_once(caller.command)
             assert at_once is None or in_engine[caller.call.number] <= at_once, "more of a call in the engine than its share"
-        assert self.service._preparing.taken <= self.open_calls, "places of calls that have gone"
+        assert self.service._preparing.num_held <= self.open_calls, "places of calls that have gone"
         for key in self.keys:
             mine = sum(caller.command.num_answers for caller in self.callers if caller.key is key and caller.is_open)
             assert 0 <= key.usage.running <= mine, "a key holds answers that nobody makes"
@@ -297,7 +297,7 @@ class Life:
         assert all(not caller.is_open for caller in self.callers)
         self._check_counted()
         for places in (self.service._preparing, self.service._scores, self.service._vectors, thread_pools._large):
-            assert not places.taken and not places._held, f"places are held for ever: {places._what}"
+            assert not places.num_held and not places._held, f"places are held for ever: {places._what}"
         assert not work_waits(), "work waits that nobody will do"
         for key in self.keys:
             self._check_key(key)

@@ -58,7 +58,7 @@ def compiler() -> GrammarCompiler:
 
 def compiled(spec: GrammarSpec) -> CompiledGrammar:
     """A grammar, without the child process that tries a stranger's first."""
-    with patch.object(grammar, "_probed", lambda spec, _: grammar._source(spec.kind, spec.text)):
+    with patch.object(grammar, "_probe_source", lambda spec, _: grammar._source(spec.kind, spec.text)):
         return compiler().compile(spec)
 
 
@@ -159,7 +159,7 @@ class Pending:
             return -1
         adapter = self.step.adapters.get(self.step.draw_ids[row], "")
         masked = () if draw.mask is None else [token for token in range(VOCAB) if not draw.mask[token]]
-        token = best_token(draw.plan, self.contexts[row], {*draw.banned, *refused, *masked}, adapter)
+        token = best_token(draw.plan, self.contexts[row], {*draw.banned_tokens, *refused, *masked}, adapter)
         return -2 if token is None else token
 
     def tokens(self) -> list[int]:

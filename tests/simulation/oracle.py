@@ -170,7 +170,7 @@ def expected(
         if hit is not None:
             answer.reason, answer.stop, answer.text, answer.hidden_end = FinishReason.STOP, hit[1], text.cut(hit), False
             return answer
-        if stopped or (grammar is not None and grammar.finished):
+        if stopped or (grammar is not None and grammar.is_finished):
             answer.reason, answer.stop = FinishReason.STOP, token if stopped and token != END else None
             break
     answer.reason = answer.reason or FinishReason.LENGTH

@@ -178,7 +178,7 @@ def a_deadline_does_not_count_in_the_queue(old):
     return lambda self, requests: old(self, [request for request in requests if request.scheduled_at is not None])
 
 
-@planted(GenerationService, "_prepared")
+@planted(GenerationService, "_prepare")
 def a_deadline_does_not_count_in_preparation(old):
     return lambda self, command, deadline: old(self, command, deadline + 1000)
 
@@ -188,7 +188,7 @@ def a_call_that_never_began_is_an_empty_answer(old):
     return lambda reason, token="": None
 
 
-@planted(GenerationService, "_ended")
+@planted(GenerationService, "_last_chunk")
 def an_answer_that_ended_goes_on(old):
     def ended(self, chunk, output, request):
         chunk = old(self, chunk, output, request)
@@ -197,7 +197,7 @@ def an_answer_that_ended_goes_on(old):
     return ended
 
 
-@planted(generation, "_taken")
+@planted(generation, "_chunk_tokens")
 def prompts_cost_a_key_nothing(old):
     return lambda chunk: len(chunk.token_ids)
 
@@ -235,7 +235,7 @@ def the_end_of_the_text_does_not_end_an_answer(old):
     return lambda self, command: frozenset(command.stops.stop_token_ids)
 
 
-@planted(Preparation, "_truncated")
+@planted(Preparation, "_truncate")
 def a_prompt_is_cut_at_its_end(old):
     return lambda self, tokens, command: tokens[: command.truncate_prompt_tokens]
 
@@ -245,7 +245,7 @@ def only_the_first_bad_word_counts(old):
     return lambda self, words: old(self, words)[:2]
 
 
-@planted(prepare, "_started")
+@planted(prepare, "_start_grammar")
 def answers_share_one_grammar(old):
     kept: dict[int, Any] = {}
     return lambda compiled, received: kept.setdefault(id(compiled), old(compiled, received))
@@ -412,7 +412,7 @@ def a_call_whose_deadline_passed_counts_as_refused(old):
     return lambda self, outcome, error=None: old(self, "rejected" if outcome == "deadline" and error else outcome, error)
 
 
-@planted(RequestRecord, "_ended")
+@planted(RequestRecord, "_answer_ends")
 def the_last_answer_gives_a_call_its_outcome(old):
     def ended(self, chunk, now):
         old(self, chunk, now)
@@ -421,7 +421,7 @@ def the_last_answer_gives_a_call_its_outcome(old):
     return ended
 
 
-@planted(RequestRecord, "_begun")
+@planted(RequestRecord, "_answer_begins")
 def a_prompt_counts_for_each_of_its_answers(old):
     def begun(self, chunk, n):
         self._prompts.discard(chunk.index // n)
@@ -430,7 +430,7 @@ def a_prompt_counts_for_each_of_its_answers(old):
     return begun
 
 
-@planted(RequestRecord, "delivered")
+@planted(RequestRecord, "count_delivered")
 def tokens_that_nobody_got_are_counted(old):
     def delivered(self, chunks, n):
         old(self, chunks, n)

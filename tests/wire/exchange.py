@@ -21,7 +21,7 @@ from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.chat.forms import form_of
 from attend.service.http_api.app import build_app
-from attend.service.http_api.site import RouteDeps
+from attend.service.http_api.route_deps import RouteDeps
 from tests.fakes import CallContext, FakeEngine, Server, build_server, grpc_channel
 
 SECRET = "att_secret"

@@ -22,7 +22,7 @@ from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.net.attention import attend, causal_mask
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 
@@ -49,7 +49,7 @@ def answered(folder: Path, device: str, load_format: str) -> tuple[list[Answer],
     """What the engine answers, and what it is."""
     engine = build_engine(folder, EngineOptions(device=device, load_format=load_format, **OPTIONS))
     info = engine.info
-    facts = {"backend": info.backend, "dtype": info.dtype, "recorded": info.recorded[0] > 0}
+    facts = {"backend": info.backend, "dtype": info.dtype, "recorded": info.recorded_sizes[0] > 0}
     requests = [
         Request(f"{at}", prompt, OUTPUT, SamplingParams(temperature=0.0))
         for at, prompt in enumerate(prompts(engine.info.vocab_size))
@@ -116,7 +116,7 @@ def margins(output: Sequence[int], exact: Tensor) -> list[tuple[int, int, float]
 def main() -> None:
     """Compare, and print. The weights are drawn anew for the CPU, on the device, so that they are the same."""
     folder, device, load_format = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    net = load(folder, torch.bfloat16, device, 0, dummy=load_format == "dummy").to("cpu")
+    net = load_decoder(folder, torch.bfloat16, device, 0, dummy=load_format == "dummy").to("cpu")
     answers, facts = answered(folder, device, load_format)
     rounded = [scores(net, answer) for answer in answers]
     net = net.float()

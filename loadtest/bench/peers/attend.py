@@ -39,7 +39,12 @@ def start(folder: str, threads: int) -> tuple[dict[str, Any], Callable[..., int]
 
     info, waits = engine.info, os.environ.get("OMP_WAIT_POLICY")
     facts: dict[str, Any] = {"name": "Attend", "version": own_version(), "backend": info.backend, "weights": info.weights}
-    facts |= {"fingerprint": info.fingerprint, "samples": True, "recorded": info.recorded[0] > 0, "omp_wait_policy": waits}
+    facts |= {
+        "fingerprint": info.fingerprint,
+        "samples": True,
+        "recorded": info.recorded_sizes[0] > 0,
+        "omp_wait_policy": waits,
+    }
 
     def generate(prompts: list[list[int]], output: int, sampled: bool = False) -> int:
         return runner.run(work(prompts, output, drawn if sampled else greedy))

@@ -31,7 +31,7 @@ class BlockLayout:
     def read(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of some blocks, each block's by itself."""
         places = torch.tensor(blocks)
-        found = torch.cat([_taken(part, places).view(torch.uint8) for part in self._parts[group]], dim=1)
+        found = torch.cat([_take_places(part, places).view(torch.uint8) for part in self._parts[group]], dim=1)
         return [memoryview(row.numpy()) for row in found]
 
     def write(self, group: int, blocks: Sequence[int], data: Sequence[bytes]) -> None:
@@ -57,5 +57,5 @@ def _few(rows: Tensor, part: Tensor) -> tuple[Tensor, ...]:
     return torch.split(rows, max(1, SERIAL // part.shape[1]))
 
 
-def _taken(part: Tensor, places: Tensor) -> Tensor:
+def _take_places(part: Tensor, places: Tensor) -> Tensor:
     return torch.cat([part.index_select(0, some) for some in _few(places, part)])

@@ -57,7 +57,7 @@ class KVOffload:
         self._results: deque[Callable[[], None]] = deque()
         self.writer = BlockWriter(scheduler.tables, store, layout, bytes_per_second, clock)
         self.reader = BlockReader(scheduler, store, layout, self._post, clock)
-        scheduler.on_finish = self._finished
+        scheduler.on_finish = self._request_finished
 
     def _post(self, result: Callable[[], None]) -> None:
         self._results.append(result)
@@ -73,7 +73,7 @@ class KVOffload:
     @property
     def is_lending(self) -> bool:
         """Whether blocks are held for no request."""
-        return any(group.borrowed for group in self._scheduler.tables.groups)
+        return any(group.borrowed_blocks for group in self._scheduler.tables.groups)
 
     def take_results(self) -> None:
         """Do what the threads ask for, and let go on who has waited too long."""
@@ -81,7 +81,7 @@ class KVOffload:
             self._results.popleft()()
         self.reader.let_go()
 
-    def _finished(self, request: Request) -> None:
+    def _request_finished(self, request: Request) -> None:
         """A text is written once its logits were seen to be finite, and removed where they are not: it may be at fault."""
         self._scheduler.awaiting_kv.pop(request.request_id, None)
         config, reason = self._scheduler.config, request.finish_reason

@@ -35,26 +35,26 @@ class Load:
     """Blocks of a waiting request that are read from disk."""
 
     request: Request
-    computed: int
+    num_computed_blocks: int
     """Blocks of the prefix that can be used without reading."""
     num_blocks: int
     """Blocks of the prefix that can be used once all is read."""
-    wanted: list[WantedBlocks]
+    wanted_blocks: list[WantedBlocks]
     """Blocks to read, in the order of their places in the text."""
-    lent: dict[int, list[int]] = field(default_factory=dict)
+    lent_blocks: dict[int, list[int]] = field(default_factory=dict)
     """By group of layers: the blocks that the records of the current piece are read into, in their order."""
-    held: dict[int, list[int]] = field(default_factory=dict)
+    held_blocks: dict[int, list[int]] = field(default_factory=dict)
     """By group of layers: all blocks that are allocated to the request while it waits for the disk."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the records that are still to be read."""
-        return sum(wanted.num_bytes for wanted in self.wanted)
+        return sum(wanted.num_bytes for wanted in self.wanted_blocks)
 
     def in_pieces(self, num_bytes: int) -> Iterator[list[WantedBlocks]]:
         """The blocks to read, in pieces of about so many bytes."""
         piece, size = list[WantedBlocks](), 0
-        for wanted in self.wanted:
+        for wanted in self.wanted_blocks:
             if piece and size + wanted.num_bytes > num_bytes:
                 yield piece
                 piece, size = [], 0

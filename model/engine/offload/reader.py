@@ -119,7 +119,7 @@ class BlockReader:
     def _end(self, request: Request, load: Load | None) -> None:
         """Let a request be scheduled, whether its blocks were read or not."""
         if self._scheduler.awaiting_kv.pop(request.request_id, None) is not None and load is not None:
-            gained = self._tables.num_usable(request) - load.computed
+            gained = self._tables.num_usable(request) - load.num_computed_blocks
             self.num_tokens += max(0, gained) * self._tables.config.block_size
 
     def _lend(self, load: Load, pieces: Sequence[WantedBlocks]) -> bool:
@@ -128,9 +128,9 @@ class BlockReader:
         if not self._awaits(load.request):
             return False
         if tables.full is not None:
-            known = [known[0] for known in self._known(load)]
+            known = [known[0] for known in self._known_blocks(load)]
             tables.full.borrow_known(known)
-            load.held = {0: known}
+            load.held_blocks = {0: known}
         for at, group in enumerate(tables.groups):
             count = sum(wanted.group == at for wanted in pieces)
             has_room = group.pool.num_free >= count + scheduler.num_running
@@ -138,11 +138,11 @@ class BlockReader:
             if blocks is None:
                 self._give_back(load)
                 return False
-            load.held.setdefault(at, []).extend(blocks)
-            load.lent[at] = blocks
+            load.held_blocks.setdefault(at, []).extend(blocks)
+            load.lent_blocks[at] = blocks
         return True
 
-    def _known(self, load: Load) -> Iterator[tuple[int, int]]:
+    def _known_blocks(self, load: Load) -> Iterator[tuple[int, int]]:
         """Block and number of the blocks of full attention that are known of its text."""
         parent: Parent = load.request.root
         size = self._tables.config.block_size
@@ -156,7 +156,7 @@ class BlockReader:
     def _enter(self, load: Load, pieces: Sequence[WantedBlocks]) -> None:
         """Make blocks that were filled known, as far as the text goes on without a gap."""
         tables, size = self._tables, self._tables.config.block_size
-        blocks = {at: iter(some) for at, some in load.lent.items()}
+        blocks = {at: iter(some) for at, some in load.lent_blocks.items()}
         filled = {(wanted.group, wanted.place): next(blocks[wanted.group]) for wanted in pieces}
         parent: Parent = load.request.root
         for place in range(1 + max(wanted.place for wanted in pieces)):
@@ -175,9 +175,9 @@ class BlockReader:
         self._give_back(load)
 
     def _give_back(self, load: Load) -> None:
-        for at, blocks in load.held.items():
+        for at, blocks in load.held_blocks.items():
             self._tables.groups[at].return_borrowed(blocks)
-        load.held, load.lent = {}, {}
+        load.held_blocks, load.lent_blocks = {}, {}
 
     # The threads.
 
@@ -199,7 +199,7 @@ class BlockReader:
     def _is_worth(self, load: Load) -> bool:
         """Whether reading, behind those that wait, is faster than computing, as far as both are known."""
         cost, size = self._scheduler.cost, self._tables.config.block_size
-        seconds = cost.worth(load.computed * size, load.num_blocks * size) * cost.token_seconds
+        seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
         slower = bool(self._rate and seconds) and (self._turns.num_bytes + load.num_bytes) / self._rate > seconds
         if slower:
             self.num_slower += 1
@@ -256,7 +256,7 @@ class BlockReader:
         if not lent:
             return False
         try:
-            for at, blocks in load.lent.items():
+            for at, blocks in load.lent_blocks.items():
                 if blocks:
                     self._layout.write(at, blocks, [some for wanted, some in pairs if wanted.group == at])
         except Exception:

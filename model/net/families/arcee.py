@@ -2,8 +2,8 @@
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size, in_block
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block
 
 
 def read(raw: Raw) -> ModelConfig:

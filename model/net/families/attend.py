@@ -5,7 +5,7 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.families.reading import Family, Raw
+from attend.model.net.families.family import Family, Raw
 from attend.model.rope import (
     DynamicScaling,
     LinearScaling,

@@ -7,8 +7,7 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import glm4, llama
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -22,6 +21,7 @@ from attend.model.net.families.reading import (
     sliding_layers,
     windows,
 )
+from attend.model.net.families.positions import rope
 
 
 def _common(raw: Raw) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import glm4_moe
+from attend.model.net.families.family import MTP, Family, Raw, in_block, refuse, size
 from attend.model.net.families.latent import ATTENTION, adapt, interleaves, latent
-from attend.model.net.families.reading import MTP, Family, Raw, in_block, refuse, size
 
 SIZES = (512, 1536, 128, 64, 128)
 EXPERTS3 = {"n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048}

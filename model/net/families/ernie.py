@@ -2,8 +2,8 @@
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import glm4, llama
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size
 
 
 def read(raw: Raw) -> ModelConfig:

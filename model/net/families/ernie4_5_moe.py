@@ -5,8 +5,8 @@ import re
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import glm4, glm4_moe
+from attend.model.net.families.family import MTP, Family, Raw, count, decoder_sizes, head_size, number, refuse, size, with_ends
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import MTP, Family, Raw, count, decoder_sizes, head_size, number, refuse, size, with_ends
 
 
 def read(raw: Raw) -> ModelConfig:

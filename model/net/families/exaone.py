@@ -5,8 +5,8 @@ Where there is a window, layers with it rotate, and the others have no positions
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import olmo
+from attend.model.net.families.family import Family, Raw, decoder_sizes, head_size, size, sliding_layers, windows_of_types
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, head_size, size, sliding_layers, windows_of_types
 
 
 def read(raw: Raw) -> ModelConfig:

@@ -11,8 +11,7 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
-from attend.model.net.families.positions import rope, two_ropes
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -26,6 +25,7 @@ from attend.model.net.families.reading import (
     sliding_layers,
     windows,
 )
+from attend.model.net.families.positions import rope, two_ropes
 
 
 def _common(raw: Raw) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import gemma, llama
-from attend.model.net.families.positions import rope_of
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     KINDS,
     Family,
     Raw,
@@ -27,6 +26,7 @@ from attend.model.net.families.reading import (
     size,
     sliding_layers,
 )
+from attend.model.net.families.positions import rope_of
 from attend.model.rope import RopeScaling
 
 if TYPE_CHECKING:  # a config is read without torch
@@ -85,7 +85,7 @@ def _read(raw: Raw) -> ModelConfig:
     bias, count = flag(raw, "attention_bias"), size(raw, "num_hidden_layers")
     slides = [layer for layer in sliding_layers(raw, lambda layer: (layer + 1) % 6 != 0) if layer != count - 1]
     fields = decoder_sizes(raw, tied=True, activation_key="hidden_activation") | _heads(raw, slides) | _experts(raw)
-    fields |= _ropes(raw, fields, slides) | _inputs(raw) | _shared(raw, count)
+    fields |= _ropes(raw, fields, slides) | _inputs(raw) | _kv_sharing(raw, count)
     if slides:
         fields |= {"sliding_window": size(raw, "sliding_window"), "window_layers": tuple(slides)}
     return ModelConfig(
@@ -192,7 +192,7 @@ def _inputs(raw: Raw) -> dict[str, Any]:
     return found | {"per_layer_vocab_size": None if known == vocabulary else known}
 
 
-def _shared(raw: Raw, count: int) -> dict[str, Any]:
+def _kv_sharing(raw: Raw, count: int) -> dict[str, Any]:
     """The layers that read the keys and values of earlier ones, and whose MLP may be twice as wide."""
     if not raw.get("num_kv_shared_layers"):
         return {}
@@ -251,7 +251,7 @@ TEXT = Family(
     prefix=PREFIX,
     left_out=LEFT_OUT,
     # layers that share keys and values need none of these, but published files have them
-    ignored=re.compile(r"rotary_emb\.inv_freq$|\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\."),
+    ignored_tensors=re.compile(r"rotary_emb\.inv_freq$|\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\."),
 )
 DENSE = replace(TEXT, read=read_unified)
 FAMILIES = {"gemma4": TEXT, "gemma4_text": TEXT, "gemma4_unified": DENSE, "gemma4_unified_text": DENSE}

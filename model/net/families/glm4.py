@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size, in_block
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor

@@ -5,8 +5,7 @@ from typing import Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import qwen_moe
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     MTP,
     Family,
     Raw,
@@ -22,6 +21,7 @@ from attend.model.net.families.reading import (
     windows,
     with_ends,
 )
+from attend.model.net.families.positions import rope
 
 
 def read(raw: Raw) -> ModelConfig:

@@ -3,7 +3,7 @@
 import re
 
 from attend.model.config import ModelConfig
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     activation,
@@ -69,8 +69,8 @@ FAMILIES = {
     "gpt2": Family(
         read,
         WEIGHTS,
-        transposed=re.compile(r"^blocks\."),
+        transposed_weights=re.compile(r"^blocks\."),
         prefix="transformer.",
-        ignored=re.compile(r"attn\.(masked_)?bias$"),
+        ignored_tensors=re.compile(r"attn\.(masked_)?bias$"),
     )
 }

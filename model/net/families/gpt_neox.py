@@ -4,8 +4,8 @@ import re
 from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size_of, in_block, number, pairs
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size_of, in_block, number, pairs
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
@@ -52,5 +52,7 @@ IN_BLOCK = {
 }
 IGNORED = re.compile(r"attention\.((masked_)?bias|rotary_emb\.inv_freq)$")
 FAMILIES = {
-    "gpt_neox": Family(read, OUTSIDE | in_block("gpt_neox.layers", IN_BLOCK), prefix="gpt_neox.", adapt=adapt, ignored=IGNORED)
+    "gpt_neox": Family(
+        read, OUTSIDE | in_block("gpt_neox.layers", IN_BLOCK), prefix="gpt_neox.", adapt=adapt, ignored_tensors=IGNORED
+    )
 }

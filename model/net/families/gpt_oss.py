@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -21,6 +20,7 @@ from attend.model.net.families.reading import (
     sliding_layers,
     windows,
 )
+from attend.model.net.families.positions import rope
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
@@ -66,4 +66,4 @@ EXPERTS = {
 SINKS = {"blocks.{}.attention.sinks": ("model.layers.{}.self_attn.sinks",)}
 IN_BLOCK = llama.PRE_NORMS | llama.ATTENTION | {"mlp.router": ("mlp.router",)}
 WEIGHTS = llama.OUTSIDE | in_block("model.layers", IN_BLOCK) | SINKS | EXPERTS
-FAMILIES = {"gpt_oss": Family(read, WEIGHTS, adapt=adapt, transposed=re.compile(r"\.experts\.\w+\.weight$"))}
+FAMILIES = {"gpt_oss": Family(read, WEIGHTS, adapt=adapt, transposed_weights=re.compile(r"\.experts\.\w+\.weight$"))}

@@ -9,8 +9,7 @@ from typing import Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     count,
@@ -23,6 +22,7 @@ from attend.model.net.families.reading import (
     size,
     windows_of_types,
 )
+from attend.model.net.families.positions import rope
 
 
 def _common(raw: Raw, **absent: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, in_block, number, size
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, in_block, number, size
 
 
 def read(raw: Raw) -> ModelConfig:
@@ -14,12 +14,12 @@ def read(raw: Raw) -> ModelConfig:
     head, bias = size(raw, "head_dim"), flag(raw, "attention_bias")
     return ModelConfig(
         **decoder_sizes(raw, eps=1e-5)
-        | rope(_stretched(raw, head), head)
+        | rope(_scale_theta(raw, head), head)
         | {"qk_norm": "head", "qk_norm_after_rope": True, "qkv_bias": bias, "out_bias": bias}
     )
 
 
-def _stretched(raw: Raw, head: int) -> Raw:
+def _scale_theta(raw: Raw, head: int) -> Raw:
     """A "dynamic" RoPE with an `alpha` has a larger theta, whatever the length (NTK-aware scaling)."""
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     values: Any = raw.get(key)

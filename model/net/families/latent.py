@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama
-from attend.model.net.families.glm4 import halves
-from attend.model.net.families.positions import rope, yarn_scale
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -24,6 +22,8 @@ from attend.model.net.families.reading import (
     size,
     with_ends,
 )
+from attend.model.net.families.glm4 import halves
+from attend.model.net.families.positions import rope, yarn_scale
 from attend.model.sublayers import LatentSpec
 
 if TYPE_CHECKING:  # a config is read without torch

@@ -4,8 +4,7 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     count,
@@ -20,6 +19,7 @@ from attend.model.net.families.reading import (
     size,
     with_ends,
 )
+from attend.model.net.families.positions import rope
 
 KINDS = ("conv", "full_attention")
 
@@ -29,7 +29,7 @@ def read(raw: Raw) -> ModelConfig:
     width = size(raw, "block_ff_dim", size(raw, "intermediate_size", 12288))
     attending = raw.get("full_attn_idxs")
     kinds = layer_kinds(raw, KINDS, lambda layer: KINDS[attending is None or layer in attending])
-    return ModelConfig(**_common(raw | {"intermediate_size": _adjusted(raw, width)}, kinds))
+    return ModelConfig(**_common(raw | {"intermediate_size": _adjust_width(raw, width)}, kinds))
 
 
 def read_mixture(raw: Raw) -> ModelConfig:
@@ -52,7 +52,7 @@ def read_mixture(raw: Raw) -> ModelConfig:
     return ModelConfig(**fields | (experts if dense < layers else {}))
 
 
-def _adjusted(raw: Raw, width: int) -> int:
+def _adjust_width(raw: Raw, width: int) -> int:
     """Width of the MLP: with `block_auto_adjust_ff_dim` two thirds of what is given, times a factor, rounded up."""
     if not flag(raw, "block_auto_adjust_ff_dim", True):
         return width

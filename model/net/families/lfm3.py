@@ -5,9 +5,7 @@ from typing import Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import lfm2
-from attend.model.net.families.gemma import local_windows
-from attend.model.net.families.positions import ORIGINAL, by_window, rope_of
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -19,6 +17,8 @@ from attend.model.net.families.reading import (
     size,
     with_ends,
 )
+from attend.model.net.families.gemma import local_windows
+from attend.model.net.families.positions import ORIGINAL, by_window, rope_of
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {
@@ -88,4 +88,4 @@ BLOCK = lfm2.BLOCK | {
     "attention.gates": ("self_attn.g_proj",),
 }
 PUBLISHED = {"blocks.{}.attention.gates.weight": ("model.layers.{}.self_attn.gate_proj.weight",)}
-FAMILIES = {"lfm3": Family(read, lfm2.WEIGHTS | in_block("model.layers", BLOCK), fused=PUBLISHED)}
+FAMILIES = {"lfm3": Family(read, lfm2.WEIGHTS | in_block("model.layers", BLOCK), fused_tensors=PUBLISHED)}

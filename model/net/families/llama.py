@@ -5,8 +5,7 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -17,6 +16,7 @@ from attend.model.net.families.reading import (
     sliding_layers,
     windows,
 )
+from attend.model.net.families.positions import rope
 from attend.model.rope import Llama3Scaling
 
 ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}

@@ -2,8 +2,8 @@
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama, mixtral
+from attend.model.net.families.family import Family, Raw, decoder_sizes, head_size, in_block, refuse, size, with_ends
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, head_size, in_block, refuse, size, with_ends
 
 
 def read(raw: Raw) -> ModelConfig:

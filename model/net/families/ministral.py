@@ -3,8 +3,7 @@
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama
-from attend.model.net.families.positions import ORIGINAL, original_positions, rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -15,6 +14,7 @@ from attend.model.net.families.reading import (
     windows,
     windows_of_types,
 )
+from attend.model.net.families.positions import ORIGINAL, original_positions, rope
 
 BETA = "llama_4_scaling_beta"
 YARN = {"type": "yarn", "rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384, "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import gemma, llama
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     POSITIONS,
     Family,
     Raw,
@@ -22,7 +21,8 @@ from attend.model.net.families.reading import (
     refuse,
     windows_of_types,
 )
-from attend.model.net.families.wrapped import IMAGES, PREFIX, text_of
+from attend.model.net.families.multimodal import IMAGES, PREFIX, text_of
+from attend.model.net.families.positions import rope
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
@@ -42,7 +42,7 @@ def read(raw: Raw) -> ModelConfig:
         **fields
         | slides
         | {
-            "rope_layers": _rotated(text, count),
+            "rope_layers": _rotated_layers(text, count),
             "norm_place": "sandwich",
             "post_norm_eps": number(text, "post_norm_eps", 1e-8),
             "qk_norm": "head",
@@ -54,7 +54,7 @@ def read(raw: Raw) -> ModelConfig:
     )
 
 
-def _rotated(text: dict[str, Any], count: int) -> tuple[int, ...]:
+def _rotated_layers(text: dict[str, Any], count: int) -> tuple[int, ...]:
     """The layers that `layer_rope_theta` gives a theta other than 0: its value changes nothing."""
     thetas = text.get("layer_rope_theta")
     if thetas is None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size, in_block, optional_number, refuse
 from attend.model.net.families.muse_glimmer import normed_vectors
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, optional_number, refuse
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor

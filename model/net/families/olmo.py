@@ -10,9 +10,7 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama, qwen_moe
-from attend.model.net.families.gemma import local_windows
-from attend.model.net.families.positions import rope, two_ropes
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     Family,
     Raw,
     decoder_sizes,
@@ -25,6 +23,8 @@ from attend.model.net.families.reading import (
     sliding_layers,
     with_ends,
 )
+from attend.model.net.families.gemma import local_windows
+from attend.model.net.families.positions import rope, two_ropes
 from attend.model.sublayers import DeltaSpec
 
 KINDS = ("linear_attention", "full_attention")
@@ -117,6 +117,6 @@ FAMILIES = {
     "olmo": Family(read, llama.WEIGHTS, gainless=re.compile(r"norm\.weight$")),
     "olmo2": Family(lambda raw: ModelConfig(**_common(raw) | rope(raw, head_size(raw))), WEIGHTS),
     "olmo3": Family(read3, WEIGHTS),
-    "olmo_hybrid": Family(read_hybrid, HYBRID, fused=PUBLISHED),
+    "olmo_hybrid": Family(read_hybrid, HYBRID, fused_tensors=PUBLISHED),
     "olmoe": Family(read_moe, qwen_moe.WEIGHTS),
 }

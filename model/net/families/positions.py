@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from attend.model.errors import CheckpointError
-from attend.model.net.families.reading import Raw, need, number, positions, refuse, size
+from attend.model.net.families.family import Raw, need, number, positions, refuse, size
 from attend.model.rope import (
     DynamicScaling,
     LinearScaling,
@@ -82,20 +82,20 @@ def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict
 
 
 def _scaling(raw: Raw, kind: str, values: dict[str, Any]) -> RopeScaling | None:
-    def given(key: str) -> float:
+    def need_number(key: str) -> float:
         return number({key: need(values, key)}, key, 1.0)
 
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(given("factor"))
+        return LinearScaling(need_number("factor"))
     if kind == "dynamic":
-        return DynamicScaling(given("factor"), positions(raw))
+        return DynamicScaling(need_number("factor"), positions(raw))
     if kind == "proportional":
         return ProportionalScaling(number(values, "factor", 1.0), number(values, "partial_rotary_factor", 1.0))
     original = original_positions(raw, values)
     if kind == "llama3":
-        return Llama3Scaling(given("factor"), given("low_freq_factor"), given("high_freq_factor"), original)
+        return Llama3Scaling(need_number("factor"), need_number("low_freq_factor"), need_number("high_freq_factor"), original)
     factor = number(values, "factor", positions(raw) / original)
     if kind == "longrope":
         learned = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama, qwen_moe
-from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import (
+from attend.model.net.families.family import (
     MTP,
     Family,
     Raw,
@@ -21,7 +20,8 @@ from attend.model.net.families.reading import (
     refuse,
     size,
 )
-from attend.model.net.families.wrapped import PREFIX, VISUAL, text_of
+from attend.model.net.families.multimodal import PREFIX, VISUAL, text_of
+from attend.model.net.families.positions import rope
 from attend.model.sublayers import DeltaSpec
 
 if TYPE_CHECKING:  # a config is read without torch
@@ -132,7 +132,7 @@ QWEN3_5 = Family(
     prefix=PREFIX,
     left_out=LEFT_OUT,
 )
-MIXTURE = replace(QWEN3_5, read=read_mixture, fused=FUSED)
+MIXTURE = replace(QWEN3_5, read=read_mixture, fused_tensors=FUSED)
 FAMILIES = {
     "qwen3_5": QWEN3_5,
     "qwen3_5_text": QWEN3_5,

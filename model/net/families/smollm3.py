@@ -3,8 +3,8 @@
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import llama
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size, size, sliding_layers, windows
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, size, sliding_layers, windows
 
 
 def read(raw: Raw) -> ModelConfig:

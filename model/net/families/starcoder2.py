@@ -2,8 +2,8 @@
 
 from attend.model.config import ModelConfig
 from attend.model.net.families import llama
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size, in_block, number, windows
 from attend.model.net.families.positions import rope
-from attend.model.net.families.reading import Family, Raw, decoder_sizes, flag, head_size, in_block, number, windows
 
 
 def read(raw: Raw) -> ModelConfig:

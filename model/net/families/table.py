@@ -32,6 +32,7 @@ from attend.model.net.families import (
     minimax_m2,
     ministral,
     mixtral,
+    multimodal,
     muse_glimmer,
     nanochat,
     nemotron,
@@ -43,16 +44,15 @@ from attend.model.net.families import (
     smollm3,
     stablelm,
     starcoder2,
-    wrapped,
 )
-from attend.model.net.families.reading import Family, Raw
-from attend.model.net.families.unsupported import introduce
+from attend.model.net.families.family import Family, Raw
+from attend.model.net.families.unsupported_families import introduce
 from attend.model.weights import read_json
 
 MODULES = (
     *(arcee, attend, cohere2, deepseek, ernie, ernie4_5_moe, exaone, gemma, gemma4, glm4, glm4_moe, gpt2, gpt_neox, gpt_oss),
     *(granite, helium, hunyuan, latent, lfm2, lfm3, llama, minimax_m2, ministral, mixtral, muse_glimmer, nanochat, nemotron),
-    *(olmo, phi3, qwen3_5, qwen_moe, seed_oss, smollm3, stablelm, starcoder2, wrapped),
+    *(olmo, phi3, qwen3_5, qwen_moe, seed_oss, smollm3, stablelm, starcoder2, multimodal),
 )
 FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 """The families that are served, by `model_type`."""
@@ -167,7 +167,7 @@ def spellings(family: Family) -> list[str]:
 
 def spelling_of(family: Family, names: Iterable[str]) -> str:
     """The prefix of a checkpoint's names; the family's own where there is none of them. CheckpointError where there are two."""
-    entries = [*(family.weights or {}).values(), *family.fused.values()]
+    entries = [*(family.weights or {}).values(), *family.fused_tensors.values()]
     firsts = {
         name.removeprefix(family.prefix).split(".")[0]
         for theirs in entries
@@ -193,11 +193,12 @@ def with_prefix(family: Family, prefix: str) -> Family:
         return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else outside + name
 
     tables = (
-        {ours: tuple(map(other, theirs)) for ours, theirs in table.items()} for table in (family.weights or {}, family.fused)
+        {ours: tuple(map(other, theirs)) for ours, theirs in table.items()}
+        for table in (family.weights or {}, family.fused_tensors)
     )
     weights, fused = tables
     left_out = {other(name, ""): lacking for name, lacking in family.left_out.items()}
-    return replace(family, prefix=prefix, weights=family.weights and weights, fused=fused, left_out=left_out)
+    return replace(family, prefix=prefix, weights=family.weights and weights, fused_tensors=fused, left_out=left_out)
 
 
 def named_layers(family: Family, config: ModelConfig) -> Family:

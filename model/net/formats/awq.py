@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import INT4, CodeLayout, Codes
-from attend.model.net.formats.reading import (
+from attend.model.net.formats.format import (
     SCALES,
     WORDS,
     Find,

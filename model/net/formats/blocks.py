@@ -64,7 +64,7 @@ class Blocks:
         return part_RX.unflatten(1, (len(self.groups_G), -1))[:, self.groups_G].flatten(1)
 
 
-class Mapped(NamedTuple):
+class MappedFiles(NamedTuple):
     """The files in which matrices of a decoder lie until somebody copies them."""
 
     path: Path
@@ -74,7 +74,7 @@ class Mapped(NamedTuple):
     """Bytes of all their matrices."""
 
 
-class Unread(NamedTuple):
+class MappedRows(NamedTuple):
     """Rows of a matrix that lie in a mapped file, which nobody has read yet: neither are they known to be finite."""
 
     rows: Tensor | Blocks
@@ -82,7 +82,7 @@ class Unread(NamedTuple):
     """File and tensor, for complaints."""
 
     @property
-    def held(self) -> Tensor:
+    def memory(self) -> Tensor:
         """The mapped memory in which the rows lie."""
         return self.rows.bytes_RB if isinstance(self.rows, Blocks) else self.rows
 

@@ -49,13 +49,13 @@ class CodeLayout(NamedTuple):
 
     kind: Kind
     has_minima: bool = False
-    rounded: tuple[str, ...] = ()
+    rounded_types: tuple[str, ...] = ()
     """Types of the files whose numbers are rounded once more."""
 
-    def joined(self, other: "CodeLayout") -> "CodeLayout":
+    def common_layout(self, other: "CodeLayout") -> "CodeLayout":
         """What holds the rows of both: values of 4 bits are values of 8 bits, too."""
         kind = self.kind if self.kind == other.kind else INT8
-        rounded = tuple(sorted({*self.rounded, *other.rounded}))
+        rounded = tuple(sorted({*self.rounded_types, *other.rounded_types}))
         return CodeLayout(kind, self.has_minima or other.has_minima, rounded)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import FP8, GROUP, CodeLayout, Codes
-from attend.model.net.formats.reading import SCALES, Find, Format, Part, Settings, Stored, Tensors, not_supported
+from attend.model.net.formats.format import SCALES, Find, Format, Part, Settings, Stored, Tensors, not_supported
 
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
@@ -42,7 +42,7 @@ class Fp8(Format):
     def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
         """The matrix and its scales, under whichever name they are there."""
         plain = stored(f"{name}_scale") is not None or (self.block is None and stored(f"{name}_scale_inv") is None)
-        return parts(name, f"{name}_scale" if plain else f"{name}_scale_inv", shape, self.block)
+        return matrix_parts(name, f"{name}_scale" if plain else f"{name}_scale_inv", shape, self.block)
 
     def form(self, name: str, tensor: Find) -> CodeLayout | None:
         """The floats themselves, where their blocks are whole groups of columns."""
@@ -50,7 +50,7 @@ class Fp8(Format):
 
     def read(self, name: str, shape: Sequence[int], tensors: Tensors) -> Iterator[Tensor | Codes]:
         """Read all rows of a matrix as one piece."""
-        yield numbers(tensors["weight"], tensors["scale"], self.block)
+        yield to_codes(tensors["weight"], tensors["scale"], self.block)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
         """Whether a tensor has no use: scales of activations have none."""
@@ -62,7 +62,7 @@ def is_block(block: object) -> bool:
     return isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
 
 
-def parts(name: str, scale: str, shape: Sequence[int], block: tuple[int, int] | None) -> dict[str, Part]:
+def matrix_parts(name: str, scale: str, shape: Sequence[int], block: tuple[int, int] | None) -> dict[str, Part]:
     """A matrix and its scales: of blocks, or of each row or the whole."""
     *experts, rows, columns = shape
     if block is None:
@@ -80,7 +80,7 @@ def form_of(block: tuple[int, int] | None) -> CodeLayout | None:
     return CodeLayout(FP8) if block is None or block[1] % GROUP == 0 else None
 
 
-def numbers(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor | Codes:
+def to_codes(weight_OI: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor | Codes:
     """The matrix as codes where its blocks are whole groups, else dequantised."""
     if form_of(block) is None:
         return dense(weight_OI, scale, block)

@@ -51,7 +51,7 @@ def _bits(bytes_RNB: Tensor) -> Tensor:
     return bits.flatten(-2) << 4
 
 
-def _signed(codes: Tensor, zero: int) -> Tensor:
+def _to_signed(codes: Tensor, zero: int) -> Tensor:
     """Codes from 0 on, less the one that means zero."""
     return codes.to(torch.int8) - zero
 
@@ -63,12 +63,12 @@ def _q4_1(blocks: Tensor) -> Parts:
 
 def _q5_0(blocks: Tensor) -> Parts:
     codes = _nibbles(blocks[..., 6:]) | _bits(blocks[..., 2:6])
-    return INT8, _signed(codes, 16), half(blocks, 0), None
+    return INT8, _to_signed(codes, 16), half(blocks, 0), None
 
 
 def _q5_1(blocks: Tensor) -> Parts:
     codes = _nibbles(blocks[..., 8:]) | _bits(blocks[..., 4:8])
-    return INT8, _signed(codes, 0), half(blocks, 0), half(blocks, 2)
+    return INT8, _to_signed(codes, 0), half(blocks, 0), half(blocks, 2)
 
 
 def _iq4_xs(blocks: Tensor) -> Parts:
@@ -104,7 +104,7 @@ def _q5_k(blocks: Tensor) -> Parts:
     scales, minima = _k_scales(blocks)
     codes = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
     bits = blocks[..., 16:48][..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    return INT8, _signed(codes | bits << 4, 0), scales, minima
+    return INT8, _to_signed(codes | bits << 4, 0), scales, minima
 
 
 CODED: dict[Type, Callable[[Tensor], Parts]] = {
@@ -151,7 +151,7 @@ FORMS = {
     Type.IQ2_XXS: CodeLayout(ggml_grids.IQ2_XXS),
     Type.IQ1_S: CodeLayout(ggml_grids.IQ1_S),
     **dict.fromkeys((Type.TQ1_0, Type.TQ2_0), CodeLayout(INT4)),
-    **{kind: CodeLayout(INT8, rounded=(kind.name,)) for kind in HALVES},
+    **{kind: CodeLayout(INT8, rounded_types=(kind.name,)) for kind in HALVES},
 }
 """What keeps a matrix of a type in memory. Scales for 16 columns have no place in codes: such numbers are rounded once more, to
 8 bits. That is little beside the rounding of the type itself.

@@ -19,11 +19,11 @@ from torch import Tensor
 from attend.model.config import ModelConfig
 from attend.model.gguf.common import CONVOLVING, FREQUENCIES, LONG, SHORT
 from attend.model.gguf.config import read_config
-from attend.model.gguf.container import Stored
+from attend.model.gguf.container import StoredTensor
 from attend.model.gguf.documents import container
 from attend.model.gguf.keys import Keys
+from attend.model.net.families.family import MTP, Family, in_block, pairs
 from attend.model.net.families.glm4 import halves
-from attend.model.net.families.reading import MTP, Family, in_block, pairs
 from attend.model.net.formats import gguf_delta
 from attend.model.net.formats.blocks import SLICE, Blocks
 from attend.model.net.formats.codes import GROUP, CodeLayout, Codes
@@ -133,7 +133,7 @@ class Gguf(Weights):
         """The types of the tensors, as llama.cpp names them."""
         return {stored.kind.name for stored in self._container.tensors.values()}
 
-    def spelled(self, family: Family) -> Family:
+    def resolve_names(self, family: Family) -> Family:
         """The family with GGUF's names, and with what the converters do to its tensors."""
         changes: Names = OTHERS.get(self._arch, {})
         weights: Names = WEIGHTS | (LFM2 if self._arch in CONVOLVING else {})
@@ -142,7 +142,7 @@ class Gguf(Weights):
             adapt = _from_neighbours
         if self._arch in gguf_delta.ARCHITECTURES:
             weights = WEIGHTS | gguf_delta.weights(self.where)
-            adapt = partial(gguf_delta.adapt, self._columns_I is not None)
+            adapt = partial(gguf_delta.adapt_value_heads, self._columns_I is not None)
         elif "blk.0.attn_qkv.weight" in self.where:
             changes = changes | {"attention.qkv": ("attn_qkv",)}
         if "blk.0.ffn_gate.weight" not in self.where:
@@ -153,23 +153,23 @@ class Gguf(Weights):
             family,
             weights=weights | in_block("blk", changes),
             adapt=adapt,
-            transposed=None,
+            transposed_weights=None,
             rows=None,
             gain_offset=None if family.gain_offset is None else 0.0,
             prefix="",
-            fused={},
+            fused_tensors={},
             left_out={f"blk.{layer}.": MTP for layer in range(*self._layers)},
-            ignored=SPARE if self._arch == "gemma4" else ROPE,
+            ignored_tensors=SPARE if self._arch == "gemma4" else ROPE,
         )
 
     def form(self, name: str) -> CodeLayout | None:
         """See `Weights`."""
-        stored = self._stored(name)
+        stored = self._find_stored(name)
         return None if stored is None else FORMS.get(stored.kind)
 
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """The tensor of this name, or that of all experts: NAME[7] is the part of the eighth."""
-        stored, whole = self._stored(name), shape
+        stored, whole = self._find_stored(name), shape
         if (match := _EXPERT.fullmatch(name)) is not None and stored is not None:
             if int(match["expert"]) >= stored.shape[0]:
                 stored = None
@@ -202,10 +202,10 @@ class Gguf(Weights):
         order_I = self._order(name)
         return order_I is not None and bool((order_I.view(-1, GROUP).diff() != 1).any())
 
-    def _stored(self, name: str) -> Stored | None:
+    def _find_stored(self, name: str) -> StoredTensor | None:
         return self._container.tensors.get(_base(name))
 
-    def _mapped(self, name: str) -> Tensor:
+    def _map_tensor(self, name: str) -> Tensor:
         """The bytes [rows, bytes in a row] of a tensor, or of the part of an expert."""
         stored = self._container.tensors[_base(name)]
         if stored.file not in self._maps:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from attend.model.config import ModelConfig
+from attend.model.net.families.family import Raw, in_block
 from attend.model.net.families.qwen3_5 import by_parts
-from attend.model.net.families.reading import Raw, in_block
 
 ARCHITECTURES = ("qwen3next", "qwen35", "qwen35moe")
 APART = ("qwen35", "qwen35moe")
@@ -43,7 +43,7 @@ def weights(names: Collection[str]) -> dict[str, tuple[str, ...]]:
     return in_block("blk", _IN_BLOCK | joined) | alone
 
 
-def adapt(apart: bool, config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+def adapt_value_heads(apart: bool, config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
     """`Family.adapt`, where value heads lie apart or do not."""
     part = name.split(".")[2] if name.startswith("blk.") else ""
     if part == "attn_q":

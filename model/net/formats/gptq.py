@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import CodeLayout, Codes
-from attend.model.net.formats.reading import (
+from attend.model.net.formats.format import (
     KINDS,
     SCALES,
     WORDS,
@@ -34,7 +34,7 @@ from attend.model.net.formats.reading import (
     module_of,
     not_supported,
     regroup,
-    unpack,
+    unpack_words,
 )
 
 LAYOUTS = {"gptq": 1, "gptq_v2": 0}
@@ -84,7 +84,7 @@ class Gptq(Format):
 
     def _zeros(self, words: Tensor) -> Tensor:
         """[groups, out], as values. One is added to whole words: so 0 - 1, which borrows from its neighbour, is 0 again."""
-        return as_values(unpack(words + self.added * ONES[self.bits], self.bits), self.bits)
+        return as_values(unpack_words(words + self.added * ONES[self.bits], self.bits), self.bits)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
         """Whether a tensor is a bias of zeros, which old writers gave to every matrix."""

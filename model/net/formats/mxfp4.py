@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import GROUP, MXFP4, CodeLayout, Codes
-from attend.model.net.formats.reading import Find, Format, Part, Settings, Stored, Tensors, count_groups
+from attend.model.net.formats.format import Find, Format, Part, Settings, Stored, Tensors, count_groups
 
 BYTES = ("U8",)
 """Dtype of both tensors, by its name in safetensors."""

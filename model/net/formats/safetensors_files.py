@@ -9,11 +9,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.families.reading import Family
+from attend.model.net.families.family import Family
 from attend.model.net.families.table import spelling_of, spellings, with_prefix
 from attend.model.net.formats.codes import CodeLayout, Codes
-from attend.model.net.formats.compressed import CompressedTensors
-from attend.model.net.formats.reading import Part
+from attend.model.net.formats.compressed_tensors import CompressedTensors
+from attend.model.net.formats.format import Part
 from attend.model.net.formats.table import format_of, unread_tensor
 from attend.model.net.formats.weights import Place, Weights
 from attend.model.weights import INDEX, WHOLE, check_header, passed_over, read_index, read_json, weight_files
@@ -22,7 +22,7 @@ STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float6
 """What plain weights may be stored in, under safetensors' names."""
 
 
-class _Asked(NamedTuple):
+class _FoundMatrix(NamedTuple):
     """A matrix in the folder's format whose tensors were found."""
 
     name: str
@@ -38,7 +38,7 @@ class Safetensors(Weights):
         self.format = format_of(read_json(folder, "config.json"))
         if self.format is not None:
             self.title, self.notes = self.format.title, self.format.notes
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _FoundMatrix] = {}
         super().__init__(folder, weight_files(folder))
         self._opened = {path.name: _open(path) for path in self.files}
         for file, handle in self._opened.items():
@@ -63,7 +63,7 @@ class Safetensors(Weights):
         kinds = {self._opened[file].get_slice(name).get_dtype() for name, file in self.where.items()}
         return {STORED.get(kind, kind) for kind in kinds}
 
-    def spelled(self, family: Family) -> Family:
+    def resolve_names(self, family: Family) -> Family:
         """The family with the prefix of the names that are there, and with the fused tensors."""
         try:
             prefix = spelling_of(family, self.where)
@@ -72,7 +72,7 @@ class Safetensors(Weights):
         if isinstance(self.format, CompressedTensors):
             self.format.spell(prefix, spellings(family))
         family, fused = with_prefix(family, prefix), {}
-        for ours, theirs in family.fused.items():
+        for ours, theirs in family.fused_tensors.items():
             plain = (family.weights or {})[ours]
             if self._layers_with(theirs[0]):
                 fused |= {ours: theirs} | {ours.replace("{}", layer): plain for layer in self._layers_with(plain[0])}
@@ -89,11 +89,11 @@ class Safetensors(Weights):
 
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """(name, file) of what holds a tensor of this shape, itself or its parts; None after noting what is wrong."""
-        if self.format is None or len(shape) < 2 or not self.format.holds(name, self._stored):
+        if self.format is None or len(shape) < 2 or not self.format.holds(name, self._find_stored):
             place = self._find(Part(name, tuple(STORED), (tuple(shape),)))
             return None if place is None else [place]
         try:
-            parts = self.format.parts(name, shape, self._stored)
+            parts = self.format.parts(name, shape, self._find_stored)
         except ValueError as error:
             self.problems.append(f"{self.where.get(name, self.path.name)}: tensor {name}: {error}")
             return None
@@ -102,16 +102,16 @@ class Safetensors(Weights):
         found = [place for place in places if place is not None]
         if len(found) < len(places):
             return None
-        self._asked[found[0][0]] = _Asked(name, shape, list(parts))
+        self._asked[found[0][0]] = _FoundMatrix(name, shape, list(parts))
         return found
 
     def form(self, name: str) -> CodeLayout | None:
         """See `Weights`: the codes of a matrix in the folder's format."""
-        if self.format is None or not self.format.holds(name, self._stored):
+        if self.format is None or not self.format.holds(name, self._find_stored):
             return None
-        return self.format.form(name, lambda part: self._mapped(part) if part in self.where else None)
+        return self.format.form(name, lambda part: self._map_tensor(part) if part in self.where else None)
 
-    def _stored(self, name: str) -> str | None:
+    def _find_stored(self, name: str) -> str | None:
         file = self.where.get(name)
         return None if file is None else str(self._opened[file].get_slice(name).get_dtype())
 
@@ -124,8 +124,8 @@ class Safetensors(Weights):
         file = self.where[name]
         tensor = self._opened[file].get_slice(name)
         found, stored = tensor.get_shape(), tensor.get_dtype()
-        if stored not in part.stored:
-            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(part.stored)}")
+        if stored not in part.stored_dtypes:
+            self.problems.append(f"{file}: tensor {name} is {stored}, expected one of {', '.join(part.stored_dtypes)}")
             return None
         if tuple(found) not in part.shapes:
             expected = " or ".join(str(list(shape)) for shape in part.shapes)
@@ -133,7 +133,7 @@ class Safetensors(Weights):
             return None
         return name, file
 
-    def _mapped(self, name: str) -> Tensor:
+    def _map_tensor(self, name: str) -> Tensor:
         tensor: Tensor = self._opened[self.where[name]].get_tensor(name)
         return tensor
 
@@ -149,7 +149,7 @@ class Safetensors(Weights):
             self.problems.append(f"{self.where[name]}: tensor {name}: {error}")
 
     def _is_spare(self, name: str) -> bool:
-        return self.format is not None and self.format.is_spare(name, lambda: self._mapped(name))
+        return self.format is not None and self.format.is_spare(name, lambda: self._map_tensor(name))
 
 
 def _open(path: Path) -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 
 from attend.model.errors import CheckpointError
 from attend.model.net.formats.awq import Awq
-from attend.model.net.formats.compressed import CompressedTensors
+from attend.model.net.formats.compressed_tensors import CompressedTensors
+from attend.model.net.formats.format import Format, Settings, not_supported
 from attend.model.net.formats.fp8 import Fp8
 from attend.model.net.formats.gptq import Gptq
 from attend.model.net.formats.mxfp4 import Mxfp4
-from attend.model.net.formats.reading import Format, Settings, not_supported
 
 FORMATS: dict[str, Callable[[Settings], Format]] = {
     "awq": Awq,
@@ -63,7 +63,7 @@ def format_of(raw: Mapping[str, Any]) -> Format | None:
     text = raw.get("text_config")
     places = (raw, text if isinstance(text, dict) else {})
     if any(_is_mlx(place.get("quantization")) for place in places):
-        raise CheckpointError(f"config.json: quantization: {_unread('mlx')}")
+        raise CheckpointError(f"config.json: quantization: {_not_supported_text('mlx')}")
     keys = ("quantization_config", "compression_config")
     found = [place[key] for place in places for key in keys if place.get(key) is not None]
     if not found:
@@ -75,7 +75,7 @@ def format_of(raw: Mapping[str, Any]) -> Format | None:
     known = {name.replace("_", "-"): name for name in (*FORMATS, *UNSUPPORTED)}
     name = known.get(method, method)
     if name not in FORMATS:
-        raise not_supported(_unread(name))
+        raise not_supported(_not_supported_text(name))
     try:
         return FORMATS[name](settings)
     except (TypeError, AttributeError) as error:  # somewhere in it
@@ -99,7 +99,7 @@ def _is_mlx(settings: object) -> bool:
     return {"bits", "group_size"} <= settings.keys()
 
 
-def _unread(name: str) -> str:
+def _not_supported_text(name: str) -> str:
     what = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
     return f"quant_method {name!r}{what} is not supported; known: {', '.join(FORMATS)}. Instead {INSTEAD}"
 
@@ -109,4 +109,4 @@ def unread_tensor(names: Collection[str]) -> str | None:
     found = ((name, method) for name in names for method, ends in TENSORS.items() if name.endswith(ends))
     scaled = ((name, "mlx") for name in names if name.endswith(".scales") and f"{name[:-7]}.weight" in names)
     # MLX has codes in `weight`, and in some of its modes no biases.
-    return next((f"tensor {name} is not read: {_unread(method)}" for name, method in chain(found, scaled)), None)
+    return next((f"tensor {name} is not read: {_not_supported_text(method)}" for name, method in chain(found, scaled)), None)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.families.reading import Family
+from attend.model.net.families.family import Family
 from attend.model.net.families.table import their_names
 from attend.model.net.formats.blocks import Blocks
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes
-from attend.model.net.mapped import release
+from attend.model.net.mapped_memory import release
 
 NOT_FINITE = "holds NaN or infinity"
 SHOWN = 5
@@ -56,7 +56,7 @@ class Weights:
     def close(self) -> None:
         """Close the files; a kind of files that opens none does nothing."""
 
-    def spelled(self, family: Family) -> Family:
+    def resolve_names(self, family: Family) -> Family:
         """The family with the names of the tensors that are there."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class Weights:
         """Whether a tensor that nobody asked for may be passed over."""
         return False
 
-    def _mapped(self, name: str) -> Tensor:
+    def _map_tensor(self, name: str) -> Tensor:
         """A tensor as a view of the mapped file, in its stored dtype."""
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class Weights:
         places = self.find(name, shape)
         if places is None:
             return
-        held = [self._mapped(part) for part, _ in places]
+        held = [self._map_tensor(part) for part, _ in places]
         self.read += sum(tensor.nbytes for tensor in held)
         stored, file = places[0]
         self._taken, self.origin = held, f"{file}: tensor {stored}"
@@ -122,7 +122,7 @@ class Weights:
         """Note a head that is not the embedding, though the config ties them: whoever trained it did not."""
         [name], [head] = (their_names(family, config, ours) for ours in ("embedding.tokens.weight", "head.weight"))
         if name in self.where and head in self.where:
-            pair = [self._mapped(each) for each in (name, head)]
+            pair = [self._map_tensor(each) for each in (name, head)]
             if not torch.equal(*pair):
                 told = f"tensor {head} is not {name}, but config.json has tie_word_embeddings"
                 self.problems.append(f"{self.where[head]}: {told}")
@@ -134,7 +134,7 @@ class Weights:
         heads = (family.weights or {}).get("head.weight", ("lm_head.weight",))
         left_out = tuple(family.left_out)
         for name, file in self.where.items():
-            ignored = family.ignored.search(name) or name.startswith(left_out) or (tied and name in heads)
+            ignored = family.ignored_tensors.search(name) or name.startswith(left_out) or (tied and name in heads)
             if name not in self.used and not ignored and not self._is_spare(name):
                 self.problems.append(f"{file}: tensor {name} is unexpected")
         if self.problems:

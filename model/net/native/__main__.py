@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from attend.model.net.native.build import build, find_compiler, private_folder
+from attend.model.net.native.build import build_library, find_compiler, private_folder
 from attend.model.net.native.library import library_path
 
 
@@ -16,7 +16,7 @@ def main() -> int:
         return 0
     try:
         beside = library_path().parent
-        print(f"native decoder: {build(compiler, beside if os.access(beside, os.W_OK) else private_folder())}")
+        print(f"native decoder: {build_library(compiler, beside if os.access(beside, os.W_OK) else private_folder())}")
     except (subprocess.CalledProcessError, OSError) as error:
         words = getattr(error, "stderr", error)
         print(f"the native decoder cannot be built, the torch path will serve: {words}", file=sys.stderr)

@@ -30,7 +30,7 @@ class NativeAdapters:
         for name, low in adapter.matrices.items():
             if name not in self._numbers:
                 raise CheckpointError(f"an adapter of {name} is not computed by the native backend, but by backend = torch")
-            copy.put(self._numbers[name], low)
+            copy.copy_matrix(self._numbers[name], low)
         self._copies[kept] = copy
         return kept
 
@@ -55,7 +55,7 @@ class _Copy:
             raise MemoryError(NO_ROOM)
         weakref.finalize(self, library.attend_adapter_free, self.address).atexit = False
 
-    def put(self, number: int, low: LowRank) -> None:
+    def copy_matrix(self, number: int, low: LowRank) -> None:
         """Add the matrices A and B for the packed matrix `number`."""
         down_RI, up_OR = low.down_RI.contiguous(), low.up_OR.contiguous()
         numbers = [(rows.start, rows.stop, ranks.start, ranks.stop) for rows, ranks in low.parts]

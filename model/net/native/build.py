@@ -24,7 +24,7 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 
-def build(compiler: str, folder: Path, keep: int = 1) -> Path:
+def build_library(compiler: str, folder: Path, keep: int = 1) -> Path:
     """Compile the decoder into a folder, which keeps the newest `keep` libraries; returns this one.
 
     Raises CalledProcessError with the compiler's words, or OSError.
@@ -72,7 +72,7 @@ def provide(say: Callable[[str], None]) -> None:
                 return
             say(f"Building the native decoder, once: about {SECONDS} s ...")
             started = time.monotonic()
-            path = build(compiler, folder, KEPT)
+            path = build_library(compiler, folder, KEPT)
         say(f"Built {path} in {time.monotonic() - started:.0f} s")
     except subprocess.CalledProcessError as error:
         lines = (error.stderr.strip() or str(error)).splitlines()
@@ -83,10 +83,10 @@ def provide(say: Callable[[str], None]) -> None:
 
 def is_there() -> bool:
     """Whether a library is there that this machine can load."""
-    return any(_loads(path) for place in (library_path, cached_path) if (path := _found(place)) is not None)
+    return any(_loads(path) for place in (library_path, cached_path) if (path := _path_if_file(place)) is not None)
 
 
-def _found(place: Callable[[], Path]) -> Path | None:
+def _path_if_file(place: Callable[[], Path]) -> Path | None:
     try:
         return path if (path := place()).is_file() else None
     except OSError:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from attend.model.net.delta import GatedDelta
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.drawing import draw_rows
-from attend.model.net.native.library import check, native, variant
-from attend.model.net.native.packing import NO_ROOM, pack
+from attend.model.net.native.library import check_memory, native, variant
+from attend.model.net.native.packing import NO_ROOM, pack_decoder
 from attend.model.net.native.structures import Caches, LayerSizes, StepCall, attention_numbers, layer_sizes, model_sizes
-from attend.model.net.paged_attention import BatchLayout, Paged
-from attend.model.net.pulse import Pulse
+from attend.model.net.paged_attention import BatchLayout, PagedAttention
+from attend.model.net.progress import ProgressCounter
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Block, Decoder, Embedding, PostNormBlock
@@ -85,7 +85,7 @@ class StepRows(NamedTuple):
     """[R]: positions of their first tokens."""
     counts: Sequence[int]
     """[R]: how many tokens each request brings."""
-    kept: Sequence[int]
+    snapshot_counts: Sequence[int]
     """[R]: after how many of its tokens a request's state is kept."""
     tables: Sequence[Sequence["array[int]"]]
     """[G][R]: block tables of each group of layers that has keys and values, or [1][R]: they have the same."""
@@ -118,12 +118,12 @@ class NativeDecoder:
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self.library, self.handle = self._library, self._net
         self._per_layer = net.per_layer
-        self.reading = pack(self, net, spend=spend, report=report)
+        self.reading = pack_decoder(self, net, spend=spend, report=report)
         """Seconds in which files were read, of those that packing took."""
         self._viewed: tuple[KVCache | None, Caches] = (None, Caches())
         self._scores_SV = torch.empty(0, config.vocab_size)  # kept from step to step
 
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: PagedAttention) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`. Positions are those of the layout."""
         layout = attention.layout
         hidden_TE = torch.empty(len(tokens_T), self.config.hidden_size, dtype=torch.bfloat16)
@@ -141,7 +141,7 @@ class NativeDecoder:
                 (ctypes.c_void_p * len(tables))(*tables),
                 *places,
                 hidden=hidden_TE.data_ptr(),
-                pulse=attention.pulse.address,
+                pulse=attention.progress.address,
             ),
         )
         return hidden_TE
@@ -152,7 +152,7 @@ class NativeDecoder:
         rows: StepRows,
         scored: Sequence[int],
         draws: Sequence[Draw],
-        pulse: Pulse,
+        progress: ProgressCounter,
         hidden_TE: Tensor | None = None,
     ) -> tuple[list[int], Tensor]:
         """The tokens [S] drawn after the tokens whose places in T are `scored`, UNSCORED or EXCLUDED where there is none, and
@@ -166,7 +166,7 @@ class NativeDecoder:
         tables = [table for of_group in of_groups for table in of_group]
         ends = [-(-(start + count) // cache.block_size) for start, count in zip(rows.starts, rows.counts, strict=True)]
         assert all(len(table) >= end for table, end in zip(tables, ends * len(of_groups), strict=True)), "a table is too short"
-        numbers = [array("q", some) for some in (rows.starts, rows.counts, rows.kept)]
+        numbers = [array("q", some) for some in (rows.starts, rows.counts, rows.snapshot_counts)]
         states = [None if slots is None else array("q", slots) for slots in (rows.sources, rows.places)]
         places, drawn = array("q", scored), array("q", [0]) * num_scored
         asked, held = draw_rows(draws, vocab_size)
@@ -183,7 +183,7 @@ class NativeDecoder:
                 scores=self._scores_SV.data_ptr(),
                 draws=ctypes.cast(asked, ctypes.c_void_p) if num_scored else None,
                 drawn=drawn.buffer_info()[0],
-                pulse=pulse.address,
+                pulse=progress.address,
             ),
         )
         del held
@@ -193,7 +193,7 @@ class NativeDecoder:
         vectors_TV = self._vectors(tokens)
         if vectors_TV is not None:
             call.vectors = vectors_TV.data_ptr()
-        check(self._library.attend_step(self._net, ctypes.byref(self._view(cache)), ctypes.byref(call)))
+        check_memory(self._library.attend_step(self._net, ctypes.byref(self._view(cache)), ctypes.byref(call)))
 
     def _vectors(self, tokens: "Tensor | array[int]") -> Tensor | None:
         """What each token has by itself for each layer, bfloat16 [T, L P]; None where there is nothing."""
@@ -208,7 +208,7 @@ class NativeDecoder:
         """Scores of the next token [T, V] in float32: not rounded to the weights' precision."""
         logits_TV = torch.empty(len(hidden_TE), self.config.vocab_size)
         hidden_TE = hidden_TE.contiguous()
-        check(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
+        check_memory(self._library.attend_logits(self._net, hidden_TE.data_ptr(), len(hidden_TE), logits_TV.data_ptr()))
         return logits_TV
 
     def _view(self, cache: KVCache) -> Caches:
@@ -237,7 +237,7 @@ def _arrays(net: Decoder) -> list[Tensor | None]:
         embedding = net.embedding.tokens.weight
         assert embedding.dtype == torch.bfloat16
     of_vectors = nn.Identity() if net.per_layer is None else net.per_layer.norm
-    arrays: list[Tensor | None] = [embedding, _added(net.embedding), *_norm(net.norm), *_norm(of_vectors)]
+    arrays: list[Tensor | None] = [embedding, _position_vectors(net.embedding), *_norm(net.norm), *_norm(of_vectors)]
     for block, rope in zip(net.blocks, net.rope_of_layer, strict=True):
         for norm in _norms(block):
             arrays += _norm(norm)
@@ -263,7 +263,7 @@ def _recurrence(mixer: nn.Module) -> list[Tensor | None]:
     return [None if part is None else part.detach().float().contiguous() for part in parts]
 
 
-def _added(embedding: Embedding) -> Tensor | None:
+def _position_vectors(embedding: Embedding) -> Tensor | None:
     """The vectors of positions [P, E], float32, where they are added."""
     if embedding.positions is not None:
         return embedding.positions.weight.float()

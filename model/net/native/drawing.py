@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attend.model.net.native.library import check, native
+from attend.model.net.native.library import check_memory, native
 from attend.model.params import DecodingParams
 from attend.model.sampling_plan import LEAST_TEMPERATURE, Draw, reach
 
@@ -45,7 +45,7 @@ class _Draw(ctypes.Structure):
     )
 
 
-class _Scored(ctypes.Structure):
+class _LogprobRequest(ctypes.Structure):
     """What is asked of a row's log probabilities, and where they go."""
 
     _fields_ = (("token", _I), ("top", _I), ("others", _P), ("num_others", _I), ("values", _P), ("likeliest", _P))
@@ -56,7 +56,7 @@ def draw_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     scores_RV = scores_RV.contiguous()
     tokens_R = torch.empty(len(draws), dtype=torch.int64)
     rows, held = draw_rows(draws, scores_RV.shape[1])
-    check(native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, rows, tokens_R.data_ptr()))
+    check_memory(native().attend_draw(scores_RV.data_ptr(), *scores_RV.shape, rows, tokens_R.data_ptr()))
     del held
     return tokens_R
 
@@ -83,11 +83,11 @@ def _row(draw: Draw, vocab_size: int, held: list[Any]) -> tuple[Any, int, int, f
 
 def _changes(draw: Draw, vocab_size: int, held: list[Any]) -> Iterator[Any]:
     decoding = draw.plan.decoding
-    refused = _refused(decoding, vocab_size) if decoding.allowed_token_ids else None
+    refused = _refused_mask(decoding, vocab_size) if decoding.allowed_token_ids else None
     tokens, biases = _biases(decoding)
     text = draw.text if draw.plan.penalizes else None
     seen, drawn, counts = (NOTHING, NOTHING, NOTHING) if text is None else text
-    banned = array("q", draw.banned)
+    banned = array("q", draw.banned_tokens)
     held += (refused, tokens, biases, banned)
     yield None if refused is None else refused.data_ptr()
     yield from (tokens.buffer_info()[0], *biases.buffer_info())
@@ -98,22 +98,22 @@ def _changes(draw: Draw, vocab_size: int, held: list[Any]) -> Iterator[Any]:
     yield from (decoding.repetition_penalty, decoding.frequency_penalty, decoding.presence_penalty)
 
 
-def _refused(decoding: DecodingParams, vocab_size: int) -> Tensor:
+def _refused_mask(decoding: DecodingParams, vocab_size: int) -> Tensor:
     """Whether a token is not among the allowed ones, bool [V]."""
-    known: Tensor | None = decoding.remembered.get(("native", vocab_size))
+    known: Tensor | None = decoding.derived_values.get(("native", vocab_size))
     if known is None:
         known = torch.ones(vocab_size, dtype=torch.bool)
         known[torch.tensor(decoding.allowed_token_ids)] = False
-        decoding.remembered["native", vocab_size] = known
+        decoding.derived_values["native", vocab_size] = known
     return known
 
 
 def _biases(decoding: DecodingParams) -> "tuple[array[int], array[float]]":
     """Tokens, and what is added to the scores of each."""
-    known = decoding.remembered.get("biases")
+    known = decoding.derived_values.get("biases")
     if known is None:
         known = array("q", decoding.logit_bias), array("f", decoding.logit_bias.values())
-        decoding.remembered["biases"] = known
+        decoding.derived_values["biases"] = known
     return known
 
 
@@ -128,7 +128,7 @@ def logprobs(
     more = [array("q", each) for each in others] or [NOTHING] * len(tops)
     values = [array("f", [math.nan] * (1 + count + len(some))) for count, some in zip(tops, more, strict=True)]
     ids = [array("q", range(count)) for count in tops]
-    rows = (_Scored * len(tops))(
+    rows = (_LogprobRequest * len(tops))(
         *(
             (token, count, *some.buffer_info(), found.buffer_info()[0], likeliest.buffer_info()[0])
             for token, count, some, found, likeliest in zip(tokens, tops, more, values, ids, strict=True)

@@ -80,7 +80,7 @@ def cached_path() -> Path:
 
 
 @cache
-def load() -> ctypes.CDLL | None:
+def load_library() -> ctypes.CDLL | None:
     """The library with the best variant chosen, or None where it was not built or cannot be loaded. torch must be imported:
     the library then uses its OpenMP runtime (libgomp), and none is loaded beside that.
     """
@@ -92,12 +92,12 @@ def load() -> ctypes.CDLL | None:
 
 def native() -> ctypes.CDLL:
     """The library, which must be there."""
-    library = load()
+    library = load_library()
     assert library is not None, "the native decoder is not built"
     return library
 
 
-def check(failed: int) -> None:
+def check_memory(failed: int) -> None:
     """Raise MemoryError where a call says so."""
     if failed:
         raise MemoryError("out of memory: the native decoder's buffers of this step do not fit")
@@ -115,5 +115,5 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 def variant() -> str:
     """The best variant that this CPU has; empty without a library."""
-    library = load()
+    library = load_library()
     return "" if library is None else VARIANTS[library.attend_best()]

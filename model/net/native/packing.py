@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from attend.model.config import LayerSpec, ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.experts import Mixture
-from attend.model.net.formats.blocks import Blocks, Mapped, Unread
+from attend.model.net.formats.blocks import Blocks, MappedFiles, MappedRows
 from attend.model.net.formats.weights import NOT_FINITE
 from attend.model.net.linear import Linear, replace_linears
-from attend.model.net.mapped import read_ahead, read_now, release
-from attend.model.net.native.unpacked import Holder, UnpackedLinear
+from attend.model.net.mapped_memory import read_ahead, read_now, release
+from attend.model.net.native.unpacked_linear import Holder, UnpackedLinear
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import ConvSpec, DeltaSpec
@@ -50,29 +50,29 @@ class _BlockRows(ctypes.Structure):
     )
 
 
-def pack(holder: Holder, net: Decoder, *, spend: bool, report: Callable[[int, int], None]) -> float:
-    """Copy all matrices of a decoder; returns the seconds in which files were read. `report`: see `checkpoint.load`.
+def pack_decoder(holder: Holder, net: Decoder, *, spend: bool, report: Callable[[int, int], None]) -> float:
+    """Copy all matrices of a decoder; returns the seconds in which files were read. `report`: see `checkpoint.load_decoder`.
 
     With `spend` each is freed as soon as it is copied, and an UnpackedLinear stands in its place. Raises CheckpointError where
     one is not finite, and MemoryError.
     """
-    matrices, mapped, number, left, reading = list(_matrices(net)), net.mapped, 0, {}, 0.0
+    matrices, mapped, number, left, reading = list(_matrices(net)), net.mapped_files, 0, {}, 0.0
     read = 0 if mapped is None else mapped.read
     if spend and net.config.tied_head:
         net.embedding.tokens = None  # it is the head
     for parts, following in zip_longest(matrices, matrices[1:], fillvalue=()):
         firsts = accumulate((part.out_features for part in parts), initial=0)
         left |= {part: UnpackedLinear.inside(holder, part, number, first) for part, first in zip(parts, firsts, strict=False)}
-        unread = [each for part in parts for each in part.unread]
-        reading += _read(unread, [each for part in following for each in part.unread])
-        linear = _joined(parts)
+        unread = [each for part in parts for each in part.mapped_rows]
+        reading += _read(unread, [each for part in following for each in part.mapped_rows])
+        linear = _join_linears(parts)
         for function, arguments, origins in _pieces(linear):
             _check(getattr(holder.library, function)(holder.handle, number, *arguments), origins, mapped)
             number += 1
         for each in unread:
-            release(each.held)
+            release(each.memory)
         if mapped is not None:
-            read += sum(each.held.nbytes for each in unread)
+            read += sum(each.memory.nbytes for each in unread)
             report(read, mapped.size)
         if spend:
             for spent in (linear, *parts):
@@ -83,17 +83,17 @@ def pack(holder: Holder, net: Decoder, *, spend: bool, report: Callable[[int, in
     return reading
 
 
-def _read(unread: Sequence[Unread], following: Sequence[Unread]) -> float:
+def _read(unread: Sequence[MappedRows], following: Sequence[MappedRows]) -> float:
     """Bring rows into memory, while the system begins with those that follow. Returns the seconds."""
     began = time.perf_counter()
     for each in unread:
-        read_now(each.held)
+        read_now(each.memory)
     for each in following:
-        read_ahead(each.held)
+        read_ahead(each.memory)
     return time.perf_counter() - began
 
 
-def _check(result: int, origins: Sequence[str], mapped: Mapped | None) -> None:
+def _check(result: int, origins: Sequence[str], mapped: MappedFiles | None) -> None:
     if result == NO_MEMORY:
         raise MemoryError(NO_ROOM)
     if mapped is not None and result >= BROKEN and (origin := origins[result - BROKEN]):
@@ -144,7 +144,7 @@ def _matrices(net: Decoder) -> Iterator[tuple[Linear, ...]]:
         yield (net.embedding.tokens,)
 
 
-def _joined(parts: Sequence[Linear]) -> Linear:
+def _join_linears(parts: Sequence[Linear]) -> Linear:
     """Matrices under each other as one: a router, and the gate of the shared expert, which has no bias."""
     if len(parts) == 1:
         return parts[0]
@@ -160,32 +160,32 @@ def _joined(parts: Sequence[Linear]) -> Linear:
 def _pieces(linear: Linear) -> Iterator[tuple[str, list[Any], list[str]]]:
     """What packs each matrix of a module, one or one for each expert: function, arguments, and where its parts are from."""
     if not isinstance(linear, QuantisedLinear):
-        unread = linear.unread or (Unread(linear.dense(), ""),)
+        unread = linear.mapped_rows or (MappedRows(linear.dense(), ""),)
         for expert, parts in _of_experts(linear, unread):
-            assert all(each.held.dtype == torch.bfloat16 for each in parts)
-            rows = [_PlainRows(each.held.data_ptr(), each.num_rows) for each in parts]
+            assert all(each.memory.dtype == torch.bfloat16 for each in parts)
+            rows = [_PlainRows(each.memory.data_ptr(), each.num_rows) for each in parts]
             arguments = [(_PlainRows * len(rows))(*rows), _pointer(linear.bias, expert)]
             yield "attend_pack", arguments, [each.origin for each in parts]
         return
     table, experts = (ctypes.c_int8 * 16)(*linear.kind.values), range(linear.whole[0]) if len(linear.whole) > 2 else [...]
-    if not linear.unread:
+    if not linear.mapped_rows:
         for expert in experts:
             codes = (_pointer(part, expert) for part in (linear.codes, linear.scales, linear.minima, linear.units))
             yield "attend_pack_codes", [linear.kind.bits, *codes, table, _pointer(linear.bias, expert)], [""]
         return
-    for expert, parts in _of_experts(linear, linear.unread):
+    for expert, parts in _of_experts(linear, linear.mapped_rows):
         orders = [each.rows.order() for each in parts]  # alive until the next is asked for
         rows = [_block_rows(each.rows, order) for each, order in zip(parts, orders, strict=True)]
         coding = [linear.kind.bits, linear.has_minima, table, _pointer(linear.bias, expert)]
         yield "attend_pack_blocks", [*coding, (_BlockRows * len(rows))(*rows)], [each.origin for each in parts]
 
 
-def _of_experts(linear: Linear, unread: Sequence[Unread]) -> Iterator[tuple[Any, list[Unread]]]:
+def _of_experts(linear: Linear, unread: Sequence[MappedRows]) -> Iterator[tuple[Any, list[MappedRows]]]:
     """Each expert and the parts of its rows; `...` and all parts of a matrix that is none of experts."""
     if len(linear.whole) < 3:
         yield ..., list(unread)
         return
-    parts: list[Unread] = []
+    parts: list[MappedRows] = []
     expert = 0
     for whole in unread:
         for part in _split(whole, linear):
@@ -195,11 +195,11 @@ def _of_experts(linear: Linear, unread: Sequence[Unread]) -> Iterator[tuple[Any,
                 parts, expert = [], expert + 1
 
 
-def _split(part: Unread, linear: Linear) -> list[Unread]:
+def _split(part: MappedRows, linear: Linear) -> list[MappedRows]:
     """The rows of each expert, where a part has those of several."""
     if isinstance(part.rows, Blocks):
         return [part]
-    return [Unread(some, part.origin) for some in part.rows.view(-1, linear.in_features).split(linear.out_features)]
+    return [MappedRows(some, part.origin) for some in part.rows.view(-1, linear.in_features).split(linear.out_features)]
 
 
 def _block_rows(blocks: Blocks, order_R: Tensor | None) -> _BlockRows:

@@ -113,7 +113,7 @@ class Shares:
     """int64. May be longer than the items are; `first_R[-1]` is their number."""
 
     @classmethod
-    def cut(cls, last_R: Tensor, size: int, limit: int, at_most: int, most: int = 0) -> "Shares":
+    def split_rows(cls, last_R: Tensor, size: int, limit: int, at_most: int, most: int = 0) -> "Shares":
         """Cut each row's `last + 1` units, or `limit` of them (0: no limit), into items of `size`, `at_most` in all.
 
         A row gets at most `most` items, if that is not 0: a multiple of `size` each.
@@ -153,7 +153,7 @@ class Longer:
         numbers = integers([*(number for row in rows for number in row), *first, num_parts, *tokens], device)
         places_R7, first_, tokens_ = numbers.split([7 * len(rows), len(first) + 1, len(tokens)])
         places_R7 = places_R7.view(-1, 7)
-        shares = Shares.cut(places_R7[:, 1].contiguous(), queries, 0, sum(cdiv(row[1] + 1, queries) for row in rows))
+        shares = Shares.split_rows(places_R7[:, 1].contiguous(), queries, 0, sum(cdiv(row[1] + 1, queries) for row in rows))
         return cls(places_R7, shares, max(row[4] for row in rows), first_, tokens_, num_parts)
 
 
@@ -198,7 +198,7 @@ class StepPlan:
             layout = self.layout
             single = layout.rows[: layout.num_single]
             at_most = sum(min(MOST_SPLITS, cdiv(min(row.start + 1, window or row.start + 1), SPLIT)) for row in single)
-            self.decodes[window] = Shares.cut(layout.positions_T[: len(single)], SPLIT, window, at_most, MOST_SPLITS)
+            self.decodes[window] = Shares.split_rows(layout.positions_T[: len(single)], SPLIT, window, at_most, MOST_SPLITS)
         return self.decodes[window]
 
     def prefill(self, window: int, tiles: Tiles, queries: int, kv_heads: int) -> list[Longer]:

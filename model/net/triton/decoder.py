@@ -14,10 +14,10 @@ from triton import cdiv, next_power_of_2
 from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.delta import GatedDelta
 from attend.model.net.linear import replace_linears
-from attend.model.net.paged_attention import Paged
+from attend.model.net.paged_attention import PagedAttention
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import delta, fused
+from attend.model.net.triton import delta, fused_kernels
 from attend.model.net.triton.codes import multiply_codes
 from attend.model.net.triton.mlp import AT_ONCE, feed_forward
 
@@ -52,7 +52,7 @@ class TritonDecoder:
         self._layers = net.config.layers
         self._joints, self._last = _joints(net)
 
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Paged) -> Tensor:
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: PagedAttention) -> Tensor:
         """Hidden states [T, E]; see `Decoder.forward`."""
         residual_TE, update_TE = self.net.embedding(tokens_T, positions_T), None
         of_layers = None if self.net.per_layer is None else self.net.per_layer(tokens_T, residual_TE).unbind(1)
@@ -82,7 +82,7 @@ class TritonDecoder:
         if none and update_TE is None:
             return normed_TE
         num_tokens, width = residual_TE.shape
-        fused.join_kernel[(num_tokens,)](
+        fused_kernels.join_kernel[(num_tokens,)](
             residual_TE if update_TE is None else update_TE,
             residual_TE,
             normed_TE,
@@ -104,7 +104,7 @@ class TritonDecoder:
         return normed_TE
 
     def _attend(
-        self, module: MultiHeadAttention | GatedDelta | ShortConv, normed_TE: Tensor, layer: int, attention: Paged
+        self, module: MultiHeadAttention | GatedDelta | ShortConv, normed_TE: Tensor, layer: int, attention: PagedAttention
     ) -> Tensor:
         """Attention's output [T, E], or of what is in its place; the step's keys and values are in the cache then."""
         if isinstance(module, ShortConv):
@@ -126,16 +126,16 @@ class TritonDecoder:
         num_tokens, width = heads_TQ.shape
         size = min(AT_ONCE, next_power_of_2(width))
         sizes = {"Q": width, "P": gate_TP.shape[1], "BEGIN": begin, "SHARED": shared, "SIZE": size}
-        fused.gate_kernel[(num_tokens, cdiv(width, size))](heads_TQ, gate_TP, **sizes)
+        fused_kernels.gate_kernel[(num_tokens, cdiv(width, size))](heads_TQ, gate_TP, **sizes)
 
-    def _turn(self, module: MultiHeadAttention, qkv: Tensor, layer: int, attention: Paged) -> Tensor:
+    def _turn(self, module: MultiHeadAttention, qkv: Tensor, layer: int, attention: PagedAttention) -> Tensor:
         """The step's queries, normed and rotated, [T, H, D]; its keys and values go to the cache."""
         config, cache, layout, spec = self.config, attention.cache, attention.layout_of(layer), self._layers[layer]
         heads, kv_heads, size, rope = spec.num_heads, spec.num_kv_heads, spec.head_size, self.net.rope_of_layer[layer]
         q_THD = qkv.new_empty(len(qkv), heads, size)
         cos, sin = (qkv, qkv) if rope is None else self.net.rope_tables[rope]
         heads_p, size_p = next_power_of_2(heads), next_power_of_2(size)
-        fused.turn_kernel[(len(qkv),)](
+        fused_kernels.turn_kernel[(len(qkv),)](
             *(qkv, q_THD, cache.keys[layer], cache.values[layer], layout.slots_T, layout.positions_T, cos, sin),
             *_parameters(module.q_norm, qkv),
             *_parameters(module.k_norm, qkv),

@@ -21,10 +21,10 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from attend.model.net.delta import NORM_EPS, GatedDelta
-from attend.model.net.paged_attention import Paged
+from attend.model.net.paged_attention import PagedAttention
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.triton.backend import TritonBackend
-from attend.model.net.triton.fused import activated
+from attend.model.net.triton.fused_kernels import activate
 from attend.model.net.triton.kernels import PLACES
 from attend.model.sublayers import DeltaSpec
 
@@ -117,7 +117,7 @@ def convolve_kernel(
         if GATED:
             total *= tl.load(x_ptr + at * P + C + column[None, :], mask=inside, other=0.0).to(tl.float32)
         else:
-            total = activated(total, ACTIVATION)
+            total = activate(total, ACTIVATION)
         tl.store(out_ptr + at * C + column[None, :], total, mask=inside)
     place = tl.arange(0, W_P)[None, :]
     column = column[:, None]
@@ -211,10 +211,10 @@ def norm_kernel(
     x = tl.load(x_ptr + (token * H + head) * V + at, mask=at < V, other=0.0)
     gate = tl.load(gate_ptr + token * P + (P - H * V) + head * V + at, mask=at < V, other=0.0).to(tl.float32)
     x *= tl.rsqrt(tl.sum(x * x, 0) / V + eps) * tl.load(gain_ptr + at, mask=at < V, other=0.0).to(tl.float32)
-    tl.store(out_ptr + (token * H + head) * V + at, x * activated(gate, "silu"), mask=at < V)
+    tl.store(out_ptr + (token * H + head) * V + at, x * activate(gate, "silu"), mask=at < V)
 
 
-def recur(module: GatedDelta, x_TE: Tensor, layer: int, attention: Paged, activation: str) -> Tensor:
+def recur(module: GatedDelta, x_TE: Tensor, layer: int, attention: PagedAttention, activation: str) -> Tensor:
     """What the layer makes of x, [T, E]; its states have moved on. Waits for nothing."""
     spec, num_rows = module.spec, len(attention.layout.rows)
     kept, states = attention.cache.states[layer]
@@ -245,7 +245,7 @@ def recur(module: GatedDelta, x_TE: Tensor, layer: int, attention: Paged, activa
     return module.merge(out_TN)
 
 
-def convolve(module: ShortConv, x_TE: Tensor, layer: int, attention: Paged) -> Tensor:
+def convolve(module: ShortConv, x_TE: Tensor, layer: int, attention: PagedAttention) -> Tensor:
     """What a short convolution makes of x, [T, E]; its states have moved on. Waits for nothing."""
     [kept] = attention.cache.states[layer]
     inputs_TP = module.inputs(x_TE)
@@ -254,7 +254,7 @@ def convolve(module: ShortConv, x_TE: Tensor, layer: int, attention: Paged) -> T
     return module.merge(out_TC)
 
 
-def _rows(attention: Paged) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]:
+def _rows(attention: PagedAttention) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]:
     """A step's rows as the kernels go through them, see `convolve_kernel`."""
     layout, backend = attention.layout, attention.backend
     assert isinstance(backend, TritonBackend) and layout.states_R is not None and layout.sources_R is not None
@@ -263,7 +263,7 @@ def _rows(attention: Paged) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int
 
 
 def _convolve(
-    attention: Paged,
+    attention: PagedAttention,
     inputs_TP: Tensor,
     weights: tuple[Tensor, Tensor | None],
     kept: Tensor,

@@ -25,7 +25,7 @@ from attend.model.net.triton.sampling import (
     _bits,
     _of_row,
     _real,
-    _scaled,
+    _scale_scores,
 )
 
 PER_UNIT = tl.constexpr(8.0)
@@ -81,7 +81,7 @@ def count_kernel(
     if _is_searched(record_ptr, highest):
         at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
         x = tl.load(scores_ptr + row * stride + at, mask=at < V, other=float("-inf"))  # outside: in the last bin, without mass
-        scaled = _scaled(x, highest, _real(record_ptr, TEMPERATURE))
+        scaled = _scale_scores(x, highest, _real(record_ptr, TEMPERATURE))
         bins_ptr += row * COLUMNS
         count = tl.histogram(_bin(scaled), BINS)
         tl.atomic_add(bins_ptr + tl.arange(0, BINS), count.to(tl.int64), mask=count > 0, sem="relaxed")
@@ -138,7 +138,7 @@ def collect_kernel(
     if _is_searched(record_ptr, highest):
         at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
         x = tl.load(scores_ptr + row * stride + at, mask=at < V, other=float("-inf"))
-        scaled = _scaled(x, highest, _real(record_ptr, TEMPERATURE))
+        scaled = _scale_scores(x, highest, _real(record_ptr, TEMPERATURE))
         bins_ptr += row * COLUMNS
         top_k = tl.load(record_ptr + TOP_K)
         first, last, _ = _bins(bins_ptr, top_k, _real(record_ptr, TOP_P))
@@ -171,13 +171,13 @@ def _border(
     """
     border, step = tl.full((), 0, tl.uint32), tl.full((), 1 << 30, tl.uint32)
     at = tl.arange(0, TILE)
-    first_bits, first_weight = _weighed(scores_ptr, at, num_scores, highest, temperature, within, BY_MASS)
+    first_bits, first_weight = _weigh_scores(scores_ptr, at, num_scores, highest, temperature, within, BY_MASS)
     for _ in range(TURNS):
         one = tl.where(first_bits < border + step, first_weight, 0)
         two = tl.where(first_bits < border + step * 2, first_weight, 0)
         three = tl.where(first_bits < border + step * 3, first_weight, 0)
         for tile in range(TILE, num_scores, TILE):
-            bits, weight = _weighed(scores_ptr, tile + at, num_scores, highest, temperature, within, BY_MASS)
+            bits, weight = _weigh_scores(scores_ptr, tile + at, num_scores, highest, temperature, within, BY_MASS)
             one += tl.where(bits < border + step, weight, 0)
             two += tl.where(bits < border + step * 2, weight, 0)
             three += tl.where(bits < border + step * 3, weight, 0)
@@ -190,7 +190,7 @@ def _border(
 
 
 @triton.jit
-def _weighed(
+def _weigh_scores(
     scores_ptr: tl.tensor,
     at: tl.tensor,
     num_scores: tl.tensor,
@@ -201,7 +201,7 @@ def _weighed(
 ) -> tl.tensor:
     """The bits of some scores, and what each counts."""
     x = tl.load(scores_ptr + at, mask=at < num_scores, other=float("-inf"))
-    scaled = _scaled(x, highest, temperature)
+    scaled = _scale_scores(x, highest, temperature)
     bits = _bits(scaled)
     if BY_MASS:
         return bits, tl.where((at < num_scores) & (bits <= within), _mass(scaled), 0)
@@ -230,7 +230,7 @@ def _limit(
             masses = tl.zeros([TILE], tl.int64)
             for tile in range(0, num_scores, TILE):
                 at = tile + tl.arange(0, TILE)
-                masses += _weighed(scores_ptr, at, num_scores, highest, temperature, border, True)[1]
+                masses += _weigh_scores(scores_ptr, at, num_scores, highest, temperature, border, True)[1]
             mass = tl.sum(masses, 0)
         target = tl.maximum(mass.to(tl.float64) * top_p.to(tl.float64), 1.0)
         lower = _border(scores_ptr, num_scores, highest, temperature, border, mass_before, target, TILE, True)

@@ -13,7 +13,7 @@ from triton import cdiv, next_power_of_2
 from attend.model.config import ModelConfig
 from attend.model.net.experts import ExpertsBesideMLP, Mixture, route
 from attend.model.net.layers import GatedMLP
-from attend.model.net.triton import fused, grouped
+from attend.model.net.triton import fused_kernels, grouped_experts
 from attend.model.net.triton.backend import COUNTED, INTERPRETED, Shares
 
 AT_ONCE = 1024
@@ -31,7 +31,7 @@ def feed_forward(module: nn.Module, x_TE: Tensor, config: ModelConfig) -> Tensor
     """The output of a block's `mlp` for x, [T, E]. Waits for nothing."""
     if isinstance(module, ExpertsBesideMLP):
         made_TE = module.shared_post_norm(feed_forward(module.shared, module.shared_norm(x_TE), config))
-        chosen_TE = _summed(module, module.experts_norm(x_TE), module.route(x_TE), config)
+        chosen_TE = _sum_experts(module, module.experts_norm(x_TE), module.route(x_TE), config)
         return made_TE + module.experts_post_norm(chosen_TE)
     if isinstance(module, Mixture):
         return _mix(module, x_TE, config)
@@ -41,7 +41,7 @@ def feed_forward(module: nn.Module, x_TE: Tensor, config: ModelConfig) -> Tensor
     out_TM = inner.new_empty(num_tokens, width)
     size = min(AT_ONCE, next_power_of_2(width))
     grid = (num_tokens, cdiv(width, size))
-    fused.activation_kernel[grid](inner, out_TM, M=width, SIZE=size, GATED=gated, **_activation(config))
+    fused_kernels.activation_kernel[grid](inner, out_TM, M=width, SIZE=size, GATED=gated, **_activation(config))
     return module.down(out_TM)
 
 
@@ -53,22 +53,22 @@ def _mix(module: Mixture, x_TE: Tensor, config: ModelConfig) -> Tensor:
     """See `Mixture`. Waits for nothing."""
     routed = route(module.router(x_TE), module.mixture, module.correction)
     if module.shared is None:
-        return _summed(module, x_TE, routed, config)
+        return _sum_experts(module, x_TE, routed, config)
     gates = () if module.shared_gate is None else (module.shared_gate(x_TE),)
-    return _summed(module, x_TE, routed, config, feed_forward(module.shared, x_TE, config), *gates)
+    return _sum_experts(module, x_TE, routed, config, feed_forward(module.shared, x_TE, config), *gates)
 
 
-def _summed(module: Mixture, x_TE: Tensor, routed: tuple[Tensor, Tensor], config: ModelConfig, *shared: Tensor) -> Tensor:
+def _sum_experts(module: Mixture, x_TE: Tensor, routed: tuple[Tensor, Tensor], config: ModelConfig, *shared: Tensor) -> Tensor:
     """The sum of what each token's experts make, and of the shared one's [T, E], with its gate [T, 1] or without, where there
     is one.
     """
     experts_TC, weights_TC = routed
-    parts_PE = _computed(module, x_TE, experts_TC, weights_TC, config)
+    parts_PE = _compute_experts(module, x_TE, experts_TC, weights_TC, config)
     num_tokens, width = x_TE.shape
     out_TE = torch.empty_like(x_TE)
     shared_TE, gate_T1 = (*shared, x_TE, x_TE)[:2]
     chosen, size = experts_TC.shape[1], min(AT_ONCE, next_power_of_2(width))
-    grouped.sum_kernel[(num_tokens, cdiv(width, size))](
+    grouped_experts.sum_kernel[(num_tokens, cdiv(width, size))](
         parts_PE,
         experts_TC,
         shared_TE,
@@ -84,14 +84,14 @@ def _summed(module: Mixture, x_TE: Tensor, routed: tuple[Tensor, Tensor], config
     return out_TE
 
 
-def _computed(module: Mixture, x_TE: Tensor, experts_TC: Tensor, weights_TC: Tensor, config: ModelConfig) -> Tensor:
+def _compute_experts(module: Mixture, x_TE: Tensor, experts_TC: Tensor, weights_TC: Tensor, config: ModelConfig) -> Tensor:
     """What each expert makes of each token that comes to it, times its weight, float32 [P, E]."""
     up, down, width = module.experts.gate_up, module.experts.down, x_TE.shape[1]
     num_experts, num_pairs, size = len(up.weight), experts_TC.numel(), down.weight.shape[2]
     pairs_P, (begin_X, last_X) = torch.empty_like(experts_TC), experts_TC.new_empty(2, num_experts)
-    grouped.group_kernel[(num_experts,)](experts_TC, pairs_P, begin_X, last_X, num_pairs, PAIRS=COUNTED)
+    grouped_experts.group_kernel[(num_experts,)](experts_TC, pairs_P, begin_X, last_X, num_pairs, PAIRS=COUNTED)
     at_most = (num_pairs + min(num_pairs, num_experts) * (PAIRS - 1)) // PAIRS
-    shares = Shares.cut(last_X, PAIRS, 0, at_most)
+    shares = Shares.split_rows(last_X, PAIRS, 0, at_most)
     places = (pairs_P, begin_X, last_X, shares.first_R, shares.rows_I)
     sizes = {
         "E": width,
@@ -104,14 +104,14 @@ def _computed(module: Mixture, x_TE: Tensor, experts_TC: Tensor, weights_TC: Ten
     }
     inner_PF, parts_PE = x_TE.new_empty(num_pairs, size), x_TE.new_empty(num_pairs, width, dtype=torch.float32)
     biases = [linear.weight if linear.bias is None else linear.bias for linear in (up, down)]
-    grouped.up_kernel[(at_most, cdiv(size, UP_COLUMNS))](
+    grouped_experts.up_kernel[(at_most, cdiv(size, UP_COLUMNS))](
         *(x_TE, up.weight, biases[0], inner_PF, *places),
         **sizes,
         **_activation(config),
         C=experts_TC.shape[1],
         COLUMNS=UP_COLUMNS,
     )
-    grouped.down_kernel[(at_most, cdiv(width, DOWN_COLUMNS))](
+    grouped_experts.down_kernel[(at_most, cdiv(width, DOWN_COLUMNS))](
         *(inner_PF, down.weight, biases[1], weights_TC, parts_PE, *places),
         **sizes,
         COLUMNS=DOWN_COLUMNS,

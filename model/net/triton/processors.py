@@ -13,7 +13,7 @@ class Processors(NamedTuple):
     """The multiprocessors (SMs) of a GPU: how many, and what one has for all its programs. The defaults are an H200's."""
 
     count: int = 132
-    shared: int = 228 << 10
+    shared_memory: int = 228 << 10
     """Bytes of shared memory of one multiprocessor."""
     registers: int = 65536
     threads: int = 2048
@@ -32,7 +32,9 @@ class Processors(NamedTuple):
         """Programs that run at once: each has so many bytes of shared memory, and its threads so many registers."""
         threads = 32 * warps
         held = -(-max(registers, 1) // 8) * 8 * threads  # registers are given out by eights
-        return self.count * max(1, min(self.shared // (shared + RESERVED), self.registers // held, self.threads // threads))
+        return self.count * max(
+            1, min(self.shared_memory // (shared + RESERVED), self.registers // held, self.threads // threads)
+        )
 
 
 DECODES: dict[tuple[object, ...], int] = {}

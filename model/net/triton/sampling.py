@@ -60,7 +60,7 @@ def _real(record_ptr: tl.tensor, column: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _changed(
+def _change_scores(
     x: tl.tensor,
     at: tl.tensor,
     inside: tl.tensor,
@@ -130,7 +130,7 @@ def highest_kernel(
     highest_ptr += row * tl.num_programs(1) + chunk
     tl.store(highest_ptr, _highest(x))
     if CHANGES:
-        x = _changed(x, at, inside, records_ptr + row * NUMBERS, entries_ptr, words_ptr, counts_ptr, V)
+        x = _change_scores(x, at, inside, records_ptr + row * NUMBERS, entries_ptr, words_ptr, counts_ptr, V)
         tl.store(scores_ptr + row * V + at, x, mask=inside)
         tl.store(highest_ptr + tl.num_programs(0) * tl.num_programs(1), _highest(x))
     if chunk == 0:
@@ -150,7 +150,7 @@ def _of_row(highest_ptr: tl.tensor, row: tl.tensor, S: tl.constexpr, S_P: tl.con
 
 
 @triton.jit
-def _scaled(x: tl.tensor, highest: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+def _scale_scores(x: tl.tensor, highest: tl.tensor, temperature: tl.tensor) -> tl.tensor:
     """(score - best) / temperature: 0 or less."""
     return tl.div_rn(x.to(tl.float32) - highest, temperature)
 
@@ -172,7 +172,7 @@ def _noise(key: tl.tensor, at: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _ranked(value: tl.tensor, at: tl.tensor) -> tl.tensor:
+def _rank_key(value: tl.tensor, at: tl.tensor) -> tl.tensor:
     """A number that is larger for a larger value, and of equal values for the lower token. int64."""
     bits = value.to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -203,12 +203,12 @@ def draw_kernel(
     highest = _of_row(highest_ptr + tl.num_programs(0) * S, row, S, S_P) if CHANGES else model
     x = tl.load(scores_ptr + row * stride + at, mask=at < V, other=float("-inf"))
     noisy = tl.load(record_ptr + NOISY) != 0
-    value = _scaled(x, highest, tl.where(noisy, _real(record_ptr, TEMPERATURE), 1.0))
+    value = _scale_scores(x, highest, tl.where(noisy, _real(record_ptr, TEMPERATURE), 1.0))
     kept = (at < V) & (_bits(value).to(tl.int64) <= tl.load(borders_ptr + row))
     if noisy:
         value += _noise(tl.load(record_ptr + KEY), at)
     value = tl.where(kept & (value == value), value + 0.0, float("-inf"))
-    tl.atomic_max(best_ptr + row, tl.max(_ranked(value, at), 0))
+    tl.atomic_max(best_ptr + row, tl.max(_rank_key(value, at), 0))
     if tl.atomic_add(done_ptr + row, 1) == S - 1:
         best = tl.atomic_max(best_ptr + row, NOTHING)
         token = 0x7FFFFFFF - (best & 0xFFFFFFFF)

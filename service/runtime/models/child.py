@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from attend.model.errors import AttendError
-from attend.service.runtime.lines import speak
 from attend.service.runtime.single import main as serve
 from attend.service.runtime.single import prepare
+from attend.service.runtime.terminal_lines import set_line_style
 from attend.service.settings import Settings
 
 PR_SET_PDEATHSIG = 1
@@ -33,7 +33,7 @@ def main() -> int:
     given = json.loads(sys.stdin.buffer.readline())
     _belong_to(given["parent"])
     settings = Settings.from_json(given["settings"])
-    speak(settings.log_format)
+    set_line_style(settings.log_format)
     _name_log_lines(settings.name)
 
     def report(facts: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def main() -> int:
 
     try:
         prepare()
-        from attend.service.runtime.front import Loop
+        from attend.service.runtime.http_server import Loop
 
         with _listening_at(Path(given["folder"]) / SOCKETS[0]) as http, asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(serve(settings, http, report))
@@ -68,12 +68,12 @@ def _name_log_lines(model: str) -> None:
     """Have each record tell its model: a field of JSON; a text line has it before the message."""
     make = logging.getLogRecordFactory()
 
-    def named(*given: Any, **named: Any) -> logging.LogRecord:
+    def make_record(*given: Any, **named: Any) -> logging.LogRecord:
         record = make(*given, **named)
         record.model = model
         return record
 
-    logging.setLogRecordFactory(named)
+    logging.setLogRecordFactory(make_record)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from attend.model.errors import AttendError, SettingError
-from attend.model.gguf.places import SUFFIX, part_paths
+from attend.model.gguf.paths import SUFFIX, part_paths
 from attend.model.machine import available_memory
 from attend.model.params import describe
-from attend.service.runtime.lines import tell
 from attend.service.runtime.model_path import resolve_model
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import ALIKE, NEED_RAY, Settings, read_settings
 from attend.service.values import HUB, size_in_bytes
 
@@ -75,7 +75,7 @@ class ModelsFile(BaseModel):
     """How long a model may take to load, a download of the hub too."""
 
 
-class Served:
+class ServedModel:
     """One model that is served: its entry, and the settings of its process."""
 
     def __init__(self, entry: Entry, settings: Settings) -> None:
@@ -102,7 +102,7 @@ class Served:
 class Plan:
     """What is to be served, and within which limits."""
 
-    def __init__(self, models: Mapping[str, Served], file: ModelsFile, budget: int) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], file: ModelsFile, budget: int) -> None:
         self.models = models
         self.default = file.default or next(iter(models))
         self.budget = budget
@@ -174,14 +174,14 @@ def _nearest(name: str, known: "Mapping[str, Any]") -> str:
 
 def _plan(file: ModelsFile, base: Settings, free: int) -> Plan:
     budget = int(free * FREE_SHARE) if file.memory_budget is None else file.memory_budget
-    models: dict[str, Served] = {}
+    models: dict[str, ServedModel] = {}
     for at, entry in enumerate(file.models):
         where = f"models[{at}] ({entry.name[:64]!r})"
         if not 0 < len(entry.name) <= MAX_NAME or not entry.name.isprintable() or entry.name != entry.name.strip():
             raise SettingError(f"{where}: name must be 1 to {MAX_NAME} printable characters, without spaces around them")
         if entry.name in models:
             raise SettingError(f"{where}: another model has this name")
-        models[entry.name] = Served(entry, _settings(entry, base, where))
+        models[entry.name] = ServedModel(entry, _settings(entry, base, where))
     if file.default is not None and file.default not in models:
         raise SettingError(f"default = {file.default[:64]!r} is none of the models{_nearest(file.default, models)}")
     _check_names(models)
@@ -202,12 +202,12 @@ def _settings(entry: Entry, base: Settings, where: str) -> Settings:
     own = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in entry.settings.items()}
     try:
         settings = read_settings(given | own | {"model": entry.model, "served_model_name": entry.name}, {})
-        return resolve_model(settings, lambda line: tell(f"attend: {line}")).with_absolute_paths()
+        return resolve_model(settings, lambda line: print_line(f"attend: {line}")).with_absolute_paths()
     except AttendError as error:
         raise type(error)(f"{where}: {error}") from error
 
 
-def _check_names(models: Mapping[str, Served]) -> None:
+def _check_names(models: Mapping[str, ServedModel]) -> None:
     """Raise SettingError where a LoRA adapter has the name of something else."""
     owners = dict.fromkeys(models, "a model")
     for served in models.values():
@@ -217,7 +217,7 @@ def _check_names(models: Mapping[str, Served]) -> None:
             owners[name] = f"an adapter of {served.name!r}"
 
 
-def _check_room(models: Mapping[str, Served], file: ModelsFile, budget: int) -> None:
+def _check_room(models: Mapping[str, ServedModel], file: ModelsFile, budget: int) -> None:
     """Raise SettingError where a model, or all pinned ones, can never be loaded."""
     pinned = [served for served in models.values() if served.pin]
     if file.max_loaded is not None and len(pinned) + (len(pinned) < len(models)) > file.max_loaded:

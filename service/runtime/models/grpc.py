@@ -14,15 +14,15 @@ from google.protobuf.message_factory import GetMessageClass
 from attend.model.errors import AttendError, DeadlineExceeded
 from attend.service.access.caller import FORWARDED
 from attend.service.errors import ModelUnavailable
-from attend.service.generation.stall import Stall
+from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.generation.thread_pools import FairSemaphore
-from attend.service.generation.unread import Unread
+from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.health import HealthMethods
-from attend.service.grpc_api.reading import AioContext, address_of, read, receive_message, refuse
+from attend.service.grpc_api.reading import AioContext, address_of, parse_message, receive_message, set_error_status
 from attend.service.grpc_api.register import SERVICE
 from attend.service.grpc_api.server import HEALTH, Calls, server_of
 from attend.service.records import REQUEST_ID
-from attend.service.runtime.models.door import Door
+from attend.service.runtime.models.authentication import CallAuthenticator
 from attend.service.runtime.models.http import find_model
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
@@ -35,20 +35,20 @@ Metadata = tuple[tuple[str, Any], ...]
 class Health(HealthMethods):
     """Health of the server: models that are not loaded are no fault of it."""
 
-    def __init__(self, door: Door) -> None:
-        self.unread: Unread = door.unread
-        self._door = door
+    def __init__(self, authenticator: CallAuthenticator) -> None:
+        self.unread_bodies: UnreadBodies = authenticator.unread_bodies
+        self._authenticator = authenticator
 
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
-        return self._door.is_draining()
+        return self._authenticator.is_draining()
 
 
 class Passing:
     """Calls that are passed to the processes of models. `seconds`: how long one may wait for its model."""
 
-    def __init__(self, door: Door, pool: Pool[ModelProcess], seconds: float, most_calls: int) -> None:
-        self._door, self._pool, self._seconds = door, pool, seconds
+    def __init__(self, authenticator: CallAuthenticator, pool: Pool[ModelProcess], seconds: float, most_calls: int) -> None:
+        self._authenticator, self._pool, self._seconds = authenticator, pool, seconds
         self._places = FairSemaphore(most_calls, "calls are running")
 
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -59,33 +59,33 @@ class Passing:
     def _handler(self, method: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
         """One for each kind of methods: a whole answer is a stream of one message."""
 
-        async def passed(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async def forward_messages(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             metadata, peer = context.invocation_metadata(), address_of(context.peer())
             given = (value for name, value in metadata if name == "x-request-id")
             request_id = next((value for value in given if REQUEST_ID.fullmatch(value)), None) or secrets.token_hex(16)
             try:
                 async with aclosing(self._call(method, messages, context, request_id)) as responses:
-                    with Stall() as stall:
+                    with SlowReaderGuard() as reader_guard:
                         async for response in responses:
-                            stall.writing()
+                            reader_guard.writing()
                             yield response
-                            stall.written()
+                            reader_guard.write_ended()
             except AttendError as error:
                 context.set_trailing_metadata((("x-request-id", request_id),))
-                self._door.refused(error, "grpc", method.name, request_id, peer)
-                refuse(error, request_id, AioContext(context))
+                self._authenticator.count_refusal(error, "grpc", method.name, request_id, peer)
+                set_error_status(error, request_id, AioContext(context))
 
-        return grpc.stream_stream_rpc_method_handler(passed)
+        return grpc.stream_stream_rpc_method_handler(forward_messages)
 
     async def _call(
         self, method: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, request_id: str
     ) -> AsyncGenerator[bytes]:
         sent, peer = context.invocation_metadata(), address_of(context.peer())
-        caller, arrival = self._door.enter(sent, peer, answers=int(method.name != "GetServerInfo"))
-        data = await receive_message(messages, self._door.unread, caller.turn, MOST_MESSAGE)
+        caller, arrival = self._authenticator.enter(sent, peer, answers=int(method.name != "GetServerInfo"))
+        data = await receive_message(messages, self._authenticator.unread_bodies, caller.turn, MOST_MESSAGE)
         async with AsyncExitStack() as held:
             held.enter_context(self._places.hold(None))
-            message: Any = await read(data, GetMessageClass(method.input_type), arrival)
+            message: Any = await parse_message(data, GetMessageClass(method.input_type), arrival)
             process, waited = await self._model(held, message, context, caller.turn, len(data))
             if waited >= 0.001 and getattr(message, "deadline_ms", 0) > 0:
                 message.deadline_ms = max(1, message.deadline_ms - round(1000 * waited))
@@ -113,7 +113,7 @@ class Passing:
         asked = getattr(message, "deadline_ms", 0)
         limits = [self._seconds, context.time_remaining(), asked / 1000 if asked > 0 else None]
         began = asyncio.get_running_loop().time()
-        with self._door.unread.call(turn) as waits:
+        with self._authenticator.unread_bodies.call(turn) as waits:
             waits.came(size)
             try:
                 async with waits.waiting(), asyncio.timeout(min(limit for limit in limits if limit is not None)):
@@ -146,7 +146,7 @@ async def _end(call: Any, context: Any, model: str) -> None:
 
 
 def models_grpc_server(
-    door: Door,
+    authenticator: CallAuthenticator,
     pool: Pool[ModelProcess],
     host: str,
     port: int,
@@ -158,7 +158,7 @@ def models_grpc_server(
 ) -> grpc.aio.Server:
     """A server that listens once it is started."""
     handlers = (
-        Passing(door, pool, seconds, most_calls).handlers(),
-        Calls(Health(door), most_calls, MOST_MESSAGE).handlers(HEALTH),
+        Passing(authenticator, pool, seconds, most_calls).handlers(),
+        Calls(Health(authenticator), most_calls, MOST_MESSAGE).handlers(HEALTH),
     )
     return server_of(handlers, host, port, tls, most_message=MOST_MESSAGE, most_connections=most_connections)

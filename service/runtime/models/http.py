@@ -25,7 +25,7 @@ from attend.service.http_api.problems import anthropic_body, error_body, is_anth
 from attend.service.http_api.request_ids import ABORT
 from attend.service.http_api.sse import DONE, HEADERS, one_line
 from attend.service.records import MAX_DEADLINE_MS
-from attend.service.runtime.models.door import Door
+from attend.service.runtime.models.authentication import CallAuthenticator
 from attend.service.runtime.models.pool import Pool, Slot
 from attend.service.runtime.models.process import ModelProcess
 
@@ -68,7 +68,7 @@ class Ask:
         return self.target.partition("?")[0]
 
 
-class Recorded(Request):
+class RecordedRequest(Request):
     """A request that keeps the bytes of its body as they came."""
 
     kept = b""
@@ -87,7 +87,7 @@ async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -
 
     Raises what `read_json` raises, ModelNotFound, and InvalidRequest for a `model` that is no name.
     """
-    recorded, fields = Recorded(request.scope, request.receive), {}
+    recorded, fields = RecordedRequest(request.scope, request.receive), {}
     if request.method == "POST":
         fields = await read_json(recorded, lambda fields: fields, MOST_BODY)
     name = fields.get("model", request.query_params.get("model"))
@@ -126,12 +126,12 @@ def _passed_on(request: Request) -> list[tuple[str, str]]:
     return [*headers, *peer, ("x-request-id", request.state.request_id)]
 
 
-class Forwarded(Response):
+class ForwardedResponse(Response):
     """The answer of a model's process, as it comes."""
 
-    def __init__(self, ask: Ask, body: bytes, pool: Pool[ModelProcess], door: Door) -> None:
+    def __init__(self, ask: Ask, body: bytes, pool: Pool[ModelProcess], authenticator: CallAuthenticator) -> None:
         super().__init__()
-        self.ask, self.pool, self.door = ask, pool, door
+        self.ask, self.pool, self.authenticator = ask, pool, authenticator
         self._unsent = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +145,7 @@ class Forwarded(Response):
         except AttendError as error:
             if not out.has_begun:
                 raise
-            self.door.refused(error, "http", self.ask.path, self.ask.request_id, None)
+            self.authenticator.count_refusal(error, "http", self.ask.path, self.ask.request_id, None)
             if not await out.fail(error):
                 scope.get("extensions", {}).get(ABORT, lambda: None)()
 
@@ -163,7 +163,7 @@ class Forwarded(Response):
         return task.result(), asyncio.get_running_loop().time() - began
 
     async def _enter(self, held: AsyncExitStack) -> ModelProcess:
-        with self.door.unread.call(self.ask.turn) as waits:  # its body is held meanwhile
+        with self.authenticator.unread_bodies.call(self.ask.turn) as waits:  # its body is held meanwhile
             waits.came(len(self._unsent))
             try:
                 async with waits.waiting(), asyncio.timeout(self.ask.seconds):

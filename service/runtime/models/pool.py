@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from attend.model.errors import Unavailable
 from attend.service.errors import SHUTTING_DOWN, ModelUnavailable
 from attend.service.generation.thread_pools import FairSemaphore
-from attend.service.runtime.models.entries import Plan, Served, in_words
+from attend.service.runtime.models.entries import Plan, ServedModel, in_words
 
 log = logging.getLogger("attend.models")
 
@@ -49,7 +49,7 @@ class Process(Protocol):
     memory: int
     """Bytes that it takes, or may take; 0 where that is not known."""
 
-    async def ended(self) -> str:
+    async def wait_for_exit(self) -> str:
         """Waits for its end; returns how it ended."""
         ...
 
@@ -73,7 +73,7 @@ P = TypeVar("P", bound=Process)
 class Slot(Generic[P]):
     """One model of the pool."""
 
-    served: Served
+    model: ServedModel
     memory: int
     """Bytes that it counts for while it is loading or loaded."""
     state: State = State.UNLOADED
@@ -107,12 +107,12 @@ class Slot(Generic[P]):
     @property
     def name(self) -> str:
         """Name of the model."""
-        return self.served.name
+        return self.model.name
 
     @property
     def waiting(self) -> int:
         """Calls that wait for the model to load."""
-        return self.places.taken
+        return self.places.num_held
 
     @property
     def is_idle(self) -> bool:
@@ -123,7 +123,7 @@ class Slot(Generic[P]):
 class Pool(Generic[P]):
     """The models of a plan. `start` starts the process of one, and raises LoadFailed."""
 
-    def __init__(self, plan: Plan, start: Callable[[Served], Awaitable[P]]) -> None:
+    def __init__(self, plan: Plan, start: Callable[[ServedModel], Awaitable[P]]) -> None:
         self.plan = plan
         self.slots: Mapping[str, Slot[P]] = {
             name: Slot(served, served.expected_memory(plan.budget)) for name, served in plan.models.items()
@@ -140,7 +140,7 @@ class Pool(Generic[P]):
         """The model of this name, or that has an adapter of this name; of no name the default one. None where there is none."""
         if (slot := self.slots.get(name or self.plan.default)) is not None:
             return slot
-        return next((slot for slot in self.slots.values() if slot.served.has_adapter(name)), None)
+        return next((slot for slot in self.slots.values() if slot.model.has_adapter(name)), None)
 
     @asynccontextmanager
     async def use(self, slot: Slot[P], owner: str | None = None) -> AsyncIterator[P]:
@@ -160,7 +160,7 @@ class Pool(Generic[P]):
         finally:
             slot.calls -= 1
             slot.used_at = _now()
-            self._changed()
+            self._notify()
 
     async def _wait_for(self, slot: Slot[P], owner: str | None) -> None:
         """Wait until a model has been loaded, or its state has changed."""
@@ -174,7 +174,7 @@ class Pool(Generic[P]):
                 else:
                     await asyncio.shield(load := self.load(slot))
             except asyncio.CancelledError:
-                asyncio.get_running_loop().call_soon(self._changed)  # a load that waits for room may be for nobody now
+                asyncio.get_running_loop().call_soon(self._notify)  # a load that waits for room may be for nobody now
                 if self.is_closing and load is not None and load.cancelled():
                     raise Unavailable(SHUTTING_DOWN) from None
                 raise
@@ -185,7 +185,7 @@ class Pool(Generic[P]):
         """The load of a model, begun if need be. Raises ModelUnavailable where it failed a moment ago."""
         if slot.task is None:
             if (pause := slot.retry_at - _now()) > 0:
-                raise _failed(slot, pause)
+                raise _unavailable(slot, pause)
             slot.task = asyncio.create_task(self._load(slot))
             slot.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())  # nobody may wait
         return slot.task
@@ -197,7 +197,7 @@ class Pool(Generic[P]):
             began = _now()
             log.info("loading %s, which is expected to take %s", slot.name, in_words(slot.memory))
             async with asyncio.timeout(self.plan.load_seconds):
-                process = await self._start(slot.served)
+                process = await self._start(slot.model)
             self._has_loaded(slot, process, _now() - began)
         except (LoadFailed, TimeoutError) as error:
             reason = str(error) or f"it took longer than {self.plan.load_seconds:g} s"
@@ -206,23 +206,23 @@ class Pool(Generic[P]):
             self._fail(slot, State.FAILED, _pause(slot.failures + 1))
             pause = slot.retry_at - _now()
             log.error("the model %s cannot be loaded: %s; it is not tried again for %.0f s", slot.name, reason, pause)
-            raise _failed(slot, pause) from error
+            raise _unavailable(slot, pause) from error
         except BaseException:  # no room, or the server ends
             slot.state, slot.holds = State.UNLOADED, False
             raise
         finally:
             slot.task = None
-            self._changed()
+            self._notify()
 
     def _has_loaded(self, slot: Slot[P], process: P, seconds: float) -> None:
         slot.process, slot.state, slot.loaded_at = process, State.LOADED, _now()
         slot.used_at = slot.loaded_at
         slot.loads += 1
         slot.load_seconds += seconds
-        if slot.served.memory is None and process.memory:
+        if slot.model.memory is None and process.memory:
             slot.memory = process.memory
         log.info("%s was loaded in %.1f s, and takes %s", slot.name, seconds, in_words(slot.memory))
-        if (taken := self.taken()) > self.plan.budget:
+        if (taken := self.memory_held()) > self.plan.budget:
             log.warning("the loaded models take %s: memory_budget is %s", in_words(taken), in_words(self.plan.budget))
         watch = asyncio.create_task(self._watch(slot, process))
         self._watches.add(watch)
@@ -235,13 +235,13 @@ class Pool(Generic[P]):
 
     # Room
 
-    def taken(self) -> int:
+    def memory_held(self) -> int:
         """Bytes that the models count for that are loading or loaded."""
         return sum(slot.memory for slot in self.slots.values() if slot.holds)
 
     def _fits(self, slot: Slot[P]) -> bool:
         most, number = self.plan.max_loaded, sum(each.holds for each in self.slots.values())
-        return self.taken() + slot.memory <= self.plan.budget and (most is None or number < most)
+        return self.memory_held() + slot.memory <= self.plan.budget and (most is None or number < most)
 
     async def _make_room(self, slot: Slot[P]) -> None:
         """Unload idle models until this one fits, and count it from then on. Raises ModelUnavailable where it never fits."""
@@ -250,9 +250,9 @@ class Pool(Generic[P]):
             try:
                 while not self._fits(slot):
                     self._check_possible(slot)
-                    if not slot.waiting and not slot.served.pin:
+                    if not slot.waiting and not slot.model.pin:
                         raise ModelUnavailable(f"nobody waits for the model {slot.name!r} any more")
-                    others = [each for each in self.slots.values() if each.state is State.LOADED and not each.served.pin]
+                    others = [each for each in self.slots.values() if each.state is State.LOADED and not each.model.pin]
                     if idle := [each for each in others if each.is_idle]:
                         await self._unload(min(idle, key=lambda each: each.used_at), "memory")
                     elif _now() < until:
@@ -268,10 +268,10 @@ class Pool(Generic[P]):
             finally:
                 for each in self.slots.values():
                     each.yields = False
-                self._changed()
+                self._notify()
 
     def _check_possible(self, slot: Slot[P]) -> None:
-        pinned = sum(each.memory for each in self.slots.values() if each.served.pin and each is not slot)
+        pinned = sum(each.memory for each in self.slots.values() if each.model.pin and each is not slot)
         if slot.memory + pinned > self.plan.budget:
             beside = f", of which pinned models take {in_words(pinned)}" if pinned else ""
             budget = in_words(self.plan.budget)
@@ -285,7 +285,7 @@ class Pool(Generic[P]):
         slot.state = State.UNLOADING
         slot.unloads[reason] += 1
         log.info("unloading %s: %s", slot.name, "another model needs its memory" if reason == "memory" else "nobody called it")
-        self._changed()
+        self._notify()
         await process.stop()
         await self._until_gone(slot)
 
@@ -295,7 +295,7 @@ class Pool(Generic[P]):
 
     async def _watch(self, slot: Slot[P], process: P) -> None:
         """Notice the end of a process, whoever ended it."""
-        how = await process.ended()
+        how = await process.wait_for_exit()
         if _now() - slot.loaded_at >= STABLE_SECONDS:
             slot.failures = 0
         if slot.state is State.UNLOADING or self.is_closing:
@@ -305,21 +305,21 @@ class Pool(Generic[P]):
             self._fail(slot, State.UNLOADED, _pause(slot.failures) if slot.failures else 0.0)
             log.error("the process of the model %s ended: %s", slot.name, how)
         slot.process = None
-        self._changed()
+        self._notify()
         await process.close()
 
     # Life
 
     async def load_pinned(self) -> None:
         """Load the pinned models. Raises ModelUnavailable where one cannot be."""
-        await asyncio.gather(*(self.load(slot) for slot in self.slots.values() if slot.served.pin))
+        await asyncio.gather(*(self.load(slot) for slot in self.slots.values() if slot.model.pin))
 
     async def run(self) -> None:
         """Unload idle models, and load pinned ones anew whose process died, for ever."""
         while True:
             now = _now()
             for slot in self.slots.values():
-                if slot.served.pin:
+                if slot.model.pin:
                     if slot.state in (State.UNLOADED, State.FAILED) and now >= slot.retry_at:
                         self.load(slot)
                 elif slot.is_idle and 0 < self.plan.idle_seconds <= now - slot.used_at:
@@ -332,13 +332,13 @@ class Pool(Generic[P]):
         loads = [slot.task for slot in self.slots.values() if slot.task is not None]
         for load in loads:
             load.cancel()
-        self._changed()
+        self._notify()
         await asyncio.gather(*loads, return_exceptions=True)
         processes = [slot.process for slot in self.slots.values() if slot.process is not None]
         await asyncio.gather(*(process.stop(seconds) for process in processes))
         await asyncio.gather(*self._watches)
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
 
@@ -355,7 +355,7 @@ def _pause(failures: int) -> float:
     return float(min(MOST_PAUSE_SECONDS, 2**failures))
 
 
-def _failed(slot: "Slot[P]", pause: float) -> ModelUnavailable:
+def _unavailable(slot: "Slot[P]", pause: float) -> ModelUnavailable:
     seconds = max(1, math.ceil(pause))
     why = "the log of the server says why"
     return ModelUnavailable(f"the model {slot.name!r} cannot be loaded: {why}; it is tried again in {seconds} s", seconds)

@@ -17,7 +17,7 @@ import grpc
 
 from attend.service.errors import ModelUnavailable
 from attend.service.runtime.models.child import SOCKETS
-from attend.service.runtime.models.entries import Served
+from attend.service.runtime.models.entries import ServedModel
 from attend.service.runtime.models.pool import LoadFailed
 from attend.service.settings import Settings
 
@@ -58,7 +58,7 @@ class ModelProcess:
         self.grpc = grpc.aio.insecure_channel(f"unix:{folder / SOCKETS[1]}", options=OPTIONS)
 
     @classmethod
-    async def start(cls, served: Served, folder: Path) -> Self:
+    async def start(cls, served: ServedModel, folder: Path) -> Self:
         """Start it, with its sockets in a folder of its own, which is made; wait until it serves. Raises LoadFailed."""
         os.mkdir(folder, 0o700)
         settings = _behind(served.settings, folder)
@@ -75,7 +75,7 @@ class ModelProcess:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    async def ended(self) -> str:
+    async def wait_for_exit(self) -> str:
         """Waits for its end; returns how it ended. One that answers no probe any more is killed."""
         watch = asyncio.create_task(self._kill_when_frozen())
         status = await self._process.wait()
@@ -94,7 +94,7 @@ class ModelProcess:
 
     async def stop(self, seconds: float = 0.0) -> None:
         """Have it end its calls within so many seconds, then end; it is killed where it does not."""
-        await _stopped(self._process, self._process.wait(), seconds + KILL_SECONDS)
+        await _stop_process(self._process, self._process.wait(), seconds + KILL_SECONDS)
 
     async def _kill_when_frozen(self) -> None:
         """A process whose step thread is stuck ends itself; here one is noticed whose event loop is, or that was stopped."""
@@ -111,7 +111,7 @@ class ModelProcess:
             self._process.kill()
 
 
-async def _stopped(process: asyncio.subprocess.Process, ended: Awaitable[int], seconds: float) -> None:
+async def _stop_process(process: asyncio.subprocess.Process, ended: Awaitable[int], seconds: float) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
     try:
@@ -148,10 +148,10 @@ def _memory(pid: int, facts: dict[str, Any]) -> int:
     """Bytes that a process takes, or will take once its KV cache is full; 0 where a GPU holds them."""
     if facts["device"] != "cpu":
         return 0
-    return resident(pid) + int(facts["kv_bytes"])
+    return process_memory(pid) + int(facts["kv_bytes"])
 
 
-def resident(pid: int) -> int:
+def process_memory(pid: int) -> int:
     """Bytes of memory that a process has now, with its part of what it shares (Pss); 0 of one that has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines():

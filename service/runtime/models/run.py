@@ -17,19 +17,19 @@ from attend.service.access.hosts import allowed_names
 from attend.service.access.keys import KeyRing
 from attend.service.errors import ModelUnavailable
 from attend.service.observe import edge, logs
-from attend.service.observe.page import Page
+from attend.service.observe.cached_page import CachedPage
 from attend.service.runtime.callers import callers_of
 from attend.service.runtime.files import hold
 from attend.service.runtime.lifecycle import Stop, catch_signals, check_certificate, openness, run_until, shown_host
-from attend.service.runtime.lines import tell
-from attend.service.runtime.models.door import SERVER, Door
-from attend.service.runtime.models.entries import Plan, Served, in_words, read_plan
+from attend.service.runtime.models.authentication import SERVER, CallAuthenticator
+from attend.service.runtime.models.entries import Plan, ServedModel, in_words, read_plan
 from attend.service.runtime.models.grpc import models_grpc_server
-from attend.service.runtime.models.numbers import PoolCollector, page
+from attend.service.runtime.models.metrics import PoolCollector, models_page
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
-from attend.service.runtime.models.site import ModelRoutes, build_site
-from attend.service.runtime.single import WATCH_SECONDS, claim_port, connections
+from attend.service.runtime.models.routes import ModelRoutes, build_models_app
+from attend.service.runtime.single import WATCH_SECONDS, claim_port, connections_allowed
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.runtime.tls import Certificate
 from attend.service.settings import Settings
 
@@ -47,7 +47,7 @@ def run(settings: Settings) -> int:
         raise SettingError("batch_folder is for a server of one model: leave it out with models")
     check_certificate(settings)
     plan = read_plan(settings)
-    from attend.service.runtime.front import Loop
+    from attend.service.runtime.http_server import Loop
 
     logs.configure(settings.log_level, settings.log_format, settings.log_file)
     keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
@@ -73,18 +73,18 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
     """Load the pinned models, serve, drain. A second signal ends the process at once."""
     stop, numbers = catch_signals(), itertools.count()
 
-    async def start(served: Served) -> ModelProcess:
+    async def start(served: ServedModel) -> ModelProcess:
         return await ModelProcess.start(served, folder / str(next(numbers)))
 
     pool = Pool(plan, start)
-    door = Door(keys, callers_of(settings.model_copy(update={"single": True})), lambda: pool.is_closing)
-    door.registry.register(PoolCollector(pool))
+    authenticator = CallAuthenticator(keys, callers_of(settings.model_copy(update={"single": True})), lambda: pool.is_closing)
+    authenticator.registry.register(PoolCollector(pool))
     try:
         if pinned := [served.name for served in plan.models.values() if served.pin]:
-            tell(f"Loading {', '.join(pinned)} ...")
+            print_line(f"Loading {', '.join(pinned)} ...")
         if not await run_until(stop, pool.load_pinned()):
             return 128 + stop.number
-        await serve(settings, door, pool, http, stop)
+        await serve_models(settings, authenticator, pool, http, stop)
         return 0
     except ModelUnavailable as error:
         reasons = (f"{slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
@@ -94,23 +94,27 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
         logs.close()
 
 
-async def serve(settings: Settings, door: Door, pool: Pool[ModelProcess], http: socket.socket, stop: Stop) -> None:
+async def serve_models(
+    settings: Settings, authenticator: CallAuthenticator, pool: Pool[ModelProcess], http: socket.socket, stop: Stop
+) -> None:
     """Answer calls until `stop`, then let the running ones end."""
-    from attend.service.runtime.front import http_server, listening
+    from attend.service.runtime.http_server import http_server, listening
 
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
 
     async def whole_page() -> str:
         own = {} if certificate is None else edge.certificate(SERVER, certificate.expiry, certificate.is_ok)
-        return await page(door, pool) + edge.to_exposition(own)
+        return await models_page(authenticator, pool) + edge.to_exposition(own)
 
-    site = ModelRoutes(settings, door, pool, Page(whole_page), version("attend-server"), int(time.time()))
-    app = build_site(site, allowed_names(settings.allowed_hosts, settings.host, keyed=door.keys is not None))
-    over_http, over_grpc = (most // 2 for most in connections())  # each call has another one to the process of its model
+    routes = ModelRoutes(settings, authenticator, pool, CachedPage(whole_page), version("attend-server"), int(time.time()))
+    app = build_models_app(routes, allowed_names(settings.allowed_hosts, settings.host, keyed=authenticator.keys is not None))
+    over_http, over_grpc = (
+        most // 2 for most in connections_allowed()
+    )  # each call has another one to the process of its model
     server = http_server(app, MOST_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
     rpc = models_grpc_server(
-        *(door, pool, settings.host, settings.grpc_port, tls[1]),
+        *(authenticator, pool, settings.host, settings.grpc_port, tls[1]),
         seconds=settings.request_timeout_seconds,
         most_calls=MOST_CALLS,
         most_connections=over_grpc,
@@ -118,9 +122,9 @@ async def serve(settings: Settings, door: Door, pool: Pool[ModelProcess], http: 
     await rpc.start()
     http.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(listening(http)))
-    tell(ready_line(settings, pool.plan))
+    print_line(ready_line(settings, pool.plan))
     await run_until(stop, _watch(pool, certificate))
-    tell("Stopping: running streams may end ...")
+    print_line("Stopping: running streams may end ...")
     await pool.close(settings.drain_seconds)
     server.should_exit = True
     await asyncio.gather(serving, rpc.stop(1.0))

@@ -141,7 +141,7 @@ class FakeRunner:
         tokens: list[int] = []
         for guess in (*step.drafts.get(name, ()), None):
             context = self.read(tables, draw.position + len(tokens), step.early)
-            tokens.append(fake_token(draw.plan, context, draw.banned))
+            tokens.append(fake_token(draw.plan, context, draw.banned_tokens))
             if tokens[-1] != guess:
                 break
         return tokens

@@ -7,8 +7,8 @@ from itertools import chain
 
 from attend.model.engine.budget import LASTING_FACTOR, LONGEST_FACTOR, SHORT_FACTOR, SHORT_SECONDS
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.plan import Plan, Scheduled, StepResult
-from attend.model.engine.repeat import by_halves, failed_step
+from attend.model.engine.failed_steps import bisect_step, failed_step
+from attend.model.engine.plan import Plan, ScheduledTokens, StepResult
 from attend.model.engine.request import FinishReason, Output, Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import OutOfMemory
@@ -37,7 +37,7 @@ class Machine:
 
     def seconds(self, plan: Plan) -> float:
         """What a step takes: about what it costs, or 50 times that. Slow steps are accidents: never two of five."""
-        if not plan.scheduled:
+        if not plan.scheduled_tokens:
             return 0.0
         clean = self.alone(plan.num_streams) + self.per_token * (plan.num_prompt_tokens + plan.num_drafted)
         self.since = 0 if self.since > 3 and self.dice.random() < 0.15 else self.since + 1
@@ -122,7 +122,7 @@ class Simulation:
             bound -= 1
             self.step(faults=False)
         assert self.scheduler.tables.num_free == self.config.num_blocks, "blocks are lost"
-        assert not self.scheduler.schedule().scheduled, "work without requests"
+        assert not self.scheduler.schedule().scheduled_tokens, "work without requests"
         return self
 
     def submit(self) -> None:
@@ -195,7 +195,7 @@ class Simulation:
         self.clock.now += self.machine.seconds(plan)
         if faults and self.dice.random() < 0.04:
             self.abort()  # between schedule and commit
-        following = self.followed(plan) if self.async_scheduling and plan.scheduled else None
+        following = self.followed(plan) if self.async_scheduling and plan.scheduled_tokens else None
         if isinstance(result, Exception):
             result = self.repeated(plan, result)
         elif following is not None and (not result.errors or self.scheduler.tables.has_states):
@@ -207,8 +207,8 @@ class Simulation:
 
     def followed(self, plan: Plan) -> Plan | None:
         """The step after one that has not ended, looked at."""
-        drawing = {item.request for item in plan.scheduled if item.draws}
-        ends = {item.request: item.start + item.count for item in plan.scheduled}
+        drawing = {item.request for item in plan.scheduled_tokens if item.draws}
+        ends = {item.request: item.start + item.count for item in plan.scheduled_tokens}
         lacked = {r.request_id: r.num_tokens + (r in drawing) - ends.get(r, r.num_computed) for r in self.live.values()}
         begun = {name for name, request in self.live.items() if request.scheduled_at is not None}
         waited, preempted = set(self.scheduler._waiting), self.scheduler.num_preemptions
@@ -259,9 +259,9 @@ class Simulation:
 
     def submitted(self, plan: Plan) -> StepResult:
         """What comes of a step; raises where it has too many tokens, or a request that is poison."""
-        if sum(item.count for item in plan.scheduled) > max(self.most_tokens, self.least):
+        if sum(item.count for item in plan.scheduled_tokens) > max(self.most_tokens, self.least):
             raise OutOfMemory
-        if any(item.request.request_id in self.poison for item in plan.scheduled):
+        if any(item.request.request_id in self.poison for item in plan.scheduled_tokens):
             raise RuntimeError
         return self.runner.submit(given(plan)).result()
 
@@ -270,16 +270,16 @@ class Simulation:
         if isinstance(error, OutOfMemory):
             self.budget = max(self.least, self.budget // 2)
             self.scheduler.shrink()
-        if len(plan.scheduled) == 1 and not isinstance(error, OutOfMemory):
-            self.due.add(plan.scheduled[0].request.request_id)  # the step of one request is not repeated
+        if len(plan.scheduled_tokens) == 1 and not isinstance(error, OutOfMemory):
+            self.due.add(plan.scheduled_tokens[0].request.request_id)  # the step of one request is not repeated
         if self.scheduler.tables.has_states:
             return self.failed(plan, error)
-        return by_halves(plan, error, self.submitted, self.least)
+        return bisect_step(plan, error, self.submitted, self.least)
 
     def failed(self, plan: Plan, error: Exception) -> StepResult:
         """All of the step fails."""
-        self.due |= {item.request.request_id for item in plan.scheduled}
-        return failed_step(plan.scheduled, error)
+        self.due |= {item.request.request_id for item in plan.scheduled_tokens}
+        return failed_step(plan.scheduled_tokens, error)
 
     def take(self, output: Output) -> None:
         """An output reached its caller: one of a live request, and the tokens that the request alone would get."""
@@ -302,12 +302,12 @@ class Simulation:
 
     def check_plan(self, plan: Plan) -> None:
         """S3 and S5: within the limits, with blocks for all, and somebody moves."""
-        requests = [item.request for item in plan.scheduled]
-        assert sum(item.num_rows for item in plan.scheduled) == plan.num_tokens <= self.budget, "over budget"
+        requests = [item.request for item in plan.scheduled_tokens]
+        assert sum(item.num_rows for item in plan.scheduled_tokens) == plan.num_tokens <= self.budget, "over budget"
         assert self.scheduler.num_running <= self.config.max_batch_requests, "more requests than a batch holds"
         assert len(requests) == len(set(requests)), "a request twice in one step"
         assert requests or not self.live, "nobody moves"
-        for item in plan.scheduled:
+        for item in plan.scheduled_tokens:
             end = item.start + item.count
             assert item.count >= 1 and item.start == item.request.num_computed and end <= item.request.num_tokens
             end += len(item.draft)
@@ -320,14 +320,14 @@ class Simulation:
         self, following: Plan, drawing: set[Request], left: set[Request], lacked: dict[str, int], begun: set[str]
     ) -> None:
         """S3 and S4 for a step that is begun early: nobody is passed over, and nobody gives way."""
-        requests = [item.request for item in following.scheduled]
+        requests = [item.request for item in following.scheduled_tokens]
         running = [r for r in self.ranked(running=True) if lacked[r.request_id]]  # the others draw none after this step
         running = [r for r in running if r not in drawing or len(r.output) + 1 < r.max_tokens]
-        pending = [item.request for item in following.scheduled if item.input_pending]
+        pending = [item.request for item in following.scheduled_tokens if item.input_pending]
         assert pending == [r for r in running if r in drawing], "a stream waits, ends late, or not by age"
         assert 0 < following.num_tokens <= self.budget, "over budget, or for nothing"
         assert len(requests) == len(set(requests)), "a request twice in one step"
-        for item in following.scheduled:
+        for item in following.scheduled_tokens:
             end = item.start + item.count
             if item.input_pending:
                 assert item.start == item.request.num_tokens and item.count == 1
@@ -342,7 +342,7 @@ class Simulation:
         is_full = self.scheduler.num_running >= self.config.max_batch_requests
         free, size = self.scheduler.tables.num_free, self.config.block_size
         fits = [r for r in sorted(left, key=self.ranks.__getitem__)[:1] if r.lack is None and -(-r.num_tokens // size) <= free]
-        full = is_full or sum(item.count for item in following.scheduled[: following.num_streams]) == self.budget
+        full = is_full or sum(item.count for item in following.scheduled_tokens[: following.num_streams]) == self.budget
         assert full or not fits or self.is_shared, "somebody waits who could run"
 
     def check_reach(self, request: Request, start: int, end: int) -> None:
@@ -370,17 +370,17 @@ class Simulation:
 
         `before` has what the requests that go on running lacked before the step, `begun` who was ever scheduled before.
         """
-        planned = [item.request for item in plan.scheduled]
+        planned = [item.request for item in plan.scheduled_tokens]
         running = self.ranked(running=True) if running is None else running
         streams = [r for r in running if before.get(r.request_id) == 1 and r.request_id in begun]
-        spent = sum(item.count for item in plan.scheduled[: plan.num_streams])
+        spent = sum(item.count for item in plan.scheduled_tokens[: plan.num_streams])
         ran = [r for r in planned[: plan.num_streams] if not self.is_shared or r.request_id in before]  # others were let in
         streams = self.without_left_out(streams, ran)
         assert ran == streams[: len(ran)], "a stream waits, or not by age"
         if len(ran) < len(streams):
             assert spent + 1 + streams[len(ran)].num_replayed > self.budget, "a stream waits"
         prompts = [r for r in running if r not in streams and r not in self.left_out]
-        parts = plan.scheduled[plan.num_streams :]
+        parts = plan.scheduled_tokens[plan.num_streams :]
         prompts = [r for r in prompts if r in planned or not self.awaits(r, plan)]
         if not parts:
             wait = [r for r in prompts if r not in planned]
@@ -404,10 +404,10 @@ class Simulation:
 
     def awaits(self, request: Request, plan: Plan) -> bool:
         """Whether another request's part ends with a snapshot of its text."""
-        kept = [item.request.tokens(0, item.start + item.count) for item in plan.scheduled if item.snapshot]
+        kept = [item.request.tokens(0, item.start + item.count) for item in plan.scheduled_tokens if item.snapshot]
         return any(len(text) > request.num_computed and request.tokens(0, len(text)) == text for text in kept)
 
-    def keeps_state(self, item: Scheduled) -> bool:
+    def keeps_state(self, item: ScheduledTokens) -> bool:
         """Whether a part of a prompt may end here, so that a snapshot is kept of its state."""
         states = self.scheduler.tables.has_states and self.config.prefix_caching
         return states and (item.start + item.count) % self.config.block_size == 0
@@ -417,8 +417,8 @@ class Simulation:
         streams nothing of the budget is left. `served`: each prompt has a part in the step.
         """
         tokens, size = plan.num_prompt_tokens, self.config.chunk_size
-        left = self.budget - sum(item.count for item in plan.scheduled[: plan.num_streams])
-        served = served and all(item.completes or self.keeps_state(item) for item in plan.scheduled)
+        left = self.budget - sum(item.count for item in plan.scheduled_tokens[: plan.num_streams])
+        served = served and all(item.completes or self.keeps_state(item) for item in plan.scheduled_tokens)
         if not plan.num_streams:
             assert left - tokens < size or served, "a budget that nobody else needs is not spent"
         elif len(self.turns) > 16:

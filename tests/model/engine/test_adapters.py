@@ -15,8 +15,8 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.net.adapters import AdaptedDecoder, Adapter, targets_of
-from attend.model.net.checkpoint import load, save
-from attend.model.net.native.library import load as load_native
+from attend.model.net.checkpoint import load_decoder, save
+from attend.model.net.native.library import load_library as load_native
 from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import tiny_decoder, write_checkpoint
 from tests.model.engine.machines import answers, ask
@@ -97,18 +97,18 @@ def test_no_two_adapters_share_a_prefix(folder, places, form, tmp_path):
 def test_a_request_ends_with_the_adapter_that_it_began_with(folder, places, form):
     """Though it is unloaded meanwhile, and another comes under its name; then its memory goes."""
     engine, adapters = engines(folder, form)
-    shelf = {"a": adapters.read(places[0])}
-    [wanted] = answers(engine, [ask("before", PROMPT, 12, adapter=shelf["a"])]).values()
-    engine.add(ask("r", PROMPT, 12, adapter=shelf["a"]))
+    adapter_registry = {"a": adapters.read(places[0])}
+    [wanted] = answers(engine, [ask("before", PROMPT, 12, adapter=adapter_registry["a"])]).values()
+    engine.add(ask("r", PROMPT, 12, adapter=adapter_registry["a"]))
     found = [token for output in engine.step() for token in output.token_ids]
-    shelf["a"] = adapters.read(places[1])
+    adapter_registry["a"] = adapters.read(places[1])
     gc.collect()
     assert len(adapters._known) == 2
     while engine.has_work:
         found += [token for output in engine.step() for token in output.token_ids]
     assert (found, FinishReason.LENGTH) == wanted
     gc.collect()
-    assert list(adapters._known) == [shelf["a"].digest]
+    assert list(adapters._known) == [adapter_registry["a"].digest]
 
 
 def test_ten_thousand_loads_and_unloads_keep_no_memory(folder, places, form):
@@ -148,7 +148,7 @@ def test_an_adapter_for_another_model_leaves_everything_as_it_was(folder, places
 
 
 def test_where_adapters_are_not_computed_the_start_is_refused(folder):
-    net = load(folder, torch.float32, "cpu")
+    net = load_decoder(folder, torch.float32, "cpu")
     with pytest.raises(SettingError, match=r"^adapters are set, but LoRA is not supported on cuda: it needs device = cpu$"):
         Torch(net.config).adapters(net, folder, "cuda", exact=False)
     with pytest.raises(SettingError, match=r"^adapters and deterministic are both set, which needs the native backend"):

@@ -31,11 +31,11 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import check_shared
 from attend.model.engine.request import FinishReason
 from attend.model.errors import CheckpointError, EngineFailed, SettingError
-from attend.model.net.checkpoint import load, save
+from attend.model.net.checkpoint import load_decoder, save
 from attend.model.net.formats.codes import INT8
 from attend.model.net.linear import Linear
-from attend.model.net.native.library import load as load_native
-from attend.model.net.packed import PackedLinear, pack
+from attend.model.net.native.library import load_library as load_native
+from attend.model.net.packed_linears import PackedLinear, pack_linears
 from attend.model.params import SamplingParams
 from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import ask, told
@@ -389,7 +389,7 @@ def test_packing_replaces_every_linear_of_a_bfloat16_decoder_and_keeps_its_embed
     hidden, table = torch.randn(3, CONFIG.hidden_size).bfloat16(), net.embedding.tokens.weight.clone()
     with torch.inference_mode():
         before = net.logits(hidden)
-        pack(net)
+        pack_linears(net)
         torch.testing.assert_close(before, net.logits(hidden), rtol=2e-2, atol=2e-2)
     assert {PackedLinear} == {type(module) for module in net.modules() if isinstance(module, nn.Linear)}
     assert isinstance(net.head, PackedLinear)
@@ -400,7 +400,7 @@ def test_packing_replaces_every_linear_of_a_bfloat16_decoder_and_keeps_its_embed
 def test_packing_leaves_other_nets_alone(dtype):
     net = tiny_decoder(CONFIG).to(dtype)
     before = dict(net.named_modules())
-    pack(net)
+    pack_linears(net)
     assert before == dict(net.named_modules())
 
 
@@ -408,7 +408,7 @@ def test_packing_leaves_a_cpu_without_bfloat16_units_alone(monkeypatch):
     """oneDNN refuses to lay bfloat16 out on a CPU with AVX2 alone; a plain Linear works there."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     net = tiny_decoder(CONFIG).bfloat16()
-    pack(net)
+    pack_linears(net)
     assert type(net.head) is Linear
 
 
@@ -453,7 +453,7 @@ def test_a_model_that_cannot_run_never_starts(folder):
 def test_tables_of_positions_are_as_long_as_the_context_that_is_served(tmp_path, monkeypatch, asked, served):
     """A model that knows a million positions serves a short context without a gigabyte of angles, at any moment."""
     folder, made, make = write_checkpoint("llama", tmp_path), [], attend.model.net.transformer.rotary_table
-    whole = load(folder, torch.float32, "cpu")
+    whole = load_decoder(folder, torch.float32, "cpu")
     edit_config(folder, max_position_embeddings=1_000_000)
     monkeypatch.setattr(
         attend.model.net.transformer, "rotary_table", lambda rope, length: made.append(length) or make(rope, length)
@@ -528,12 +528,12 @@ def test_only_the_native_decoder_which_copies_them_gets_matrices_in_the_mapped_f
     seen = []
 
     def watched(*words, **named):
-        seen.append(load(*words, **named))
+        seen.append(load_decoder(*words, **named))
         return seen[-1]
 
-    monkeypatch.setattr(attend.model.engine.build, "load", watched)
+    monkeypatch.setattr(attend.model.engine.build, "load_decoder", watched)
     build_engine(tmp_path, replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=1 << 20)).close()
-    assert [net.mapped is not None for net in seen] == [mapped]
+    assert [net.mapped_files is not None for net in seen] == [mapped]
 
 
 def test_a_cache_in_8_bits_holds_nearly_twice_the_tokens_of_bfloat16(tmp_path):
@@ -571,10 +571,10 @@ def test_every_layer_of_a_step_is_a_sign_of_life(tmp_path, backend):
     save(tiny_decoder(tiny_config(num_layers=5, head_size=32)), tmp_path, torch.bfloat16)
     options = replace(OPTIONS, dtype="bfloat16", backend=backend, block_size=32, kv_cache_memory=1 << 20)
     engine = build_engine(tmp_path, options)
-    inner, before = engine._engine, engine._pulse.count
+    inner, before = engine._engine, engine._progress.count
     inner.add(ask("a", [1, 2, 3], max_tokens=1))
     inner.step()
-    beats = engine._pulse.count - before
+    beats = engine._progress.count - before
     threads = torch.get_num_threads() if backend == "native" else 1
     assert 5 <= beats <= 5 * threads
 
@@ -600,7 +600,7 @@ def test_weights_in_whole_numbers_are_refused_where_nobody_multiplies_them():
 
 
 def test_a_backend_is_refused_for_the_ranks_of_a_model_only_where_it_computes_none_of_their_parts():
-    at = Placement(torch.bfloat16, "cpu", 32, shared=True)
+    at = Placement(torch.bfloat16, "cpu", 32, is_sharded=True)
     with pytest.raises(SettingError, match=r"^backend is native, but it does not support this model with tensor_parallel$"):
         choose_backend("native", CONFIG, at)
     with pytest.raises(SettingError, match=r"^backend is triton, but (triton is not installed|it needs a CUDA device)"):

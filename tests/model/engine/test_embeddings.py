@@ -11,7 +11,7 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.plan import HiddenSum, StepInput
 from attend.model.engine.request import NO_HIDDEN, FinishReason, Output, Request
 from attend.model.engine.runner import PendingStep
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.pooling import Pooling
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, their_model, tiny_config, tiny_decoder, write_checkpoint
@@ -120,7 +120,7 @@ def test_a_vector_is_made_of_the_last_hidden_state_of_transformers(tmp_path, kin
     text = random.Random(3).choices(range(VOCAB), k=29)
     with torch.no_grad():
         theirs = their_model(folder)(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
-    machine = tiny_engine(load(folder, torch.float32, "cpu"), max_batch_tokens=11)
+    machine = tiny_engine(load_decoder(folder, torch.float32, "cpu"), max_batch_tokens=11)
     found = run(machine, [embed("a", text, pooling)])["a"]
     assert np.abs(vector(found) - pooled(theirs, pooling)).max() < NEAR
 

@@ -22,7 +22,7 @@ from tests.model.engine.machines import answers, ask, masked_first, tiny_engine
 class Multiples:
     """Every token must be a multiple of 3, or of 5 after an odd one; it fails after `last` tokens."""
 
-    finished = False
+    is_finished = False
 
     def __init__(self, last: int = 99) -> None:
         self.seen, self.masks, self.last = [], 0, last

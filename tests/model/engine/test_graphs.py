@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from attend.model.engine.cuda_recorder import CudaRecorder
 from attend.model.engine.graphs import DecodeGraphs, batch_sizes
-from attend.model.engine.plan import Plan, Scheduled
-from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.plan import Plan, ScheduledTokens
 from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT
 from attend.model.engine.runner import ModelRunner
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row, TorchBackend
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row, TorchBackend
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
 from attend.model.sampling import sample
 from attend.model.sampling_plan import Draw, SamplingPlan
@@ -52,7 +52,7 @@ class Machine:
     def plain(self, rows, tokens):
         """Scores of the same step, not recorded."""
         layout = BatchLayout.build(rows, BLOCK, "cpu")
-        hidden_TE = self.net(torch.tensor(tokens), layout.positions_T, Paged(self.backend, self.cache, layout))
+        hidden_TE = self.net(torch.tensor(tokens), layout.positions_T, PagedAttention(self.backend, self.cache, layout))
         return hidden_TE, self.net.logits(hidden_TE)
 
 
@@ -181,8 +181,8 @@ def test_who_is_to_blame_is_known_where_the_token_is_drawn(machine, banned):
     asked = {"sampling": SamplingParams(), "stop_token_ids": frozenset(banned), "min_tokens": 1 if banned else 0}
     bad, good = ask("bad", [POISON], **asked), ask("good", [11], **asked)
     bad.tables = good.tables = [[1]]
-    pending = runner.submit(given(Plan((Scheduled(bad, 0, 1),))))
-    other = runner.submit(given(Plan((Scheduled(good, 0, 1),))))
+    pending = runner.submit(given(Plan((ScheduledTokens(bad, 0, 1),))))
+    other = runner.submit(given(Plan((ScheduledTokens(good, 0, 1),))))
     assert {"bad": NO_SCORE} == pending.result().errors
     assert ({"good": NO_TOKEN_LEFT} if banned else {}) == other.result().errors
 

@@ -137,9 +137,9 @@ def test_what_was_worked_out_of_parameters_does_not_cross(net):
     """It lies on this process's device."""
     [request] = crowd("allowed")
     run(tiny_engine(net), [request])
-    assert request.decoding.remembered
+    assert request.decoding.derived_values
     there = crossed(request.sampling_plan.decoding)
-    assert (request.decoding, {}) == (there, there.remembered)
+    assert (request.decoding, {}) == (there, there.derived_values)
 
 
 def reachable(start: object) -> list[object]:

@@ -416,7 +416,7 @@ def test_a_step_without_memory_ends_its_requests_and_the_replica_goes_on():
 def prepared(prepare) -> AsyncEngine:
     def whole():
         prepare()
-        return replace(info(sizes()), recorded=(3, 1))
+        return replace(info(sizes()), recorded_sizes=(3, 1))
 
     return AsyncEngine(Engine(Scheduler(sizes(), Clock()), FakeRunner(4), Clock()), info(sizes()), prepare=whole)
 
@@ -427,7 +427,7 @@ def test_an_engine_is_prepared_on_its_step_thread_before_it_has_started():
     engine = prepared(lambda: threads.append(threading.current_thread()))
     engine.start()
     assert [engine._thread] == threads
-    assert engine.info.recorded == (3, 1), "what it learns meanwhile is told"
+    assert engine.info.recorded_sizes == (3, 1), "what it learns meanwhile is told"
     engine.close()
 
 
@@ -501,7 +501,7 @@ def test_a_step_that_advances_is_alive_however_long_it_takes_and_one_that_stands
             for _ in range(2):
                 clock.now += 1
                 ages.append(engine.heartbeat_age())
-            engine._pulse.beat()
+            engine._progress.beat()
         for _ in range(15):
             clock.now += 1
             stands.append(engine.heartbeat_age())

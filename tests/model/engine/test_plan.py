@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from attend.model.engine.plan import Plan, Scheduled, StepInput, StepResult
+from attend.model.engine.plan import Plan, ScheduledTokens, StepInput, StepResult
 from attend.model.engine.request import FinishReason, Request
 from attend.model.params import SamplingParams
 
@@ -23,45 +23,47 @@ def test_an_empty_plan_computes_nothing_and_nobody_waits_for_it():
 
 
 def test_the_tokens_of_a_step_are_those_of_its_streams_its_prompts_and_its_drafts():
-    streams = [Scheduled(request(f"s{at}", 8, 1), 8, 1, draft=(1, 2, 3)) for at in range(3)]
-    plan = Plan((*streams, Scheduled(request("p"), 0, 2), Scheduled(request("q"), 8, 3)), num_streams=3, num_drafted=9)
+    streams = [ScheduledTokens(request(f"s{at}", 8, 1), 8, 1, draft=(1, 2, 3)) for at in range(3)]
+    plan = Plan(
+        (*streams, ScheduledTokens(request("p"), 0, 2), ScheduledTokens(request("q"), 8, 3)), num_streams=3, num_drafted=9
+    )
     assert (5, 17) == (plan.num_prompt_tokens, plan.num_tokens)
-    assert plan.num_tokens == sum(item.num_rows for item in plan.scheduled)
-    assert [4, 4, 4, 2, 3] == [item.num_rows for item in plan.scheduled]
+    assert plan.num_tokens == sum(item.num_rows for item in plan.scheduled_tokens)
+    assert [4, 4, 4, 2, 3] == [item.num_rows for item in plan.scheduled_tokens]
 
 
 @pytest.mark.parametrize(
     ("start", "count", "completes"), [(0, 600, True), (300, 300, True), (599, 1, True), (0, 599, False), (300, 1, False)]
 )
 def test_a_part_completes_a_prompt_if_it_is_the_last_and_only_then_a_token_is_drawn(start, count, completes):
-    item = Scheduled(request(), start, count)
+    item = ScheduledTokens(request(), start, count)
     assert completes is item.completes is item.draws
 
 
 def test_what_was_drawn_already_counts_as_prompt_of_what_follows():
-    assert not Scheduled(request(output=3), 0, 600).completes
-    assert Scheduled(request(output=3), 0, 603).completes
+    assert not ScheduledTokens(request(output=3), 0, 600).completes
+    assert ScheduledTokens(request(output=3), 0, 603).completes
 
 
 @pytest.mark.parametrize(("max_tokens", "draws"), [(0, False), (1, True), (2, True)])
 def test_a_request_for_no_token_completes_and_draws_none(max_tokens, draws):
-    item = Scheduled(request(max_tokens=max_tokens), 0, 600)
+    item = ScheduledTokens(request(max_tokens=max_tokens), 0, 600)
     assert item.completes
     assert draws is item.draws
 
 
 def test_a_token_under_way_lies_beyond_what_is_known_and_a_step_over_it_draws():
-    item = Scheduled(request(output=1), 601, 1, input_pending=True)
+    item = ScheduledTokens(request(output=1), 601, 1, input_pending=True)
     assert item.completes
     assert item.draws
     assert not Plan((item,), 1).has_parts
-    assert Plan((item, Scheduled(request(), 0, 300)), 1).has_parts
-    assert Plan((Scheduled(request(output=1), 600, 1),), 1).has_parts
+    assert Plan((item, ScheduledTokens(request(), 0, 300)), 1).has_parts
+    assert Plan((ScheduledTokens(request(output=1), 600, 1),), 1).has_parts
 
 
 def test_a_plan_is_over_when_the_last_of_its_requests_has_ended():
     requests = [request(name) for name in "ab"]
-    plan = Plan(tuple(Scheduled(each, 0, 600) for each in requests))
+    plan = Plan(tuple(ScheduledTokens(each, 0, 600) for each in requests))
     assert not plan.is_over
     requests[1].finish_reason = FinishReason.ABORT
     assert not plan.is_over
@@ -95,7 +97,7 @@ def test_what_was_planned_and_what_came_of_it_do_not_change(record):
 
 
 @pytest.mark.parametrize(
-    "record", [Scheduled(request(), 0, 1), Plan(()), StepInput(), StepResult()], ids=lambda record: type(record).__name__
+    "record", [ScheduledTokens(request(), 0, 1), Plan(()), StepInput(), StepResult()], ids=lambda record: type(record).__name__
 )
 def test_the_records_of_every_step_are_small(record):
     """No dictionary of its own: one is made for each request in each step."""

@@ -104,4 +104,4 @@ def test_a_grammar_that_is_cut_off_leaves_a_beginning_of_its_language(net):
             assert matcher.allows(token)
             matcher.advance(token)
         assert matcher.mask().any()
-        assert (reason is FinishReason.STOP) == matcher.finished
+        assert (reason is FinishReason.STOP) == matcher.is_finished

@@ -9,10 +9,10 @@ import torch
 
 from attend.model.backends.torch import Torch
 from attend.model.engine.build import build_engine
+from attend.model.engine.cuda_recorder import no_op
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.pieces import StepPieces
-from attend.model.engine.recorder import nothing
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.errors import EngineFailed
 from attend.model.net.checkpoint import save
 from tests.model.checkpoints import tiny_config, tiny_decoder
@@ -29,9 +29,9 @@ class Watched:
 
     def __call__(self, step):
         self.recorded.append(threading.current_thread().name)
-        step(nothing)
+        step(no_op)
 
-        def replay(between=nothing):
+        def replay(between=no_op):
             self.replayed.append(threading.current_thread().name)
             step(between)
 
@@ -44,7 +44,7 @@ class Watched:
     def steps(self, backend, net, cache, config, *, shared=False):
         """In place of a backend's `record`, which records nothing on a CPU."""
         graphs = DecodeGraphs(net, backend.attention, cache, config.max_model_len, 2, self.one_piece, scores=not shared)
-        return graphs, StepPieces(net, backend.attention, cache, 16, self)
+        return graphs, PiecewiseGraphs(net, backend.attention, cache, 16, self)
 
 
 @pytest.fixture

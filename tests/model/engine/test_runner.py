@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attend.model.engine.plan import Plan, Scheduled
+from attend.model.engine.plan import Plan, ScheduledTokens
 from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
 from attend.model.engine.runner import ModelRunner, PendingStep
 from attend.model.errors import DeviceFailed, OutOfMemory
@@ -46,11 +46,11 @@ def mixed_plan() -> Plan:
     """In order of age: a chunk, a single token, a whole prompt, a single token, a prompt that is not finished."""
     return Plan(
         (
-            Scheduled(at_work("chunk", [1, 2]), 2, 3),
-            Scheduled(at_work("single", [3, 4]), 7, 1),
-            Scheduled(at_work("whole", [5, 6]), 0, 8),
-            Scheduled(at_work("first", [7]), 0, 1),
-            Scheduled(at_work("prompt of one", [8], length=1), 0, 1),
+            ScheduledTokens(at_work("chunk", [1, 2]), 2, 3),
+            ScheduledTokens(at_work("single", [3, 4]), 7, 1),
+            ScheduledTokens(at_work("whole", [5, 6]), 0, 8),
+            ScheduledTokens(at_work("first", [7]), 0, 1),
+            ScheduledTokens(at_work("prompt of one", [8], length=1), 0, 1),
         )
     )
 
@@ -73,7 +73,7 @@ def test_only_rows_that_caught_up_draw(runner):
 
 
 def test_a_plan_in_which_nobody_catches_up_draws_nothing_but_fills_the_cache(runner):
-    result = runner.submit(given(Plan((Scheduled(at_work("a", [3, 5]), 0, 5),)))).result()
+    result = runner.submit(given(Plan((ScheduledTokens(at_work("a", [3, 5]), 0, 5),)))).result()
     assert ({}, {}) == (result.tokens, result.errors)
     written = runner.cache.keys[0].abs().sum(dim=(1, 2)).nonzero().flatten().tolist()
     assert [12, 13, 14, 15, 20] == written
@@ -83,21 +83,23 @@ def test_a_row_draws_from_its_own_last_token(runner):
     """Mixed or alone, chunked or whole, in whatever blocks: the same prompt gives the same greedy token."""
     plan = Plan(
         (
-            Scheduled(at_work("long", [1, 2, 3], 9), 0, 9),
-            Scheduled(at_work("short", [4, 5], 3), 0, 3),
-            Scheduled(at_work("one", [6], 1), 0, 1),
+            ScheduledTokens(at_work("long", [1, 2, 3], 9), 0, 9),
+            ScheduledTokens(at_work("short", [4, 5], 3), 0, 3),
+            ScheduledTokens(at_work("one", [6], 1), 0, 1),
         )
     )
     together = runner.submit(given(plan)).result()
     for name, length in (("long", 9), ("short", 3), ("one", 1)):
-        [token] = runner.submit(given(Plan((Scheduled(at_work(name, [9, 8, 7], length), 0, length),)))).result().tokens.values()
+        [token] = (
+            runner.submit(given(Plan((ScheduledTokens(at_work(name, [9, 8, 7], length), 0, length),)))).result().tokens.values()
+        )
         assert token == together.tokens[name]
 
 
 def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
     bad = ask("bad", [1, POISON, 2])
     bad.tables = [[1]]
-    result = runner.submit(given(Plan((Scheduled(bad, 0, 3), Scheduled(at_work("good", [2, 3]), 0, 8))))).result()
+    result = runner.submit(given(Plan((ScheduledTokens(bad, 0, 3), ScheduledTokens(at_work("good", [2, 3]), 0, 8))))).result()
     assert {"good"} == result.tokens.keys()
     assert {"bad": NO_SCORE} == result.errors
 
@@ -105,7 +107,7 @@ def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
 def test_a_request_whose_parameters_leave_no_token_is_told_so(runner):
     nothing = DecodingParams(allowed_token_ids=(5,))
     stuck = at_work("stuck", [1, 2], decoding=nothing, bad_words=[[5]])
-    result = runner.submit(given(Plan((Scheduled(stuck, 0, 8), Scheduled(at_work("good", [2, 3]), 0, 8))))).result()
+    result = runner.submit(given(Plan((ScheduledTokens(stuck, 0, 8), ScheduledTokens(at_work("good", [2, 3]), 0, 8))))).result()
     assert {"good"} == result.tokens.keys()
     assert {"stuck": NO_TOKEN_LEFT} == result.errors
 
@@ -115,7 +117,7 @@ def test_a_draw_is_keyed_by_seed_answer_and_position_of_the_new_token(runner, mo
     monkeypatch.setattr(runner, "draw", lambda logits, asked: draws.extend(asked) or torch.zeros(len(asked)))
     request = at_work("a", [1, 2, 3], seed=-5, answer_index=2, sampling=SamplingParams(top_k=3))
     request.output = [11, 12]
-    runner.submit(given(Plan((Scheduled(request, 9, 1),))))
+    runner.submit(given(Plan((ScheduledTokens(request, 9, 1),))))
     assert [Draw(SamplingPlan(SamplingParams(top_k=3), -5, 2), 10)] == draws
 
 
@@ -125,8 +127,8 @@ def test_stop_tokens_are_banned_until_min_tokens_are_made(runner, monkeypatch, m
     monkeypatch.setattr(runner, "draw", lambda logits, asked: draws.extend(asked) or torch.zeros(len(asked)))
     request = at_work("a", [1, 2, 3], stop_token_ids=frozenset({7}), min_tokens=2)
     request.output = [20] * made
-    runner.submit(given(Plan((Scheduled(request, 0, request.num_tokens),))))
-    assert [banned] == [draw.banned for draw in draws]
+    runner.submit(given(Plan((ScheduledTokens(request, 0, request.num_tokens),))))
+    assert [banned] == [draw.banned_tokens for draw in draws]
 
 
 def test_prompt_and_output_are_one_sequence():

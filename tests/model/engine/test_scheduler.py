@@ -18,7 +18,7 @@ def machine(**changes) -> tuple[Scheduler, FakeRunner]:
 
 
 def shown(plan: Plan) -> list[tuple[str, int, int]]:
-    return [(item.request.request_id, item.start, item.count) for item in plan.scheduled]
+    return [(item.request.request_id, item.start, item.count) for item in plan.scheduled_tokens]
 
 
 def step(scheduler: Scheduler, runner: FakeRunner) -> tuple[list[tuple[str, int, int]], list[Output]]:

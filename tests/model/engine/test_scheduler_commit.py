@@ -20,12 +20,12 @@ def machine(*requests: Request, **changes) -> Scheduler:
 
 
 def parts(plan: Plan) -> list[tuple[str, int, int]]:
-    return [(item.request.request_id, item.start, item.count) for item in plan.scheduled]
+    return [(item.request.request_id, item.start, item.count) for item in plan.scheduled_tokens]
 
 
 def drawn(plan: Plan, token: int = 7, **more) -> StepResult:
     """Everybody who draws gets the same token."""
-    return StepResult(tokens={item.request.request_id: token for item in plan.scheduled if item.draws}, **more)
+    return StepResult(tokens={item.request.request_id: token for item in plan.scheduled_tokens if item.draws}, **more)
 
 
 def step(scheduler: Scheduler, token: int = 7, **more) -> list[Output]:
@@ -170,7 +170,7 @@ class Grammar:
         self.left -= 1
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.left == 0
 
 
@@ -236,7 +236,7 @@ REPEATED = [1, 2, 3] * 3
 
 
 def drafts(plan: Plan) -> dict[str, list[int]]:
-    return {item.request.request_id: list(item.draft) for item in plan.scheduled if item.draft}
+    return {item.request.request_id: list(item.draft) for item in plan.scheduled_tokens if item.draft}
 
 
 def test_right_guesses_follow_the_token_and_each_is_counted():
@@ -285,7 +285,7 @@ def test_streams_share_the_guesses_evenly_or_have_none(draft_tokens, length):
     step(scheduler, 1)
     plan = scheduler.schedule()
     assert 2 * length == plan.num_drafted == sum(map(len, drafts(plan).values()))
-    assert {length} == {len(item.draft) for item in plan.scheduled}
+    assert {length} == {len(item.draft) for item in plan.scheduled_tokens}
 
 
 def test_a_step_of_guesses_keeps_to_its_budget():

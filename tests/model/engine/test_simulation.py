@@ -147,7 +147,7 @@ class SpeaksAfterTheEnd(Scheduler):
     """The token of a request that was aborted during the step is handed out all the same."""
 
     def commit(self, plan, result, *dropped):
-        gone = [item.request.request_id for item in plan.scheduled if item.request.finish_reason is not None]
+        gone = [item.request.request_id for item in plan.scheduled_tokens if item.request.finish_reason is not None]
         late = [Output(name, (result.tokens[name],)) for name in gone if name in result.tokens]
         return super().commit(plan, result, *dropped) + late
 
@@ -364,8 +364,8 @@ class ForgetsWhatCameBefore(Scheduler):
 class KnowsHalfABlock(Scheduler):
     """A block is known from its first token on."""
 
-    def _planned(self, request, count):
-        item = super()._planned(request, count)
+    def _plan_chunk(self, request, count):
+        item = super()._plan_chunk(request, count)
         at, size = request.num_known, self.config.block_size
         if self.config.prefix_caching and (item.start + count) % size:
             padded = [*request.tokens(at * size, size), *[0] * size][:size]
@@ -474,7 +474,7 @@ class FollowsPastPrompts(Scheduler):
     """Prompts that are not at their end are passed over as long as streams can be followed."""
 
     def schedule_async(self, plan):
-        drawing = [item.request for item in plan.scheduled if item.draws]
+        drawing = [item.request for item in plan.scheduled_tokens if item.draws]
         running, self._running = self._running, [request for request in self._running if request in drawing]
         try:
             return super().schedule_async(plan)
@@ -495,7 +495,7 @@ class ComputesAPartTwice(Scheduler):
     """A part of a prompt that is under way is begun once more."""
 
     def schedule_async(self, plan):
-        before = {item.request: item.request.num_computed for item in plan.scheduled}
+        before = {item.request: item.request.num_computed for item in plan.scheduled_tokens}
         filled = self._followers
         self._followers = lambda drawing: (self._put_back(before), filled(drawing))[1]
         try:
@@ -527,7 +527,7 @@ class KnowsWhatWasAwaited(Scheduler):
 
     def schedule_async(self, plan):
         following = super().schedule_async(plan)
-        for item in following.scheduled if following is not None else ():
+        for item in following.scheduled_tokens if following is not None else ():
             at, size = item.start // self.config.block_size, self.config.block_size
             if (item.start + 1) % size == 0 and item.request.num_known == at and self.config.prefix_caching:
                 tokens = [*item.request.tokens(at * size, size - 1), 0]
@@ -740,7 +740,7 @@ class KeepsWithinABlock(BreaksStates):
 
     def plant(self):
         if self.snapshots is not None:
-            self.wanted, self.snapshots.wanted = self.snapshots.wanted, self._wanted
+            self.wanted, self.snapshots.should_keep = self.snapshots.should_keep, self._wanted
 
     def _wanted(self, request, end, *, pending):
         return self.wanted(request, end - 1, pending=pending)
@@ -750,7 +750,7 @@ class TrustsTheStateOfAFailedStep(BreaksStates):
     """A snapshot is known whether its step has failed or not."""
 
     def commit(self, plan, result, *dropped):
-        for item in plan.scheduled:
+        for item in plan.scheduled_tokens:
             if item.snapshot and item.request.request_id in result.errors:
                 self.tables.keep(item.request, item.snapshot)
         forget, self.tables.forget = self.tables.forget, lambda request: None

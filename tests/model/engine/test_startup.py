@@ -15,13 +15,13 @@ from attend.model.backends.triton import Triton
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine import build, fallback, startup
 from attend.model.engine.build import build_engine
+from attend.model.engine.cuda_recorder import CudaRecorder
 from attend.model.engine.fallback import Fallback, kept_kind
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.pieces import StepPieces
-from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import device_errors
-from attend.model.engine.small import NARROW, VOCAB, WINDOW, reduce_config
+from attend.model.engine.small_models import NARROW, VOCAB, WINDOW, reduce_config
 from attend.model.engine.startup import check_decoder, check_draws, check_recorded, differs, look
 from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
 from attend.model.net.checkpoint import read_config
@@ -312,7 +312,7 @@ class Machine:
 
 def test_recorded_steps_that_are_the_same_are_kept():
     machine, kept = Machine(lambda step: step), Fallback(EngineOptions(), "cpu", 1)
-    graphs, pieces = kept.recorded(machine.recorded, machine.net, machine.backend, machine.cache)
+    graphs, pieces = kept.record_steps(machine.recorded, machine.net, machine.backend, machine.cache)
     assert len(graphs) == 2 and pieces is None and kept.path() is None
 
 
@@ -331,7 +331,7 @@ def test_recorded_steps_that_are_the_same_are_kept():
 def test_a_recorder_that_fails_or_lies_leaves_steps_as_they_are(record, reason, words):
     machine, kept = Machine(record), Fallback(EngineOptions(), "cpu", 1)
     for _ in range(2):
-        assert kept.recorded(machine.recorded, machine.net, machine.backend, machine.cache) == (None, None)
+        assert kept.record_steps(machine.recorded, machine.net, machine.backend, machine.cache) == (None, None)
     assert kept.path().reason == reason
     assert kept.path().cause.startswith(
         "steps are not recorded, and each launches all its kernels: the recorded steps of the torch"
@@ -339,7 +339,7 @@ def test_a_recorder_that_fails_or_lies_leaves_steps_as_they_are(record, reason, 
     assert words in kept.path().cause and kept.path().cause.count("not recorded") == 1
     failing = Fallback(EngineOptions(kernel_check="fail"), "cpu", 1)
     with pytest.raises(EngineFailed, match=r"^kernel_check is fail, and the recorded steps"):
-        failing.recorded(machine.recorded, machine.net, machine.backend, machine.cache)
+        failing.record_steps(machine.recorded, machine.net, machine.backend, machine.cache)
 
 
 def test_a_recording_that_fails_on_the_step_thread_is_told_once_it_has_started(folder, monkeypatch, caplog):
@@ -349,7 +349,7 @@ def test_a_recording_that_fails_on_the_step_thread_is_told_once_it_has_started(f
         assert engine.info.slower_path is None
         engine.start()
     engine.close()
-    assert engine.info.slower_path.reason == "kernel_fails" and engine.info.recorded == (0, 0)
+    assert engine.info.slower_path.reason == "kernel_fails" and engine.info.recorded_sizes == (0, 0)
     assert [record.getMessage() for record in caplog.records] == [engine.info.slower_path.cause]
     failing = build_engine(folder, build.replace(OPTIONS, backend="torch", kernel_check="fail"))
     with pytest.raises(EngineFailed, match=r"^kernel_check is fail, and the recorded steps of the torch backend fails"):
@@ -360,13 +360,13 @@ def test_ranks_record_or_end_in_a_sentence():
     """Where one had recorded and another had not, they would wait for each other."""
     machine = Machine(raising(OutOfResources("shared memory")))
     with pytest.raises(EngineFailed, match="OutOfResources: shared memory"):
-        Fallback(EngineOptions(), "cpu", 2).recorded(machine.recorded, machine.net, machine.backend, machine.cache)
+        Fallback(EngineOptions(), "cpu", 2).record_steps(machine.recorded, machine.net, machine.backend, machine.cache)
 
 
 def test_without_the_check_a_recorder_that_fails_is_a_sentence():
     machine = Machine(raising(OutOfResources("shared memory")))
     with pytest.raises(EngineFailed, match="OutOfResources: shared memory"):
-        Fallback(EngineOptions(kernel_check="off"), "cpu", 1).recorded(
+        Fallback(EngineOptions(kernel_check="off"), "cpu", 1).record_steps(
             machine.recorded, machine.net, machine.backend, machine.cache
         )
 
@@ -374,7 +374,7 @@ def test_without_the_check_a_recorder_that_fails_is_a_sentence():
 def test_pieces_are_compared_too():
     machine = Machine(None)
     for broken in (False, True):
-        pieces = StepPieces(machine.net, machine.backend, machine.cache, 32, lambda step: step)
+        pieces = PiecewiseGraphs(machine.net, machine.backend, machine.cache, 32, lambda step: step)
         if broken:
             pieces.run = lambda *given, run=pieces.run: run(*given) * 1.2
         finding = check_recorded(machine.net, machine.backend, machine.cache, None, pieces)

@@ -22,7 +22,7 @@ from attend.model.engine.lookup import Lookup
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason, Request
 from attend.model.errors import SettingError
-from attend.model.net.native.library import load
+from attend.model.net.native.library import load_library
 from attend.model.params import SamplingParams
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, their_logits, their_model, tiny_config, write_checkpoint
@@ -31,7 +31,7 @@ from tests.model.net.laws.test_engine_laws import Answer, answer, assert_near, e
 from tests.model.net.laws.ways import Way
 
 needs_library = pytest.mark.skipif(
-    load() is None, reason="the native decoder is not built here: python -m attend.model.net.native"
+    load_library() is None, reason="the native decoder is not built here: python -m attend.model.net.native"
 )
 CONFIG = tiny_config(
     num_layers=3,

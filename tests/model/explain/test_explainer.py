@@ -14,9 +14,9 @@ from attend.model.config import ModelConfig
 from attend.model.errors import EngineFailed
 from attend.model.explain.explainer import Explainer, Explanation, Question
 from attend.model.net.attention import MultiHeadAttention
-from attend.model.net.checkpoint import load, save
+from attend.model.net.checkpoint import load_decoder, save
 from attend.model.net.formats.codes import INT4, INT8
-from attend.model.net.native.library import load as load_native
+from attend.model.net.native.library import load_library as load_native
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from attend.model.train.loss import hidden_states
@@ -58,15 +58,15 @@ def test_weights_and_guesses_are_those_of_transformers(kind, tmp_path):
     with torch.no_grad():
         said = theirs(torch.tensor([TOKENS]), output_attentions=True)
     context = 32 if kind.endswith("-long") else None  # theirs chooses angles by the length of the text, ours by the context
-    net = load(folder, torch.float32, "cpu", context)
+    net = load_decoder(folder, torch.float32, "cpu", context)
     found = explained(net, top=3)
-    views = [view for view in found.layers if view.seen is not None]
+    views = [view for view in found.layers if view.head_weights is not None]
     wanted = [layer[0] for layer in said.attentions if layer is not None]
     assert [view.kind for view in found.layers] == ["state" if spec.recurrence else "attention" for spec in net.config.layers]
     for view, weights_HTT in zip(views, wanted, strict=True):
         if kind == "granite_swa":  # theirs multiplies outputs by what the sinks leave, not weights
-            weights_HTT = weights_HTT * (1 - view.seen.sinks_NT[..., None])
-        assert (view.seen.weights_NTT - weights_HTT).abs().max() < NEAR
+            weights_HTT = weights_HTT * (1 - view.head_weights.sinks_NT[..., None])
+        assert (view.head_weights.weights_NTT - weights_HTT).abs().max() < NEAR
     logprobs_TV = said.logits[0].log_softmax(dim=-1)
     best = logprobs_TV.topk(3)
     assert (found.next_tokens.logprobs_NG - best.values).abs().max() < NEAR
@@ -76,9 +76,9 @@ def test_weights_and_guesses_are_those_of_transformers(kind, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_sum_to_one_beside_the_sinks_and_nothing_lies_above_the_diagonal_or_before_the_window(name):
     for view in explained(tiny_decoder(MODELS[name])).layers:
-        if view.seen is None:
+        if view.head_weights is None:
             continue
-        weights, sinks = view.seen.weights_NTT, view.seen.sinks_NT
+        weights, sinks = view.head_weights.weights_NTT, view.head_weights.sinks_NT
         assert (sinks is not None) == MODELS[name].sinks
         assert ((weights.sum(dim=-1) + (0 if sinks is None else sinks)) - 1).abs().max() < 1e-6
         assert sinks is None or sinks.max() > 1e-2
@@ -103,7 +103,7 @@ def test_weights_times_values_times_the_output_matrix_summed_over_heads_is_what_
             keep(layer, block.attention)
     scores_of(net)
     for view in explained(net).layers:
-        if view.seen is None:
+        if view.head_weights is None:
             continue
         attention, config = net.blocks[view.layer].attention, net.config
         _, *gate, _, v_TQ = kept[view.layer]["qkv"].split(attention.qkv.parts, dim=-1)
@@ -111,7 +111,7 @@ def test_weights_times_values_times_the_output_matrix_summed_over_heads_is_what_
         into = attention.out.weight.unflatten(-1, (config.num_heads, -1))
         total = 0 if attention.out.bias is None else attention.out.bias
         for head in range(config.num_heads):
-            heads_TD = view.seen.weights_NTT[head] @ v_TKD[:, head * config.num_kv_heads // config.num_heads]
+            heads_TD = view.head_weights.weights_NTT[head] @ v_TKD[:, head * config.num_kv_heads // config.num_heads]
             if gate:
                 heads_TD = heads_TD * gate[0].unflatten(-1, (config.num_heads, -1))[:, head].sigmoid()
             total = total + heads_TD @ into[:, head].T
@@ -122,14 +122,14 @@ def test_weights_times_values_times_the_output_matrix_summed_over_heads_is_what_
 def test_the_softmax_of_the_scores_is_the_weights(name):
     net = tiny_decoder(MODELS[name])
     for view in explained(net, scores=True).layers:
-        if view.seen is None:
+        if view.head_weights is None:
             continue
-        open_to = view.seen.weights_NTT > 0
-        scores = view.seen.scores_NTT.masked_fill(~open_to, -torch.inf)
+        open_to = view.head_weights.weights_NTT > 0
+        scores = view.head_weights.scores_NTT.masked_fill(~open_to, -torch.inf)
         if net.config.sinks:
             sinks = net.blocks[view.layer].attention.sinks.detach()
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(TOKENS), 1)), dim=-1)
-        assert (scores.softmax(dim=-1)[..., : len(TOKENS)] - view.seen.weights_NTT).abs().max() < 1e-6
+        assert (scores.softmax(dim=-1)[..., : len(TOKENS)] - view.head_weights.weights_NTT).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -166,13 +166,13 @@ def test_the_chosen_layers_and_heads_are_told_in_the_order_in_which_they_were_as
     some = explainer.explain(Question(TOKENS, (2, 0), (3, 1)))
     assert [view.layer for view in some.layers] == [2, 0]
     for view in some.layers:
-        assert torch.equal(view.seen.weights_NTT, whole.layers[view.layer].seen.weights_NTT[[3, 1]])
+        assert torch.equal(view.head_weights.weights_NTT, whole.layers[view.layer].head_weights.weights_NTT[[3, 1]])
     assert explainer.explain(Question(TOKENS, (), ())).layers == ()
 
 
 def test_one_token_attends_to_itself_alone():
     found = explained(tiny_decoder(tiny_config()), tokens=(7,))
-    assert (found.layers[0].seen.weights_NTT == 1).all()
+    assert (found.layers[0].head_weights.weights_NTT == 1).all()
 
 
 @cache
@@ -183,8 +183,8 @@ def spent(name: str, quantise: str) -> tuple[Decoder, Decoder]:
         plain = tiny_decoder(tiny_config(**{**_changes(name), **changes}))
         save(plain, Path(folder), torch.bfloat16)
         kind = {"none": None, "int8": INT8, "int4": INT4}[quantise]
-        served = load(Path(folder), torch.bfloat16, "cpu", quantize=kind)
-        whole = load(Path(folder), torch.float32, "cpu", quantize=kind)
+        served = load_decoder(Path(folder), torch.bfloat16, "cpu", quantize=kind)
+        whole = load_decoder(Path(folder), torch.float32, "cpu", quantize=kind)
     serving = Native(served.config).decoder(served)
     served.keeps = serving  # the matrices lie there
     return whole, served
@@ -208,8 +208,8 @@ def test_what_the_native_decoder_serves_from_is_explained_as_the_same_numbers_ar
     whole, served = spent(name, quantise)
     ours, wanted = explained(served, top=3, lens=1), explained(whole, top=3, lens=1)
     for mine, theirs in zip(ours.layers, wanted.layers, strict=True):
-        if theirs.seen is not None:
-            assert (mine.seen.weights_NTT - theirs.seen.weights_NTT).abs().max() < 1e-5
+        if theirs.head_weights is not None:
+            assert (mine.head_weights.weights_NTT - theirs.head_weights.weights_NTT).abs().max() < 1e-5
     assert (ours.next_tokens.logprobs_NG - wanted.next_tokens.logprobs_NG).abs().max() < NEAR
     assert (ours.lens.logprobs_NG - wanted.lens.logprobs_NG).abs().max() < NEAR
 
@@ -220,7 +220,7 @@ def test_what_the_torch_decoder_serves_from_is_explained_too(dtype):
     wanted = explained(copy.deepcopy(served))
     assert Torch(served.config).decoder(served) is served  # its matrices may have another layout now
     ours = explained(served)
-    assert (ours.layers[1].seen.weights_NTT - wanted.layers[1].seen.weights_NTT).abs().max() < 1e-6
+    assert (ours.layers[1].head_weights.weights_NTT - wanted.layers[1].head_weights.weights_NTT).abs().max() < 1e-6
 
 
 def test_what_is_raised_between_slices_ends_the_work():

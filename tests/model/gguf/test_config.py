@@ -7,7 +7,7 @@ import pytest
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.gguf.config import ARCHITECTURES
-from attend.model.gguf.places import is_gguf, only_gguf
+from attend.model.gguf.paths import is_gguf, only_gguf
 from attend.model.net.checkpoint import read_config
 from tests.model.gguf_files import MADE, architecture, make, write_gguf
 

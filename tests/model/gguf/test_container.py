@@ -12,7 +12,7 @@ import torch
 from attend.model.errors import CheckpointError
 from attend.model.gguf import container
 from attend.model.gguf.container import MOST_ITEMS, read_container
-from attend.model.net.checkpoint import inspect, load
+from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.text.tokenizer import Tokenizer
 from tests.conftest import examples
 from tests.model.gguf_files import Type, make, write_gguf
@@ -207,7 +207,7 @@ def add_any(writer, key, value) -> None:
 
 def test_the_parts_of_a_file_are_the_file(sound, tmp_path):
     parts = split(sound, tmp_path, 3)
-    whole, parted = (load(path, torch.float32, "cpu") for path in (sound, parts[0]))
+    whole, parted = (load_decoder(path, torch.float32, "cpu") for path in (sound, parts[0]))
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parted.parameters(), strict=True))
 
 

@@ -15,7 +15,7 @@ from transformers.tokenization_utils_sentencepiece import generate_merges
 
 from attend.model.errors import CheckpointError
 from attend.model.gguf.container import Container
-from attend.model.gguf.documents import document
+from attend.model.gguf.documents import json_file
 from attend.model.gguf.splits import SPLITS
 from attend.model.gguf.vocabulary import Vocabulary, _merges
 from attend.model.net.checkpoint import read_config
@@ -120,7 +120,7 @@ def test_every_split_gives_each_byte_of_a_text_back(pre, folder, tmp_path):
     tokens = byte_level(tokenizers.KINDS["gpt2"](), pre)
     tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens))
     for text in NASTY:
-        if not SPLITS[pre].composed:
+        if not SPLITS[pre].uses_nfc:
             assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
@@ -284,7 +284,7 @@ def test_an_end_that_the_chat_template_writes_is_a_special_token_whatever_its_ty
     said = {name: "{% for m in messages %}<|im_start|>{{ m.content }}" + word + "\n{% endfor %}"}
     path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens, metadata=said, change=lambda tensors: None)
     tokenizer = Tokenizer.load(path)
-    assert document(path, "config.json")["eos_token_id"] == [raw.token_to_id("</s>"), end]
+    assert json_file(path, "config.json")["eos_token_id"] == [raw.token_to_id("</s>"), end]
     assert tokenizer.encode(word) == [end] and tokenizer.decode([end]) == ""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attend.model.errors import CheckpointError
 from attend.model.net.adapters import AdaptedDecoder, Adapter, AdapterBatch, Targets, targets_of
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.peft import read_config
 from attend.model.train.loss import hidden_states
@@ -37,7 +37,7 @@ KINDS = {
 
 @torch.inference_mode()
 def logits(folder: Path, adapter: Path | None = None) -> Tensor:
-    net = load(folder, torch.float32, "cpu", keep_codes=True)
+    net = load_decoder(folder, torch.float32, "cpu", keep_codes=True)
     if adapter is not None:
         decoder, read = AdaptedDecoder(net), targets_of(folder).read(adapter)
         decoder.use([AdapterBatch(read, range(len(TOKENS)))], len(TOKENS))
@@ -249,7 +249,7 @@ def test_every_matrix_of_the_blocks_of_our_own_models_can_be_changed():
 @torch.inference_mode()
 def test_tokens_without_an_adapter_have_the_bits_that_they_had(folder, tmp_path):
     """Beside others that have one, and after these have gone."""
-    net = load(folder, torch.float32, "cpu")
+    net = load_decoder(folder, torch.float32, "cpu")
     before = hidden_states(net, torch.tensor([TOKENS] * 3))
     decoder, targets = AdaptedDecoder(net), targets_of(folder)
     adapters: list[Adapter] = [targets.read(write_adapter(tmp_path / str(n), linears(folder, LLAMA), n)) for n in range(2)]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from attend.model.config import DEFAULT_MODEL, ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, lacks_head, load, read_config, save
+from attend.model.net.checkpoint import inspect, lacks_head, load_decoder, read_config, save
 from attend.model.net.linear import Linear
 from attend.model.net.transformer import Decoder
 from attend.model.rope import Llama3Scaling, ProportionalScaling
@@ -91,9 +91,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, name):
     """Config, weights and logits, to the bit; and again after a second save of what was loaded."""
     net = decoder(name)
     save(net, tmp_path / "first", torch.float32)
-    once = load(tmp_path / "first", torch.float32, "cpu")
+    once = load_decoder(tmp_path / "first", torch.float32, "cpu")
     save(once, tmp_path / "second", torch.float32)
-    twice = load(tmp_path / "second", torch.float32, "cpu")
+    twice = load_decoder(tmp_path / "second", torch.float32, "cpu")
     for loaded in (once, twice):
         assert net.config == loaded.config
         assert net.state_dict().keys() == loaded.state_dict().keys()
@@ -112,13 +112,13 @@ def test_weights_are_saved_and_loaded_in_the_dtype_asked_for(tmp_path):
     net = decoder("qwen3")
     save(net, tmp_path, torch.bfloat16)
     assert {torch.bfloat16} == {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()}
-    loaded = load(tmp_path, torch.float32, "cpu")
+    loaded = load_decoder(tmp_path, torch.float32, "cpu")
     for ours, theirs in zip(net.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(ours.bfloat16().float(), theirs)
 
 
 def test_a_read_only_family_is_not_written(tmp_path):
-    net = load(write_checkpoint("gpt2", tmp_path), torch.float32, "cpu")
+    net = load_decoder(write_checkpoint("gpt2", tmp_path), torch.float32, "cpu")
     with pytest.raises(AssertionError, match="gpt2 checkpoints are read only"):
         save(net, tmp_path / "other", torch.float32)
 
@@ -137,9 +137,9 @@ def shard(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "gpt2"])
 def test_shards_load_as_the_whole(tmp_path, kind):
     folder = write_checkpoint(kind, tmp_path)
-    whole = load(folder, torch.float32, "cpu")
+    whole = load_decoder(folder, torch.float32, "cpu")
     shard(folder)
-    assert torch.equal(logits(whole), logits(load(folder, torch.float32, "cpu")))
+    assert torch.equal(logits(whole), logits(load_decoder(folder, torch.float32, "cpu")))
 
 
 HEADS = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.weight")
@@ -163,7 +163,7 @@ def test_a_model_saved_without_its_head_has_other_names_and_is_the_same(tmp_path
     names = {name for name in load_file(base / "model.safetensors") if name not in HEADS and not name.startswith("visual.")}
     assert bool(names & load_file(folder / "model.safetensors").keys()) == (kind.partition("-")[0] in ALIKE)
     inspect(base)
-    assert torch.equal(logits(load(folder, torch.float32, "cpu")), logits(load(base, torch.float32, "cpu")))
+    assert torch.equal(logits(load_decoder(folder, torch.float32, "cpu")), logits(load_decoder(base, torch.float32, "cpu")))
 
 
 @pytest.mark.parametrize("kind", ["mistral", "qwen3", "gpt_neox"])
@@ -175,7 +175,7 @@ def test_a_model_without_any_head_is_loaded_where_its_files_say_how_it_embeds(tm
     assert_damaged(base, f"tensor {head}.weight is missing")
     written(base)
     assert lacks_head(base) and inspect(base).tied_head
-    hidden = [hidden_states(load(each, torch.float32, "cpu"), torch.tensor([TOKENS])) for each in (folder, base)]
+    hidden = [hidden_states(load_decoder(each, torch.float32, "cpu"), torch.tensor([TOKENS])) for each in (folder, base)]
     assert torch.equal(*hidden)
     written(folder)
     assert not lacks_head(folder)
@@ -188,7 +188,7 @@ def test_names_with_and_without_a_prefix_in_one_checkpoint_are_refused_with_one_
     ends = ("model.norm.weight", ".final_layer_norm.weight", ".ln_f.weight")
     [short] = [".".join(name.split(".")[-2:]) for name in tensors if name.endswith(ends)]
     save_file(tensors | {short: torch.ones(32)}, folder / "model.safetensors")
-    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+    for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError, match="with and without") as caught:
             check(folder)
         assert short in str(caught.value) and str(folder) in str(caught.value)
@@ -197,26 +197,26 @@ def test_names_with_and_without_a_prefix_in_one_checkpoint_are_refused_with_one_
 def test_gpt2_loads_with_and_without_its_prefix(tmp_path):
     """The first GPT-2 files name their tensors without `transformer.`, and carry masks that are no weights."""
     folder = write_checkpoint("gpt2", tmp_path)
-    whole = load(folder, torch.float32, "cpu")
+    whole = load_decoder(folder, torch.float32, "cpu")
     tensors = load_file(folder / "model.safetensors")
     old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     old |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     save_file(old, folder / "model.safetensors")
-    assert torch.equal(logits(whole), logits(load(folder, torch.float32, "cpu")))
+    assert torch.equal(logits(whole), logits(load_decoder(folder, torch.float32, "cpu")))
 
 
 def test_a_tied_head_that_was_saved_anyway_is_no_stranger(tmp_path):
     net = decoder("llama-tied")
     save(net, tmp_path, torch.float32)
     edit_tensors(tmp_path, lm_head__weight=net.head.weight.detach().clone())
-    assert torch.equal(logits(net), logits(load(tmp_path, torch.float32, "cpu")))
+    assert torch.equal(logits(net), logits(load_decoder(tmp_path, torch.float32, "cpu")))
 
 
 def test_so_is_one_under_the_name_that_its_family_gives_it(tmp_path):
     folder = write_checkpoint("gpt_neox-tied", tmp_path)
-    before = load(folder, torch.float32, "cpu")
+    before = load_decoder(folder, torch.float32, "cpu")
     edit_tensors(folder, embed_out__weight=before.head.weight.detach().clone())
-    assert torch.equal(logits(before), logits(load(folder, torch.float32, "cpu")))
+    assert torch.equal(logits(before), logits(load_decoder(folder, torch.float32, "cpu")))
 
 
 @pytest.mark.parametrize("kind", ["llama-tied", "gpt2"])
@@ -265,7 +265,7 @@ def test_a_config_that_is_not_the_weights_is_named_by_a_tensor(folder, changes, 
 
 def test_what_is_loaded_is_no_longer_the_file(folder):
     """Only with `mapped` are matrices left in the file, to be copied at once."""
-    before = load(folder, torch.float32, "cpu")
+    before = load_decoder(folder, torch.float32, "cpu")
     expected = logits(before)
     path = folder / "model.safetensors"
     with path.open("r+b") as file:
@@ -277,8 +277,8 @@ def test_what_is_loaded_is_no_longer_the_file(folder):
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "gpt2"])
 def test_mapped_matrices_are_the_same_numbers(tmp_path, kind):
     folder = write_checkpoint(kind, tmp_path)
-    mapped, owned = load(folder, torch.float32, "cpu", mapped=True), load(folder, torch.float32, "cpu")
-    assert mapped.mapped is not None and owned.mapped is None
+    mapped, owned = load_decoder(folder, torch.float32, "cpu", mapped=True), load_decoder(folder, torch.float32, "cpu")
+    assert mapped.mapped_files is not None and owned.mapped_files is None
     pairs = zip(mapped.modules(), owned.modules(), strict=True)
     assert all(torch.equal(one.dense(), other.dense()) for one, other in pairs if isinstance(one, Linear))
     assert torch.equal(mapped.embedding.tokens.weight, owned.embedding.tokens.weight)
@@ -291,9 +291,9 @@ def test_a_matrix_whose_parts_are_stored_in_two_types_is_copied_whole(tmp_path, 
     tensors = load_file(folder / "model.safetensors")
     changed = {name: tensor.float() if other in name else tensor.bfloat16() for name, tensor in tensors.items()}
     save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
-    mapped, owned = (load(folder, torch.bfloat16, "cpu", mapped=each) for each in (True, False))
+    mapped, owned = (load_decoder(folder, torch.bfloat16, "cpu", mapped=each) for each in (True, False))
     qkv, down = mapped.blocks[0].attention.qkv, mapped.blocks[0].mlp.down
-    assert (len(qkv.unread), len(down.unread)) == (0, 1)
+    assert (len(qkv.mapped_rows), len(down.mapped_rows)) == (0, 1)
     assert torch.equal(qkv.dense(), owned.blocks[0].attention.qkv.dense())
 
 
@@ -311,7 +311,7 @@ def test_a_matrix_whose_parts_are_stored_in_two_types_is_copied_whole(tmp_path, 
 def test_bits_that_go_are_told(tmp_path, caplog, stored, served, told, mapped):
     save(tiny_decoder(tiny_config(head_size=32)), tmp_path, stored)
     with caplog.at_level("INFO", "attend.model"):
-        load(tmp_path, served, "cpu", mapped=mapped)
+        load_decoder(tmp_path, served, "cpu", mapped=mapped)
     assert caplog.messages == ([] if told is None else [told])
 
 
@@ -320,7 +320,7 @@ def test_drawn_weights_need_no_file_and_are_the_same_each_time(tmp_path, kind):
     """Only config.json is there. Scores are finite, and differ."""
     folder = write_checkpoint(kind, tmp_path)
     (folder / "model.safetensors").unlink()
-    first, again = (load(folder, torch.float32, "cpu", dummy=True) for _ in range(2))
+    first, again = (load_decoder(folder, torch.float32, "cpu", dummy=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     scores = logits(first)
     assert scores.isfinite().all()
@@ -331,7 +331,7 @@ def test_drawn_weights_need_no_file_and_are_the_same_each_time(tmp_path, kind):
 
 def test_the_bytes_that_are_read_are_reported_up_to_all_of_them(folder):
     told: list[tuple[int, int]] = []
-    load(folder, torch.float32, "cpu", report=lambda *bytes_: told.append(bytes_))
+    load_decoder(folder, torch.float32, "cpu", report=lambda *bytes_: told.append(bytes_))
     tensors = load_file(folder / "model.safetensors").values()
     size = (folder / "model.safetensors").stat().st_size
     assert told == sorted(told)
@@ -345,7 +345,7 @@ def folder(tmp_path) -> Path:
 
 def assert_damaged(folder: Path, *named: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")
     for name in named:
         assert name in str(caught.value)
 
@@ -471,7 +471,7 @@ def test_only_the_first_of_many_bad_tensors_are_listed(folder):
     (folder / "model.safetensors").unlink()
     save_file({"stranger": torch.ones(1)}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"; and \d+ more$") as caught:
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")
     assert str(caught.value).count("is missing") == 5
 
 
@@ -483,7 +483,7 @@ def test_reading_the_config_does_not_touch_the_weights(folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_folder_passes_inspection(tmp_path, kind):
     folder = write_checkpoint(kind, tmp_path)
-    assert inspect(folder) == load(folder, torch.float32, "cpu").config
+    assert inspect(folder) == load_decoder(folder, torch.float32, "cpu").config
 
 
 @pytest.mark.parametrize("problem", ["missing", "short", "scalar"])
@@ -491,7 +491,7 @@ def test_inspection_finds_what_loading_finds(folder, problem):
     """Names and shapes are checked without reading a value, in the words of `load`."""
     edit_tensors(folder, model__norm__weight=BAD_TENSORS[problem][0], stranger=torch.ones(1))
     messages = []
-    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+    for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError) as caught:
             check(folder)
         messages.append(str(caught.value))
@@ -510,7 +510,7 @@ def test_a_matrix_that_lies_the_wrong_way_is_named_with_both_shapes(tmp_path, ki
     for name, tensor in oblong.items():
         save_file(tensors | {name: tensor.t().contiguous()}, folder / "model.safetensors", metadata={"format": "pt"})
         said = re.escape(f"tensor {name} has shape {list(tensor.t().shape)}, expected {list(tensor.shape)}")
-        for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+        for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
             with pytest.raises(CheckpointError, match=said):
                 check(folder)
 
@@ -522,7 +522,7 @@ def tables(net: Decoder) -> list[torch.Tensor]:
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
 def test_tables_of_positions_reach_as_far_as_they_are_told_to(tmp_path, positions):
     save(tiny_decoder(tiny_config(positions=positions)), tmp_path, torch.float32)
-    whole, short = load(tmp_path, torch.float32, "cpu"), load(tmp_path, torch.float32, "cpu", context=3)
+    whole, short = load_decoder(tmp_path, torch.float32, "cpu"), load_decoder(tmp_path, torch.float32, "cpu", context=3)
     for context in (3, 0, len(TOKENS)):
         short.reach(context)
         pairs = list(zip(tables(whole), tables(short), strict=True))
@@ -534,13 +534,13 @@ READ = """
 import sys
 from pathlib import Path
 import torch
-from attend.model.net.checkpoint import inspect, load
+from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.net.formats.codes import INT4
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedLinear
 inspect(Path(sys.argv[1]))
 QuantisedLinear.form(Linear(32, [1], bias=False), INT4, has_minima=True)
-load(Path(sys.argv[1]), torch.float32, "cpu")
+load_decoder(Path(sys.argv[1]), torch.float32, "cpu")
 print(sorted({"torch._dynamo", "sympy"} & sys.modules.keys()))
 """
 

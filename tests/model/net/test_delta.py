@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attend.model.errors import CheckpointError
 from attend.model.net.delta import CHUNK, causal_convolution, chunked_delta_rule, delta_rule
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
@@ -161,7 +161,7 @@ def paged(net: Decoder, cache: KVCache, backend: str, chunk: int, slots: list[in
         given = [Row(list(range(1 + row, 41, 4)), start, count) for count, row in rows]
         layout = BatchLayout.build(given, 8, "cpu", states=[slots[row] for _, row in rows])
         tokens = [token for count, row in rows for token in TEXTS[row][start : start + count]]
-        logits = net.logits(net(torch.tensor(tokens), layout.positions_T, Paged(attention, cache, layout)))
+        logits = net.logits(net(torch.tensor(tokens), layout.positions_T, PagedAttention(attention, cache, layout)))
         for (_, row), part in zip(rows, logits.split([count for count, _ in rows]), strict=True):
             found[row].append(part)
     return [torch.cat(parts) for parts in found]
@@ -198,7 +198,7 @@ def test_a_request_whose_state_is_not_a_number_harms_no_other(net):
         tensor.zero_()
     layout = BatchLayout.build(rows, 8, "cpu", states=[3, 2])
     with torch.inference_mode():
-        bad, good = net(torch.tensor([5, 6]), layout.positions_T, Paged(attention, cache, layout))
+        bad, good = net(torch.tensor([5, 6]), layout.positions_T, PagedAttention(attention, cache, layout))
     assert bad.isnan().all() and good.isfinite().all()
 
 
@@ -210,7 +210,7 @@ def test_a_step_may_write_to_another_slot_than_it_reads(net, backend):
         for start, end, target in ((0, 5, 3), (5, 9, slot)):
             layout = BatchLayout.build([Row([1, 2], start, end - start)], 8, "cpu", (), [target], [3])
             with torch.inference_mode():
-                out_TE = net(text[start:end], layout.positions_T, Paged(attention, cache, layout))
+                out_TE = net(text[start:end], layout.positions_T, PagedAttention(attention, cache, layout))
             if start == 0:
                 before = [part[3].clone() for state in cache.states.values() for part in state]
         found.append((out_TE, [part[slot] for state in cache.states.values() for part in state]))
@@ -227,7 +227,7 @@ def test_a_draft_does_not_move_the_state_on(net, backend):
         for start, count, more in ((0, 5, 0), (5, 2 + draft, draft), (7, 2, 0)):
             layout = BatchLayout.build([Row([1, 2], start, count, more)], 8, "cpu", (), [3])
             with torch.inference_mode():
-                out_TE = net(text[start : start + count], layout.positions_T, Paged(attention, cache, layout))
+                out_TE = net(text[start : start + count], layout.positions_T, PagedAttention(attention, cache, layout))
         found.append([out_TE, *(part[3] for state in cache.states.values() for part in state)])
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 

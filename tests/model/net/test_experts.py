@@ -11,10 +11,10 @@ from torch import Tensor
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, read_config
 from attend.model.net.experts import Mixture, route
 from attend.model.net.linear import ExpertLinear, Linear
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
 from attend.model.net.transformer import Decoder
 from attend.model.rope import LongScaling
 from attend.model.train.loss import hidden_states
@@ -35,7 +35,7 @@ def folder(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def net(folder) -> Decoder:
-    return load(folder, torch.float32, "cpu")
+    return load_decoder(folder, torch.float32, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def chunked(net: Decoder, backend: str, chunk: int) -> list[Tensor]:
             [Row(blocks[row], start, count) for count, row in rows], 8, "cpu", states=[4 - row for _, row in rows]
         )
         tokens = [token for count, row in rows for token in TEXTS[row][start : start + count]]
-        logits = net.logits(net(torch.tensor(tokens), layout.positions_T, Paged(attention, cache, layout)))
+        logits = net.logits(net(torch.tensor(tokens), layout.positions_T, PagedAttention(attention, cache, layout)))
         for (_, row), part in zip(rows, logits.split([count for count, _ in rows]), strict=True):
             found[row].append(part)
     return [torch.cat(parts) for parts in found]
@@ -196,7 +196,7 @@ def test_small_differences_of_corrected_scores_survive_bfloat16(tmp_path):
     folder = write_checkpoint("glm4_moe-plain", tmp_path)
     name = "model__layers__1__mlp__gate__e_score_correction_bias"
     edit_tensors(folder, **{name: 8 + torch.arange(8) / 1000})
-    mixture = load(folder, torch.bfloat16, "cpu").blocks[1].mlp
+    mixture = load_decoder(folder, torch.bfloat16, "cpu").blocks[1].mlp
     torch.testing.assert_close(mixture.correction, 8 + torch.arange(8) / 1000)
     assert mixture.router.weight.dtype == torch.bfloat16
     assert mixture.router(torch.ones(1, 32, dtype=torch.bfloat16)).dtype == torch.float32
@@ -268,18 +268,18 @@ def test_layers_that_guess_further_tokens_are_left_out_and_said_so(tmp_path, cap
     edit_tensors(folder, **{name.replace(".", "__"): torch.zeros(3, 2) for name in names})
     inspect(folder)
     with caplog.at_level("INFO", logger="attend.model"):
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")
     assert "are left out: multi-token prediction (MTP) is not supported" in caplog.text
     path = folder / "model.safetensors"
     save_file({name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}, path)
     inspect(folder)
     edit_tensors(folder, layers__5__eh_proj__weight=torch.zeros(3, 2))
     with pytest.raises(CheckpointError, match=r"tensor layers\.5\.eh_proj\.weight is unexpected"):
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")
 
 
 def test_a_missing_expert_is_named(tmp_path):
     folder = write_checkpoint("mixtral", tmp_path)
     edit_tensors(folder, model__layers__1__block_sparse_moe__experts__3__w2__weight=...)
     with pytest.raises(CheckpointError, match=r"tensor model\.layers\.1\.block_sparse_moe\.experts\.3\.w2\.weight is missing"):
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")

@@ -16,12 +16,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import load, read_config, save
+from attend.model.net.checkpoint import load_decoder, read_config, save
+from attend.model.net.families.family import POSITIONS as POSITIONS_OF
 from attend.model.net.families.positions import KEYS, _tell
-from attend.model.net.families.reading import POSITIONS as POSITIONS_OF
 from attend.model.net.families.table import FAMILIES
-from attend.model.net.families.unsupported import STRANGERS
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
+from attend.model.net.families.unsupported_families import STRANGERS
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
 from attend.model.net.rope import rotary_table
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
@@ -65,7 +65,7 @@ def folder(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def net(folder) -> Decoder:
-    return load(folder, torch.float32, "cpu")
+    return load_decoder(folder, torch.float32, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def generate(net: Decoder, backend: str, steps: int) -> tuple[list[int], torch.T
     text, scores, new = [], [], PROMPT
     for _ in range(steps):
         layout = BatchLayout.build([Row(blocks, len(text), len(new))], 8, "cpu", states=[2])
-        hidden = net(torch.tensor(new), layout.positions_T, Paged(attention, cache, layout))
+        hidden = net(torch.tensor(new), layout.positions_T, PagedAttention(attention, cache, layout))
         scores.append(net.logits(hidden[-1]))
         text, new = text + new, [int(scores[-1].argmax())]
     return text[len(PROMPT) :] + new, torch.stack(scores)
@@ -360,7 +360,7 @@ def test_the_attn_factor_of_yarn_comes_on_top_of_what_its_factor_makes(plain, sc
 
 
 def test_a_config_that_does_not_say_has_the_positions_that_transformers_gives_it():
-    assert POSITIONS_OF.keys() == FAMILIES.keys() - {"attend", "gpt2"}, "POSITIONS of net/families/reading.py has each family"
+    assert POSITIONS_OF.keys() == FAMILIES.keys() - {"attend", "gpt2"}, "POSITIONS of net/families/family.py has each family"
     for kind, positions in POSITIONS_OF.items():
         config = CONFIG_MAPPING[kind]()
         assert positions == config.get_text_config().max_position_embeddings
@@ -524,7 +524,7 @@ def test_no_token_is_seen_from_beyond_the_windows_of_all_layers(tmp_path):
     """Two layers with a window of 7 reach 12 tokens back, and the thirteenth has no influence at all."""
     write_checkpoint("mistral", tmp_path)
     edit_config(tmp_path, sliding_window=7)
-    net, text = load(tmp_path, torch.float32, "cpu"), (PROMPT * 3)[:20]
+    net, text = load_decoder(tmp_path, torch.float32, "cpu"), (PROMPT * 3)[:20]
     last = net.logits(hidden_states(net, torch.tensor([text]))[-1])
     for at, same in ((0, True), (6, True), (7, False)):
         changed = [*text[:at], text[at] + 1, *text[at + 1 :]]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, shaped, spread, their_logits, their_model
 
@@ -374,6 +374,6 @@ def test_scores_are_those_of_transformers_whatever_the_shape(tmp_path, family, r
     spread(theirs)
     theirs.save_pretrained(tmp_path)
     expected = their_logits(their_model(tmp_path), TOKENS)
-    net = load(tmp_path, torch.float32, "cpu")
+    net = load_decoder(tmp_path, torch.float32, "cpu")
     ours = net.logits(hidden_states(net, torch.tensor([TOKENS])))
     assert (ours - expected).abs().max() <= 2e-4 * expected.abs().max()

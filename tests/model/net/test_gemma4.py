@@ -14,7 +14,7 @@ from attend.model.backends.choice import choose_backend
 from attend.model.backends.native import Native
 from attend.model.errors import CheckpointError
 from attend.model.explain.reference import reference
-from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, read_config
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.formats.codes import INT8
 from attend.model.net.kv_cache import KVCache
@@ -47,7 +47,7 @@ def raw_of(folder: Path) -> dict[str, Any]:
 def test_models_of_images_and_sound_are_left_out_and_one_line_says_so(folder, caplog):
     edit_tensors(folder, model__audio_tower__output_proj__weight=torch.zeros(2, 2))
     with caplog.at_level(logging.INFO, "attend.model"):
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")
     left = "model.vision_tower.*, model.embed_vision.*, model.audio_tower.*"
     assert [record.getMessage() for record in caplog.records] == [
         f"the tensors {left} are left out: images, videos and sound are not served"
@@ -57,14 +57,14 @@ def test_models_of_images_and_sound_are_left_out_and_one_line_says_so(folder, ca
 
 def test_layers_that_share_keys_and_values_may_bring_some_of_their_own(shared):
     """As published files do: they are not read."""
-    wanted, name = load(shared, torch.float32, "cpu"), "model__layers__5__self_attn"
+    wanted, name = load_decoder(shared, torch.float32, "cpu"), "model__layers__5__self_attn"
     edit_tensors(shared, **{f"{name}__k_proj__weight": torch.zeros(16, 32), f"{name}__k_norm__weight": torch.zeros(16)})
-    assert same(wanted, load(shared, torch.float32, "cpu"))
+    assert same(wanted, load_decoder(shared, torch.float32, "cpu"))
 
 
 def test_layers_that_share_keys_and_values_take_no_memory_for_them(shared):
     config = read_config(shared)
-    alone = load(shared, torch.float32, "cpu")
+    alone = load_decoder(shared, torch.float32, "cpu")
     assert [layer.kv_layer for layer in config.layers] == [None, None, None, None, 2, 3]
     token = 2 * 2 * (2 * 8 + 1 * 16)  # in two layers keys and values of two heads of 8, in two of one of 16
     assert config.kv_bytes_per_token(1) == token + 2 * 2 * (2 * 2 + 2)
@@ -159,7 +159,7 @@ def test_models_of_the_published_sizes_are_computed_by_every_backend(name):
 @torch.inference_mode()
 def test_the_table_of_the_layers_may_be_in_8_bits(shared):
     """Beside the other matrices; the explorer reads it as it is kept."""
-    plain, net = load(shared, torch.float32, "cpu"), load(shared, torch.float32, "cpu", quantize=INT8)
+    plain, net = load_decoder(shared, torch.float32, "cpu"), load_decoder(shared, torch.float32, "cpu", quantize=INT8)
     table = net.per_layer.tokens
     assert isinstance(table, QuantisedLinear)
     assert (table.dense() - plain.per_layer.tokens.weight).abs().max() <= plain.per_layer.tokens.weight.abs().max() / 127
@@ -172,8 +172,8 @@ def test_the_table_of_the_layers_may_be_in_8_bits(shared):
 def test_a_file_of_blocks_is_served_natively_with_the_table_beside_it(shared, tmp_path):
     """Its matrices are packed straight from the mapped file, and its table is not, for each step reads rows of it."""
     path = write_gguf(shared, tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
-    copied, mapped = (load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=each) for each in (False, True))
-    assert mapped.per_layer.projection.unread and not mapped.per_layer.tokens.unread
+    copied, mapped = (load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=each) for each in (False, True))
+    assert mapped.per_layer.projection.mapped_rows and not mapped.per_layer.tokens.mapped_rows
     variants, texts = copied.config.attention_variants, [torch.tensor(TOKENS)]
     nets = (NativeDecoder(copied), NativeDecoder(mapped, spend=True))
     ours, same_again = (run(net, NativeBackend(variants), 1000, 32, torch.bfloat16, texts) for net in nets)

@@ -74,7 +74,7 @@ def test_a_cache_takes_the_bytes_that_are_counted_for_it(size, dtype):
         assert config.kv_bytes_per_token(1) / config.kv_bytes_per_token(2) == 34 / 64
 
 
-@pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+@pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built")
 @each_size
 @torch.inference_mode()
 def test_the_native_decoder_writes_the_same_codes_and_scales(size):
@@ -84,7 +84,7 @@ def test_the_native_decoder_writes_the_same_codes_and_scales(size):
     k, v = k.bfloat16(), v.bfloat16()
     config = tiny_config(num_layers=1, num_heads=3, num_kv_heads=3, head_size=size)
     layout = BatchLayout.build([Row([2, 1], 0, 40)], 32, "cpu")
-    built = library.load()
+    built = library.load_library()
     for number in range(built.attend_best() + 1):
         built.attend_choose(number)
         cache = KVCache.allocate(config, 2, 32, torch.int8, "cpu")

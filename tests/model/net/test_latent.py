@@ -11,12 +11,12 @@ from attend.model.errors import CheckpointError, SettingError
 from attend.model.explain.explainer import Explainer, Question
 from attend.model.net.adapters import targets_of
 from attend.model.net.attention import causal_mask
-from attend.model.net.checkpoint import load, read_config
+from attend.model.net.checkpoint import load_decoder, read_config
 from attend.model.net.formats.codes import INT8
 from attend.model.net.latent import LatentAttention
 from attend.model.net.linear import Linear
-from attend.model.net.packed import PackedLinear, multiplies_bfloat16, pack
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
+from attend.model.net.packed_linears import PackedLinear, multiplies_bfloat16, pack_linears
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.rope import Rotation, apply_rotary, rotary_table
 from attend.model.sublayers import LatentSpec
@@ -77,7 +77,7 @@ def test_a_step_writes_the_normed_latent_vector_and_the_rotated_key_once():
     config = latent_config()
     net, cache = tiny_decoder(config), KVCache.allocate(config, 2, 8, torch.float32, "cpu")
     layout = BatchLayout.build([Row([2], 0, 5)], 8, "cpu")
-    net(torch.arange(5), layout.positions_T, Paged(BACKENDS["torch"](config.attention_variants), cache, layout))
+    net(torch.arange(5), layout.positions_T, PagedAttention(BACKENDS["torch"](config.attention_variants), cache, layout))
     first = net.blocks[0]
     down = first.attention.kv_down(first.attention_norm(net.embedding(torch.arange(5), layout.positions_T)))
     cos, sin = (table[:5, None] for table in net.rope_tables[0])
@@ -92,7 +92,7 @@ def test_a_cache_in_8_bits_changes_scores_by_its_rounding_alone():
     net, found = tiny_decoder(config), {}
     for dtype in (torch.float32, torch.int8):
         cache, layout = KVCache.allocate(config, 5, 8, dtype, "cpu"), BatchLayout.build([Row([*range(1, 6)], 0, 40)], 8, "cpu")
-        paged = Paged(BACKENDS["torch"](config.attention_variants), cache, layout)
+        paged = PagedAttention(BACKENDS["torch"](config.attention_variants), cache, layout)
         found[dtype] = net.logits(net(tokens, layout.positions_T, paged))
     off = (found[torch.int8] - found[torch.float32]).abs().max() / found[torch.float32].abs().max()
     assert 0 < off < 0.05
@@ -122,9 +122,9 @@ def test_an_adapter_of_the_absorbed_matrix_is_refused_by_name(folder, tmp_path):
 def test_quantised_and_packed_weights_leave_the_absorbed_matrix_as_it_is(folder):
     tokens, scores = torch.arange(30)[None], {}
     for kind in (None, INT8):
-        net = load(folder, torch.bfloat16, "cpu", quantize=kind)
+        net = load_decoder(folder, torch.bfloat16, "cpu", quantize=kind)
         before = net.logits(hidden_states(net, tokens)).float()
-        pack(net)
+        pack_linears(net)
         attention = net.blocks[1].attention
         assert type(attention.kv_up) is Linear
         form = QuantisedLinear if kind else PackedLinear if multiplies_bfloat16() else Linear
@@ -212,10 +212,10 @@ def test_the_explanation_computes_it_from_the_served_weights(folder):
     """Quantised ones too: its matrices are read slice by slice, and this one whole."""
     tokens = (5, 17, 80, 3, 44)
     for kind in (None, INT8):
-        net = load(folder, torch.float32, "cpu", quantize=kind)
+        net = load_decoder(folder, torch.float32, "cpu", quantize=kind)
         found = Explainer(net).explain(Question(tokens, layers=(0, 3), heads=(0, 2)))
         wanted = net.logits(hidden_states(net, torch.tensor([tokens]))).log_softmax(dim=-1)
         torch.testing.assert_close(found.next_tokens.logprobs_NG[:, 0], wanted.amax(dim=-1), rtol=0, atol=1e-4)
         for view in found.layers:
-            assert view.seen is not None
-            torch.testing.assert_close(view.seen.weights_NTT.sum(dim=-1), torch.ones(2, len(tokens)))
+            assert view.head_weights is not None
+            torch.testing.assert_close(view.head_weights.weights_NTT.sum(dim=-1), torch.ones(2, len(tokens)))

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.net.checkpoint import load, read_config
-from attend.model.parallel.shards import check
+from attend.model.net.checkpoint import load_decoder, read_config
+from attend.model.parallel.shards import check_shards
 from tests.model.checkpoints import edit_config, edit_tensors, tiny_config, write_checkpoint
 from tests.model.net.test_qwen3_5 import same
 
@@ -22,11 +22,11 @@ def folder(tmp_path) -> Path:
 
 def test_gates_of_heads_have_either_name(folder):
     """That of files, and that of the model in memory."""
-    expected, tensors = load(folder, torch.float32, "cpu"), load_file(folder / "model.safetensors")
+    expected, tensors = load_decoder(folder, torch.float32, "cpu"), load_file(folder / "model.safetensors")
     [name] = [name for name in tensors if name.endswith("layers.2.self_attn.gate_proj.weight")]
     changes = {name.replace(".", "__"): ..., name.replace("gate_proj", "g_proj").replace(".", "__"): tensors[name]}
     edit_tensors(folder, **changes)
-    assert same(expected, load(folder, torch.float32, "cpu"))
+    assert same(expected, load_decoder(folder, torch.float32, "cpu"))
 
 
 DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
@@ -58,6 +58,6 @@ def test_what_is_not_built_is_refused_by_key(folder, named, changes):
 
 
 def test_several_devices_do_not_share_gates_of_heads():
-    check(tiny_config(head_gate=True), 1)
+    check_shards(tiny_config(head_gate=True), 1)
     with pytest.raises(SettingError, match="tensor_parallel is 2, but gates of heads"):
-        check(tiny_config(head_gate=True), 2)
+        check_shards(tiny_config(head_gate=True), 2)

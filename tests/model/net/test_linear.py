@@ -25,7 +25,7 @@ from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.net.native.test_native import run_native, shaped
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 61, 9, 2]])
-needs_library = pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+needs_library = pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built")
 
 
 def test_every_matrix_of_a_decoder_is_a_linear_of_this_one_file():

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, OlmoHybridConfig
 
-from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, read_config
 from attend.model.net.families.table import FAMILIES
 from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
 from tests.model.net.test_qwen3_5 import same
@@ -32,12 +32,12 @@ def renamed(folder: Path, old: str, new: str, layers: tuple[int, ...]) -> dict[s
 
 def test_every_spelling_of_the_names_is_read(folder):
     """Those that `transformers` writes, those of published files, and those of the model in memory."""
-    expected, names = load(folder, torch.float32, "cpu"), load_file(folder / "model.safetensors").keys()
+    expected, names = load_decoder(folder, torch.float32, "cpu"), load_file(folder / "model.safetensors").keys()
     assert {f"model.layers.0.linear_attn.{x}_conv1d.weight" for x in "qkv"} <= names
     assert {"model.layers.3.feedforward_layer_norm.weight", "model.layers.0.attention_layer_norm.weight"} <= names
     second = "feedforward_layer_norm.weight", "post_attention_layernorm.weight"
     edit_tensors(folder, **renamed(folder, *second, (3,)))
-    assert same(expected, load(folder, torch.float32, "cpu"))
+    assert same(expected, load_decoder(folder, torch.float32, "cpu"))
     first = "attention_layer_norm.weight", "input_layernorm.weight"
     edit_tensors(folder, **renamed(folder, *second, (0, 1, 2)), **renamed(folder, *first, (0, 1, 2)))
     for layer in range(3):
@@ -45,7 +45,7 @@ def test_every_spelling_of_the_names_is_read(folder):
         joined = expected.blocks[layer].attention.convolution
         edit_tensors(folder, **{f"{start}__{x}_conv1d__weight": ... for x in "qkv"}, **{f"{start}__conv1d__weight": joined})
     inspect(folder)
-    assert same(expected, load(folder, torch.float32, "cpu"))
+    assert same(expected, load_decoder(folder, torch.float32, "cpu"))
 
 
 ROTATED: list[tuple[dict[str, Any], bool]] = [

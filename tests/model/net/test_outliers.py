@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attend.model.errors import SettingError
-from attend.model.net.checkpoint import load, save
+from attend.model.net.checkpoint import load_decoder, save
 from attend.model.net.outliers import CHANNELS, put_outliers, write_with_outliers
 from attend.model.sublayers import LatentSpec
 from attend.model.train.loss import hidden_states
@@ -63,7 +63,7 @@ def test_a_model_without_norms_before_its_sublayers_is_refused():
 def test_a_written_model_with_outliers_is_the_one_that_it_was(tmp_path):
     save(tiny_decoder(tiny_config()), tmp_path / "plain", torch.bfloat16)
     write_with_outliers(tmp_path / "plain", tmp_path / "changed", 64.0)
-    nets = [load(tmp_path / name, torch.float32, "cpu") for name in ("plain", "changed")]
+    nets = [load_decoder(tmp_path / name, torch.float32, "cpu") for name in ("plain", "changed")]
     assert not torch.equal(nets[0].blocks[0].attention_norm.weight, nets[1].blocks[0].attention_norm.weight)
     before, after = (net.logits(hidden_states(net, TOKENS)) for net in nets)
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attend.model.net.checkpoint import load, save
+from attend.model.net.checkpoint import load_decoder, save
 from attend.model.net.formats.codes import FP8, GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind, quantise
 from attend.model.net.linear import ExpertLinear, Linear
 from attend.model.net.quantised import QuantisedLinear
@@ -121,7 +121,7 @@ SWITCHES = [
 def test_a_quantised_decoder_is_the_plain_one_with_the_numbers_that_the_codes_stand_for(tmp_path, kind, switches):
     net = tiny_decoder(tiny_config(**switches))
     save(net, tmp_path, torch.float32)
-    small = load(tmp_path, torch.float32, "cpu", quantize=kind)
+    small = load_decoder(tmp_path, torch.float32, "cpu", quantize=kind)
     changed = 0
     with torch.no_grad():
         for name, matrix in small.named_modules():

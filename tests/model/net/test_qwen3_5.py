@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, read_config
 from attend.model.net.transformer import Decoder
 from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
 
@@ -28,7 +28,7 @@ def folder(tmp_path) -> Path:
 def test_a_model_of_images_and_guesses_of_the_model_are_left_out_and_said_so(folder, caplog):
     edit_tensors(folder, mtp__fc__weight=torch.zeros(2, 2))
     with caplog.at_level(logging.INFO, "attend.model"):
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")
     assert [record.getMessage() for record in caplog.records] == [
         "the tensors model.visual.* are left out: images and videos are not served",
         "the tensors mtp.* are left out: multi-token prediction (MTP) is not supported",
@@ -45,25 +45,25 @@ def beside(request, tmp_path) -> Path:
 def test_another_strange_tensor_is_named(beside):
     edit_tensors(beside, model__hearing__weight=torch.zeros(2, 2))
     with pytest.raises(CheckpointError, match=r"tensor model\.hearing\.weight is unexpected"):
-        load(beside, torch.float32, "cpu")
+        load_decoder(beside, torch.float32, "cpu")
 
 
 def test_a_text_model_may_keep_the_names_that_it_has_beside_images(beside, tmp_path_factory):
     """And the other way round."""
-    whole, alone = load(beside, torch.float32, "cpu"), tmp_path_factory.mktemp("alone")
+    whole, alone = load_decoder(beside, torch.float32, "cpu"), tmp_path_factory.mktemp("alone")
     raw = json.loads((beside / "config.json").read_text(encoding="utf-8"))
     (alone / "config.json").write_text(json.dumps(raw["text_config"]), encoding="utf-8")
     (alone / "model.safetensors").write_bytes((beside / "model.safetensors").read_bytes())
-    assert same(whole, load(alone, torch.float32, "cpu"))
+    assert same(whole, load_decoder(alone, torch.float32, "cpu"))
     tensors = load_file(beside / "model.safetensors")
     short = dict.fromkeys(tensors, ...) | {name.replace("language_model.", ""): part for name, part in tensors.items()}
     edit_tensors(beside, **{name.replace(".", "__"): part for name, part in short.items()})
-    assert same(whole, load(beside, torch.float32, "cpu"))
+    assert same(whole, load_decoder(beside, torch.float32, "cpu"))
 
 
 def test_a_mixture_may_keep_all_experts_in_one_tensor(tmp_path):
     """As they are published."""
-    whole = load(write_checkpoint("qwen3_5_moe", tmp_path), torch.float32, "cpu")
+    whole = load_decoder(write_checkpoint("qwen3_5_moe", tmp_path), torch.float32, "cpu")
     changes = {}
     for layer, block in enumerate(whole.blocks):
         mine = f"model__language_model__layers__{layer}__mlp__experts"
@@ -74,10 +74,10 @@ def test_a_mixture_may_keep_all_experts_in_one_tensor(tmp_path):
         changes[f"{mine}__down_proj"] = block.mlp.experts.down.weight
     edit_tensors(tmp_path, **changes)
     inspect(tmp_path)
-    assert same(whole, load(tmp_path, torch.float32, "cpu"))
+    assert same(whole, load_decoder(tmp_path, torch.float32, "cpu"))
     edit_tensors(tmp_path, model__language_model__layers__1__mlp__experts__down_proj=...)
     with pytest.raises(CheckpointError, match=r"tensor model\.language_model\.layers\.1\.mlp\.experts\.down_proj is missing"):
-        load(tmp_path, torch.float32, "cpu")
+        load_decoder(tmp_path, torch.float32, "cpu")
 
 
 REFUSED = {

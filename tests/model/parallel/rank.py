@@ -12,7 +12,7 @@ import torch
 
 from attend.model.engine.build import build_runner
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.ranks import follow
+from attend.model.engine.ranks import run_worker_ranks
 from attend.model.errors import DeviceFailed
 from attend.model.parallel.group import ProcessGroup
 
@@ -36,6 +36,6 @@ if __name__ == "__main__":
     if odd:
         runner._digest.add_(1)
     try:
-        follow(runner)
+        run_worker_ranks(runner)
     except DeviceFailed:
         os._exit(4)  # see shares.py

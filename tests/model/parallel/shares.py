@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attend.model.net.checkpoint import read_config
 from attend.model.net.kv_cache import KVCache
-from attend.model.net.paged_attention import BatchLayout, Paged, Row
+from attend.model.net.paged_attention import BatchLayout, PagedAttention, Row
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
 from attend.model.parallel.shards import load_shard
@@ -39,7 +39,7 @@ def scores(net: Decoder, texts: Sequence[Sequence[int]], backend: str = "torch")
     layout = BatchLayout.build(rows, size, "cpu", [[row.blocks for row in rows]] * (groups - 1))
     attention = BACKENDS[backend](net.config.attention_variants)
     tokens_T = torch.tensor([token for text in texts for token in text])
-    return net.logits(net(tokens_T, layout.positions_T, Paged(attention, cache, layout)))
+    return net.logits(net(tokens_T, layout.positions_T, PagedAttention(attention, cache, layout)))
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from attend.model.errors import DeviceFailed, SettingError
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.transformer import Decoder
 from attend.model.parallel.group import ProcessGroup
-from attend.model.parallel.shards import check, load_shard
+from attend.model.parallel.shards import check_shards, load_shard
 from tests.model.checkpoints import tiny_config, write_checkpoint
 from tests.model.parallel.shares import DTYPES, TOKENS, exact, part, scores, share, sums
 
@@ -73,7 +73,7 @@ def answers(request, tmp_path_factory):
     with ranks_of(number, folders.values()) as (group, started):
         for kind, folder in folders.items():
             for dtype in DTYPES:
-                whole = load(folder, dtype, "cpu", 64)
+                whole = load_decoder(folder, dtype, "cpu", 64)
                 found[dtype][kind] = Answer(whole, scores(whole, TOKENS), *share(folder, group, dtype))
         answers = Answers(group, *found.values(), *sums(group))
         assert [process.wait(60) for process in started] == [0] * (number - 1)
@@ -182,6 +182,6 @@ def test_a_silent_rank_ends_a_collective():
 def test_what_cannot_be_shared_is_refused_by_name(changes, ranks, named, tmp_path):
     config = replace(tiny_config(), **changes)
     with pytest.raises(SettingError, match=named):
-        check(config, ranks)
+        check_shards(config, ranks)
     with pytest.raises(SettingError, match=named):  # before the folder is looked at: it is empty
         load_shard(tmp_path, config, torch.float32, ProcessGroup(0, ranks, "cpu"))

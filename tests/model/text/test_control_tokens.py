@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 from attend.model.errors import InvalidRequest
+from attend.model.text.caller_marks import CLOSE, EDGE, OPEN, ChatText, Fragment, split_literals, strip, touches, without_marks
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.control_tokens import ControlTokens
-from attend.model.text.marks import CLOSE, EDGE, OPEN, ChatText, Fragment, read, strip, touches, without_marks
 from attend.model.text.tokenizer import Tokenizer
 from tests.model.chat_templates import CONVERSATIONS, PAPERS, TEMPLATES, TOOLS
 from tests.model.tokenizers import KINDS
@@ -280,7 +280,7 @@ def test_a_template_compares_short_texts_as_they_stand():
     source = "{% if messages[0].content == 'key' and 'key' in {messages[0].content: 1} %}same{% endif %}"
     template = ChatTemplate(source)
     template.control = ControlTokens(tokenizer_of("gpt2").raw, "")
-    assert isinstance(template.control.marked("key"), Fragment)
+    assert isinstance(template.control.mark_texts("key"), Fragment)
     assert template.render([{"role": "user", "content": "key"}]) == "same"
 
 
@@ -347,7 +347,7 @@ def test_a_token_that_the_template_puts_where_it_split_a_text_is_its_own():
 
 
 def test_letters_of_the_template_between_marks_of_two_tokens_are_its_own():
-    assert read(f"a{OPEN}\n</s>\n{CLOSE}{OPEN}</s>{CLOSE}b", "</s>".__eq__) == ChatText(
+    assert split_literals(f"a{OPEN}\n</s>\n{CLOSE}{OPEN}</s>{CLOSE}b", "</s>".__eq__) == ChatText(
         "a\n</s>\n</s>b", ((1, 1), (7, 7), (7, 11))
     )
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
-from attend.model.text.grammar import _probed as probed
-from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack
+from attend.model.text.grammar import _probe_source as probed
+from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack_bits
 from attend.model.text.schema import MAX_WHITESPACE, Whitespace
 from attend.model.text.tokenizer import Tokenizer
 from tests.conftest import examples
@@ -105,7 +105,7 @@ def walk(grammar: Grammar, draw: random.Random, limit: int = 400) -> tuple[list[
         mask = grammar.mask()
         assert mask.any() and mask.dtype == np.bool_
         assert not mask[-PADDING:].any()
-        if grammar.finished:
+        if grammar.is_finished:
             assert np.flatnonzero(mask).tolist() == [END]
         token = choose(mask, draw, step)
         if token == END:
@@ -310,7 +310,7 @@ def test_the_same_tokens_after_a_new_start_give_the_same_masks(name):
     replayed = compiled(kind, text).start()
     for token in taken:
         replayed.advance(token)  # without looking
-    assert np.array_equal(first.mask(), replayed.mask()) and first.finished == replayed.finished
+    assert np.array_equal(first.mask(), replayed.mask()) and first.is_finished == replayed.is_finished
 
 
 def test_copies_go_their_own_ways():
@@ -327,9 +327,9 @@ def test_a_character_may_span_tokens():
     grammar = compiled("choice", '["☃"]').start()
     for token in ids:
         mask = grammar.mask()
-        assert mask[token] and not mask[END] and not grammar.finished
+        assert mask[token] and not mask[END] and not grammar.is_finished
         grammar.advance(token)
-    assert grammar.finished and np.flatnonzero(grammar.mask()).tolist() == [END]
+    assert grammar.is_finished and np.flatnonzero(grammar.mask()).tolist() == [END]
 
 
 def test_the_end_is_allowed_exactly_when_the_text_is_complete():
@@ -338,9 +338,9 @@ def test_the_end_is_allowed_exactly_when_the_text_is_complete():
     for letter in "abab":
         grammar.advance(tokens_of(letter)[0])
         seen.append(bool(grammar.mask()[END]))
-    assert seen == [True, False, True, False, True] and not grammar.finished
+    assert seen == [True, False, True, False, True] and not grammar.is_finished
     grammar.advance(END)
-    assert grammar.finished
+    assert grammar.is_finished
 
 
 def test_several_end_tokens_are_all_allowed_at_the_end():
@@ -358,7 +358,7 @@ def test_a_matcher_that_failed_says_so_for_ever_and_alone(token):
         failed.advance(token)
     with pytest.raises(GrammarFailed):
         failed.mask()
-    assert not failed.finished and issubclass(GrammarFailed, EngineFailed)
+    assert not failed.is_finished and issubclass(GrammarFailed, EngineFailed)
     assert accepts(neighbour, "ab")
 
 
@@ -498,7 +498,7 @@ def test_a_model_without_an_end_token_is_refused():
 @given(st.binary(min_size=4, max_size=16), st.data())
 def test_unpacked_bits_are_the_bits(bits, data):
     size = data.draw(st.integers(0, len(bits) * 8))
-    assert unpack(bits, size).tolist() == [bool(bits[i // 8] >> i % 8 & 1) for i in range(size)]
+    assert unpack_bits(bits, size).tolist() == [bool(bits[i // 8] >> i % 8 & 1) for i in range(size)]
 
 
 def test_masks_that_are_worked_out_side_by_side_are_those_of_each_alone():
@@ -509,7 +509,7 @@ def test_masks_that_are_worked_out_side_by_side_are_those_of_each_alone():
     for _ in range(25):
         compute_masks(together)
         for ours, theirs in zip(together, alone, strict=True):
-            if theirs.finished:
+            if theirs.is_finished:
                 continue
             allowed = theirs.mask()
             assert np.array_equal(ours.mask(), allowed)
@@ -536,7 +536,7 @@ def test_a_token_may_follow_exactly_if_the_grammar_goes_on_after_it(name):
     kind, text, _ = CASES[name]
     grammar, dice = compiled(kind, text).start(), random.Random(8)
     for _ in range(30):
-        if grammar.finished:
+        if grammar.is_finished:
             break
         mask = grammar.mask()
         may = np.array([grammar.allows(token) for token in range(len(mask))])
@@ -544,7 +544,7 @@ def test_a_token_may_follow_exactly_if_the_grammar_goes_on_after_it(name):
         for token in np.flatnonzero(may & ~mask)[:5].tolist():
             other = grammar.copy()
             other.advance(token)
-            assert other.finished or other.mask().any()
+            assert other.is_finished or other.mask().any()
         for token in np.flatnonzero(~may)[:: max(1, len(mask) // 20)].tolist():
             with pytest.raises(GrammarFailed):
                 grammar.copy().advance(token)
@@ -679,7 +679,9 @@ def test_an_answer_whose_tokens_take_too_long_to_take_again_fails(monkeypatch):
 )
 def test_a_spec_that_was_refused_is_refused_again_without_another_child_process(spec, monkeypatch):
     maker, children = own_compiler(), []
-    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec, white: children.append(spec) or probed(spec, white))
+    monkeypatch.setattr(
+        "attend.model.text.grammar._probe_source", lambda spec, white: children.append(spec) or probed(spec, white)
+    )
     messages = []
     for _ in range(3):
         with pytest.raises(InvalidRequest) as caught:
@@ -697,7 +699,7 @@ def test_what_is_the_servers_fault_is_not_remembered_of_a_spec(monkeypatch):
             raise faults.pop()
         return probed(spec, white)
 
-    monkeypatch.setattr("attend.model.text.grammar._probed", fail)
+    monkeypatch.setattr("attend.model.text.grammar._probe_source", fail)
     maker = own_compiler()
     for fault in (EngineFailed, Overloaded):
         with pytest.raises(fault):
@@ -724,7 +726,7 @@ def test_refused_specs_are_remembered_within_bounds(monkeypatch):
         children.append(spec.text)
         raise InvalidRequest("regex: no", "regex")
 
-    monkeypatch.setattr("attend.model.text.grammar._probed", fail)
+    monkeypatch.setattr("attend.model.text.grammar._probe_source", fail)
     for text in ("a", "b", "c", "c", "b", "a"):
         with pytest.raises(InvalidRequest):
             maker.compile(GrammarSpec("regex", text))
@@ -733,7 +735,9 @@ def test_refused_specs_are_remembered_within_bounds(monkeypatch):
 
 def test_callers_of_one_new_spec_share_one_child_process(monkeypatch):
     maker, children = own_compiler(), []
-    monkeypatch.setattr("attend.model.text.grammar._probed", lambda spec, white: children.append(spec) or probed(spec, white))
+    monkeypatch.setattr(
+        "attend.model.text.grammar._probe_source", lambda spec, white: children.append(spec) or probed(spec, white)
+    )
     maker._probes = threading.BoundedSemaphore(1)
     threads = [threading.Thread(target=maker.compile, args=(GrammarSpec("regex", "x+"),)) for _ in range(4)]
     for thread in threads:

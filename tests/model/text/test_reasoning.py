@@ -32,7 +32,7 @@ def written(wanted: str, budget: int, *, is_open: bool = False, anywhere: bool =
             (token,) = np.flatnonzero(allowed)
         grammar.advance(int(token))
         made.append(int(token))
-    assert not grammar.finished
+    assert not grammar.is_finished
     return bytes(made).decode(errors="replace")
 
 
@@ -90,7 +90,7 @@ def test_a_copy_goes_its_own_way():
 class Inner:
     """A grammar that allows one letter."""
 
-    finished = True
+    is_finished = True
 
     def __init__(self):
         self.taken = []
@@ -111,12 +111,12 @@ class Inner:
 def test_another_grammar_holds_beside_it():
     inner = Inner()
     grammar = ReasoningBudget(limit(1), inner, is_open=True)
-    assert grammar.finished
+    assert grammar.is_finished
     assert not grammar.allows(98)
     grammar.advance(97)
-    assert not grammar.finished
+    assert not grammar.is_finished
     for byte in END.encode():
         assert np.flatnonzero(grammar.mask()).tolist() == [byte]
         grammar.advance(byte)
     assert inner.taken == [97, *END.encode()]
-    assert grammar.finished
+    assert grammar.is_finished

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.errors import InvalidRequest
-from attend.model.text.grammar import _compiled, _fault, _source, _try
+from attend.model.text.grammar import _compile_schema, _fault, _source, _try
 from attend.model.text.schema import FORMATS, pointed_at, rewritten
 from tests.conftest import examples
 from tests.model.text.test_grammar import compiled
@@ -31,7 +31,7 @@ SAMPLED = [
 
 def walk(schema, seed, steps=300):
     """A random text of a schema, byte by byte, which likes to go on to further properties; None where it did not end."""
-    matcher, draw, said = _compiled(json.loads(json.dumps(schema))), random.Random(seed), bytearray()
+    matcher, draw, said = _compile_schema(json.loads(json.dumps(schema))), random.Random(seed), bytearray()
     assert not matcher.is_error(), matcher.get_error()
     while len(said) < steps and not matcher.is_stopped():
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -47,7 +47,7 @@ def walk(schema, seed, steps=300):
 
 def obeyed(schema, seeds=20):
     """How many random texts of a schema came to an end; all of those obey it."""
-    plain = rewritten(json.loads(json.dumps(schema)), _compiled)
+    plain = rewritten(json.loads(json.dumps(schema)), _compile_schema)
     texts = [text for seed in range(seeds) if (text := walk(plain, seed)) is not None]
     for text in texts:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
@@ -71,7 +71,7 @@ PATTERNS = st.sampled_from(["^a$", "^(a|b)$", "^[ab]$", "^x_", "^score$", "b$", 
 )  # fmt: skip
 def test_no_object_with_patterns_has_a_dead_end(properties, required, patterns, seed):
     schema = CLOSED | {"properties": properties, "required": required, "patternProperties": patterns}
-    plain = rewritten(json.loads(json.dumps(schema)), _compiled)
+    plain = rewritten(json.loads(json.dumps(schema)), _compile_schema)
     if not _fault(plain):
         text = walk(plain, seed)
         assert text is None or jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), text
@@ -164,15 +164,15 @@ def test_a_format_that_is_not_enforced_is_an_annotation(name):
     ):
         array = {"type": "array", "minItems": 1, **schema}
         assert _try("json_schema", json.dumps(array))[0] == "", array
-    assert walk(rewritten(dict(formed), _compiled) | {"const": "any text"}, 0) == '"any text"'
+    assert walk(rewritten(dict(formed), _compile_schema) | {"const": "any text"}, 0) == '"any text"'
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_format_that_is_enforced_is_obeyed(name):
     schema = {"type": "string", "format": name}
-    assert rewritten(dict(schema), _compiled) == schema
+    assert rewritten(dict(schema), _compile_schema) == schema
     assert _try("json_schema", json.dumps(schema))[0] == ""
-    assert _compiled(schema).try_consume_tokens([*b'"\n any text"']) == 1
+    assert _compile_schema(schema).try_consume_tokens([*b'"\n any text"']) == 1
 
 
 @pytest.mark.parametrize(
@@ -212,6 +212,6 @@ def test_many_patterns_and_names_take_time_in_proportion():
         "patternProperties": {f"^({'|'.join(names)})$": {"type": "null"}},
     }
     started = time.process_time()
-    assert len(rewritten(schema, _compiled)["properties"]["n7"]["allOf"]) == 1
+    assert len(rewritten(schema, _compile_schema)["properties"]["n7"]["allOf"]) == 1
     assert time.process_time() - started < 20
     assert "n199" in _source("json_schema", json.dumps(schema))

@@ -29,7 +29,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def text(tokenizer) -> TrainingText:
-    return batches.read(tokenizer, TEXTS, CONTEXT)
+    return batches.read_texts(tokenizer, TEXTS, CONTEXT)
 
 
 def rows_of_functions(text: TrainingText, count: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -104,6 +104,6 @@ def test_the_other_steps_read_pieces_as_if_there_were_no_functions(text):
 
 
 def test_a_text_without_functions_is_read_in_pieces(tokenizer):
-    text = batches.read(tokenizer, ["x = 1\n" * 300], CONTEXT)
+    text = batches.read_texts(tokenizer, ["x = 1\n" * 300], CONTEXT)
     assert not len(text.starts)
     assert {tuple(side.shape) for step in range(6) for side in batch_at(text, RECIPE, step)} == {(RECIPE.batch, CONTEXT)}

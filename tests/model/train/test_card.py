@@ -8,15 +8,15 @@ import torch
 
 from attend.model.net.checkpoint import save
 from attend.model.train import card, corpus
-from attend.model.train.evaluate import bzip2_bits_per_byte, count_bytes, measure, through_8_bits, xz_bits_per_byte
+from attend.model.train.evaluate import bzip2_bits_per_byte, count_bytes, evaluate_checkpoint, through_8_bits, xz_bits_per_byte
 from attend.model.train.headers import Header, Verdict
 from attend.model.train.loss import bits_per_byte, hidden_states
 from tests.model.checkpoints import byte_level_tokenizer, tiny_config, tiny_decoder, write_tokenizer
 
 
 def test_quality_has_a_row_for_each_coder_and_both_counts():
-    verdicts = [Verdict(ended=at < 7, parses=at < 5) for at in range(9)]
-    text = card.quality({"this model": 0.8694, "xz": 1.3389}, 1024, verdicts)
+    verdicts = [Verdict(is_complete=at < 7, parses=at < 5) for at in range(9)]
+    text = card.quality_section({"this model": 0.8694, "xz": 1.3389}, 1024, verdicts)
     assert ["| this model | 0.869 |", "| xz | 1.339 |"] == [line for line in text.splitlines() if line.startswith("| ")][2:]
     assert "Of 9 function headers" in text
     assert "**5** are Python" in text
@@ -53,7 +53,7 @@ def test_a_checkpoint_is_measured_on_every_held_out_file(tmp_path):
     tokens = torch.from_numpy(corpus.encode_texts(tokenizer, texts).astype(np.int64))
     assert len(texts) > 1
     expected = bits_per_byte(net, tokens, len("".join(texts)), net.config.max_positions)
-    assert measure(folder, root) == pytest.approx(expected, rel=1e-6)
-    plain, coarse = (measure(folder, root, 40, hidden) for hidden in (hidden_states, through_8_bits))
+    assert evaluate_checkpoint(folder, root) == pytest.approx(expected, rel=1e-6)
+    plain, coarse = (evaluate_checkpoint(folder, root, 40, hidden) for hidden in (hidden_states, through_8_bits))
     assert plain == pytest.approx(bits_per_byte(net, tokens, len("".join(texts)), 40), rel=1e-6)
     assert 0 < abs(coarse - plain) < 0.01 * plain, "8 bits cost something, and little"

@@ -76,23 +76,23 @@ def test_what_was_cut_parses_unless_the_cut_went_through_syntax(name):
     broken = {"a string whose lines stand in column 0", "a bracket that closes in column 0", "nothing but a dedent"}
     body, rest = CUTS[name]
     verdict = judge("async def f():", body + rest.removeprefix("\n"), stopped=False)
-    assert Verdict(ended=True, parses=name not in broken) == verdict
+    assert Verdict(is_complete=True, parses=name not in broken) == verdict
 
 
 @pytest.mark.parametrize(
     ("completion", "stopped", "verdict"),
     [
-        ("\n    return 1\n", False, Verdict(ended=False, parses=False)),
-        ("\n    return 1\n", True, Verdict(ended=True, parses=True)),
-        ("\n    return 1", True, Verdict(ended=True, parses=True)),
-        ("\n    return 1\nx = (", False, Verdict(ended=True, parses=True)),
-        ("\n    return 1\nx = (", True, Verdict(ended=True, parses=True)),
-        ("\n    return (\n\nx", False, Verdict(ended=True, parses=False)),
-        ("\n    a\n   b\nx", False, Verdict(ended=True, parses=False)),
-        ("\n    a = '\0'\nx", False, Verdict(ended=True, parses=False)),
-        ("", True, Verdict(ended=True, parses=False)),
-        ("", False, Verdict(ended=False, parses=False)),
-        ("x\n", True, Verdict(ended=True, parses=True)),
+        ("\n    return 1\n", False, Verdict(is_complete=False, parses=False)),
+        ("\n    return 1\n", True, Verdict(is_complete=True, parses=True)),
+        ("\n    return 1", True, Verdict(is_complete=True, parses=True)),
+        ("\n    return 1\nx = (", False, Verdict(is_complete=True, parses=True)),
+        ("\n    return 1\nx = (", True, Verdict(is_complete=True, parses=True)),
+        ("\n    return (\n\nx", False, Verdict(is_complete=True, parses=False)),
+        ("\n    a\n   b\nx", False, Verdict(is_complete=True, parses=False)),
+        ("\n    a = '\0'\nx", False, Verdict(is_complete=True, parses=False)),
+        ("", True, Verdict(is_complete=True, parses=False)),
+        ("", False, Verdict(is_complete=False, parses=False)),
+        ("x\n", True, Verdict(is_complete=True, parses=True)),
     ],
 )
 def test_a_completion_counts_if_it_ends_and_is_python_up_to_there(completion, stopped, verdict):
@@ -118,7 +118,11 @@ def test_an_unknown_escape_is_python_without_a_warning():
 
 
 def test_verdicts_are_counted():
-    verdicts = [Verdict(ended=True, parses=True), Verdict(ended=True, parses=False), Verdict(ended=False, parses=False)]
+    verdicts = [
+        Verdict(is_complete=True, parses=True),
+        Verdict(is_complete=True, parses=False),
+        Verdict(is_complete=False, parses=False),
+    ]
     assert count_verdicts([*verdicts, verdicts[0]]) == (3, 2)
 
 

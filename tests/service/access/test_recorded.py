@@ -8,10 +8,10 @@ import pytest
 from grpc import StatusCode
 
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.batch.desk import Desk
 from attend.service.batch.limits import Limits as BatchLimits
+from attend.service.batch.service import BatchService
 from attend.service.contract.routes import OPEN, OTHERS
-from attend.service.observe.failures import MOST_LINES, SECONDS
+from attend.service.observe.auth_failures import MOST_LINES, SECONDS
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, Server
 from tests.service.bad_calls import whole_server
@@ -37,14 +37,14 @@ def clock() -> list[float]:
     return [1000.0]
 
 
-def with_a_batch(folder: Path) -> Desk:
+def with_a_batch(folder: Path) -> BatchService:
     """What keeps a file and a batch of the key."""
-    desk = Desk(BatchLimits(folder))
-    file_id = desk.files.reserve("key ci", 1)
-    desk.files.folder.file(file_id).write_bytes(b"{")
-    desk.files.finish(file_id, 1, "l.jsonl")
-    desk.batches.create("key ci", file_id, "/v1/completions", {})
-    return desk
+    batch_service = BatchService(BatchLimits(folder))
+    file_id = batch_service.files.reserve("key ci", 1)
+    batch_service.files.folder.file(file_id).write_bytes(b"{")
+    batch_service.files.finish(file_id, 1, "l.jsonl")
+    batch_service.batches.create("key ci", file_id, "/v1/completions", {})
+    return batch_service
 
 
 @pytest.fixture
@@ -53,8 +53,11 @@ def server(tmp_path, clock, caplog) -> Server:
     caplog.set_level(logging.INFO)
     entries = {"ci": Entry(digest_of(SECRET.encode()), Limits(requests_per_minute=2, concurrent=1))}
     write_keys(tmp_path / "keys.json", entries)
-    made = whole_server(keys=KeyRing(tmp_path / "keys.json", lambda: 1000.0), desk=(desk := with_a_batch(tmp_path / "batches")))
-    made.desk = desk
+    made = whole_server(
+        keys=KeyRing(tmp_path / "keys.json", lambda: 1000.0),
+        batch_service=(batch_service := with_a_batch(tmp_path / "batches")),
+    )
+    made.batch_service = batch_service
     made.metrics.failures._clock = lambda: clock[0]
     return made
 
@@ -63,7 +66,7 @@ def http(server: Server, route: str, bearer: str = BEARER) -> tuple[int, str | N
     """(status, id) of a call."""
     path = route.replace("{model_id:path}", server.service.model_name)
     if "{file_id}" in path or "{batch_id}" in path:
-        kept = server.desk.files.connection.execute
+        kept = server.batch_service.files.connection.execute
         for name in ("file", "batch"):
             table = {"file": "files", "batch": "batches"}[name]
             path = path.replace(f"{{{name}_id}}", kept(f"SELECT id FROM {table}").fetchone()[0])

@@ -6,7 +6,7 @@ import pytest
 
 from attend.model.errors import Overloaded, Unavailable
 from attend.service.access.caller import BATCH_WEIGHT, BATCHES
-from attend.service.http_api import inside
+from attend.service.http_api import internal_calls
 from attend.service.records import TokenCounts, TokenUsage
 from tests.fakes import FakeEngine, build_server, info
 from tests.service.batch.world import COMPLETIONS, jsonl, line, serving, usage_of
@@ -186,7 +186,7 @@ async def test_a_line_that_finds_no_room_is_computed_later(tmp_path, refusal):
     engine.refusal = refusal
     async with serving(tmp_path, engine) as world:
         batch = await world.create([line(1), line(2)])
-        await until(lambda: world.desk.numbers.lines["retried"] > 1)
+        await until(lambda: world.batch_service.numbers.lines["retried"] > 1)
         assert (await world.batch(batch))["status"] == "in_progress"
         engine.refusal = None
         batch = await world.ended(batch)
@@ -308,7 +308,7 @@ async def test_a_large_answer_is_written_whole_and_one_that_is_too_large_is_an_e
         direct = (await world.call("POST", COMPLETIONS, json=body)).content
         assert len(direct) > 50_000
         assert len(row["response"]["body"]["choices"]) == 8
-        monkeypatch.setattr(inside, "MOST_BYTES", 20_000)
+        monkeypatch.setattr(internal_calls, "MOST_BYTES", 20_000)
         batch, output, [bad] = await world.run([line(1, body=body), line(2)])
         assert (bad["response"]["status_code"], bad["response"]["body"]["error"]["code"]) == (400, "answer_too_large")
         assert (batch["status"], [row["custom_id"] for row in output]) == ("completed", ["r2"])

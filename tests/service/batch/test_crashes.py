@@ -43,9 +43,9 @@ async def test_after_a_death_each_line_is_answered_once(tmp_path, answered):
         await until(lambda: len(engine.open) == 4)
         for count in range(answered):
             engine.release(1)
-            await until(lambda count=count: world.desk.numbers.lines["completed"] == count + 1)
+            await until(lambda count=count: world.batch_service.numbers.lines["completed"] == count + 1)
         await dies(world)
-        for _, path in world.desk.files.folder.parts_of(batch):
+        for _, path in world.batch_service.files.folder.parts_of(batch):
             with path.open("ab") as file:
                 file.write(b'7 1 {"id": "torn')  # as a write that was cut
     clock.ahead = batches.LEASE_SECONDS + 1
@@ -60,7 +60,7 @@ async def test_after_a_death_each_line_is_answered_once(tmp_path, answered):
         assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
         assert ended["usage"] == usage_of(rows)
         assert len(second.requests) == 20 - answered, "what was answered is not computed again"
-        assert [*world.desk.files.folder.parts.iterdir()] == []
+        assert [*world.batch_service.files.folder.parts.iterdir()] == []
 
 
 async def test_a_batch_is_not_taken_while_its_runner_lives(tmp_path):
@@ -68,7 +68,7 @@ async def test_a_batch_is_not_taken_while_its_runner_lives(tmp_path):
     async with serving(tmp_path, engine) as world, serving(tmp_path, other) as second:
         batch = await world.create([one_token(number) for number in range(3)])
         await until(lambda: len(engine.open) == 3)
-        second.desk.woken.set()
+        second.batch_service.woken.set()
         await asyncio.sleep(1.5)
         assert not other.requests
         engine.release(9)
@@ -80,8 +80,8 @@ async def test_two_runners_share_the_batches_of_a_folder(tmp_path):
         first = await world.create([one_token(1)])
         await until(lambda: world.server.runner.jobs)
         others = [await world.create([one_token(number) for number in range(5)]) for _ in range(6)]
-        world.desk.woken.clear()
-        second.desk.woken.set()
+        world.batch_service.woken.clear()
+        second.batch_service.woken.set()
         for other in others:
             ended = await world.until(lambda batch: batch["status"] in ("completed", "in_progress"), other)
             assert len(await world.rows(ended["output_file_id"])) in (0, 5)
@@ -107,7 +107,7 @@ async def test_a_runner_that_froze_and_goes_on_adds_nothing(tmp_path):
         async with serving(tmp_path, slow, clock=clock) as second:
             await until(lambda: len(slow.open) == 10)
             slow.release(4)
-            await until(lambda: second.desk.numbers.lines["completed"] >= 4)
+            await until(lambda: second.batch_service.numbers.lines["completed"] >= 4)
             engine.release(10)  # the first one goes on, and comes to its end
             await until(its_life.done)
             assert frozen.completed == 10
@@ -117,7 +117,7 @@ async def test_a_runner_that_froze_and_goes_on_adds_nothing(tmp_path):
             assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(10)]
             assert ended["status"] == "completed" and ended["request_counts"]["completed"] == 10
             assert ended["usage"] == usage_of(rows), "no line counts twice"
-            files = {path.name for path in second.desk.files.folder.files.iterdir()}
+            files = {path.name for path in second.batch_service.files.folder.files.iterdir()}
             assert files == {ended["input_file_id"], ended["output_file_id"]}, "nothing is left of the other's end"
 
 
@@ -127,7 +127,7 @@ async def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on
         batch = await world.create([one_token(number) for number in range(4)])
         await until(lambda: len(engine.open) == 2)
         engine.release(1)
-        await until(lambda: world.desk.numbers.lines["completed"] == 1)
+        await until(lambda: world.batch_service.numbers.lines["completed"] == 1)
         await world.until(lambda found: found["usage"]["output_tokens"], batch)
         await world.server.runner.close()
         assert not engine.open
@@ -153,7 +153,7 @@ async def test_a_death_at_any_point_is_gone_on_from(tmp_path, point, monkeypatch
         if point == "finalizing":
             await world.until(lambda found: found["status"] == "finalizing", batch)
         if point == "cancelling":
-            world.desk.files.connection.execute("UPDATE batches SET status = 'cancelling', leased_until = 0")
+            world.batch_service.files.connection.execute("UPDATE batches SET status = 'cancelling', leased_until = 0")
         await dies(world)
     monkeypatch.undo()
     clock.ahead = batches.LEASE_SECONDS + 1
@@ -183,7 +183,7 @@ async def test_a_full_disk_ends_a_batch_by_name_and_the_server_goes_on(tmp_path,
         assert (ended["status"], error["code"]) == ("failed", "storage_unavailable")
         assert "No space left on device" in error["message"]
         assert world.server.value("attend_batch_storage_errors_total") >= 1
-        assert [*world.desk.files.folder.parts.iterdir()] == []
+        assert [*world.batch_service.files.folder.parts.iterdir()] == []
         answer = await world.call("POST", COMPLETIONS, json=ONE)
         assert answer.status_code == 200
         assert (await world.ended(await world.create([one_token(1)])))["status"] == "completed"
@@ -195,9 +195,9 @@ async def test_an_upload_on_a_full_disk_is_507_and_leaves_nothing(tmp_path, monk
         answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
         monkeypatch.undo()
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_unavailable")
-        await until(lambda: not [*world.desk.files.folder.files.iterdir()])
+        await until(lambda: not [*world.batch_service.files.folder.files.iterdir()])
         assert (await world.call("GET", "/v1/files")).json()["data"] == []
-        assert await world.desk.db(world.desk.files.total_bytes) == 0
+        assert await world.batch_service.db(world.batch_service.files.total_bytes) == 0
 
 
 async def test_a_database_that_cannot_be_written_is_507_and_a_batch_ends_once_it_can(tmp_path, monkeypatch):
@@ -208,12 +208,12 @@ async def test_a_database_that_cannot_be_written_is_507_and_a_batch_ends_once_it
     async with serving(tmp_path, engine) as world:
         batch = await world.create([one_token(number) for number in range(3)])
         await until(lambda: len(engine.open) == 3)
-        connection = world.desk.files.connection
-        charge = world.desk.batches.charge
+        connection = world.batch_service.files.connection
+        charge = world.batch_service.batches.charge
         broken = sqlite3.OperationalError("database or disk is full")
-        monkeypatch.setattr(world.desk.batches, "charge", lambda *given: _raise(broken))
-        monkeypatch.setattr(world.desk.batches, "end", lambda *given: _raise(broken))
-        monkeypatch.setattr(world.desk.files, "reserve", lambda *given: _raise(broken))
+        monkeypatch.setattr(world.batch_service.batches, "charge", lambda *given: _raise(broken))
+        monkeypatch.setattr(world.batch_service.batches, "end", lambda *given: _raise(broken))
+        monkeypatch.setattr(world.batch_service.files, "reserve", lambda *given: _raise(broken))
         engine.release(3)
         await asyncio.sleep(0.5)
         answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
@@ -254,7 +254,7 @@ async def test_a_database_without_usage_is_read_and_gets_it(tmp_path):
 
     async with serving(tmp_path, starts=False) as world:
         batch = await world.create([one_token(1)])
-        database = world.desk.files.folder.database
+        database = world.batch_service.files.folder.database
     connection = sqlite3.connect(database)
     connection.execute("ALTER TABLE batches DROP COLUMN usage")
     connection.execute("PRAGMA user_version = 1")
@@ -268,12 +268,12 @@ async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
     async with serving(tmp_path, starts=False) as world:
         file_id = await world.upload([line(1)])
         batch = await world.create([line(1)])
-        folder: Folder = world.desk.files.folder
+        folder: Folder = world.batch_service.files.folder
         stray = [folder.file("file-" + "0" * 32), folder.part("batch_" + "0" * 32, 1), folder.part(batch, 1)]
         for path in stray:
             path.write_bytes(b"x")
             os.utime(path, (1, 1))
         (folder.files / "young").write_bytes(b"x")
-        await world.desk.db(world.desk.files.sweep)
+        await world.batch_service.db(world.batch_service.files.sweep)
         assert not stray[0].exists() and not stray[1].exists() and stray[2].exists()
         assert (folder.files / "young").exists() and folder.file(file_id).exists()

@@ -88,8 +88,8 @@ async def test_an_upload_that_cannot_be_is_refused_by_field_and_leaves_nothing(t
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (status, param), error
         assert word in error["message"]
-        await until(lambda: not [*world.desk.files.folder.files.iterdir()])
-        assert await world.desk.db(world.desk.files.total_bytes) == 0
+        await until(lambda: not [*world.batch_service.files.folder.files.iterdir()])
+        assert await world.batch_service.db(world.batch_service.files.total_bytes) == 0
 
 
 async def test_a_body_that_is_no_form_is_415(tmp_path):
@@ -111,9 +111,9 @@ async def test_unknown_fields_of_a_form_are_said_and_a_file_may_live_shorter(tmp
         file = answer.json()
         assert (answer.headers["x-attend-ignored"], file["expires_at"] - file["created_at"]) == ("colour", 3600)
         world.clock.ahead = 3700
-        await world.desk.db(world.desk.files.sweep)
+        await world.batch_service.db(world.batch_service.files.sweep)
         assert (await world.call("GET", f"/v1/files/{file['id']}")).status_code == 404
-        assert not [*world.desk.files.folder.files.iterdir()]
+        assert not [*world.batch_service.files.folder.files.iterdir()]
 
 
 async def test_bytes_are_charged_before_they_are_read_and_given_back(tmp_path):
@@ -146,13 +146,13 @@ async def test_uploads_that_are_under_way_count_with_all_that_they_may_bring(tmp
 
         sent = {"content-type": "multipart/form-data; boundary=x"}
         slow = asyncio.create_task(world.call("POST", "/v1/files", content=slowly(), headers=sent))
-        await until(lambda: world.desk.uploads.taken == 1)
+        await until(lambda: world.batch_service.uploads.num_held == 1)
         await asyncio.sleep(0.1)
         other = await world.call("POST", "/v1/files", files={"file": b"x" * 600}, data={"purpose": "batch"})
         assert other.status_code == 403
         comes.set()
         assert (await slow).json()["bytes"] == 2
-        assert await world.desk.db(world.desk.files.total_bytes) == 2
+        assert await world.batch_service.db(world.batch_service.files.total_bytes) == 2
 
 
 async def test_a_key_has_so_many_files_and_batches(tmp_path):
@@ -175,7 +175,7 @@ async def test_a_batch_whose_answers_are_more_than_its_key_may_keep_fails_by_nam
         lines = [line(number, body=body) for number in range(400)]
         batch = await world.ended(await world.create(lines))
         assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "storage_limit_reached")
-        assert await world.desk.db(world.desk.files.total_bytes) < 100_000
+        assert await world.batch_service.db(world.batch_service.files.total_bytes) < 100_000
 
 
 async def test_each_line_is_charged_to_its_key_as_a_call_and_waits_for_its_limits(tmp_path, monkeypatch):
@@ -184,10 +184,10 @@ async def test_each_line_is_charged_to_its_key_as_a_call_and_waits_for_its_limit
     ring = keys_of(tmp_path, ann=KeyLimits(requests_per_minute=100, tokens_per_minute=10, concurrent=4))
     async with serving(tmp_path, FakeEngine(), keys=ring) as world:
         batch = await world.create([line(number, body=ONE) for number in range(8)], "ann")
-        await until(lambda: world.desk.numbers.lines["completed"] == 5)  # of 2 tokens each
+        await until(lambda: world.batch_service.numbers.lines["completed"] == 5)  # of 2 tokens each
         found = await world.until(lambda found: found["request_counts"]["completed"], batch, "ann")
         assert (found["status"], found["request_counts"]) == ("in_progress", {"total": 8, "completed": 5, "failed": 0})
-        key = ring.named("ann")
+        key = ring.find_by_name("ann")
         assert key.usage.tokens.spent == 10
 
 
@@ -232,7 +232,7 @@ async def test_the_batches_of_a_key_that_is_removed_stop(tmp_path, when):
         ring._next_look = 0.0
         world.server.runner.start()
         await until(lambda: not engine.open)
-        rows = world.desk.files.connection.execute
+        rows = world.batch_service.files.connection.execute
         await until(lambda: rows("SELECT status FROM batches WHERE id = ?", (batch,)).fetchone()[0] == "failed")
         assert "key_removed" in rows("SELECT errors FROM batches").fetchone()[0]
         assert (await world.call("GET", f"/v1/batches/{batch}", "ann")).status_code == 401
@@ -243,7 +243,7 @@ async def test_a_batch_made_without_keys_stops_where_keys_are_asked_for(tmp_path
         batch = await world.create([line(1, body=ONE)])
     engine = FakeEngine()
     async with serving(tmp_path, engine, keys=keys_of(tmp_path, ann=NO_LIMIT)) as world:
-        rows = world.desk.files.connection.execute
+        rows = world.batch_service.files.connection.execute
         await until(lambda: rows("SELECT status FROM batches WHERE id = ?", (batch,)).fetchone()[0] == "failed")
         assert not engine.requests
         assert (await world.call("GET", f"/v1/batches/{batch}", "ann")).status_code == 404

@@ -52,7 +52,7 @@ def test_the_form_holds_little_of_a_large_file():
     piece = random.Random(1).randbytes(64 << 10)
     for _ in range(50):
         assert sum(map(len, read.feed(piece))) >= len(piece) - 64
-        held = max(held, len(read._held))
+        held = max(held, len(read._buffer))
     assert held < 64
 
 

@@ -12,9 +12,9 @@ import httpx
 
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits as KeyLimits
-from attend.service.batch.desk import Desk
 from attend.service.batch.limits import Limits
 from attend.service.batch.rows import OPEN
+from attend.service.batch.service import BatchService
 from tests.fakes import FakeEngine, Server, build_server
 
 COMPLETIONS = "/v1/completions"
@@ -48,8 +48,8 @@ def keys_of(folder: Path, **limits: KeyLimits) -> KeyRing:
 class World:
     """One server, and one caller after another."""
 
-    def __init__(self, server: Server, desk: Desk, client: httpx.AsyncClient, clock: Clock) -> None:
-        self.server, self.desk, self.client, self.clock = server, desk, client, clock
+    def __init__(self, server: Server, batch_service: BatchService, client: httpx.AsyncClient, clock: Clock) -> None:
+        self.server, self.batch_service, self.client, self.clock = server, batch_service, client, clock
 
     async def call(self, method: str, path: str, key: str | None = None, **more: Any) -> httpx.Response:
         headers = more.pop("headers", {}) | ({"authorization": f"Bearer {key}"} if key else {})
@@ -136,14 +136,14 @@ async def serving(
 ) -> AsyncIterator[World]:
     """A server over a folder, which another may have used before, or uses too."""
     clock = clock or Clock()
-    desk = Desk(Limits(folder / "batches", **(limits or {})), clock)
-    server = build_server(engine, keys=keys, desk=desk, **more)
+    batch_service = BatchService(Limits(folder / "batches", **(limits or {})), clock)
+    server = build_server(engine, keys=keys, batch_service=batch_service, **more)
     assert server.runner is not None
     if starts:
         server.runner.start()
     try:
         async with server.http() as client:
-            yield World(server, desk, client, clock)
+            yield World(server, batch_service, client, clock)
     finally:
         await server.runner.close()
-        desk.close()
+        batch_service.close()

@@ -128,7 +128,7 @@ def test_required_calls_are_read_and_obey(name, parallel):
     shape, tools = AnswerFormat(CALLS[name]), tools_for(name)
     ended = 0
     for seed in range(12):
-        text, complete = walk(grammar(shape, tools).required(parallel=parallel), seed=seed)
+        text, complete = walk(grammar(shape, tools).required_calls(parallel=parallel), seed=seed)
         if complete:
             ended += 1
             parts = parsed(shape, text, tools)
@@ -144,7 +144,7 @@ def test_markers_may_be_special_tokens(name):
     special = sorted(
         text for text in shape.markers if text.startswith(("<", "[")) and text not in ("<", ">", "<function=", "<parameter=")
     )
-    spec = grammar(shape, tools, Letters(special).ids).required(parallel=False)
+    spec = grammar(shape, tools, Letters(special).ids).required_calls(parallel=False)
     found = [walk(spec, special, seed) for seed in range(12)]
     ended = [text for text, complete in found if complete]
     assert ended
@@ -155,7 +155,7 @@ def test_markers_may_be_special_tokens(name):
 @pytest.mark.parametrize("name", FORMS)
 def test_allowed_calls_obey_and_other_text_stays_free(name):
     shape, tools = AnswerFormat(CALLS[name]), tools_for(name)
-    spec, calls, free = grammar(shape, tools).allowed(parallel=True), 0, 0
+    spec, calls, free = grammar(shape, tools).optional_calls(parallel=True), 0, 0
     for seed in range(24):
         text, complete = walk(spec, seed=seed, steps=800)
         if complete:
@@ -167,7 +167,7 @@ def test_allowed_calls_obey_and_other_text_stays_free(name):
 @pytest.mark.parametrize("reasoning_open", [False, True])
 def test_reasoning_may_come_first_and_ends(reasoning_open):
     shape, kinds = form_named("hermes"), set()
-    spec = grammar(shape, reasoning_open=reasoning_open).required(parallel=False)
+    spec = grammar(shape, reasoning_open=reasoning_open).required_calls(parallel=False)
     for seed in range(30):
         text, complete = walk(spec, seed=seed, steps=1500)
         if complete:
@@ -194,7 +194,7 @@ def accepted(spec: GrammarSpec, text: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "call"), CALLED.items())
-@pytest.mark.parametrize("kind", ["required", "allowed"])
+@pytest.mark.parametrize("kind", ["required_calls", "optional_calls"])
 def test_no_call_stands_in_reasoning_or_in_text(name, call, kind):
     """Nothing would hold it to its schema."""
     spec = getattr(grammar(form_named(name)), kind)(parallel=True)
@@ -229,14 +229,14 @@ def test_strange_names_and_texts_are_read_as_they_were_asked_for(name):
     tool = Tool("get-x.1", {"type": "object", "properties": takes, "required": [*takes], "additionalProperties": False})
     ended = 0
     for seed in range(8):
-        text, complete = walk(grammar(shape, [tool]).required(parallel=False), seed=seed)
+        text, complete = walk(grammar(shape, [tool]).required_calls(parallel=False), seed=seed)
         ended += complete
         assert not complete or obeys(parsed(shape, text, [tool]), [tool]) == 1, text
     assert ended
 
 
 def test_a_schema_that_names_no_type_is_one_of_objects():
-    spec = grammar(AnswerFormat(CALLS["hermes"]), [Tool("f", {})]).required(parallel=False)
+    spec = grammar(AnswerFormat(CALLS["hermes"]), [Tool("f", {})]).required_calls(parallel=False)
     head = '<tool_call>\n{"name": "f", "arguments": '
     assert accepted(spec, head + "[") == head and accepted(spec, head + "{") == head + "{"
 
@@ -253,7 +253,9 @@ WRITTEN = {
 @pytest.mark.parametrize("schema", [True, {}, {"type": "object"} | FLEXIBLE])
 def test_arguments_are_compact_whatever_their_schema_says(name, text, schema):
     about = FLEXIBLE if name == "hermes" else {}
-    spec = grammar(AnswerFormat(CALLS[name]), [Tool("f", {"properties": {"x": schema}, **about})]).required(parallel=False)
+    spec = grammar(AnswerFormat(CALLS[name]), [Tool("f", {"properties": {"x": schema}, **about})]).required_calls(
+        parallel=False
+    )
     assert accepted(spec, text) == text
     for mark in ('"a"', ":[", "[1", ",2", "2]"):
         other = text.replace(mark, f"{mark[0]} {mark[1:]}" if mark[0] in "[2" else f" {mark}")
@@ -305,17 +307,17 @@ def test_content_keeps_its_form_after_reasoning_and_beside_calls(name, content):
 def test_a_name_or_a_text_that_a_form_cannot_write_is_refused(name, key, text):
     tool = Tool("f", {"type": "object", "properties": {key: {"type": "boolean"}}})
     with pytest.raises(NotSupported, match="cannot write this name"):
-        grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
+        grammar(AnswerFormat(CALLS[name]), [tool]).required_calls(parallel=True)
     tool = Tool("f", {"type": "object", "properties": {"x": {"type": "string", "enum": ["a", text]}}})
     if text is not None:
         with pytest.raises(NotSupported, match=r"properties\.x: this model's tool-call format cannot write '"):
-            grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
+            grammar(AnswerFormat(CALLS[name]), [tool]).required_calls(parallel=True)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_format_that_is_an_annotation_is_taken_in_every_form(name):
     tool = Tool("f", {"properties": {"x": {"type": "string", "format": "date-span", "maxLength": 3}}, "required": ["x"]})
-    texts = [walk(grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=False), seed=seed) for seed in range(5)]
+    texts = [walk(grammar(AnswerFormat(CALLS[name]), [tool]).required_calls(parallel=False), seed=seed) for seed in range(5)]
     assert any(complete and obeys(parsed(AnswerFormat(CALLS[name]), text, [tool]), [tool]) for text, complete in texts)
 
 
@@ -323,13 +325,13 @@ def test_a_format_that_is_an_annotation_is_taken_in_every_form(name):
 def test_words_of_a_schema_that_bind_nothing_are_taken_in_every_form(name):
     words = {"title": "T", "description": "D", "default": "a", "examples": ["a"], "deprecated": True, "$comment": "C"}
     tool = Tool("f", {"type": "object", "properties": {"x": {"type": "string", **words}}, **words | {"default": {}}})
-    assert grammar(AnswerFormat(CALLS[name]), [tool]).required(parallel=True)
+    assert grammar(AnswerFormat(CALLS[name]), [tool]).required_calls(parallel=True)
 
 
 def test_the_place_of_a_named_tool_is_that_in_the_request():
     tool = Tool("f", {"type": "object", "oneOf": [{}]}, index=3)
     with pytest.raises(NotSupported, match=r"^tools\[3\]\.function\.parameters\.oneOf cannot be enforced"):
-        grammar(AnswerFormat(CALLS["pythonic"]), [tool]).required(parallel=True)
+        grammar(AnswerFormat(CALLS["pythonic"]), [tool]).required_calls(parallel=True)
 
 
 def test_what_a_form_cannot_enforce_is_refused_by_name():
@@ -337,21 +339,21 @@ def test_what_a_form_cannot_enforce_is_refused_by_name():
     with pytest.raises(
         NotSupported, match=r"tools\[0\]\.function\.parameters\.properties\.x\.pattern cannot be enforced.*; or enforce"
     ):
-        grammar(AnswerFormat(CALLS["glm"]), [Tool("f", pattern)]).required(parallel=True)
+        grammar(AnswerFormat(CALLS["glm"]), [Tool("f", pattern)]).required_calls(parallel=True)
     for missing in ({"required": ["y"]}, {"properties": {"x": {}}, "required": ["x", "y"]}):
         with pytest.raises(NotSupported, match="y is required, and not one of its properties"):
-            grammar(AnswerFormat(CALLS["glm"]), [Tool("f", {"type": "object", **missing})]).required(parallel=True)
+            grammar(AnswerFormat(CALLS["glm"]), [Tool("f", {"type": "object", **missing})]).required_calls(parallel=True)
     for target in ("#", "#/properties/y"):
         nested = {"type": "object", "properties": {"x": {"anyOf": [{"type": "null"}, {"$ref": target}]}}}
         with pytest.raises(NotSupported, match=rf"\$ref to {target} cannot be enforced"):
-            grammar(AnswerFormat(CALLS["pythonic"]), [Tool("f", nested)]).required(parallel=True)
+            grammar(AnswerFormat(CALLS["pythonic"]), [Tool("f", nested)]).required_calls(parallel=True)
     either = {"type": "object", "oneOf": [{}]}
     with pytest.raises(NotSupported, match="oneOf"):
-        grammar(AnswerFormat(CALLS["pythonic"]), [Tool("f", either)]).required(parallel=True)
+        grammar(AnswerFormat(CALLS["pythonic"]), [Tool("f", either)]).required_calls(parallel=True)
     with pytest.raises(NotSupported, match="texts, numbers and booleans"):
-        grammar(AnswerFormat(CALLS["gemma4"]), [Tool("f", DEEP)]).required(parallel=True)
+        grammar(AnswerFormat(CALLS["gemma4"]), [Tool("f", DEEP)]).required_calls(parallel=True)
     with pytest.raises(InvalidRequest, match="tools must be at most 65536 bytes"):
-        grammar(AnswerFormat(CALLS["hermes"]), [Tool("f", {"type": "object", "description": "x" * 70_000})]).required(
+        grammar(AnswerFormat(CALLS["hermes"]), [Tool("f", {"type": "object", "description": "x" * 70_000})]).required_calls(
             parallel=True
         )
 

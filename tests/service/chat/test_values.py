@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attend.service.chat.admitted import ANY
+from attend.service.chat.argument_types import ANY
 from attend.service.chat.parts import CallArguments, CallStart, Content, Tool
 from attend.service.chat.values import MAX_LITERAL, as_json, braced_arguments, python_value, tagged_value
 from tests.service.chat.examples import form

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.grpc_api.server import grpc_server
-from attend.service.runtime import front
+from attend.service.runtime import http_server
 from tests.fakes import FakeEngine, Rule, Server, build_server
 
 ALL = 1 << 40
@@ -93,7 +93,7 @@ def real(rule: Rule) -> Iterator[Real]:
 
     async def serve() -> None:
         server = build_server(FakeEngine(rule), template=ChatTemplate("{{ messages[0].content }}"))
-        http, sock = front.http_server(server.app, 64), front.bind_socket("127.0.0.1", 0)
+        http, sock = http_server.http_server(server.app, 64), http_server.bind_socket("127.0.0.1", 0)
         grpc = grpc_server(server.methods, "127.0.0.1", 0, 64)
         port = grpc.add_insecure_port("127.0.0.1:0")
         await grpc.start()

@@ -16,7 +16,7 @@ from attend.service.client.events import Events
 from attend.service.client.fields import Chat, Completion
 from attend.service.client.grpc import AsyncGrpcClient, GrpcClient
 from attend.service.client.http import AsyncHttpClient, HttpClient
-from attend.service.client.retry import Delta, Failed, Means, Policy
+from attend.service.client.retry import Delta, Means, Policy, TryFailed
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.v1 import generation_pb2 as pb
@@ -273,7 +273,7 @@ assert {room == "grpc"} == ("grpc" in sys.modules)
 
 @pytest.mark.parametrize("data", [b"half a", b'{"choices": [{}]}', b'{"choices": 3}', b'{"error": "words"}', b"[]"])
 def test_an_event_of_another_shape_breaks_the_try_and_not_the_caller(data):
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(TryFailed) as caught:
         list(Events().feed(b"data: " + data + b"\n\n"))
     assert caught.value.again
 

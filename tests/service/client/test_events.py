@@ -8,9 +8,9 @@ import pytest
 
 from attend.model.errors import DeadlineExceeded, EngineFailed, InvalidRequest, QueueFull, RateLimited, Unavailable
 from attend.service.client.errors import Refused
-from attend.service.client.events import Events, body_of, refusal
-from attend.service.client.grpc import failure
-from attend.service.client.retry import Call, Failed, Means, Policy
+from attend.service.client.events import Events, body_of, refused_call
+from attend.service.client.grpc import failed_try
+from attend.service.client.retry import Call, Means, Policy, TryFailed
 from attend.service.errors import AnswerChanged
 from attend.service.http_api.problems import error_body, error_response
 
@@ -42,18 +42,18 @@ PAGE = b"<html><h1>502 Bad Gateway</h1></html>"
     ],
 )
 def test_what_a_proxy_says_of_a_server_that_died_is_tried_again(status, again):
-    assert refusal(status, {}, PAGE).again is again
+    assert refused_call(status, {}, PAGE).again is again
 
 
 def test_a_bug_of_the_server_and_a_deadline_that_passed_are_not_tried_again():
     for error in (EngineFailed("broken"), DeadlineExceeded("the deadline passed before the first token")):
         answer = error_response(error, "r1")
-        assert not refusal(answer.status_code, answer.headers, answer.body).again
+        assert not refused_call(answer.status_code, answer.headers, answer.body).again
 
 
 def test_an_answer_that_changed_ends_the_call_by_its_code():
     event = json.dumps(error_body(AnswerChanged("another answer"), "r1")).encode()
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(TryFailed) as caught:
         list(Events().feed(b"data: " + event + b"\n\n"))
     with pytest.raises(Refused) as refused:
         Call(Means(), 7).pause(caught.value)
@@ -74,9 +74,9 @@ def test_an_answer_that_changed_ends_the_call_by_its_code():
 def test_an_error_in_a_stream_is_tried_again_where_its_status_would_be(error, again):
     """A stream's headers are sent before its first token where that is late."""
     event, answer = json.dumps(error_body(error, "r1")).encode(), error_response(error, "r1")
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(TryFailed) as caught:
         list(Events().feed(b"data: " + event + b"\n\n"))
-    assert caught.value.again is again is refusal(answer.status_code, answer.headers, answer.body).again
+    assert caught.value.again is again is refused_call(answer.status_code, answer.headers, answer.body).again
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN])
@@ -85,6 +85,6 @@ def test_a_grpc_stream_that_is_reset_is_tried_again_and_a_bug_of_the_server_is_n
     call = Call(Means(Policy()), 7)
 
     def ended(*beside):
-        return failure(SimpleNamespace(code=lambda: code, details=lambda: "why", trailing_metadata=lambda: beside), call)
+        return failed_try(SimpleNamespace(code=lambda: code, details=lambda: "why", trailing_metadata=lambda: beside), call)
 
     assert ended().again and not ended(("x-request-id", "r1")).again

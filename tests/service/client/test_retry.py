@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.service.client.errors import Broken, CallFailed, DeadlinePassed, GaveUp, OtherFingerprint, Refused
-from attend.service.client.retry import Call, Delta, Failed, Means, Policy, resume, resumed_async
+from attend.service.client.retry import Call, Delta, Means, Policy, TryFailed, resume, resumed_async
 from tests.service.client.tries import CUT, SEED, Try, World
 
-FULL = Failed("queue full", again=True, after=3.0)
+FULL = TryFailed("queue full", again=True, after=3.0)
 EVENTS = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 ENDS = st.sampled_from([None, CUT, FULL])
 TRIES = st.lists(st.builds(Try, EVENTS, ENDS, st.floats(0, 5)), max_size=12)
@@ -68,7 +68,7 @@ def test_no_more_tries_in_a_row_than_allowed_bring_nothing_new(run, length, trie
     call = Call(world.means(seconds=1e9, tries=most), SEED)
     end = ended(run, world, call)
     if isinstance(end, GaveUp):
-        assert world.begun.count(call.received) == most
+        assert world.begun.count(call.received_tokens) == most
         assert end.answer.token_ids == world.tokens(SEED)[: len(end.answer.token_ids)]
     else:
         assert is_whole(world, end, call)
@@ -115,7 +115,7 @@ def test_a_try_that_brings_a_token_begins_the_count_anew(run):
 
 @both
 def test_what_may_not_be_tried_again_is_not(run):
-    world = World(5, [Try((2,), Failed("bad", again=False, code="invalid_value"))])
+    world = World(5, [Try((2,), TryFailed("bad", again=False, code="invalid_value"))])
     with pytest.raises(Refused, match="bad") as caught:
         run(world, Call(world.means(), SEED))
     assert (caught.value.code, len(world.begun)) == ("invalid_value", 1)

@@ -4,7 +4,7 @@ import random
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field
 
-from attend.service.client.retry import Call, Delta, Failed, Means, Policy
+from attend.service.client.retry import Call, Delta, Means, Policy, TryFailed
 
 SEED = 7
 CHARACTERS = "aäß漢🎉"
@@ -18,7 +18,7 @@ class Try:
     """
 
     events: tuple[int, ...] = ()
-    end: Failed | None = None
+    end: TryFailed | None = None
     """None is a stream that ends as if it were whole."""
     seconds: float = 0.0
     fingerprint: str = "fp"
@@ -52,9 +52,9 @@ class World:
     def attempt(self, call: Call) -> Generator[Delta, None, None]:
         """One try."""
         plan = self.tries[len(self.begun)] if len(self.begun) < len(self.tries) else WHOLE
-        self.begun.append(call.received)
+        self.begun.append(call.received_tokens)
         self.seeds.add(call.seed)
-        assert call.received == self.tokens(call.seed)[: len(call.received)]
+        assert call.received_tokens == self.tokens(call.seed)[: len(call.received_tokens)]
         self.now += min(plan.seconds, call.remaining())
         call.remaining()
         yield from self._events(plan, call)
@@ -66,7 +66,7 @@ class World:
             yield delta
 
     def _events(self, plan: Try, call: Call) -> Generator[Delta, None, None]:
-        at, tokens = len(call.received), self.tokens(call.seed)
+        at, tokens = len(call.received_tokens), self.tokens(call.seed)
         for size in plan.events:
             part = tokens[at : at + size]
             at += len(part)
@@ -83,4 +83,4 @@ class World:
         return "".join(CHARACTERS[token] for token in tokens)
 
 
-CUT = Failed("reset", again=True)
+CUT = TryFailed("reset", again=True)

@@ -117,7 +117,7 @@ def test_a_message_whose_answer_never_began_is_not_remembered(talk, monkeypatch)
 def test_ctrl_c_leaves_at_the_empty_prompt_alone(talk, monkeypatch):
     status, *_, prompts = talk("a", KeyboardInterrupt, "b")
     assert (status, len(prompts)) == (130, 1)
-    monkeypatch.setattr(chat, "_typed", lambda: True)
+    monkeypatch.setattr(chat, "_has_typed", lambda: True)
     status, *_, prompts = talk("a", KeyboardInterrupt, "b")
     assert (status, len(prompts)) == (0, 2), "a line that was begun is given up"
 

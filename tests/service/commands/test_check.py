@@ -22,12 +22,12 @@ from attend.model.errors import SettingError
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import Entry, KeyRing, digest_of, editing, new_secret
 from attend.service.access.quota import Limits
-from attend.service.commands import check, cli, long
+from attend.service.commands import check, cli, long_checks
 from attend.service.commands.check import CHECKS, Result, run
-from attend.service.commands.probe import Probe, Unreachable, target
+from attend.service.commands.probe import Probe, Unreachable, check_target
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.http_api.app import build_app
-from attend.service.http_api.site import RouteDeps
+from attend.service.http_api.route_deps import RouteDeps
 from tests.fakes import CallContext, RayLike, build_server, says
 from tests.fakes import FakeEngine as Engine
 
@@ -101,7 +101,7 @@ class Running:
     key: str = ""
 
     def probe(self, **changes) -> Probe:
-        return target(f"http://127.0.0.1:{self.http}", changes.get("grpc", f"127.0.0.1:{self.grpc}"), self.key)
+        return check_target(f"http://127.0.0.1:{self.http}", changes.get("grpc", f"127.0.0.1:{self.grpc}"), self.key)
 
     def results(self, **changes) -> dict[str, Result]:
         return {result.name: result for result in run(self.probe(**changes))}
@@ -130,10 +130,10 @@ def running(keys: KeyRing | None = None, key: str = "", template: ChatTemplate |
     async def scrape() -> str:
         return replica.metrics.text() + "attend_scrape_replicas_expected 1\nattend_scrape_replicas_answered 1\n"
 
-    site = RouteDeps(replica.service, replica.metrics, "1.2.3", scrape, lambda: False, template, keys=keys)
+    deps = RouteDeps(replica.service, replica.metrics, "1.2.3", scrape, lambda: False, template, keys=keys)
     replica.methods.keys = keys
     ports, done = queue.Queue(), threading.Event()
-    main = serve(sabotage.wrap(build_app(site)), BentMethods(replica.methods, sabotage), ports, done)
+    main = serve(sabotage.wrap(build_app(deps)), BentMethods(replica.methods, sabotage), ports, done)
     thread = threading.Thread(target=asyncio.run, args=(main,))
     thread.start()
     try:
@@ -226,13 +226,13 @@ def test_grpc_can_be_left_out_and_is_said_to_be(server):
 
 
 def test_the_server_says_where_its_grpc_is_unless_it_is_given(server):
-    guessed = target(f"http://127.0.0.1:{server.http}", None, None)
+    guessed = check_target(f"http://127.0.0.1:{server.http}", None, None)
     check.version(guessed)
     assert guessed.grpc_target == "127.0.0.1:9000"
     server.sabotage.http["/version"] = lambda status, body: (status, body.replace(b'"grpc_port":9000', b'"grpc_port":4711'))
     try:
         for asked, told in ((None, "127.0.0.1:4711"), ("other:1", "other:1"), ("none", None)):
-            probe = target(f"http://127.0.0.1:{server.http}", asked, None)
+            probe = check_target(f"http://127.0.0.1:{server.http}", asked, None)
             check.version(probe)
             assert probe.grpc_target == told
     finally:
@@ -354,7 +354,7 @@ def test_nobody_at_the_url_is_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(Unreachable, match=rf"no server answers at http://127.0.0.1:{port}: Connection refused"):
-        list(run(target(f"127.0.0.1:{port}", None, None)))
+        list(run(check_target(f"127.0.0.1:{port}", None, None)))
 
 
 @pytest.mark.parametrize(
@@ -367,21 +367,21 @@ def test_nobody_at_the_url_is_one_sentence():
     ],
 )
 def test_grpc_is_looked_for_beside_the_url(url, base, beside):
-    probe = target(url, None, "")
+    probe = check_target(url, None, "")
     assert (probe.url, probe.grpc_target, probe.key) == (base, beside, None)
-    assert target(url, "other:1", "k").grpc_target == "other:1"
-    assert target(url, "none", "k").grpc_target is None
+    assert check_target(url, "other:1", "k").grpc_target == "other:1"
+    assert check_target(url, "none", "k").grpc_target is None
 
 
 @pytest.mark.parametrize("url", ["", "http://", "ftp://a", "http://a:b", "file:///etc/passwd", "http://a:99999", "http://[::1"])
 def test_a_url_that_is_none_is_refused_with_a_sentence(url):
     with pytest.raises(SettingError, match="URL"):
-        target(url, None, None)
+        check_target(url, None, None)
 
 
 def test_a_key_that_cannot_stand_in_a_header_is_refused_without_being_repeated():
     with pytest.raises(SettingError) as caught:
-        target("http://a", None, "secret\n")
+        check_target("http://a", None, "secret\n")
     assert "secret" not in str(caught.value)
 
 
@@ -433,7 +433,7 @@ def test_the_command_says_in_a_sentence_that_nobody_answers(words):
 def lasting(monkeypatch, *ends):
     """A clock that a message moves by a second, and streams: how many messages each has, and whether it ends well."""
     now, asked = [0.0], []
-    monkeypatch.setattr(long.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(long_checks.time, "monotonic", lambda: now[0])
 
     def held(probe, answers):
         messages, whole = ends[len(asked)]
@@ -447,34 +447,34 @@ def lasting(monkeypatch, *ends):
 
 def test_a_stream_that_lasts_is_held_for_twenty_seconds_and_no_longer(monkeypatch):
     held, asked = lasting(monkeypatch, (1000, True))
-    assert long.check(None, held) == "a stream was held for 20 s"
+    assert long_checks.check_long_stream(None, held) == "a stream was held for 20 s"
     assert asked == [1]
 
 
 @pytest.mark.parametrize("seconds", [15, 3])
 def test_a_stream_that_a_gateway_cuts_fails_with_the_time(monkeypatch, seconds):
     held, _ = lasting(monkeypatch, (seconds, False))
-    with pytest.raises(long.Failed, match=f"cut after {seconds}.0 s"):
-        long.check(None, held)
+    with pytest.raises(long_checks.CheckFailed, match=f"cut after {seconds}.0 s"):
+        long_checks.check_long_stream(None, held)
 
 
 def test_a_small_model_is_asked_for_several_answers_at_once(monkeypatch):
     held, asked = lasting(monkeypatch, (2, True), (1000, True))
-    assert "held" in long.check(None, held) and asked == [1, long.MOST_ANSWERS]
+    assert "held" in long_checks.check_long_stream(None, held) and asked == [1, long_checks.MOST_ANSWERS]
     held, asked = lasting(monkeypatch, (2, True), (4, True))
-    with pytest.raises(long.Skipped, match="ended by itself after 4 s, and was not cut"):
-        long.check(None, held)
+    with pytest.raises(long_checks.CheckSkipped, match="ended by itself after 4 s, and was not cut"):
+        long_checks.check_long_stream(None, held)
 
 
 def test_streams_of_both_transports_are_held(bent, monkeypatch):
-    monkeypatch.setattr(long, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(long_checks, "LONG_SECONDS", 0.0)
     results = {result.name: result for result in run(bent.probe(), long=True)}
-    assert list(results) == [*CHECKS, *long.CHECKS]
-    assert all(results[name].outcome == "ok" for name in long.CHECKS), results
+    assert list(results) == [*CHECKS, *long_checks.CHECKS]
+    assert all(results[name].outcome == "ok" for name in long_checks.CHECKS), results
 
 
 def test_a_stream_without_its_end_fails_the_long_check_of_its_transport(bent, monkeypatch):
     bent.sabotage.grpc["GenerateStream"] = unfinished
     bent.sabotage.http[COMPLETIONS] = streams(with_text("data: [DONE]\n\n", ""))
     results = {result.name: result for result in run(bent.probe(), long=True)}
-    assert all("cut after" in results[name].detail for name in long.CHECKS), results
+    assert all("cut after" in results[name].detail for name in long_checks.CHECKS), results

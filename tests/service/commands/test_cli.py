@@ -19,7 +19,7 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.engine.tables import BlockTables
 from attend.model.net.checkpoint import read_config
-from attend.model.net.native.library import load as load_native
+from attend.model.net.native.library import load_library as load_native
 from attend.model.params import SamplingParams
 from attend.service.commands import bench, cli
 from attend.service.commands import inspect as inspect_cli

@@ -9,8 +9,8 @@ import torch
 
 from attend.model import devices
 from attend.model.engine import speed
-from attend.model.engine.small import kinds, on_meta
-from attend.model.engine.speed import Speed, count, measured_layers, products, read_bytes
+from attend.model.engine.small_models import layers_by_kind, on_meta
+from attend.model.engine.speed import Speed, count_parameters, measured_layers, products, read_bytes
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import read_config
 from attend.model.net.formats.codes import INT4
@@ -209,7 +209,7 @@ def test_the_command_prints_a_line_for_each_check_and_the_verdict_last(monkeypat
 def test_the_layers_that_are_measured_are_a_model(kind, tmp_path):
     config = read_config(write_checkpoint(kind, tmp_path / "tiny"))
     small = measured_layers(config, "cpu")
-    assert len(kinds(small)) == len(kinds(config)) and small.num_layers <= config.num_layers
+    assert len(layers_by_kind(small)) == len(layers_by_kind(config)) and small.num_layers <= config.num_layers
 
 
 def test_a_large_model_is_measured_by_some_of_its_layers(tmp_path):
@@ -217,7 +217,7 @@ def test_a_large_model_is_measured_by_some_of_its_layers(tmp_path):
     small = measured_layers(config, "cpu")
     assert (small.num_layers, small.hidden_size, small.mlp_size) == (1, 4096, 14336)
     whole, part = on_meta(config, None, 0), on_meta(small, None, 0)
-    assert read_bytes(whole, torch.bfloat16, 1) == 2 * count(config) - 2 * 65 * 4096, "all but the norms"
+    assert read_bytes(whole, torch.bfloat16, 1) == 2 * count_parameters(config) - 2 * 65 * 4096, "all but the norms"
     assert products(whole) / products(part) == pytest.approx(7.5e9 / (0.218e9 + 0.134e9), rel=0.01)
     assert read_bytes(on_meta(config, INT4, 0), torch.bfloat16, 1) < 0.33 * read_bytes(whole, torch.bfloat16, 1)
     assert measured_layers(read_config(write_config("S", tmp_path)), "cpu").num_layers == SHAPES["S"]["num_hidden_layers"]

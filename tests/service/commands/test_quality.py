@@ -9,7 +9,7 @@ from attend.model.errors import SettingError
 from attend.model.net import quantised
 from attend.model.net.formats.codes import quantise
 from attend.model.text.tokenizer import Tokenizer
-from attend.model.train.evaluate import measure
+from attend.model.train.evaluate import evaluate_checkpoint
 from attend.service.commands.quality import Text, names_of, read_text, show, table
 from attend.service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
@@ -51,7 +51,7 @@ def test_the_model_as_it_is_has_the_bits_per_byte_of_an_evaluation(folder, text,
     (tmp_path / "text.py").write_bytes(text.read_bytes())
     monkeypatch.setattr("attend.model.train.corpus.is_held_out", lambda path: True)
     found = forms(settings={"dtype": "float32"})["float32"]
-    assert found["bits_per_byte"] == pytest.approx(measure(folder, tmp_path), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(evaluate_checkpoint(folder, tmp_path), rel=1e-5)
     assert (found["ratio"], found["kl_divergence"], found["agreement"]) == (1.0, 0.0, 1.0)
 
 
@@ -98,10 +98,10 @@ def test_a_table_has_a_row_for_each_form():
 
 def test_a_text_is_cut_at_bytes_and_keeps_whole_characters():
     text = Text("some", ["aé", "ü", "bc"])
-    assert [list(text.cut(size).parts) for size in (1, 2, 3, 4, 5, 6, 99)] == [
+    assert [list(text.truncate(size).parts) for size in (1, 2, 3, 4, 5, 6, 99)] == [
         ["a"], ["a"], ["aé"], ["aé", ""], ["aé", "ü"], ["aé", "ü", "b"], ["aé", "ü", "bc"]
     ]  # fmt: skip
-    assert (text.num_bytes, text.cut(4).num_bytes) == (7, 3)
+    assert (text.num_bytes, text.truncate(4).num_bytes) == (7, 3)
 
 
 def test_each_part_of_a_text_begins_with_the_token_that_starts_a_text(folder):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from attend.model.errors import SettingError
 from attend.service.commands import cli
-from attend.service.commands.replay import STATUS, is_precise, read, replay
+from attend.service.commands.replay import STATUS, is_precise, read_exchange, replay
 from tests.conftest import examples
 from tests.fakes import FakeEngine, build_server, info, seeded
 from tests.model.checkpoints import write_checkpoint, write_letters
@@ -119,9 +119,9 @@ def test_a_file_that_holds_something_else_is_a_sentence(tmp_path, text, message)
     file = tmp_path / "answer.json"
     file.write_text(text)
     with pytest.raises(SettingError, match=message):
-        read(file, None)
+        read_exchange(file, None)
     with pytest.raises(SettingError, match="cannot be read"):
-        read(tmp_path / "none.json", None)
+        read_exchange(tmp_path / "none.json", None)
 
 
 def test_choices_of_another_request_do_not_belong_to_it():

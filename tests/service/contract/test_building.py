@@ -8,7 +8,7 @@ from threading import Barrier
 from attend.service.contract.shapes import Shape, build_all, optional_field, validator_of
 
 SEEN = """
-import attend.service.http_api.documents
+import attend.service.http_api.openapi
 from attend.service.contract.shapes import Shape
 found = [Shape]
 for kind in found:

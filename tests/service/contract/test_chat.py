@@ -16,7 +16,7 @@ from attend.service.chat.forms import TEXT_ALONE
 from attend.service.contract.chat import OFF, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
 from attend.service.contract.conversation import messages_of
-from attend.service.http_api.body import parse
+from attend.service.http_api.body import parse_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.merging import merge_chunks
 from attend.service.records import ChatRules, Chunk, Command, PromptPart, TokenCounts
@@ -301,7 +301,7 @@ def test_a_bad_body_is_refused_with_the_place_named(body, words):
 
 
 def asked(body: bytes) -> Command:
-    command = to_command(read_chat(parse(body)), "id", template=SHIPPED)
+    command = to_command(read_chat(parse_json(body)), "id", template=SHIPPED)
     (prompt,) = command.prompts
     return replace(command, prompts=(prompt.write().text,))
 

@@ -18,7 +18,7 @@ from attend.service.contract.requests import CompletionRequest, GenerateRequest,
 from attend.service.contract.shapes import Shape
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
 from attend.service.grpc_api import convert
-from attend.service.http_api.documents import schemas
+from attend.service.http_api.openapi import schemas
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import info
@@ -182,9 +182,9 @@ def test_a_value_that_asks_for_nothing_is_accepted(fields):
 
 def test_of_token_ids_that_are_truncated_only_those_are_read_that_stay():
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(1000)), truncate_prompt_tokens=3)
-    assert messages.generate(request).prompt == [[997, 998, 999]]
+    assert messages.to_generate_request(request).prompt == [[997, 998, 999]]
     short = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]), truncate_prompt_tokens=3)
-    assert messages.generate(short).prompt == [[1, 2]]
+    assert messages.to_generate_request(short).prompt == [[1, 2]]
 
 
 def test_messages_are_read_when_the_prompt_is_written_and_not_before():

@@ -6,7 +6,7 @@ import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.grammar import GrammarSpec
-from attend.service.chat.admitted import Admitted
+from attend.service.chat.argument_types import ArgumentTypes
 from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, check_schema
@@ -38,13 +38,13 @@ def test_tools_may_be_called_unless_none_is_chosen():
 def test_a_function_by_its_name_is_the_only_one_and_required():
     read = calling([tool("f"), tool("g")], {"type": "function", "function": {"name": "g"}})
     assert [each.name for each in read.tools] == ["g"] and read.choice == "required"
-    assert [each["function"]["name"] for each in read.shown] == ["f", "g"]
+    assert [each["function"]["name"] for each in read.template_tools] == ["f", "g"]
 
 
 @pytest.mark.parametrize("name", ["return", "response"])
 def test_a_schema_of_what_a_tool_gives_back_is_shown_to_the_template(name):
     given = [tool(**{name: {"type": "object"}})]
-    assert calling(given).shown == tuple(given)
+    assert calling(given).template_tools == tuple(given)
     with pytest.raises(InvalidRequest, match="bytes in all"):
         calling([tool(**{name: {"title": "x" * MAX_SCHEMA_BYTES}})])
 
@@ -118,11 +118,11 @@ def test_a_schema_that_nothing_enforces_is_shown_as_it_came(schema):
     """It types tagged arguments, as far as it says of what type they are."""
     given = [tool(parameters=schema)]
     read = calling(given)
-    assert read.shown == tuple(given) and not read.is_enforced and read.tools[0].parameters == schema
+    assert read.template_tools == tuple(given) and not read.is_enforced and read.tools[0].parameters == schema
     assert answer_grammar(FORM, read, None, {}, reasoning_open=False) is None
     for key in ("a", "x", "email"):
         for text in ("1", "y", '{"z": [1]}'):
-            tagged_value(Admitted(schema).argument(key), text)
+            tagged_value(ArgumentTypes(schema).argument(key), text)
 
 
 @pytest.mark.parametrize("schema", [each for name, each in OLD.items() if name.startswith("draft")])

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attend.service.contract.shapes import Shape
-from attend.service.http_api.documents import schemas
+from attend.service.http_api.openapi import schemas
 
 OF_TYPE: dict[str, tuple[Any, ...]] = {
     "integer": (3.0, 1e2, 1.5, "3", True, False, [], [3], {}),

@@ -63,59 +63,59 @@ def shelf_of(
 def test_a_folder_is_followed(tmp_path):
     """What comes is found at the next look, what changes is read again, what goes is gone; nothing else is read twice."""
     put(tmp_path, "a", "one")
-    shelf, reader = shelf_of(tmp_path)
-    assert shelf.names == ["a"]
+    adapter_registry, reader = shelf_of(tmp_path)
+    assert adapter_registry.names == ["a"]
     put(tmp_path, "b", "two")
-    shelf.look()
-    assert (shelf.names, reader.reads) == (["a", "b"], ["a", "b"])
-    old = shelf.get("a")
+    adapter_registry.look()
+    assert (adapter_registry.names, reader.reads) == (["a", "b"], ["a", "b"])
+    old = adapter_registry.get("a")
     put(tmp_path, "a", "another")
-    shelf.look()
-    assert (old.digest, shelf.get("a").digest, reader.reads) == ("one", "another", ["a", "b", "a"])
+    adapter_registry.look()
+    assert (old.digest, adapter_registry.get("a").digest, reader.reads) == ("one", "another", ["a", "b", "a"])
     (tmp_path / "b").rename(tmp_path / ".b")
-    shelf.look()
-    assert (shelf.names, shelf.get("b"), reader.reads) == (["a"], None, ["a", "b", "a"])
+    adapter_registry.look()
+    assert (adapter_registry.names, adapter_registry.get("b"), reader.reads) == (["a"], None, ["a", "b", "a"])
 
 
 def test_one_that_does_not_fit_into_memory_is_told_and_the_others_are_followed(tmp_path, caplog):
     put(tmp_path, "a", "large")
-    shelf, _ = shelf_of(tmp_path)
+    adapter_registry, _ = shelf_of(tmp_path)
     assert "'a' is not loaded: out of memory" in caplog.text
     put(tmp_path, "b", "two")
-    shelf.look()
-    assert shelf.names == ["b"]
+    adapter_registry.look()
+    assert adapter_registry.names == ["b"]
 
 
 def test_a_bad_one_is_told_once_a_minute_harms_no_other_and_serves_once_it_is_good(tmp_path, caplog):
     """Also where it was good before: then it is not served, for nobody knows which of the two is meant."""
     clock = Clock()
     put(tmp_path, "a", "one"), put(tmp_path, "b", "bad")
-    shelf, reader = shelf_of(tmp_path, clock=clock)
-    assert shelf.names == ["a"]
+    adapter_registry, reader = shelf_of(tmp_path, clock=clock)
+    assert adapter_registry.names == ["a"]
     for _ in range(59):
         clock.now += 1
-        shelf.look()
+        adapter_registry.look()
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage() == f"the adapter 'b' is not loaded: {tmp_path}/b/content: tensor x is missing"
     assert reader.reads == ["a", "b"]
     clock.now += 1
-    shelf.look()
+    adapter_registry.look()
     assert len(caplog.records) == 2
     put(tmp_path, "a", "bad too"), put(tmp_path, "b", "good")
-    shelf.look()
-    assert shelf.names == ["b"]
+    adapter_registry.look()
+    assert adapter_registry.names == ["b"]
 
 
 def test_no_more_are_loaded_than_may_be(tmp_path, caplog):
     for name in "abc":
         put(tmp_path, name, name)
-    shelf, reader = shelf_of(tmp_path, most=2)
-    assert (shelf.names, reader.reads) == (["a", "b"], ["a", "b"])
+    adapter_registry, reader = shelf_of(tmp_path, most=2)
+    assert (adapter_registry.names, reader.reads) == (["a", "b"], ["a", "b"])
     assert "the adapter 'c' is not loaded: max_adapters is 2" in caplog.text
     (tmp_path / "a").rename(tmp_path / ".a")
-    shelf.look()
-    assert shelf.names == ["b", "c"]
+    adapter_registry.look()
+    assert adapter_registry.names == ["b", "c"]
 
 
 def test_what_the_settings_name_must_be_there_at_the_start(tmp_path):
@@ -133,10 +133,10 @@ def test_what_the_settings_name_must_be_there_at_the_start(tmp_path):
 
 def test_a_folder_that_goes_leaves_what_is_loaded(tmp_path, caplog):
     put(tmp_path, "a", "one")
-    shelf, _ = shelf_of(tmp_path)
+    adapter_registry, _ = shelf_of(tmp_path)
     tmp_path.rename(tmp_path.with_name("gone"))
-    shelf.look()
-    assert shelf.names == ["a"]
+    adapter_registry.look()
+    assert adapter_registry.names == ["a"]
     assert "cannot be read: No such file or directory" in caplog.text
 
 
@@ -162,15 +162,15 @@ def test_the_flag_may_stand_several_times():
 
 
 @pytest.fixture
-def shelf(tmp_path) -> AdapterRegistry:
+def adapter_registry(tmp_path) -> AdapterRegistry:
     put(tmp_path, "tone", "1"), put(tmp_path, "code", "2")
     return shelf_of(tmp_path)[0]
 
 
-async def test_a_call_computes_with_the_adapter_that_it_names(shelf):
+async def test_a_call_computes_with_the_adapter_that_it_names(adapter_registry):
     """Over both transports; one that names none, or the model itself, with none."""
     engine = FakeEngine()
-    server = build_server(engine, shelf=shelf)
+    server = build_server(engine, adapter_registry=adapter_registry)
 
     shown = []
     async with server.http() as client, grpc_channel(server) as channel:
@@ -187,10 +187,10 @@ async def test_a_call_computes_with_the_adapter_that_it_names(shelf):
     assert named == ["1", "2", None, None, "1", "2", "2", None]
 
 
-def test_answers_of_other_weights_have_other_fingerprints(shelf, tmp_path):
+def test_answers_of_other_weights_have_other_fingerprints(adapter_registry, tmp_path):
     """The same over both transports, streamed or not, for the weights that computed them: also where a name got others."""
     server = whole_server()
-    server.service.shelf = shelf
+    server.service.adapter_registry = adapter_registry
 
     async def prints(model: str) -> set[str]:
         found = set()
@@ -210,12 +210,12 @@ def test_answers_of_other_weights_have_other_fingerprints(shelf, tmp_path):
     whole = "ab" * 32
     assert [asyncio.run(prints(model)) for model in (MODEL, "tone", "code")] == [{"fp_fake"}, {"fp_fake-1"}, {"fp_fake-2"}]
     put(tmp_path, "tone", whole)
-    shelf.look()
+    adapter_registry.look()
     assert asyncio.run(prints("tone")) == {f"fp_fake-{whole[:16]}"}
 
 
-async def test_an_adapter_that_is_not_there_is_refused_as_an_unknown_model_is(shelf):
-    server = build_server(FakeEngine(), shelf=shelf)
+async def test_an_adapter_that_is_not_there_is_refused_as_an_unknown_model_is(adapter_registry):
+    server = build_server(FakeEngine(), adapter_registry=adapter_registry)
 
     async with server.http() as client, grpc_channel(server) as channel:
         said = f"the model 'none' does not exist; this server has {MODEL!r}, 'code', 'tone': did you mean 'tone'?"
@@ -238,8 +238,8 @@ async def test_an_adapter_that_is_not_there_is_refused_as_an_unknown_model_is(sh
             assert caught.value.code() is code and words in caught.value.details()
 
 
-async def test_each_adapter_is_a_model_with_its_parent(shelf):
-    server = build_server(FakeEngine(), shelf=shelf)
+async def test_each_adapter_is_a_model_with_its_parent(adapter_registry):
+    server = build_server(FakeEngine(), adapter_registry=adapter_registry)
 
     async with server.http() as client:
         model, *adapters = (await client.get("/v1/models")).json()["data"]
@@ -249,8 +249,8 @@ async def test_each_adapter_is_a_model_with_its_parent(shelf):
         assert (await client.get("/v1/models/none")).status_code == 404
 
 
-def test_a_stream_names_the_adapter_in_each_event(shelf):
-    server = build_server(FakeEngine(), shelf=shelf)
+def test_a_stream_names_the_adapter_in_each_event(adapter_registry):
+    server = build_server(FakeEngine(), adapter_registry=adapter_registry)
     answer = server.post({"prompt": "a", "max_tokens": 3, "model": "tone", "stream": True})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     assert {event["model"] for event in events} == {"tone"}

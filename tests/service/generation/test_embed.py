@@ -268,7 +268,7 @@ def test_vectors_hold_their_places_until_they_are_written(monkeypatch):
     monkeypatch.setattr("attend.service.generation.generation.MOST_VECTORS", 8)
     server = build_server()
     assert [post(server, input=["a"] * count).status_code for count in (2, 3, 2)] == [200, 429, 200]
-    assert server.service._vectors.taken == 0
+    assert server.service._vectors.num_held == 0
 
 
 @pytest.mark.parametrize(("pooling", "mode"), [("last", "lasttoken"), ("mean", "mean_tokens")])

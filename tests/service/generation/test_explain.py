@@ -15,7 +15,7 @@ from attend.service.access.quota import Limits
 from attend.service.contract.text_answers import Attention
 from attend.service.generation.explain import MOST_CALLS
 from attend.service.http_api.attention import AttentionWriter
-from attend.service.http_api.pieces import pieces
+from attend.service.http_api.json_pieces import json_pieces
 from attend.service.records import MOST_NUMBERS, ExplainCommand
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -284,7 +284,7 @@ async def test_so_many_calls_wait_for_each_other_and_no_more():
     async with server.http() as client:
         calls = [asyncio.create_task(client.post("/v1/attention", json={"prompt": "a"})) for _ in range(MOST_CALLS)]
         await until(lambda: begun)
-        await until(lambda: server.explaining._places.taken == MOST_CALLS)
+        await until(lambda: server.explaining._places.num_held == MOST_CALLS)
         refused = await client.post("/v1/attention", json={"prompt": "a"})
         assert len(begun) == 1  # one at a time
         go.append(1)
@@ -299,12 +299,12 @@ def test_an_answer_holds_its_place_until_it_is_written():
     async def run() -> None:
         with ExitStack() as held:
             await server.explaining.explain(command, server.metrics.open("http", "/v1/attention"), held)
-            assert server.explaining._places.taken == 1
-        assert server.explaining._places.taken == 0
+            assert server.explaining._places.num_held == 1
+        assert server.explaining._places.num_held == 0
 
     asyncio.run(run())
     told(server, {"prompt": [1] * 400, "layers": [0]})
-    assert server.explaining._places.taken == 0
+    assert server.explaining._places.num_held == 0
 
 
 def test_a_key_is_asked_for_and_pays_for_the_text(tmp_path):
@@ -349,7 +349,7 @@ def test_a_long_answer_is_made_in_pieces_which_together_are_the_answer():
     command = ExplainCommand(prompt=(1,) * 400, layers=(0,), request_id="mine")
     record = server.metrics.open("http", "/v1/attention")
     explained = asyncio.run(server.explaining.explain(command, record, ExitStack()))
-    parts = list(pieces(AttentionWriter(server.explaining, explained).full_response()))
+    parts = list(json_pieces(AttentionWriter(server.explaining, explained).full_response()))
     assert len(parts) > 10
     assert max(map(len, parts)) < 256 << 10
     TypeAdapter(Attention).validate_json(b"".join(parts))

@@ -12,9 +12,9 @@ import pytest
 
 from attend.model.errors import ContextTooLong, InvalidRequest, NotSupported
 from attend.model.params import DecodingParams, SamplingParams, StopRules
+from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec
-from attend.model.text.marks import ChatText
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.answer import Answer
 from attend.service.generation.prepare import INLINE_CHARACTERS, Preparation

@@ -19,7 +19,7 @@ from attend.model.scoring import COSINE, NO_SCORES, ScoreRules, ScoreWay, score_
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.corpus import train_tokenizer
 from attend.service.access.quota import Limits
-from attend.service.generation.score import AFTER, BEFORE, INSTRUCTION, probability
+from attend.service.generation.score import AFTER, BEFORE, INSTRUCTION, pair_probability
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, info
 from tests.model.checkpoints import edit_config, shaped, spread, their_model, write_checkpoint
 from tests.model.gguf_files import make, write_gguf
@@ -273,8 +273,8 @@ def test_a_full_queue_and_a_key_without_tokens_are_refusals(tmp_path):
 
 
 def test_a_probability_has_no_overflow():
-    assert (probability(0.0), probability(2000.0), probability(-2000.0)) == (0.5, 1.0, 0.0)
-    assert probability(1.0) == pytest.approx(1 / (1 + math.exp(-1)))
+    assert (pair_probability(0.0), pair_probability(2000.0), pair_probability(-2000.0)) == (0.5, 1.0, 0.0)
+    assert pair_probability(1.0) == pytest.approx(1 / (1 + math.exp(-1)))
 
 
 # Which way a model scores

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.generation.unread import CALL_BYTES, Unread
+from attend.service.generation.unread_bodies import CALL_BYTES, UnreadBodies
 from attend.service.grpc_api import reading
 from attend.service.grpc_api import server as grpc_server
 from attend.service.grpc_api.limits import MAX_MESSAGE
@@ -67,7 +67,7 @@ async def silent(channel: Callable[[], grpc.aio.Channel], count: int, method: st
 
 def test_calls_whose_message_never_comes_stop_neither_health_nor_a_call(monkeypatch):
     monkeypatch.setattr(reading, "GRACE_SECONDS", 60)
-    server = build_server(unread=Unread(MOST * CALL_BYTES))
+    server = build_server(unread_bodies=UnreadBodies(MOST * CALL_BYTES))
 
     async def law() -> None:
         async with serving(server) as channel:
@@ -90,7 +90,7 @@ def test_calls_whose_message_never_comes_stop_neither_health_nor_a_call(monkeypa
 def test_a_message_that_does_not_come_soon_counts_as_the_longest(monkeypatch):
     """What has come of it nobody can know."""
     monkeypatch.setattr(reading, "GRACE_SECONDS", 0.3)
-    server = build_server(unread=Unread(4 * MAX_MESSAGE))
+    server = build_server(unread_bodies=UnreadBodies(4 * MAX_MESSAGE))
 
     async def law() -> None:
         async with serving(server) as channel:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from attend.model.engine.request import EngineStats, FinishReason
 from attend.model.errors import EngineFailed, Overloaded, Unavailable
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.grpc_api import health, others, reading, servicer
+from attend.service.grpc_api import health, reading, servicer, utility_methods
 from attend.service.grpc_api.convert import Responses
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -205,7 +205,7 @@ def test_a_call_is_charged_before_its_message_is_read(tmp_path, monkeypatch):
     write_keys(tmp_path / "keys.json", {"ci": Entry(digest_of(b"att_secret"), Limits(requests_per_minute=1))})
     server = build_server()
     server.methods.keys = KeyRing(tmp_path / "keys.json", lambda: 1000.0)
-    monkeypatch.setattr(servicer, "read", None)
+    monkeypatch.setattr(servicer, "parse_message", None)
 
     message, key = LARGE.SerializeToString(), ("authorization", "Bearer att_secret")
     codes = [asyncio.run(grpc_bytes(server, "Generate", message, metadata)).code for metadata in ((), (key,), (key,))]
@@ -270,9 +270,9 @@ def test_tokens_of_a_text_are_the_text_again(text, special):
     ("method", "fields", "code"),
     [
         ("Tokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Tokenize", {"text": "a" * (others.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Tokenize", {"text": "a" * (utility_methods.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Detokenize", {"token_ids": [97] * (others.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Detokenize", {"token_ids": [97] * (utility_methods.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [257]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [-1]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [BIG]}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -288,14 +288,14 @@ def test_log_probabilities_of_a_prompt_hold_their_places_until_they_are_written(
     server, taken, write = build_server(), [], Responses.full_response
 
     async def watched(*given):
-        taken.append(server.service._scores.taken)
+        taken.append(server.service._scores.num_held)
         return await write(*given)
 
     monkeypatch.setattr(Responses, "full_response", watched)
     asked = pb.GenerateRequest(text="abc", max_tokens=1, response=pb.ResponseOptions(prompt_logprobs=1))
     assert len(ask(server, "Generate", asked).prompt_info.logprobs) == 3
     assert taken == [6]
-    assert server.service._scores.taken == 0
+    assert server.service._scores.num_held == 0
 
 
 def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
@@ -304,10 +304,10 @@ def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
     async def turn(caller=None) -> None:
         turns.append(1)
 
-    for module in (servicer, others):
+    for module in (servicer, utility_methods):
         monkeypatch.setattr(module, "yield_to_loop", turn)
-    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * others.IDS)))
-    assert [97] * (3 * others.IDS) == told.token_ids
+    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * utility_methods.IDS)))
+    assert [97] * (3 * utility_methods.IDS) == told.token_ids
     assert len(turns) == 3, "one before the call begins, and one between each two parts"
 
 

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
-from attend.service.http_api.pieces import pieces
-from attend.service.http_api.site import RouteDeps
+from attend.service.http_api.json_pieces import json_pieces
+from attend.service.http_api.route_deps import RouteDeps
 from tests.fakes import FakeEngine, Server, build_server
 from tests.service.sse import events_of, named_events_of
 
@@ -50,7 +50,7 @@ def fastapi_of(server: Server) -> FastAPI:
 
 def as_read(document: dict[str, Any]) -> Any:
     """An object of a writer as its reader sees it: its iterators are lists."""
-    return json.loads(b"".join(pieces(document)))
+    return json.loads(b"".join(json_pieces(document)))
 
 
 @cache

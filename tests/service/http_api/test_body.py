@@ -12,7 +12,7 @@ from attend.model.errors import InvalidRequest
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.grpc_api import server as grpc_server
 from attend.service.http_api import body, routes
-from attend.service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_PARTS, parse
+from attend.service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_PARTS, parse_json
 from attend.v1 import generation_pb2 as pb
 from tests.conftest import examples
 from tests.fakes import FakeEngine, build_server, info
@@ -28,7 +28,7 @@ trees = st.recursive(
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(st.dictionaries(texts, trees, max_size=5), st.booleans())
 def test_whatever_json_can_say_is_read_back(document, ascii_only):
-    assert parse(json.dumps(document, ensure_ascii=ascii_only).encode()) == document
+    assert parse_json(json.dumps(document, ensure_ascii=ascii_only).encode()) == document
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
@@ -36,7 +36,7 @@ def test_whatever_json_can_say_is_read_back(document, ascii_only):
 def test_any_other_bytes_are_refused_in_a_sentence_and_never_crash(data):
     document, refusal = None, ""
     try:
-        document = parse(data)
+        document = parse_json(data)
     except InvalidRequest as error:
         refusal = str(error)
     assert document == json.loads(data) if not refusal else len(refusal) < 200 and "\n" not in refusal
@@ -84,13 +84,13 @@ def test_any_other_bytes_are_refused_in_a_sentence_and_never_crash(data):
 )
 def test_what_is_not_strict_json_is_refused_with_the_reason(body, words):
     with pytest.raises(InvalidRequest) as caught:
-        parse(body)
+        parse_json(body)
     assert words in str(caught.value)
 
 
 def test_a_duplicate_key_is_the_field_of_its_error():
     with pytest.raises(InvalidRequest) as caught:
-        parse(b'{"seed": 1, "n": 2, "seed": 3}')
+        parse_json(b'{"seed": 1, "n": 2, "seed": 3}')
     assert caught.value.field == "seed"
 
 
@@ -109,7 +109,7 @@ def test_a_duplicate_key_is_the_field_of_its_error():
     ],
 )
 def test_what_json_allows_is_read_as_it_is(body, value):
-    assert parse(body) == {"a": value}
+    assert parse_json(body) == {"a": value}
 
 
 def nested(depth: int, opening: bytes, closing: bytes) -> bytes:
@@ -118,9 +118,9 @@ def nested(depth: int, opening: bytes, closing: bytes) -> bytes:
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"k":', b"}")])
 def test_so_many_levels_are_read_and_one_more_is_not(opening, closing):
-    assert "a" in parse(nested(MAX_DEPTH, opening, closing))
+    assert "a" in parse_json(nested(MAX_DEPTH, opening, closing))
     with pytest.raises(InvalidRequest, match=f"deeper than {MAX_DEPTH}"):
-        parse(nested(MAX_DEPTH + 1, opening, closing))
+        parse_json(nested(MAX_DEPTH + 1, opening, closing))
 
 
 def test_a_body_that_is_too_deep_is_refused_with_the_place():
@@ -129,23 +129,23 @@ def test_a_body_that_is_too_deep_is_refused_with_the_place():
         deep = {"type": "array", "items": {"type": "object", "properties": {"a,b[": deep}}}
     tools = [{"type": "x", "n": [1, 2]}, {"function": {"parameters": deep}}]
     with pytest.raises(InvalidRequest) as caught:
-        parse(json.dumps({"prompt": [1, 2, [3]], "tools": tools}).encode())
+        parse_json(json.dumps({"prompt": [1, 2, [3]], "tools": tools}).encode())
     assert caught.value.field == "tools"
     assert "128 levels, at tools[1].function.parameters.items.properties.a,b[.items.properties.a,b[." in str(caught.value)
     with pytest.raises(InvalidRequest, match=r"at a\[0\]\[1\]\[0\]\[0\]"):
-        parse(b'{"a": [[[5, ","], [' + b"[" * 199)
+        parse_json(b'{"a": [[[5, ","], [' + b"[" * 199)
 
 
 @pytest.mark.parametrize("body", [nested(100_000, b"[", b"]"), b"[" * MAX_BYTES, b'{"a":' * 200_000, b'{"":[' * 200_000])
 def test_depth_is_refused_before_anything_recurses(body):
     with pytest.raises(InvalidRequest, match=f"deeper than {MAX_DEPTH}"):
-        parse(body)
+        parse_json(body)
 
 
 @pytest.mark.parametrize("text", ["[" * 100, '\\"[{' * 100, "]" * 100 + "[" * 100, "\\\\", '\\\\\\"' + "[" * 50])
 def test_brackets_inside_strings_do_not_count(text):
     body = b'{"a": "' + text.encode() + b'", "b": [1]}'
-    assert parse(body) == json.loads(body)
+    assert parse_json(body) == json.loads(body)
 
 
 @pytest.mark.timeout(20)
@@ -158,14 +158,14 @@ def test_the_time_to_refuse_a_mebibyte_does_not_grow_with_its_square(start, unit
     """Quadratic reading of one of these takes minutes; the time-out is all that measures."""
     body = start + unit * (MAX_BYTES // len(unit))
     with pytest.raises(InvalidRequest):
-        parse(body)
+        parse_json(body)
 
 
 @pytest.mark.timeout(20)
 def test_many_keys_of_which_the_last_stands_twice_are_refused_in_time():
     keys = [f'"{number:x}":1' for number in range(60_000)]
     with pytest.raises(InvalidRequest, match="duplicate key 'last'"):
-        parse(("{" + ",".join([*keys, '"last":1', '"last":2']) + "}").encode())
+        parse_json(("{" + ",".join([*keys, '"last":1', '"last":2']) + "}").encode())
 
 
 def padded(size: int) -> bytes:
@@ -258,7 +258,7 @@ def test_a_compressed_body_is_refused_unread(coding):
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
 def test_a_long_body_is_read_beside_the_event_loop_all_the_way_to_what_it_asks_for(monkeypatch, size):
     threads = []
-    for place, name in ((body, "parse"), (routes, "read_completion"), (routes, "to_command")):
+    for place, name in ((body, "parse_json"), (routes, "read_completion"), (routes, "to_command")):
         genuine = getattr(place, name)
         note = lambda *args, genuine=genuine, **more: threads.append(threading.current_thread()) or genuine(*args, **more)  # noqa: E731
         monkeypatch.setattr(place, name, note)
@@ -277,11 +277,11 @@ def test_a_body_of_half_a_million_parts_is_refused_after_the_first_of_them(part,
 
     monkeypatch.setattr(body, "_STRING_OR_BRACKET", Counted())
     with pytest.raises(InvalidRequest, match="more than 65536 strings and brackets"):
-        parse(data)
+        parse_json(data)
     assert len(looked) == MAX_PARTS + 1
 
 
 def test_two_thousand_messages_and_a_text_full_of_quotes_are_read():
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 2000
     document = {"messages": messages, "prompt": '"{}[],' * 60_000}
-    assert parse(json.dumps(document).encode()) == document
+    assert parse_json(json.dumps(document).encode()) == document

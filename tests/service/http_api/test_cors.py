@@ -7,7 +7,7 @@ import pytest
 
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from attend.service.http_api.body import MAX_BYTES
-from attend.service.http_api.cors import fields_of
+from attend.service.http_api.cors import cors_headers
 from attend.service.http_api.limits import MAX_HEADER_BYTES
 from tests.fakes import FakeEngine, build_server
 
@@ -88,7 +88,7 @@ async def test_an_error_of_any_kind_may_be_read_by_the_page(status, tmp_path):
     ],
 )
 def test_an_answer_beside_the_application_tells_of_the_origin_alike(origins, origin, allowed):
-    fields = fields_of(origins, origin)
+    fields = cors_headers(origins, origin)
     assert allowed == fields.get("access-control-allow-origin")
     assert bool(fields) == bool(allowed)
     assert ("vary" in fields) == (allowed not in (None, "*"))

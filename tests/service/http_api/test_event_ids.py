@@ -113,8 +113,8 @@ def test_an_id_comes_back_as_what_it_said(seed, tokens, ended):
     assert line.endswith(b"\n")
     place = place_of([line.decode().removeprefix("id: ").strip()])
     assert (place.seed, place.digest) == (seed, "0123ab")
-    assert (place.shown.num_tokens, place.shown.ended) == (tokens, ended)
-    assert place.shown.digest == digest_of((7, 2**32 - 1))
+    assert (place.shown_prefix.num_tokens, place.shown_prefix.has_ended) == (tokens, ended)
+    assert place.shown_prefix.digest == digest_of((7, 2**32 - 1))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ NO_PART = {
     "priority",
     "cache_salt",
 }
-NO_PART |= {"chat", "resume_token_ids", "shown", "embedding", "remarks", "scored_token_ids", "names"}
+NO_PART |= {"chat", "resume_token_ids", "shown_prefix", "embedding", "remarks", "scored_token_ids", "names"}
 """Fields of a command that an id does not depend on. The model and the adapter are in the fingerprint, and the others have no
 part in the answer, or in no call whose events have ids."""
 OTHER: dict[str, Any] = {

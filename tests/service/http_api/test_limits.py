@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attend.model.params import MAX_INT32
-from attend.service.http_api.documents import schemas
+from attend.service.http_api.openapi import schemas
 from attend.service.http_api.operations import OPERATIONS
 from tests.fakes import FakeEngine, info
 from tests.service.contract import test_chat, test_requests

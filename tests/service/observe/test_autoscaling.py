@@ -9,7 +9,7 @@ from hypothesis import settings as law
 from hypothesis import strategies as st
 
 from attend.model.engine.request import EngineStats
-from attend.service.observe.autoscaling import FULL, ROOMY, Reading, config, decide, demand, policy, read
+from attend.service.observe.autoscaling import FULL, ROOMY, Reading, config, decide, demand, policy, reported_load
 from attend.service.settings import Settings
 from tests.deploy import two_nodes
 from tests.fakes import FakeEngine
@@ -115,11 +115,11 @@ def test_a_reading_is_what_the_engine_says():
     engine = FakeEngine()
     info = engine.info
     stats = EngineStats(num_running=3, num_waiting=2, num_free_blocks=info.num_blocks // 4)
-    got = read(info, stats)
+    got = reported_load(info, stats)
     assert got[:2] == (3, 2)
     assert got.kv_usage == pytest.approx(1 - (info.num_blocks // 4) / info.num_blocks)
     assert got.max_batch_requests == info.max_batch_requests
-    assert read(info, EngineStats(num_free_blocks=info.num_blocks)).kv_usage == 0
+    assert reported_load(info, EngineStats(num_free_blocks=info.num_blocks)).kv_usage == 0
 
 
 def context(metrics, replicas=("a", "b"), target=2, bounds=(1, 4)):

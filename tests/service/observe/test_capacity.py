@@ -24,7 +24,7 @@ from attend.service.observe.capacity import (
     Question,
     answer_seconds,
     estimate,
-    fits,
+    fits_context,
     retry_seconds,
     wait_seconds,
 )
@@ -62,7 +62,7 @@ class Queue:
         self.config = EngineConfig(max_model_len=512, **({"num_blocks": 1024, "max_batch_requests": 8} | sizes))
         self.engine = Engine(Scheduler(self.config, self.clock), TimedRunner(self.clock), self.clock)
         self.meter = LoadMeter(self.clock)
-        self.engine.observer = self.meter.stepped
+        self.engine.observer = self.meter.observe_step
         self.depth, self.lengths, self.ended_at, self.num = depth, lengths, {}, 0
 
     def request(self, prompt: int, answer: int) -> Request:
@@ -173,14 +173,14 @@ def test_an_estimate_is_never_negative_never_nan_and_never_shrinks_with_the_queu
     for seconds in (now, later, answer_seconds(load(running, waiting, free, pace), question)):
         assert seconds is None or (seconds >= 0 and math.isfinite(seconds))
     assert later is None or now <= later
-    assert fits(INFO, question) or now is later is None
+    assert fits_context(INFO, question) or now is later is None
 
 
 def test_a_call_that_cannot_fit_has_no_times():
     question = Question(500, 13)
-    assert not fits(INFO, question)
-    assert fits(INFO, Question(500, 12))
-    assert not fits(INFO, Question(0, 512))  # an empty prompt is one token
+    assert not fits_context(INFO, question)
+    assert fits_context(INFO, Question(500, 12))
+    assert not fits_context(INFO, Question(0, 512))  # an empty prompt is one token
     assert wait_seconds(load(), question) is answer_seconds(load(), question) is None
 
 
@@ -190,7 +190,7 @@ def test_rates_are_those_of_the_last_ten_seconds():
     assert meter.pace() == CompletionRate()
     for _ in range(400):  # twenty seconds of twenty steps each
         clock.now += 0.05
-        meter.stepped(StepReport(0.05, 4, 6, num_drawn=4))
+        meter.observe_step(StepReport(0.05, 4, 6, num_drawn=4))
     assert meter.pace().drawn_per_second == pytest.approx(80, rel=0.05)
     assert meter.pace().computed_per_second == pytest.approx(120, rel=0.05)
     clock.now += 5
@@ -205,15 +205,15 @@ def test_a_young_meter_divides_by_its_age():
     meter = LoadMeter(clock)
     for _ in range(20):
         clock.now += 0.1
-        meter.stepped(StepReport(0.1, 1, 1, num_drawn=1))
+        meter.observe_step(StepReport(0.1, 1, 1, num_drawn=1))
     assert meter.pace().drawn_per_second == pytest.approx(10)
 
 
 def test_prompts_are_measured_in_steps_that_are_mostly_prompts():
     meter = LoadMeter(Clock())
-    meter.stepped(StepReport(0.01, 8, 12, num_drawn=8))
+    meter.observe_step(StepReport(0.01, 8, 12, num_drawn=8))
     assert meter.pace().prompt_tokens_per_second is None
-    meter.stepped(StepReport(0.1, 2, 1001, num_drawn=1))
+    meter.observe_step(StepReport(0.1, 2, 1001, num_drawn=1))
     assert meter.pace().prompt_tokens_per_second == pytest.approx(10000)
 
 

@@ -35,7 +35,7 @@ def server():
     for reason in (FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE, FinishReason.ABORT):
         record = server.metrics.open(*ROUTE)
         with record.outcome():
-            record.delivered([Chunk(0, "x", (1, 2), 2, 5, 0, reason, times=Times(0.1, 0.2, 0.3))], 1)
+            record.count_delivered([Chunk(0, "x", (1, 2), 2, 5, 0, reason, times=Times(0.1, 0.2, 0.3))], 1)
             record.engine_times(Times(0.1, 0.2, 0.3))
     for error in (Overloaded("full"), InvalidRequest("what")):
         with pytest.raises(type(error)), server.metrics.open("grpc", "Generate").errors():

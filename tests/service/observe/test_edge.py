@@ -74,13 +74,13 @@ def told(monkeypatch):
 
         monkeypatch.setattr(edge, "statistics", statistics)
 
-    monkeypatch.setattr(edge, "facts", lambda *_: FACTS)
+    monkeypatch.setattr(edge, "haproxy_facts", lambda *_: FACTS)
     return tell
 
 
 def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
     told(a=ROWS)
-    assert samples(edge.page({"n1": "a"}, 8404, 2)) == {
+    assert samples(edge.edge_page({"n1": "a"}, 8404, 2)) == {
         ("attend_edge_ok", "n1"): 1,
         ("attend_edge_connections", "n1", "http"): 7,
         ("attend_edge_connections", "n1", "grpc"): 2,
@@ -101,7 +101,7 @@ def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
 
 def test_every_node_is_a_sample_of_the_same_family_and_of_one_that_is_gone_there_is_that_it_is_not_ok(told):
     told(a=ROWS, b=OSError("refused"), c=ROWS)
-    page = edge.page({"n1": "a", "n2": "b", "n3": "c"}, 8404, 2)
+    page = edge.edge_page({"n1": "a", "n2": "b", "n3": "c"}, 8404, 2)
     assert {labels[0] for name, *labels in samples(page) if name != "attend_edge_ok"} == {"n1", "n3"}
     assert [samples(page)["attend_edge_ok", node] for node in ("n1", "n2", "n3")] == [1, 0, 1]
     assert {family.name for family in text_string_to_metric_families(page)} == {n.removesuffix("_total") for n in edge.ABOUT}
@@ -111,21 +111,21 @@ def test_every_node_is_a_sample_of_the_same_family_and_of_one_that_is_gone_there
 @pytest.mark.parametrize("side", ["http", "grpc"])
 def test_a_haproxy_that_does_not_know_a_replica_that_runs_is_not_ok(told, side):
     told(a=[row | {"act": "1"} if row["pxname"] == f"{side}-default" else row for row in ROWS])
-    assert samples(edge.page({"n1": "a"}, 8404, 1))["attend_edge_ok", "n1"] == 1
-    assert samples(edge.page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
+    assert samples(edge.edge_page({"n1": "a"}, 8404, 1))["attend_edge_ok", "n1"] == 1
+    assert samples(edge.edge_page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
 
 
 def test_a_haproxy_that_did_not_take_its_last_configuration_is_not_ok(told, monkeypatch):
     told(a=ROWS)
-    monkeypatch.setattr(edge, "facts", lambda *_: {"reload_ok": 0.0})
-    assert samples(edge.page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
+    monkeypatch.setattr(edge, "haproxy_facts", lambda *_: {"reload_ok": 0.0})
+    assert samples(edge.edge_page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
 
 
 def test_of_a_certificate_its_end_and_whether_it_is_that_of_the_files_are_on_the_page(told, monkeypatch):
     told(a=ROWS, b=ROWS)
     known = {"a": {"reload_ok": 1.0, "tls_reload_ok": 0.0, "tls_expiry": 5e9}, "b": {"tls_reload_ok": 1.0, "tls_expiry": 0.0}}
-    monkeypatch.setattr(edge, "facts", lambda host, *_: known[host])
-    page = samples(edge.page({"n1": "a", "n2": "b"}, 8404, 2))
+    monkeypatch.setattr(edge, "haproxy_facts", lambda host, *_: known[host])
+    page = samples(edge.edge_page({"n1": "a", "n2": "b"}, 8404, 2))
     assert {key: value for key, value in page.items() if "_tls_" in key[0]} == {
         ("attend_tls_certificate_expiry_timestamp_seconds", "n1"): 5e9,
         ("attend_tls_reload_ok", "n1"): 0,
@@ -143,14 +143,14 @@ def test_nodes_that_do_not_answer_hold_the_page_for_a_second_at_most(monkeypatch
 
     monkeypatch.setattr(edge, "statistics", hangs)
     monkeypatch.setattr(edge.time, "monotonic", lambda: now[0])
-    page = edge.page({str(node): str(node) for node in range(9)}, 8404, 1)
+    page = edge.edge_page({str(node): str(node) for node in range(9)}, 8404, 1)
     assert samples(page) == {("attend_edge_ok", "0"): 0}
     assert (asked, now) == (["0"], [edge.SECONDS])
 
 
 def test_before_haproxy_has_a_way_for_calls_nothing_is_made_up(told):
     told(a=[])
-    assert samples(edge.page({"n1": "a"}, 8404, 0)) == {
+    assert samples(edge.edge_page({"n1": "a"}, 8404, 0)) == {
         ("attend_edge_ok", "n1"): 1,
         ("attend_edge_errors_total", "n1", "grpc"): 7,
         ("attend_edge_replica_errors_total", "n1", "http"): 0,
@@ -165,6 +165,6 @@ def test_only_where_haproxy_stands_in_front_is_it_asked(told, monkeypatch, hapro
     told(a=ROWS)
     monkeypatch.setattr(cluster_state, "RAY_SERVE_ENABLE_HA_PROXY", haproxy)
     monkeypatch.setattr(cluster_state, "RAY_SERVE_HAPROXY_STATS_PORT", 8404)
-    page = cluster_state.page(cluster_state.ClusterState(addresses={"0123456789abcdef": "a"}))
+    page = cluster_state.cluster_page(cluster_state.ClusterState(addresses={"0123456789abcdef": "a"}))
     assert ("attend_edge_errors_total" in page) == haproxy
     assert ('node="01234567"' in page) == haproxy

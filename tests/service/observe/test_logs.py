@@ -290,7 +290,7 @@ def test_what_waits_is_written_at_the_end(root, pipe):
 STUCK = """
 import logging, os
 from attend.service.observe import logs
-from attend.service.http_api.site import RouteDeps
+from attend.service.http_api.route_deps import RouteDeps
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 ours, theirs = os.pipe()
 logs.CLOSE_SECONDS = 0.2

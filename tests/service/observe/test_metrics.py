@@ -140,7 +140,7 @@ def ended(server, *reasons):
     record = server.metrics.open(*COMPLETIONS)
     with record.outcome():
         for index, reason in enumerate(reasons):
-            record.delivered([Chunk(index, "x", (1,), 1, 1, 0, reason)], len(reasons))
+            record.count_delivered([Chunk(index, "x", (1,), 1, 1, 0, reason)], len(reasons))
 
 
 def test_of_several_answers_the_worst_gives_the_outcome():
@@ -239,7 +239,7 @@ def test_tokens_that_come_together_share_the_time_since_those_before():
     record = server.metrics.open(*COMPLETIONS)  # arrives at 0
     with record.outcome():
         for total in (3, 6):  # three at 1, three at 4
-            record.delivered([Chunk(0, "xxx", (1, 1, 1), total, 1, 0, FinishReason.LENGTH if total == 6 else None)], 1)
+            record.count_delivered([Chunk(0, "xxx", (1, 1, 1), total, 1, 0, FinishReason.LENGTH if total == 6 else None)], 1)
     assert server.value("attend_inter_token_latency_seconds_count") == 1
     assert server.value("attend_inter_token_latency_seconds_sum") == 1.0
 
@@ -252,7 +252,7 @@ def test_an_outcome_once_counted_stays():
     server = build_server()
     record = server.metrics.open(*COMPLETIONS)
     with record.outcome():
-        record.delivered([Chunk(0, "x", (1,), 1, 1, 0, FinishReason.STOP)], 1)
+        record.count_delivered([Chunk(0, "x", (1,), 1, 1, 0, FinishReason.STOP)], 1)
     with pytest.raises(ValueError, match="late"), record.errors():
         raise ValueError("late")
     assert server.outcomes() == {(*COMPLETIONS, "stop"): 1}

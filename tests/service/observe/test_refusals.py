@@ -130,7 +130,9 @@ async def test_a_full_queue_tells_when_to_come_back(monkeypatch):
     server.engine.refusal = QueueFull("full")
     busy = EngineStats(server.engine.info.max_batch_requests, 0, 10, 0)
     monkeypatch.setattr(server.engine, "stats", lambda: busy)
-    server.metrics.meter.stepped(StepReport(seconds=7.5, num_requests=busy.num_running, num_tokens=1, num_drawn=1, num_ended=1))
+    server.metrics.meter.observe_step(
+        StepReport(seconds=7.5, num_requests=busy.num_running, num_tokens=1, num_drawn=1, num_ended=1)
+    )
     wait = retry_seconds(server.metrics.load())
     assert wait == 8
 

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
     from attend.service.observe import scrape
 
-from attend.service.observe.page import PAUSE_SECONDS, Page
+from attend.service.observe.cached_page import PAUSE_SECONDS, CachedPage
 from tests.fakes import build_server
 from tests.virtual_time import run_at_once
 
@@ -218,7 +218,7 @@ def test_all_who_ask_for_the_page_while_it_is_made_get_the_same_one_and_one_who_
         return f"page {len(made)}"
 
     async def run() -> list[str]:
-        page = Page(make)
+        page = CachedPage(make)
         calls = [asyncio.create_task(page()) for _ in range(100)]
         await asyncio.sleep(0.5)
         calls[0].cancel()
@@ -238,7 +238,7 @@ def test_all_who_ask_for_the_loads_while_they_are_asked_for_get_the_same(monkeyp
         return 2, [len(asked)]
 
     async def main():
-        loads = Page(partial(scrape.loads, own_page))
+        loads = CachedPage(partial(scrape.loads, own_page))
         first = await asyncio.gather(*(loads() for _ in range(100)))
         return first, await loads()
 
@@ -256,7 +256,7 @@ def test_callers_who_never_stop_asking_get_a_few_pages_a_second():
         return "page"
 
     async def run() -> None:
-        page = Page(make)
+        page = CachedPage(make)
 
         async def ask() -> None:
             while True:
@@ -280,7 +280,7 @@ def test_a_page_that_cannot_be_made_is_made_anew_for_the_next_who_asks():
         return "page"
 
     async def run() -> str:
-        page = Page(make)
+        page = CachedPage(make)
         with pytest.raises(OSError):
             await page()
         return await page()

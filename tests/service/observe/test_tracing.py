@@ -157,7 +157,7 @@ def test_of_a_callers_headers_only_the_trace_context_is_kept():
 @pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "/v1/traces"])
 def test_an_endpoint_that_is_no_url_is_a_setting_error(endpoint):
     with pytest.raises(SettingError, match="otel_endpoint must begin with http"):
-        tracing.check(endpoint)
+        tracing.check_endpoint(endpoint)
 
 
 @pytest.mark.parametrize("how", ["no exporter", "no package at all"])
@@ -167,14 +167,14 @@ def test_missing_packages_are_a_sentence_with_the_cure(monkeypatch, how):
             raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(tracing, "find_spec", find)
-    tracing.check("")
+    tracing.check_endpoint("")
     with pytest.raises(SettingError, match=r"pip install 'attend-server\[otel\]'"):
         tracing.open_tracer("http://collector:4318", "m", version="1", replica="r")
 
 
 def test_without_an_endpoint_nothing_is_imported():
     imported = "any('opentelemetry' in name for name in sys.modules)"
-    code = f"import sys; from attend.service.observe import tracing; tracing.check(''); print({imported})"
+    code = f"import sys; from attend.service.observe import tracing; tracing.check_endpoint(''); print({imported})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 

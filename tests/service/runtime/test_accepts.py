@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
-from attend.service.runtime import front
+from attend.service.runtime import http_server
 from tests.fakes import until
 
-CONNECTIONS = 10 * front.ACCEPTS
+CONNECTIONS = 10 * http_server.ACCEPTS
 
 
 async def nothing(scope: Any, receive: Any, send: Any) -> None:
@@ -18,10 +18,10 @@ async def nothing(scope: Any, receive: Any, send: Any) -> None:
 
 async def most_at_once() -> int:
     """How many connections the server takes in one round of the event loop, of many that wait."""
-    server = front.http_server(nothing, 8)
-    with front.bind_socket("127.0.0.1", 0) as sock, ExitStack() as callers:
+    server = http_server.http_server(nothing, 8)
+    with http_server.bind_socket("127.0.0.1", 0) as sock, ExitStack() as callers:
         sock.listen(2048)
-        task = asyncio.create_task(server.serve(front.listening(sock)))
+        task = asyncio.create_task(server.serve(http_server.listening(sock)))
         await until(lambda: server.started)
         for _ in range(CONNECTIONS):
             callers.enter_context(socket.create_connection(sock.getsockname(), timeout=5))
@@ -36,12 +36,12 @@ async def most_at_once() -> int:
 
 
 def test_many_connections_are_accepted_in_one_round_of_the_event_loop():
-    with asyncio.Runner(loop_factory=front.Loop) as runner:
-        assert runner.run(most_at_once()) >= front.ACCEPTS
+    with asyncio.Runner(loop_factory=http_server.Loop) as runner:
+        assert runner.run(most_at_once()) >= http_server.ACCEPTS
 
 
 def test_one_listening_socket_of_libuv_takes_one_connection_a_round(monkeypatch):
     """The reason for ACCEPTS: it may go when this no longer holds."""
-    monkeypatch.setattr(front, "ACCEPTS", 1)
-    with asyncio.Runner(loop_factory=front.Loop) as runner:
+    monkeypatch.setattr(http_server, "ACCEPTS", 1)
+    with asyncio.Runner(loop_factory=http_server.Loop) as runner:
         assert runner.run(most_at_once()) == 1

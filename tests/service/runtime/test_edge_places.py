@@ -123,7 +123,7 @@ def test_a_trusted_proxy_carries_the_calls_of_many(tmp_path: Path) -> None:
 
 def test_a_proxy_that_is_no_address_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not appear to be"):
-        haproxy.render("", PLACES, tmp_path, {"ATTEND_TRUSTED_PROXIES": "10.0.0.1 } evil"})
+        haproxy.render_config("", PLACES, tmp_path, {"ATTEND_TRUSTED_PROXIES": "10.0.0.1 } evil"})
 
 
 def test_two_addresses_leave_places_too(edge: Edge) -> None:

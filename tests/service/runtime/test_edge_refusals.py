@@ -14,7 +14,7 @@ import pytest
 
 from attend.service.contract.answers import Error
 from attend.service.http_api.problems import in_anthropics
-from attend.service.observe.edge import facts
+from attend.service.observe.edge import haproxy_facts
 from attend.service.runtime.edge import MOST_FIELDS, READABLE_FIELDS
 from tests.service.runtime.edges import SECONDS, Edge, in_front
 from tests.service.server import wait_for
@@ -287,7 +287,7 @@ def test_no_replica_over_grpc(gone: Edge, service: str, method: str) -> None:
 
 def counted(edge: Edge) -> tuple[float, float]:
     """Errors over gRPC that callers got, and those of them that a replica sent."""
-    known = facts("127.0.0.1", edge.stats_port, 5)
+    known = haproxy_facts("127.0.0.1", edge.stats_port, 5)
     return known["grpc_errors"], known["grpc_replica_errors"]
 
 

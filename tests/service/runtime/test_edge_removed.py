@@ -13,7 +13,7 @@ pytestmark = pytest.mark.ray
 
 def edge_folder(server: Server) -> Path:
     """Where `attend serve` keeps what HAProxy is started with."""
-    variables = Path(f"/proc/{server.pid_of('attend.service.runtime.begin')}/environ").read_bytes().decode().split("\0")
+    variables = Path(f"/proc/{server.pid_of('attend.service.runtime.driver_main')}/environ").read_bytes().decode().split("\0")
     return Path(dict(each.partition("=")[::2] for each in variables)["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
 
 

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from attend.service.errors import SPENT
-from attend.service.observe.edge import facts
-from attend.service.runtime import haproxy, renew
+from attend.service.observe.edge import haproxy_facts
+from attend.service.runtime import certificate_renewal, haproxy
 from attend.service.runtime.edge import READY_MS, write_edge
 from tests.service.certificates import Authority
 from tests.service.runtime.edges import CONFIG, NAMES, SECONDS, Edge, in_front, ray_config
@@ -84,14 +84,14 @@ def test_a_line_of_rays_that_is_not_known_starts_nothing_and_is_named(tmp_path):
 @pytest.mark.parametrize("text", ["", "global\n    maxconn 3\ndefaults\n"])
 def test_a_file_without_what_is_needed_is_refused_in_a_sentence(text):
     with pytest.raises(haproxy.NotUnderstood, match="has no line"):
-        haproxy.read(text)
+        haproxy.parse_ray_config(text)
 
 
 @pytest.mark.parametrize("files", [256, 1024, 20_000, 1 << 20, resource.RLIM_INFINITY])
 def test_neither_transport_takes_all_connections_however_few_files_may_be_open(files, monkeypatch):
     monkeypatch.setattr(haproxy.resource, "getrlimit", lambda kind: (files, files))
     limits = {"connections": 8192, "http_connections": 6144, "grpc_connections": 1920}
-    most, shares = haproxy.connections(limits)
+    most, shares = haproxy.connection_limits(limits)
     assert 1 <= shares["grpc"] < shares["http"] and sum(shares.values()) <= most <= 8192
     assert files in (256, resource.RLIM_INFINITY) or most * haproxy.FILES_PER_CONNECTION + haproxy.SPARE_FILES <= files
 
@@ -103,7 +103,7 @@ def test_a_failed_reload_is_told_with_haproxys_reason_and_on_the_page_until_one_
     log = tmp_path / "log"
     monkeypatch.setenv("ATTEND_LOG_FILE", str(log))
     with in_front(tmp_path, ATTEND_LOG_FILE=str(log)) as edge:
-        assert facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 1
+        assert haproxy_facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 1
         (tmp_path / "haproxy.cfg").write_text(CONFIG.format(folder=tmp_path, server_seconds=1, **dict.fromkeys(NAMES, 1)))
         (tmp_path / "haproxy.cfg.j2").write_text((tmp_path / "haproxy.cfg.j2").read_text() + "backend x\n    nonsense here\n")
         words = ["-db", "-f", str(tmp_path / "haproxy.cfg"), "-sf", "1"]
@@ -113,7 +113,7 @@ def test_a_failed_reload_is_told_with_haproxys_reason_and_on_the_page_until_one_
         [line] = log.read_text().splitlines()
         assert " ERROR attend.edge: HAProxy is not started with its next configuration: config : parsing [" in line
         assert reason in line
-        assert facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 0
+        assert haproxy_facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 0
         assert not (tmp_path / "current").exists(), "the one that runs goes on"
 
 
@@ -129,17 +129,17 @@ def test_a_file_of_rays_that_is_not_understood_is_told_too(tmp_path, monkeypatch
         line = json.loads(log.read_text())
         assert (line["level"], line["logger"]) == ("error", "attend.edge")
         assert line["message"].endswith("has a line that is not understood: surprise")
-        assert facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 0
+        assert haproxy_facts("127.0.0.1", edge.stats_port, 5)["reload_ok"] == 0
 
 
 def test_of_a_certificate_haproxy_says_what_is_noted(tmp_path):
     cert, key = map(str, Authority(tmp_path).sign("good", days=1))
     with in_front(tmp_path, ATTEND_TLS_CERT=cert, ATTEND_TLS_KEY=key) as edge:
-        told = facts("127.0.0.1", edge.stats_port, 5)
+        told = haproxy_facts("127.0.0.1", edge.stats_port, 5)
         assert told.keys() >= {"reload_ok", "tls_reload_ok", "tls_expiry"}
         assert (told["reload_ok"], told["tls_reload_ok"]) == (1, 1) and 0 < told["tls_expiry"] - time.time() <= 86400
-        renew.publish(edge.admin, tmp_path / "tls.map", {"ok": "0", "expiry": "7"})
-        told = facts("127.0.0.1", edge.stats_port, 5)
+        certificate_renewal.publish(edge.admin, tmp_path / "tls.map", {"ok": "0", "expiry": "7"})
+        told = haproxy_facts("127.0.0.1", edge.stats_port, 5)
         assert [told[name] for name in ("reload_ok", "tls_reload_ok", "tls_expiry")] == [1, 0, 7]
 
 

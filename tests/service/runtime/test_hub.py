@@ -21,7 +21,7 @@ from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.utils import close_session
 
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.service.runtime import hub
 from attend.service.settings import Settings, read_settings
 from tests.model.checkpoints import write_checkpoint, write_letters
@@ -66,7 +66,7 @@ def at(server, tmp_path, monkeypatch):
         close_session()
 
     yield SimpleNamespace(
-        said=said, cache=tmp_path / "cache", fetch=lambda model=MODEL: hub.fetch(model, said.append), leave=leave
+        said=said, cache=tmp_path / "cache", fetch=lambda model=MODEL: hub.fetch_model(model, said.append), leave=leave
     )
     close_session()
 
@@ -154,7 +154,7 @@ def test_after_a_failure_the_files_that_are_whole_are_kept(at, server, source, s
     with pytest.raises(CheckpointError, match=r"^hf://org/tiny could not be downloaded: .* answered with status 500$"):
         at.fetch()
     server.lost = None
-    assert load(at.fetch(), torch.float32, "cpu")
+    assert load_decoder(at.fetch(), torch.float32, "cpu")
     assert set(server.downloads.values()) == {1}
 
 
@@ -171,8 +171,8 @@ def test_what_somebody_else_downloaded_is_checked_once(at, monkeypatch):
     folder = at.fetch()
     blob = (folder / WEIGHTS).resolve()
     hashed = []
-    digest = hub.partial.sha256
-    monkeypatch.setattr(hub.partial, "sha256", lambda path: hashed.append(path) or digest(path))
+    digest = hub.partial_downloads.sha256
+    monkeypatch.setattr(hub.partial_downloads, "sha256", lambda path: hashed.append(path) or digest(path))
     at.fetch()
     assert not hashed
     blob.write_bytes(blob.read_bytes()[:-1] + b"!")

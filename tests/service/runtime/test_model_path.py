@@ -72,6 +72,6 @@ def test_a_path_that_leads_to_no_checkpoint_is_told_apart(here, model, told):
 def test_a_replica_reads_a_name_as_the_command_does(monkeypatch):
     """In a cluster no command has read the settings first."""
     fetched = []
-    monkeypatch.setattr(hub, "fetch", lambda reference, say: fetched.append(reference) or "/cache/name")
+    monkeypatch.setattr(hub, "fetch_model", lambda reference, say: fetched.append(reference) or "/cache/name")
     settings = hub.with_folder(Settings(model="org/name"), lambda line: None)
     assert (fetched, settings.model, settings.name) == (["hf://org/name"], "/cache/name", "org/name")

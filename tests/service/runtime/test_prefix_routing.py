@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attend.service.observe.edge import facts
+from attend.service.observe.edge import haproxy_facts
 from attend.v1 import generation_pb2 as pb
 from tests.service.runtime.edges import SECONDS, Edge, in_front
 from tests.service.server import wait_for
@@ -327,7 +327,7 @@ def test_the_page_counts_where_calls_went(tmp_path):
         for number in range(5):
             conversation(edge, "chat", number)
             conversation(edge, "grpc chat", number)
-        counted = facts("127.0.0.1", edge.stats_port, 5)
+        counted = haproxy_facts("127.0.0.1", edge.stats_port, 5)
         assert (counted["routed_own"], counted["routed_other"]) == (10 * NUM_TURNS, 0)
 
 
@@ -335,4 +335,4 @@ def test_the_page_counts_where_calls_went(tmp_path):
 def test_where_it_is_off_calls_go_where_least_is_running(environment, tmp_path):
     with in_front(tmp_path, **environment) as edge:
         assert {len(set(conversation(edge, "chat", number))) for number in range(4)} == {2}
-        assert "routed_own" not in facts("127.0.0.1", edge.stats_port, 5)
+        assert "routed_own" not in haproxy_facts("127.0.0.1", edge.stats_port, 5)

@@ -18,7 +18,7 @@ import pytest
 
 from attend.model.errors import EngineFailed
 from attend.service.runtime import single
-from attend.service.runtime.front import bind_socket
+from attend.service.runtime.http_server import bind_socket
 from attend.service.runtime.interfaces import check_interfaces
 from attend.service.settings import Settings
 from attend.v1 import generation_pb2 as pb
@@ -222,15 +222,15 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
 
     engine = SimpleNamespace(info=SimpleNamespace(device="cpu", max_model_len=128))
     other = Other(config=SimpleNamespace(backlog=8), engine=engine, application=lambda *given, **named: None)
-    monkeypatch.setattr("attend.service.runtime.front.http_server", lambda *given, **named: other)
+    monkeypatch.setattr("attend.service.runtime.http_server.http_server", lambda *given, **named: other)
     monkeypatch.setattr("attend.service.grpc_api.server.grpc_server", lambda *given, **named: other)
     monkeypatch.setattr(single, "ready_line", lambda *given: "Ready")
-    monkeypatch.setattr(single, "tell", heard)
+    monkeypatch.setattr(single, "print_line", heard)
 
     async def serve() -> int:
         (stop := asyncio.Event()).set()
         monkeypatch.setattr(single, "watch", lambda *given: stop.wait())
-        return await single.serve(other, Settings(), http, stop)  # type: ignore[arg-type]
+        return await single.serve_until(other, Settings(), http, stop)  # type: ignore[arg-type]
 
     with bind_socket("127.0.0.1", 0) as http:
         assert asyncio.run(serve()) == 0
@@ -243,7 +243,7 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
 )
 def test_connections_leave_files_for_everything_else(monkeypatch, caplog, files, http, grpc) -> None:
     monkeypatch.setattr(single.resource, "getrlimit", lambda kind: (files, files))
-    assert single.connections() == (http, grpc)
+    assert single.connections_allowed() == (http, grpc)
     assert [f"at most {files} files" in record.message for record in caplog.records] == [True] * (http < 6144)
 
 

@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from attend.model.errors import SettingError
 from attend.service.grpc_api.server import grpc_server
-from attend.service.runtime import renew
-from attend.service.runtime.front import HttpServer, Loop, bind_socket, http_server
+from attend.service.runtime import certificate_renewal
+from attend.service.runtime.certificate_renewal import BadPair, doubt, pair
+from attend.service.runtime.http_server import HttpServer, Loop, bind_socket, http_server
 from attend.service.runtime.lifecycle import check_certificate, ready_line
-from attend.service.runtime.renew import BadPair, doubt, pair
 from attend.service.runtime.tls import Certificate
 from attend.service.settings import Settings, read_settings
 from attend.v1 import generation_pb2 as pb
@@ -115,12 +115,12 @@ def test_one_file_may_hold_both_and_a_chain_may_follow(files, authority):
 def test_when_a_certificate_ends_is_known_also_of_one_that_has(authority, days):
     cert, key = authority.sign("old", days=days)
     ends = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc.timestamp()
-    assert renew.expiry(pair(str(cert), str(key))) == ends
+    assert certificate_renewal.expiry(pair(str(cert), str(key))) == ends
     assert Certificate(str(cert), str(key)).expiry == ends
 
 
 def test_what_haproxy_reads_is_for_its_user_alone(files, tmp_path):
-    renew.write(tmp_path / "pair.pem", pair(*map(str, files)))
+    certificate_renewal.replace_private_file(tmp_path / "pair.pem", pair(*map(str, files)))
     assert (tmp_path / "pair.pem").stat().st_mode & 0o777 == 0o600
 
 
@@ -287,7 +287,7 @@ def test_a_lack_of_descriptors_ends_no_server(secure, caplog, monkeypatch):
     def lacking(*given):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(renew.os, "memfd_create", lacking)
+    monkeypatch.setattr(certificate_renewal.os, "memfd_create", lacking)
     secure.certificate.renew()
     [line] = [record.getMessage() for record in caplog.records if record.name == "attend.tls"]
     assert "stays in use" in line and "Too many open files" in line
@@ -359,14 +359,14 @@ def follow(files: tuple[Path, Path], pem: Path, path: Path, log: Path, monkeypat
         if not left:
             (pem.parent / "current").write_text("1\n")
 
-    monkeypatch.setattr(renew.time, "sleep", sleep)
-    renew.follow(*map(str, files), pem, str(path), str(os.getpid()), str(log), "text")
+    monkeypatch.setattr(certificate_renewal.time, "sleep", sleep)
+    certificate_renewal.follow_certificate(*map(str, files), pem, str(path), str(os.getpid()), str(log), "text")
 
 
 def test_haproxy_is_told_of_a_new_pair_once_and_never_of_a_bad_one(files, authority, tmp_path, commanded, monkeypatch):
     path, got = commanded
     pem, log = tmp_path / "tls.pem", tmp_path / "log"
-    renew.write(pem, pair(*map(str, files)))
+    certificate_renewal.replace_private_file(pem, pair(*map(str, files)))
     nothing = lambda: None  # noqa: E731
     spoil = lambda: files[1].write_text("x")  # noqa: E731
     change = lambda: renewed(files, authority, "next")  # noqa: E731
@@ -384,8 +384,8 @@ def test_haproxy_says_whether_the_pair_in_use_is_that_of_the_files_and_when_it_e
 ):
     path, _ = commanded
     pem, log = tmp_path / "tls.pem", tmp_path / "log"
-    renew.write(pem, pair(*map(str, files)))
-    first, nothing = renew.expiry(pem.read_bytes()), lambda: None
+    certificate_renewal.replace_private_file(pem, pair(*map(str, files)))
+    first, nothing = certificate_renewal.expiry(pem.read_bytes()), lambda: None
 
     def change() -> None:
         cert, key = authority.sign("longer", days=9)
@@ -394,14 +394,14 @@ def test_haproxy_says_whether_the_pair_in_use_is_that_of_the_files_and_when_it_e
 
     follow(files, pem, path, log, monkeypatch, nothing, lambda: files[1].write_text("x"), nothing, change, nothing)
     said = [line.split()[-2:] for line in noted]
-    last = renew.expiry(pem.read_bytes())
+    last = certificate_renewal.expiry(pem.read_bytes())
     told = [("1", first), ("0", first), ("1", last)]
     assert said == [pair for ok, expiry in told for pair in (["ok", ok], ["expiry", f"{expiry:.0f}"])]
-    assert renew.facts(pem).read_text() == f"ok 1\nexpiry {last:.0f}\n"
+    assert certificate_renewal.certificate_facts(pem).read_text() == f"ok 1\nexpiry {last:.0f}\n"
 
 
 def test_a_haproxy_that_starts_while_the_files_are_bad_says_so(files, tmp_path):
-    command = [sys.executable, "-I", renew.__file__, *map(str, files), str(tmp_path / "tls.pem")]
+    command = [sys.executable, "-I", certificate_renewal.__file__, *map(str, files), str(tmp_path / "tls.pem")]
     assert subprocess.run(command).returncode == 0
     assert (tmp_path / "tls.map").read_text().startswith("ok 1\nexpiry 1")
     files[0].unlink()
@@ -413,7 +413,7 @@ def test_a_certificate_with_a_note_in_another_encoding_is_handed_over_too(files,
     """Text outside of the PEM blocks is allowed, and need not be UTF-8. A log that cannot be written stops nothing."""
     path, got = commanded
     pem = tmp_path / "tls.pem"
-    renew.write(pem, pair(*map(str, files)))
+    certificate_renewal.replace_private_file(pem, pair(*map(str, files)))
 
     def change() -> None:
         renewed(files, authority, "next")
@@ -427,7 +427,7 @@ def test_a_certificate_with_a_note_in_another_encoding_is_handed_over_too(files,
 def test_a_haproxy_that_does_not_answer_is_told_again(files, authority, tmp_path, commanded, monkeypatch):
     path, got = commanded
     pem, log, away = tmp_path / "tls.pem", tmp_path / "log", tmp_path / "away"
-    renew.write(pem, pair(*map(str, files)))
+    certificate_renewal.replace_private_file(pem, pair(*map(str, files)))
     path.rename(away)
     change = lambda: renewed(files, authority, "next")  # noqa: E731
     follow(files, pem, path, log, monkeypatch, change, lambda: None, lambda: away.rename(path))
@@ -438,7 +438,7 @@ def test_a_haproxy_that_does_not_answer_is_told_again(files, authority, tmp_path
 def test_a_new_pair_is_handed_over_also_where_files_beside_it_were_removed(files, authority, tmp_path, commanded, monkeypatch):
     path, got = commanded
     pem, log = tmp_path / "tls.pem", tmp_path / "log"
-    renew.write(pem, pair(*map(str, files)))
+    certificate_renewal.replace_private_file(pem, pair(*map(str, files)))
 
     def remove() -> None:
         for name in ("current", "tls.pem", "tls.map"):
@@ -450,13 +450,13 @@ def test_a_new_pair_is_handed_over_also_where_files_beside_it_were_removed(files
 
 
 def test_a_line_for_a_collector_is_json(tmp_path):
-    renew.say("error", 'a "b"', str(tmp_path / "log"), "json")
+    certificate_renewal.say("error", 'a "b"', str(tmp_path / "log"), "json")
     line = json.loads((tmp_path / "log").read_text())
     assert (line["level"], line["logger"], line["message"]) == ("error", "attend.tls", 'a "b"')
 
 
 def test_the_helper_needs_no_module_of_ours(files, tmp_path):
-    command = [sys.executable, "-I", renew.__file__, *map(str, files), str(tmp_path / "tls.pem")]
+    command = [sys.executable, "-I", certificate_renewal.__file__, *map(str, files), str(tmp_path / "tls.pem")]
     assert subprocess.run(command, cwd="/").returncode == 0
     assert (tmp_path / "tls.pem").read_bytes() == pair(*map(str, files))
     files[0].unlink()

@@ -26,7 +26,7 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Output, Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import SettingError
-from attend.model.net.native.library import load
+from attend.model.net.native.library import load_library
 from tests.conftest import examples
 from tests.model.checkpoints import KINDS, TORCH_ALONE, VOCAB, write_checkpoint
 from tests.model.engine.machines import Clock, ask, fake_answer, sizes, told
@@ -478,7 +478,7 @@ async def one_by_one(engine: AsyncEngine, requests: list[Request]) -> dict[str, 
 def test_a_model_answers_the_same_to_the_bit_after_a_restart(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "LEAST", 1)
     folder = write_checkpoint(kind, tmp_path / "model")
-    native = kind not in TORCH_ALONE and load() is not None
+    native = kind not in TORCH_ALONE and load_library() is not None
     dtype = "bfloat16" if native else "float32"
     disk = tmp_path / "kv"
     options = EngineOptions(dtype=dtype, num_threads=1, kv_cache_memory=1 << 22, max_batch_requests=4)

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load
+from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.weights import read_json
 from tests.model.checkpoints import edit_config
-from tests.model.net.formats.test_compressed import args, compressed, settings
+from tests.model.net.formats.test_compressed_tensors import args, compressed, settings
 from tests.model.net.formats.test_fp8 import BLOCKS, fp8
 from tests.model.net.formats.writing import AWQ, GPTQ, awq, gptq, pack_folder, plain_folder
 
@@ -45,7 +45,7 @@ def folder(request, tmp_path) -> Path:
 
 def is_refused(folder: Path) -> bool:
     try:
-        load(folder, torch.float32, "cpu", keep_codes=True)
+        load_decoder(folder, torch.float32, "cpu", keep_codes=True)
     except CheckpointError:
         return True
     inspect(folder)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import load, quantised_decoder, read_config
+from attend.model.net.checkpoint import load_decoder, quantised_decoder, read_config
 from attend.model.net.formats.codes import FP8, INT8
 from attend.model.net.formats.fp8 import dense
 from attend.model.net.quantised import QuantisedLinear
@@ -72,7 +72,10 @@ def test_the_floats_themselves_are_kept_where_they_are_multiplied(tmp_path, pack
     """Their scales have the 11 bits of float16. Half of bfloat16's memory, and half a bit a number beside."""
     plain = plain_folder(tmp_path / "plain", intermediate_size=160)
     folder = pack_folder(plain, pack, settings)
-    kept, large = load(folder, torch.float32, "cpu", keep_codes=True, keep_floats=True), load(plain, torch.float32, "cpu")
+    kept, large = (
+        load_decoder(folder, torch.float32, "cpu", keep_codes=True, keep_floats=True),
+        load_decoder(plain, torch.float32, "cpu"),
+    )
     forms = {name: module for name, module in kept.named_modules() if isinstance(module, QuantisedLinear)}
     assert {FP8} == {form.kind for form in forms.values()}
     assert len(forms) == 4 * len(kept.blocks)
@@ -87,7 +90,7 @@ def test_latent_attention_and_its_mixtures_are_read_as_other_matrices(tmp_path):
     plain = plain_folder(tmp_path / "plain", "DeepseekV3", **LATENT | DEEPSEEK | sizes)
     folder = pack_folder(plain, fp8("blocks"), BLOCKS)
     assert_means(folder, plain, coded=False)
-    kept = load(folder, torch.float32, "cpu", keep_codes=True, keep_floats=True).blocks[1]
+    kept = load_decoder(folder, torch.float32, "cpu", keep_codes=True, keep_floats=True).blocks[1]
     assert isinstance(kept.attention.kv_down, QuantisedLinear)
     assert not isinstance(kept.attention.kv_up, QuantisedLinear)
 
@@ -102,13 +105,13 @@ def test_a_float_that_is_no_number_is_refused(tmp_path):
     save_file(tensors, path)
     for floats in (False, True):
         with pytest.raises(CheckpointError, match="NaN or infinity"):
-            load(folder, torch.float32, "cpu", keep_codes=True, keep_floats=floats)
+            load_decoder(folder, torch.float32, "cpu", keep_codes=True, keep_floats=floats)
 
 
 def test_it_is_kept_in_the_dtype_asked_for(tmp_path):
     plain = plain_folder(tmp_path / "plain")
     folder = pack_folder(plain, fp8("blocks"), BLOCKS)
-    small, large = (load(each, torch.bfloat16, "cpu") for each in (folder, plain))
+    small, large = (load_decoder(each, torch.bfloat16, "cpu") for each in (folder, plain))
     assert {parameter.dtype for parameter in small.parameters()} == {torch.bfloat16}
     assert all(torch.equal(a, b) for a, b in zip(small.parameters(), large.parameters(), strict=True))
 
@@ -116,7 +119,7 @@ def test_it_is_kept_in_the_dtype_asked_for(tmp_path):
 def test_it_may_be_quantised_as_plain_weights_are(tmp_path):
     plain = plain_folder(tmp_path / "plain")
     folder = pack_folder(plain, fp8("rows", ".weight_scale"), ROWS)
-    small, large = (load(each, torch.float32, "cpu", quantize=INT8) for each in (folder, plain))
+    small, large = (load_decoder(each, torch.float32, "cpu", quantize=INT8) for each in (folder, plain))
     for found, expected in zip(small.modules(), large.modules(), strict=True):
         if isinstance(found, QuantisedLinear):
             assert torch.equal(found.dense(), expected.dense())
@@ -171,7 +174,7 @@ def test_a_damaged_folder_is_named(tmp_path, changes, named):
     folder = pack_folder(plain_folder(tmp_path / "plain"), fp8("blocks"), BLOCKS)
     edit_tensors(folder, **{f"{NAME}.{part}".replace(".", "__"): tensor for part, tensor in changes.items()})
     with pytest.raises(CheckpointError, match=f"model.safetensors: tensor .*{named}|{named}"):
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")
 
 
 def test_a_module_that_was_not_converted_is_plain(tmp_path):

@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, read_config
 from attend.model.net.formats.codes import GROUP, INT8
 from attend.model.net.formats.ggml import FORMS, NATIVE
 from attend.model.net.formats.gguf import READ
@@ -46,7 +46,7 @@ def test_a_file_has_the_logits_of_its_checkpoint(kind, times, tmp_path):
     folder, tokens = make(kind, tmp_path / "theirs"), TOKENS * times
     path = write_gguf(folder, tmp_path / "tiny.gguf")
     theirs = their_logits(their_model(folder), tokens)
-    ours = our_logits(load(path, torch.float32, "cpu", context=len(tokens)), tokens)
+    ours = our_logits(load_decoder(path, torch.float32, "cpu", context=len(tokens)), tokens)
     assert (ours - theirs).abs().max() <= (2e-4 if kind in DELTA_KINDS else 1e-5) * theirs.abs().max()
 
 
@@ -109,7 +109,7 @@ def dequantised(blocks: Blocks) -> Blocks:
 def test_blocks_are_the_numbers_that_the_package_makes_of_them(kind, wide, tmp_path):
     blocks = write_gguf(wide, tmp_path / "blocks.gguf", random_blocks(kind))
     numbers = write_gguf(wide, tmp_path / "numbers.gguf", dequantised(random_blocks(kind)))
-    ours, theirs = (load(path, torch.float32, "cpu") for path in (blocks, numbers))
+    ours, theirs = (load_decoder(path, torch.float32, "cpu") for path in (blocks, numbers))
     for (name, mine), plain_one in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (mine - plain_one).abs().max() <= 1e-6 * plain_one.abs().max(), name
 
@@ -132,10 +132,10 @@ def test_parts_of_latent_attention_are_the_numbers_of_their_blocks(kind, tmp_pat
     stored, numbers = (
         write_gguf(tmp_path / "theirs", path, each) for path, each in zip(paths, (blocks, dequantised(blocks)), strict=True)
     )
-    ours, theirs = (load(path, torch.float32, "cpu") for path in (stored, numbers))
+    ours, theirs = (load_decoder(path, torch.float32, "cpu") for path in (stored, numbers))
     for (name, mine), plain_one in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (mine - plain_one).abs().max() <= 1e-6 * plain_one.abs().max(), name
-    kept = load(stored, torch.float32, "cpu", keep_codes=True)
+    kept = load_decoder(stored, torch.float32, "cpu", keep_codes=True)
     assert type(kept.blocks[1].attention.kv_up) is Linear
     for name in ("query.q_down", "query.q_up", "kv_down", "out"):
         mine, plain_one = (net.blocks[1].attention.get_submodule(name).dense() for net in (kept, theirs))
@@ -147,8 +147,8 @@ def test_parts_of_latent_attention_are_the_numbers_of_their_blocks(kind, tmp_pat
 def test_a_file_of_a_type_has_the_logits_of_its_numbers(kind, family, tmp_path):
     """Rows that are not whole blocks stay in F32, as converters leave them."""
     folder = make(family, tmp_path / "theirs")
-    ours = load(write_gguf(folder, tmp_path / "a.gguf", stored_as(kind)), torch.float32, "cpu")
-    theirs = load(write_gguf(folder, tmp_path / "b.gguf", dequantised(stored_as(kind))), torch.float32, "cpu")
+    ours = load_decoder(write_gguf(folder, tmp_path / "a.gguf", stored_as(kind)), torch.float32, "cpu")
+    theirs = load_decoder(write_gguf(folder, tmp_path / "b.gguf", dequantised(stored_as(kind))), torch.float32, "cpu")
     assert (our_logits(ours) - our_logits(theirs)).abs().max() <= 1e-5 * our_logits(theirs).abs().max()
 
 
@@ -162,8 +162,8 @@ def test_a_byte_of_minus_128_is_that_number(wide, tmp_path):
         return numbers, kind
 
     path = write_gguf(wide, tmp_path / "a.gguf", blocks)
-    ours, kept = load(path, torch.float32, "cpu"), load(path, torch.float32, "cpu", keep_codes=True)
-    theirs = load(write_gguf(wide, tmp_path / "b.gguf", dequantised(blocks)), torch.float32, "cpu")
+    ours, kept = load_decoder(path, torch.float32, "cpu"), load_decoder(path, torch.float32, "cpu", keep_codes=True)
+    theirs = load_decoder(write_gguf(wide, tmp_path / "b.gguf", dequantised(blocks)), torch.float32, "cpu")
     assert all(torch.equal(mine, one) for mine, one in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert kept.head.codes.view(torch.int8).min() == -127
     assert (kept.head.dense() - theirs.head.weight).abs().max() < theirs.head.weight.abs().max() / 127
@@ -171,10 +171,10 @@ def test_a_byte_of_minus_128_is_that_number(wide, tmp_path):
 
 def test_matrices_of_a_type_that_is_served_stay_in_the_mapped_file(wide, tmp_path):
     path = write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.BF16))
-    net = load(path, torch.bfloat16, "cpu", mapped=True)
-    copied = load(path, torch.bfloat16, "cpu")
+    net = load_decoder(path, torch.bfloat16, "cpu", mapped=True)
+    copied = load_decoder(path, torch.bfloat16, "cpu")
     block = net.blocks[0]  # whose queries and keys lie in another order there
-    left = [len(linear.unread) for linear in (block.attention.qkv, block.mlp.gate_up, block.mlp.down, copied.head)]
+    left = [len(linear.mapped_rows) for linear in (block.attention.qkv, block.mlp.gate_up, block.mlp.down, copied.head)]
     assert left == [0, 2, 1, 0]
     assert matrices(net).keys() == matrices(copied).keys()
     assert all(torch.equal(matrix, matrices(copied)[name]) for name, matrix in matrices(net).items())
@@ -202,8 +202,8 @@ def test_the_native_decoder_unpacks_a_file_to_the_bits_that_torch_makes_of_it(ki
     path = write_gguf(wide, tmp_path / "tiny.gguf", blocks)
     found = []
     for mapped in (True, False):
-        net = load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
-        assert bool(net.blocks[0].attention.qkv.unread) == (mapped and kind in NATIVE)
+        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        assert bool(net.blocks[0].attention.qkv.mapped_rows) == (mapped and kind in NATIVE)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
     assert found[0].keys() == found[1].keys()
@@ -217,7 +217,7 @@ def test_so_it_does_for_experts_and_other_rows(family, kind, tmp_path):
     path = write_gguf(make(family, tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(kind))
     found = []
     for mapped in (True, False):
-        net = load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
     assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())
@@ -240,7 +240,7 @@ def test_a_number_that_is_none_is_named_when_the_native_decoder_unpacks_it(name,
         wide, tmp_path / "tiny.gguf", stored_as(kind) if kind == Type.BF16 else random_blocks(kind), change=broken
     )
     with pytest.raises(CheckpointError, match=rf"tiny\.gguf: tiny\.gguf: tensor {name} holds NaN or infinity"):
-        NativeDecoder(load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), spend=True)
+        NativeDecoder(load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), spend=True)
 
 
 def test_queries_keys_and_values_in_one_tensor_are_the_same_model(tmp_path):
@@ -251,8 +251,8 @@ def test_queries_keys_and_values_in_one_tensor_are_the_same_model(tmp_path):
             parts = [tensors.pop(f"blk.{layer}.attn_{part}.weight")[0] for part in "qkv"]
             tensors[f"blk.{layer}.attn_qkv.weight"] = numpy.concatenate(parts), Type.F32
 
-    joined = load(write_gguf(folder, tmp_path / "a.gguf", change=join), torch.float32, "cpu")
-    parted = load(write_gguf(folder, tmp_path / "b.gguf"), torch.float32, "cpu")
+    joined = load_decoder(write_gguf(folder, tmp_path / "a.gguf", change=join), torch.float32, "cpu")
+    parted = load_decoder(write_gguf(folder, tmp_path / "b.gguf"), torch.float32, "cpu")
     assert all(torch.equal(a, b) for a, b in zip(joined.parameters(), parted.parameters(), strict=True))
 
 
@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 def test_a_tensor_that_does_not_fit_is_named_with_its_file(what, tmp_path):
     change, sentence = WRONG[what]
     path = write_gguf(make("llama", tmp_path / "theirs"), tmp_path / "tiny.gguf", change=change)
-    for read in (inspect, lambda path: load(path, torch.float32, "cpu")):
+    for read in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError) as error:
             read(path)
         assert sentence in str(error.value)
@@ -296,7 +296,7 @@ def test_numbers_and_scales_that_are_not_finite_are_named(kind, bad, wide, tmp_p
 
     path = write_gguf(wide, tmp_path / "tiny.gguf", plain if kind == Type.F32 else random_blocks(kind), change=spoil)
     with pytest.raises(CheckpointError, match=r"tiny\.gguf: tensor blk\.0\.ffn_up\.weight holds NaN or infinity"):
-        load(path, torch.float32, "cpu")
+        load_decoder(path, torch.float32, "cpu")
 
 
 def test_a_family_has_the_vocabulary_of_its_embedding(tmp_path):
@@ -307,17 +307,17 @@ def test_a_family_has_the_vocabulary_of_its_embedding(tmp_path):
 def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wide, tmp_path, caplog):
     caplog.set_level("INFO", "attend.model")
     path = write_gguf(wide, tmp_path / "tiny.gguf", random_blocks(kind))
-    plain_net, kept = load(path, torch.float32, "cpu"), load(path, torch.float32, "cpu", keep_codes=True)
+    plain_net, kept = load_decoder(path, torch.float32, "cpu"), load_decoder(path, torch.float32, "cpu", keep_codes=True)
     form = FORMS[kind]
     for one, other in [(plain_net.blocks[0].mlp.down, kept.blocks[0].mlp.down), (plain_net.head, kept.head)]:
         assert isinstance(other, QuantisedLinear) and (other.kind, other.has_minima) == (form.kind, form.has_minima)
         groups, kept_groups = (each.unflatten(-1, (-1, GROUP)) for each in (one.weight, other.dense()))
         largest = groups.abs().amax(-1, keepdim=True)
-        assert ((groups - kept_groups).abs() <= (1 / 127 if form.rounded else 2**-9) * largest + 1e-9).all()
+        assert ((groups - kept_groups).abs() <= (1 / 127 if form.rounded_types else 2**-9) * largest + 1e-9).all()
     said = "are requantised to int8, 8.5 bits per weight: no form of codes is exact for their types, " + kind.name
-    assert (said in caplog.text) is bool(form.rounded)
+    assert (said in caplog.text) is bool(form.rounded_types)
     near = (our_logits(kept) - our_logits(plain_net)).norm() / our_logits(plain_net).norm()
-    assert near < (0.05 if form.rounded else 0.01)
+    assert near < (0.05 if form.rounded_types else 0.01)
 
 
 @pytest.mark.parametrize(("values", "others"), [(Type.Q6_K, Type.Q4_K), (Type.Q4_K, Type.Q6_K), (Type.IQ4_NL, Type.Q4_1)])
@@ -328,34 +328,34 @@ def test_parts_of_one_matrix_in_several_types_are_kept_in_8_bits(values, others,
         return random_blocks(values if "attn_v" in name else others)(name, tensor)
 
     path = write_gguf(wide, tmp_path / "tiny.gguf", blocks)
-    qkv = load(path, torch.float32, "cpu", keep_codes=True).blocks[0].attention.qkv
+    qkv = load_decoder(path, torch.float32, "cpu", keep_codes=True).blocks[0].attention.qkv
     assert isinstance(qkv, QuantisedLinear) and (qkv.kind, qkv.has_minima) == (INT8, True)
-    plain_one = load(path, torch.float32, "cpu").blocks[0].attention.qkv.weight
+    plain_one = load_decoder(path, torch.float32, "cpu").blocks[0].attention.qkv.weight
     assert (qkv.dense() - plain_one).norm() < 0.01 * plain_one.norm()
 
 
 def test_gains_of_gemma_stay_in_float32_as_those_of_its_folder_do(tmp_path):
     folder = make("gemma2", tmp_path / "theirs")
-    ours = load(write_gguf(folder, tmp_path / "tiny.gguf"), torch.bfloat16, "cpu").blocks[0].attention_norm.weight
+    ours = load_decoder(write_gguf(folder, tmp_path / "tiny.gguf"), torch.bfloat16, "cpu").blocks[0].attention_norm.weight
     assert ours.dtype == torch.float32
-    assert (ours - load(folder, torch.bfloat16, "cpu").blocks[0].attention_norm.weight).abs().max() < 1e-6
+    assert (ours - load_decoder(folder, torch.bfloat16, "cpu").blocks[0].attention_norm.weight).abs().max() < 1e-6
 
 
 def test_what_the_file_has_in_numbers_stays_in_numbers(wide, tmp_path):
-    net = load(write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.F16)), torch.float32, "cpu", keep_codes=True)
+    net = load_decoder(write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.F16)), torch.float32, "cpu", keep_codes=True)
     assert not any(isinstance(module, QuantisedLinear) for module in net.modules())
 
 
 def test_a_tied_head_has_the_codes_of_the_embedding(tmp_path):
     path = write_gguf(make("llama-tied", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
-    net = load(path, torch.float32, "cpu", keep_codes=True)
+    net = load_decoder(path, torch.float32, "cpu", keep_codes=True)
     assert isinstance(net.head, QuantisedLinear) and net.head.codes is net.embedding.tokens.codes
-    assert (our_logits(net) - our_logits(load(path, torch.float32, "cpu"))).norm() < 0.05 * our_logits(net).norm()
+    assert (our_logits(net) - our_logits(load_decoder(path, torch.float32, "cpu"))).norm() < 0.05 * our_logits(net).norm()
 
 
 def test_experts_keep_their_codes(tmp_path):
     path = write_gguf(make("qwen3_moe", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
-    kept, plain_net = load(path, torch.float32, "cpu", keep_codes=True), load(path, torch.float32, "cpu")
+    kept, plain_net = load_decoder(path, torch.float32, "cpu", keep_codes=True), load_decoder(path, torch.float32, "cpu")
     experts, router = kept.blocks[0].mlp.experts.gate_up, kept.blocks[0].mlp.router
     assert isinstance(experts, QuantisedLinear) and not isinstance(router, QuantisedLinear)
     assert (experts.dense() - plain_net.blocks[0].mlp.experts.gate_up.weight).norm() < 0.01 * experts.dense().norm()
@@ -367,10 +367,10 @@ def test_experts_keep_their_codes(tmp_path):
 def test_the_native_decoder_multiplies_the_codes_that_are_kept(kind, wide, tmp_path):
     path = write_gguf(wide, tmp_path / "tiny.gguf", random_blocks(kind))
     texts = [torch.tensor(TOKENS * 2), torch.tensor(TOKENS[:3])]
-    found = run_native(load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), 1000, 32, texts=texts)
-    whole = load(path, torch.float32, "cpu")
+    found = run_native(load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), 1000, 32, texts=texts)
+    whole = load_decoder(path, torch.float32, "cpu")
     wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
-    assert distance(found, wanted) <= (0.25 if FORMS[kind].rounded else 0.05)
+    assert distance(found, wanted) <= (0.25 if FORMS[kind].rounded_types else 0.05)
 
 
 def resident(path: Path) -> int:
@@ -390,7 +390,7 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     net = shaped("Llama", vocab_size=8192, hidden_size=256, intermediate_size=256, num_hidden_layers=1, head_dim=64)
     net.save_pretrained(folder)
     path = write_gguf(folder, tmp_path / "long.gguf", stored_as(Type.Q8_0))
-    load(path, torch.float32, "cpu", keep_codes=keep_codes, report=lambda done, total: seen.append(resident(path)))
+    load_decoder(path, torch.float32, "cpu", keep_codes=keep_codes, report=lambda done, total: seen.append(resident(path)))
     assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
 
 

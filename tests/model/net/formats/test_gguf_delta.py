@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, read_config
 from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import shaped, spread
@@ -36,13 +36,13 @@ def written(folder: Path, **more: object) -> Path:
 
 
 def logits(path: Path) -> Tensor:
-    return our_logits(load(path, torch.float32, "cpu", context=64), TOKENS * 2)
+    return our_logits(load_decoder(path, torch.float32, "cpu", context=64), TOKENS * 2)
 
 
 @pytest.mark.parametrize("kind", DELTA_KINDS)
 def test_every_number_is_that_of_the_checkpoint(kind, tmp_path):
     folder = make(kind, tmp_path / "theirs")
-    ours, theirs = (load(path, torch.float32, "cpu") for path in (write_gguf(folder, tmp_path / "tiny.gguf"), folder))
+    ours, theirs = (load_decoder(path, torch.float32, "cpu") for path in (write_gguf(folder, tmp_path / "tiny.gguf"), folder))
     for (name, mine), parameter in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(mine, parameter, rtol=1e-6, atol=1e-6), name
 
@@ -54,8 +54,8 @@ def test_columns_of_value_heads_lie_side_by_side_whatever_their_type(kind, wide,
     """So the same numbers in F32 are the same model, and codes that are kept are these numbers."""
     blocks = write_gguf(wide, tmp_path / "blocks.gguf", random_blocks(kind))
     numbers = write_gguf(wide, tmp_path / "numbers.gguf", dequantised(random_blocks(kind)))
-    ours, theirs = (load(path, torch.float32, "cpu") for path in (blocks, numbers))
-    kept = load(blocks, torch.float32, "cpu", keep_codes=True)
+    ours, theirs = (load_decoder(path, torch.float32, "cpu") for path in (blocks, numbers))
+    kept = load_decoder(blocks, torch.float32, "cpu", keep_codes=True)
     for name, matrix in matrices(theirs).items():
         assert (matrices(ours)[name] - matrix).abs().max() <= 1e-6 * matrix.abs().max(), name
     merge, whole = kept.blocks[0].attention.merge, theirs.blocks[0].attention.merge
@@ -71,7 +71,7 @@ def test_the_native_decoder_unpacks_them_to_the_bits_that_torch_makes_of_them(ki
     path = write_gguf(wide, tmp_path / "tiny.gguf", stored_as(kind) if kind == Type.BF16 else random_blocks(kind))
     found = []
     for mapped in (True, False):
-        net = load(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
     assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())
@@ -80,7 +80,7 @@ def test_the_native_decoder_unpacks_them_to_the_bits_that_torch_makes_of_them(ki
 def test_heads_that_end_within_a_block_are_refused_by_the_tensor(tmp_path):
     folder = written(tmp_path / "theirs", **DELTA | {"linear_value_head_dim": 12})
     path = write_gguf(folder, tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
-    for read in (inspect, lambda path: load(path, torch.float32, "cpu")):
+    for read in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError, match=r"tensor blk\.0\.ssm_out\.weight is Q8_0, and its heads end within a block"):
             read(path)
 
@@ -91,7 +91,7 @@ def test_a_speed_that_is_not_below_zero_is_named(tmp_path):
 
     path = write_gguf(make("qwen3_5_text", tmp_path / "theirs"), tmp_path / "tiny.gguf", change=spoil)
     with pytest.raises(CheckpointError, match=r"tensor blk\.0\.ssm_a holds NaN or infinity"):
-        load(path, torch.float32, "cpu")
+        load_decoder(path, torch.float32, "cpu")
 
 
 def join_experts(tensors: dict[str, tuple[numpy.ndarray, Type]]) -> None:
@@ -117,7 +117,7 @@ def join_inputs(tensors: dict[str, tuple[numpy.ndarray, Type]]) -> None:
 def test_tensors_that_are_joined_are_the_same_model(kind, change: Change, tmp_path):
     folder = make(kind, tmp_path / "theirs")
     joined, parted = write_gguf(folder, tmp_path / "a.gguf", change=change), write_gguf(folder, tmp_path / "b.gguf")
-    nets = [load(path, torch.float32, "cpu") for path in (joined, parted)]
+    nets = [load_decoder(path, torch.float32, "cpu") for path in (joined, parted)]
     assert all(torch.equal(a, b) for a, b in zip(*(net.parameters() for net in nets), strict=True))
 
 

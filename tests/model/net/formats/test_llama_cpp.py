@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from attend.model.gguf.splits import SPLITS
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.text.tokenizer import Tokenizer
 from tests.model import tokenizers
 from tests.model.checkpoints import DEEPSEEK, LATENT, VOCAB, shaped
@@ -64,7 +64,7 @@ def ask(path: Path, **question: Any) -> dict[str, Any]:
 def difference(path: Path, tokens: list[int]) -> tuple[float, float]:
     """Of our log probabilities from llama.cpp's: the largest as a share of the largest, and the mean as a share of the mean."""
     theirs = torch.tensor(ask(path, tokens=tokens, vocab=VOCAB)["logprobs"]).clamp(min=LEAST)
-    ours = our_logits(load(path, torch.float32, "cpu", context=64), tokens).log_softmax(-1).clamp(min=LEAST)
+    ours = our_logits(load_decoder(path, torch.float32, "cpu", context=64), tokens).log_softmax(-1).clamp(min=LEAST)
     return ((ours - theirs).abs().max() / theirs.abs().max()).item(), ((ours - theirs).norm() / theirs.norm()).item()
 
 
@@ -76,7 +76,7 @@ def written(tokens: dict[str, Any], folder: Path) -> Path:
 
 def its_texts(pre: str = "") -> list[str]:
     """Texts that it takes; where characters are composed first, such as are composed: it leaves that out."""
-    composed = pre in SPLITS and SPLITS[pre].composed
+    composed = pre in SPLITS and SPLITS[pre].uses_nfc
     return [text for text in NASTY if text and "\0" not in text and not (composed and normalize("NFC", text) != text)]
 
 

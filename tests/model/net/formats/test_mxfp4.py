@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load, quantised_decoder
+from attend.model.net.checkpoint import inspect, load_decoder, quantised_decoder
 from attend.model.net.formats.codes import MXFP4
 from attend.model.net.formats.mxfp4 import codes_of
 from attend.model.net.linear import Linear
@@ -94,7 +94,7 @@ def logits(net: Decoder) -> Tensor:
 
 
 def test_a_packed_folder_is_the_plain_one_to_the_bit(folder, plain):
-    found, expected = (load(each, torch.float32, "cpu", keep_codes=True) for each in (folder, plain))
+    found, expected = (load_decoder(each, torch.float32, "cpu", keep_codes=True) for each in (folder, plain))
     assert found.config == expected.config == inspect(folder)
     experts = [matrix for block in found.blocks for matrix in (block.mlp.experts.gate_up, block.mlp.experts.down)]
     assert all(isinstance(matrix, QuantisedExperts) and matrix.kind == MXFP4 and not matrix.has_minima for matrix in experts)
@@ -106,7 +106,7 @@ def test_a_packed_folder_is_the_plain_one_to_the_bit(folder, plain):
 
 
 def test_experts_that_are_not_kept_as_codes_are_the_same_numbers(folder, plain):
-    found, expected = load(folder, torch.bfloat16, "cpu"), load(plain, torch.bfloat16, "cpu")
+    found, expected = load_decoder(folder, torch.bfloat16, "cpu"), load_decoder(plain, torch.bfloat16, "cpu")
     assert all(torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
 
 
@@ -135,4 +135,4 @@ BAD = {
 def test_a_damaged_packed_folder_is_named(folder, changes, named):
     edit_tensors(folder, **{key.replace(".", "__"): value for key, value in changes.items()})
     with pytest.raises(CheckpointError, match=named):
-        load(folder, torch.float32, "cpu")
+        load_decoder(folder, torch.float32, "cpu")

@@ -13,11 +13,11 @@ from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQCon
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attend.model.__main__ import complete
+from attend.model.__main__ import complete_prompts
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.net.checkpoint import inspect, load, quantised_decoder, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, quantised_decoder, read_config
 from attend.model.net.formats.codes import INT4, INT8, MXFP4, CodeLayout
 from attend.model.net.formats.gptq import Gptq
 from attend.model.net.linear import Linear
@@ -62,10 +62,10 @@ LAYOUTS: dict[str, tuple[Pack, dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", ["awq 64", "gptq 4 bits 128 version 1"])
 def test_a_packed_folder_is_the_same_without_the_prefix_of_its_names(tmp_path, layout):
     folder = pack_folder(plain_folder(tmp_path / "plain"), *LAYOUTS[layout])
-    whole = load(folder, torch.float32, "cpu", keep_codes=True)
+    whole = load_decoder(folder, torch.float32, "cpu", keep_codes=True)
     tensors = load_file(folder / "model.safetensors")
     save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
-    base = load(folder, torch.float32, "cpu", keep_codes=True)
+    base = load_decoder(folder, torch.float32, "cpu", keep_codes=True)
     assert torch.equal(logits(whole), logits(base)) and inspect(folder) == whole.config
     assert sum(isinstance(module, QuantisedLinear) for module in base.modules()) == 8
 
@@ -90,8 +90,8 @@ def test_in_memory_minima_have_eleven_bits(tmp_path):
     plain = plain_folder(tmp_path / "plain")
     folder = pack_folder(plain, awq(64, fine=True), AWQ | {"group_size": 64})
     assert_codes_mean(folder, plain)
-    found = load(folder, torch.float32, "cpu", keep_codes=True).blocks[0].mlp.down.dense()
-    expected = load(plain, torch.float32, "cpu").blocks[0].mlp.down.weight
+    found = load_decoder(folder, torch.float32, "cpu", keep_codes=True).blocks[0].mlp.down.dense()
+    expected = load_decoder(plain, torch.float32, "cpu").blocks[0].mlp.down.weight
     assert 0 < (found - expected).abs().max() <= 2.0**-12 * 8 * 0.125
 
 
@@ -174,8 +174,8 @@ def test_a_matrix_with_one_plain_part_is_plain(tmp_path):
 @pytest.mark.parametrize("forms", [(INT4, INT8), (MXFP4, INT4), (INT8, INT8)], ids=str)
 def test_a_matrix_of_several_kinds_is_kept_in_bytes(forms):
     first, second = (CodeLayout(kind) for kind in forms)
-    assert first.joined(second) == second.joined(first) == CodeLayout(INT8)
-    assert first.joined(CodeLayout(forms[1], has_minima=True)) == CodeLayout(INT8, has_minima=True)
+    assert first.common_layout(second) == second.common_layout(first) == CodeLayout(INT8)
+    assert first.common_layout(CodeLayout(forms[1], has_minima=True)) == CodeLayout(INT8, has_minima=True)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -197,9 +197,9 @@ def test_a_router_stays_plain_whatever_the_files_have(tmp_path):
 
 
 def test_a_bias_of_zeros_that_no_model_has_is_passed_over(packed):
-    expected, name = logits(load(packed, torch.float32, "cpu", keep_codes=True)), "model.layers.0.mlp.up_proj.bias"
+    expected, name = logits(load_decoder(packed, torch.float32, "cpu", keep_codes=True)), "model.layers.0.mlp.up_proj.bias"
     edit_tensors(packed, **{name.replace(".", "__"): torch.zeros(256)})
-    assert torch.equal(expected, logits(load(packed, torch.float32, "cpu", keep_codes=True)))
+    assert torch.equal(expected, logits(load_decoder(packed, torch.float32, "cpu", keep_codes=True)))
     edit_tensors(packed, **{name.replace(".", "__"): torch.ones(256)})
     assert_damaged(packed, rf"tensor {name} is unexpected")
 
@@ -233,7 +233,7 @@ def test_a_packed_folder_is_served_with_the_answers_of_the_plain_one(tmp_path):
         engine = build_engine(each, EngineOptions(device="cpu", dtype="float32", backend="torch", kv_cache_memory=1 << 22))
         engine.start()
         try:
-            answers.append(asyncio.run(complete(engine, [[5, 17, 80, 3], [44, 61]], 24)))
+            answers.append(asyncio.run(complete_prompts(engine, [[5, 17, 80, 3], [44, 61]], 24)))
         finally:
             engine.close()
     assert answers[0] == answers[1]
@@ -259,19 +259,19 @@ def packed(tmp_path) -> Path:
 
 def assert_damaged(folder: Path, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        load(folder, torch.float32, "cpu", keep_codes=True)
+        load_decoder(folder, torch.float32, "cpu", keep_codes=True)
 
 
 def test_codes_are_not_quantised_again(packed):
     with pytest.raises(SettingError, match=r"quantize is int8, but .*packed is already quantised: leave quantize out"):
-        load(packed, torch.float32, "cpu", quantize=INT8)
+        load_decoder(packed, torch.float32, "cpu", quantize=INT8)
 
 
 def test_codes_that_are_not_asked_for_become_plain_numbers_and_a_line_says_so(packed, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "attend.model"):
-        net = load(packed, torch.float32, "cpu")
+        net = load_decoder(packed, torch.float32, "cpu")
     assert not any(isinstance(module, QuantisedLinear) for module in net.modules())
-    assert torch.equal(logits(net), logits(load(tmp_path / "plain", torch.float32, "cpu")))
+    assert torch.equal(logits(net), logits(load_decoder(tmp_path / "plain", torch.float32, "cpu")))
     assert "quantised weights of the checkpoint are dequantised in memory" in caplog.text
 
 
@@ -313,7 +313,7 @@ def test_scales_of_zero_and_below_are_taken_as_they_are(packed, factor):
     before, scales = codes_of(packed, name, shape).dense(), load_file(packed / "model.safetensors")[f"{NAME}.scales"]
     edit_tensors(packed, **{f"{NAME}.scales".replace(".", "__"): scales * factor})
     assert torch.equal(codes_of(packed, name, shape).dense(), before * factor)
-    assert load(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense().isfinite().all()
+    assert load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense().isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32], ids=str)
@@ -330,7 +330,7 @@ def test_vectors_are_never_codes(packed):
 
 def test_files_may_do_without_the_order_of_their_columns(packed):
     edit_tensors(packed, **{f"{NAME}.g_idx".replace(".", "__"): ...})
-    load(packed, torch.float32, "cpu", keep_codes=True)
+    load_decoder(packed, torch.float32, "cpu", keep_codes=True)
 
 
 def test_groups_that_do_not_divide_the_width_are_named(packed):
@@ -421,7 +421,7 @@ def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path, lacks):
     codes = {"weight": torch.ones(128, 32, dtype=torch.uint32), "scales": torch.ones(128, 4), "biases": torch.ones(128, 4)}
     edit_tensors(folder, **{f"{name}.{part}": tensor for part, tensor in codes.items() if part not in lacks})
     told = "scales" if lacks else "biases"
-    for check in (inspect, lambda path: load(path, torch.float32, "cpu")):
+    for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError, match=rf"tensor {name}\.{told} is not read: quant_method 'mlx' \(MLX: "):
             check(folder)
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.formats.codes import Codes
 from attend.model.net.formats.safetensors_files import Safetensors
 from attend.model.net.linear import Linear
@@ -85,7 +85,7 @@ def logits(net: Decoder) -> Tensor:
 
 def assert_means(folder: Path, plain: Path, *, coded: bool = True) -> Decoder:
     """A folder's decoder has the numbers of the plain one, to the bit."""
-    small, large = (load(each, torch.float32, "cpu", keep_codes=True) for each in (folder, plain))
+    small, large = (load_decoder(each, torch.float32, "cpu", keep_codes=True) for each in (folder, plain))
     assert coded == any(isinstance(module, QuantisedLinear) for module in small.modules())
     for name, matrix in large.named_modules():
         if isinstance(matrix, Linear):

@@ -21,7 +21,7 @@ from attend.model.config import ModelConfig
 from attend.model.errors import SettingError
 from attend.model.net.attention import attention_weights, causal_mask
 from attend.model.net.kv_cache import KVCache, decode, encode
-from attend.model.net.native.library import load as load_native
+from attend.model.net.native.library import load_library as load_native
 from attend.model.net.paged_attention import AttentionBackend, BatchLayout, Row
 from attend.model.sublayers import AttentionVariant
 from tests.model.checkpoints import tiny_config

@@ -42,13 +42,13 @@ def stand_ins(pytestconfig: pytest.Config) -> ctypes.CDLL:
 @pytest.fixture(params=range(len(library.VARIANTS)), ids=library.VARIANTS)
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """One variant after the other, as far as this CPU has them or loops stand in for them."""
-    name, built = library.VARIANTS[request.param], library.load()
+    name, built = library.VARIANTS[request.param], library.load_library()
     if not built.attend_has(request.param):
         mark = request.node.get_closest_marker("by_loops")
         if mark is None or name not in mark.args:
             pytest.skip(f"this CPU has no {name}")
         built = request.getfixturevalue("stand_ins")
-        monkeypatch.setattr(library, "load", lambda: built)
+        monkeypatch.setattr(library, "load_library", lambda: built)
     built.attend_choose(request.param)
     yield name
     built.attend_choose(built.attend_best())

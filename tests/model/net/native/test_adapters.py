@@ -12,13 +12,13 @@ from attend.model.net.native import library
 from attend.model.net.native.adapters import NativeAdapters
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
 from attend.model.net.native.packing import numbers_of_matrices
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, ReferenceBackend, Row
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_decoder
 from tests.model.net.native.test_native import distance, random_text, shaped
 
-needs_library = pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+needs_library = pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built")
 pytestmark = [needs_library, pytest.mark.by_loops("amx")]
 LENGTHS = [1, 33, 64, 65, 20]
 SWITCHES = {
@@ -81,7 +81,7 @@ def run(net, backend, adapters=None, of_text=(), *, chunk: int, texts, dtype=tor
             owners = [of_text[i] for i, _, count in turns for _ in range(count)]
             groups = [AdapterBatch(each, [t for t, owner in enumerate(owners) if owner is each]) for each in {*owners} - {None}]
             adapters.use(groups, len(owners))
-        hidden = net(tokens, layout.positions_T, Paged(backend, cache, layout)).float()
+        hidden = net(tokens, layout.positions_T, PagedAttention(backend, cache, layout)).float()
         for (i, start, count), part in zip(turns, hidden.split([count for *_, count in turns]), strict=True):
             found[i].append(part)
             done[i] = start + count

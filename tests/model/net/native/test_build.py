@@ -96,13 +96,13 @@ def test_processes_that_start_together_build_it_once(source, cache):
 def test_one_beside_the_source_that_cannot_be_loaded_here_is_replaced_by_one_in_the_cache(source, cache, opened):
     library.library_path().write_text("built for another machine")
     assert len(told()) == 2
-    assert library.load.__wrapped__() is None
+    assert library.load_library.__wrapped__() is None
     assert opened == [library.library_path(), cache / library.library_name()]
 
 
 @needs_compiler
 def test_one_beside_the_source_that_can_be_loaded_is_enough(source, cache):
-    building.build(find_compiler(), source.parent)
+    building.build_library(find_compiler(), source.parent)
     assert told() == []
     assert not cache.exists()
 
@@ -140,7 +140,7 @@ def test_nothing_is_loaded_or_built_where_others_can_write(source, cache, opened
     (cache / library.library_name()).touch()
     cache.chmod(mode)
     assert told() == []
-    assert library.load.__wrapped__() is None
+    assert library.load_library.__wrapped__() is None
     assert opened == [library.library_path()]
     reason, why = absence()
     assert reason == "no_cache"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attend.model.net.attention import MultiHeadAttention
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.delta import GatedDelta
 from attend.model.net.experts import Mixture
 from attend.model.net.paged_attention import ReferenceBackend, TorchBackend
@@ -43,7 +43,7 @@ def decided(whole: Decoder, texts: list[torch.Tensor]) -> torch.Tensor:
 def test_a_checkpoint_is_computed_no_farther_from_float32_than_torch_computes_it(kind, tmp_path):
     """Of a mixture those tokens are compared that no router's luck reaches: a later one sees what the earlier ones became."""
     folder = write_checkpoint(kind, tmp_path)
-    half, whole = load(folder, torch.bfloat16, "cpu"), load(folder, torch.float32, "cpu")
+    half, whole = load_decoder(folder, torch.bfloat16, "cpu"), load_decoder(folder, torch.float32, "cpu")
     for block in half.blocks:
         if isinstance(block.attention, GatedDelta):
             settle(block.attention)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
-from attend.model.net.paged_attention import BatchLayout, Paged, ReferenceBackend, Row, TorchBackend
+from attend.model.net.paged_attention import BatchLayout, PagedAttention, ReferenceBackend, Row, TorchBackend
 from attend.model.sublayers import DeltaSpec
 from tests.model.net.native.test_native import dirty_cache, distance, needs_library, random_text, run, run_native
 from tests.model.net.native.test_switches import CONV, DELTA, nets_of
@@ -23,7 +23,7 @@ def states_after(net, backend, dtype: torch.dtype, chunks: list[tuple[int, int]]
         rows = [Row(range(1 + 4 * at, 5 + 4 * at), done[at], count) for _, at, count in turns]
         layout = BatchLayout.build(rows, 32, "cpu", states=[slots[at] for _, at, _ in turns])
         tokens = torch.cat([random_text(70, at)[done[at] : done[at] + count] for _, at, count in turns])
-        net(tokens, layout.positions_T, Paged(backend, cache, layout))
+        net(tokens, layout.positions_T, PagedAttention(backend, cache, layout))
         done = [before + count for before, count in zip(done, counts, strict=True)]
     return cache.states[0]
 
@@ -69,7 +69,7 @@ def test_a_step_may_write_to_another_slot_than_it_reads(variant, count, switches
         for start, some, sources in ((0, 9, [3]), (9, count, [3])):
             slots = [3 if start == 0 else slot]
             layout = BatchLayout.build([Row([1, 2], start, some)], 32, "cpu", (), slots, sources)
-            out_TE = net(text[start : start + some], layout.positions_T, Paged(backend, cache, layout))
+            out_TE = net(text[start : start + some], layout.positions_T, PagedAttention(backend, cache, layout))
             if start == 0:
                 before = [part[3].clone() for part in cache.states[0]]
         found.append((out_TE, [part[slot] for part in cache.states[0]], [part[3] for part in cache.states[0]]))
@@ -89,7 +89,7 @@ def test_a_draft_does_not_move_the_state_on_and_is_computed_from_it(variant, dra
         cache, parts = dirty_cache(net.config, 8, 32, torch.bfloat16), []
         for start, count, more in steps:
             layout = BatchLayout.build([Row([1, 2], start, count, more)], 32, "cpu", (), [3])
-            parts.append(net(text[start : start + count], layout.positions_T, Paged(backend, cache, layout)))
+            parts.append(net(text[start : start + count], layout.positions_T, PagedAttention(backend, cache, layout)))
         found.append((torch.cat(parts[1:])[: 3 + draft], parts[-1], *(part[3] for part in cache.states[0])))
     assert all(map(torch.equal, *found))
 

@@ -159,7 +159,7 @@ def test_a_row_whose_scores_are_not_finite_is_not_blamed_on_its_changes(variant)
     scores = torch.full((3, 20), torch.nan)
     scores[1] = torch.inf
     scores[2] = 0.0
-    draws = [Draw(SamplingPlan(SamplingParams(temperature=0), 0), 0, banned=tuple(range(20)))] * 3
+    draws = [Draw(SamplingPlan(SamplingParams(temperature=0), 0), 0, banned_tokens=tuple(range(20)))] * 3
     assert draw_tokens(scores, draws).tolist() == [sampling.UNSCORED, sampling.UNSCORED, sampling.EXCLUDED]
 
 
@@ -171,7 +171,7 @@ def test_log_probabilities_are_those_of_the_plain_softmax(variant):
         rows = torch.stack([scores, scores.flip(0), scores * 2])
         tokens, top = [dice.randrange(size) for _ in range(3)], [dice.choice([0, 1, 5, 20, size + 1]) for _ in range(3)]
         others = [tuple(dice.randrange(size) for _ in range(dice.randrange(4))) for _ in range(3)]
-        found, wanted = logprobs(rows, tokens, top, others), sampling.logprobs(rows, tokens, top, others)
+        found, wanted = logprobs(rows, tokens, top, others), sampling.row_logprobs(rows, tokens, top, others)
         exact = rows.double().log_softmax(dim=-1)
         for row, ((value, best), (_, likeliest)) in enumerate(zip(found, wanted, strict=True)):
             pairs = [(tokens[row], value), *best]

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from attend.model.net.checkpoint import load
+from attend.model.net.checkpoint import load_decoder
 from attend.model.net.native import decoder
 
 
@@ -51,7 +51,7 @@ class Watched:
 watched = Watched(decoder.native())
 decoder.native = lambda: watched
 before = anonymous()
-loaded = load(Path(sys.argv[1]), torch.bfloat16, "cpu", mapped=sys.argv[2] == "spend")
+loaded = load_decoder(Path(sys.argv[1]), torch.bfloat16, "cpu", mapped=sys.argv[2] == "spend")
 watched.most = anonymous()
 served = decoder.NativeDecoder(loaded, spend=sys.argv[2] == "spend")
 print(watched.most - before, anonymous() - before)
@@ -80,7 +80,7 @@ def taken(folder: Path, how: str) -> list[int]:
     return [int(number) for number in done.stdout.split()]
 
 
-@pytest.mark.skipif(library.load() is None, reason="the native decoder is not built")
+@pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", KINDS)
 def test_loading_holds_the_weights_once(tmp_path, kind):

@@ -12,12 +12,12 @@ from attend.model.errors import SettingError
 from attend.model.net.features import NATIVE
 from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeBackend, NativeDecoder
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, ReferenceBackend, Row
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
-built = library.load()
+built = library.load_library()
 needs_library = pytest.mark.skipif(
     built is None, reason="the native decoder is not built here: python -m attend.model.net.native"
 )
@@ -71,7 +71,11 @@ def run(net, backend, chunk: int, block_size: int, dtype: torch.dtype, texts=Non
         rows, states = [Row(tables[i], start, count) for i, start, count in turns], [tables[i][0] for i, *_ in turns]
         layout = BatchLayout.build(rows, block_size, "cpu", states=states)
         tokens = torch.cat([texts[i][start : start + count] for i, start, count in turns])
-        hidden = net(tokens, layout.positions_T, Paged(backend, cache, layout)).float().split([count for *_, count in turns])
+        hidden = (
+            net(tokens, layout.positions_T, PagedAttention(backend, cache, layout))
+            .float()
+            .split([count for *_, count in turns])
+        )
         for (i, start, count), part in zip(turns, hidden, strict=True):
             found[i].append(part)
             done[i] = start + count

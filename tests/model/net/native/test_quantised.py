@@ -18,7 +18,7 @@ from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.net.native.test_native import distance, pair, run, run_native, shaped
 
 needs_library = pytest.mark.skipif(
-    library.load() is None, reason="the native decoder is not built here: python -m attend.model.net.native"
+    library.load_library() is None, reason="the native decoder is not built here: python -m attend.model.net.native"
 )
 pytestmark = [needs_library, pytest.mark.by_loops("avx2-vnni", "avx512", "avx512-vnni", "amx")]
 FORMS = [(kind, minima) for kind in KINDS.values() for minima in (False, True)]

@@ -27,10 +27,10 @@ from triton.compiler import ASTSource
 from attend.model.engine.sampler import TokenSampler
 from attend.model.net.formats.codes import FP8, INT4, INT8, MXFP4
 from attend.model.net.linear import Linear
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import backend, codes, delta, fused, grouped, kernels, limits, ranks, sampling
+from attend.model.net.triton import backend, codes, delta, fused_kernels, grouped_experts, kernels, limits, ranks, sampling
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.codes import TOKENS, CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
@@ -290,14 +290,14 @@ def launch_layer(changes, dtype):
     with torch.device("meta"):
         net, numbers_T = Decoder(config).to(dtype), torch.zeros(1, dtype=torch.int64)
     layout = BatchLayout([Row([1], 9, 1)], numbers_T, numbers_T, numbers_T[None], 32, 1, (), numbers_T, numbers_T)
-    TritonDecoder(net)(numbers_T, numbers_T, Paged(NoAttention(), cache, layout))
+    TritonDecoder(net)(numbers_T, numbers_T, PagedAttention(NoAttention(), cache, layout))
 
 
 def compiled(capability: int) -> list[dict]:
     """All kernels as they would be launched on such a GPU."""
     stands = []
     with mock.patch.object(backend, "shared_memory", return_value=ARCHITECTURES[capability].program), ExitStack() as stack:
-        for module in (kernels, fused, grouped, delta, limits, sampling, codes, ranks):
+        for module in (kernels, fused_kernels, grouped_experts, delta, limits, sampling, codes, ranks):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 stands.append(Compiled(getattr(module, name), capability))
                 stack.enter_context(mock.patch.object(module, name, stands[-1]))

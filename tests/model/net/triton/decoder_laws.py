@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from attend.model.engine.build import build_engine
+from attend.model.engine.cuda_recorder import CudaRecorder
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.pieces import StepPieces
-from attend.model.engine.recorder import CudaRecorder
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.net.experts import Mixture
 from attend.model.net.features import TRITON, features
 from attend.model.net.layers import MLP, GatedMLP
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, ReferenceBackend, Row, TorchBackend
 from attend.model.net.triton import mlp
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend
 from attend.model.net.triton.decoder import TritonDecoder
@@ -107,7 +107,7 @@ def two_steps(way, net, backend, length=6):
     for rows in ([Row(blocks[1], 0, 1), Row(blocks[0], 0, length)], [Row(blocks[0], length, 1), Row(blocks[1], 1, 1)]):
         layout = BatchLayout.build(rows, 8, DEVICE, states=[row.blocks[0] for row in rows])
         tokens = torch.arange(len(layout.slots_T), device=DEVICE) + 5
-        found.append(way(tokens, layout.positions_T, Paged(backend, cache, layout)))
+        found.append(way(tokens, layout.positions_T, PagedAttention(backend, cache, layout)))
     return torch.cat(found)
 
 
@@ -240,7 +240,7 @@ def test_a_recorded_step_is_the_same_step():
         tokens = list(range(5, 5 + len(rows)))
         layout = BatchLayout.build(rows, 8, DEVICE)
         with torch.inference_mode():
-            hidden = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout))
+            hidden = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, PagedAttention(backend, cache, layout))
             expected = net.logits(hidden)
         done = recorded.run(rows, integers(tokens, DEVICE))
         torch.testing.assert_close(done.logits_TV, expected, atol=1e-4, rtol=1e-4)
@@ -257,14 +257,16 @@ def test_a_step_in_pieces_is_the_same_step(name, gated):
     for cached in (*cache.keys, *cache.values):
         cached.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
     record = (lambda step: step) if INTERPRETED else CudaRecorder().in_pieces
-    recorded = StepPieces(net, backend, cache, 32, record)
+    recorded = PiecewiseGraphs(net, backend, cache, 32, record)
     for rows in ([Row([1, 2, 3, 4, 5], 38, 1), Row([6], 3, 1), Row([7, 8], 3, 9), Row([9], 0, 4)], [Row([6, 9], 4, 6)]):
         assert recorded.fits(rows)
         tokens = [5 + at for at in range(sum(row.count for row in rows))]
         others = [[[block + 11 for block in row.blocks] for row in rows]] * (cache.num_groups - 1)
         layout = BatchLayout.build(rows, 8, DEVICE, others)
         with torch.inference_mode():
-            expected = net(torch.tensor(tokens, device=DEVICE), layout.positions_T, Paged(backend, cache, layout)).clone()
+            expected = net(
+                torch.tensor(tokens, device=DEVICE), layout.positions_T, PagedAttention(backend, cache, layout)
+            ).clone()
         for layer, group in enumerate(cache.group_of_layer):
             cache.keys[layer][layout.of(group).slots_T] = cache.values[layer][layout.of(group).slots_T] = torch.nan
         found = recorded.run(rows, integers(tokens, DEVICE), others)
@@ -293,9 +295,9 @@ def test_each_group_of_layers_has_blocks_of_its_own(fused):
     layout = BatchLayout.build(rows, 8, DEVICE, others, states)
     caches = [replace(cache, states=copy.deepcopy(cache.states)) for _ in range(2)]  # a step moves states on
     with torch.inference_mode():
-        reference = Paged(ReferenceBackend(config.attention_variants), caches[0], layout)
+        reference = PagedAttention(ReferenceBackend(config.attention_variants), caches[0], layout)
         expected = decoder.logits(decoder(tokens, layout.positions_T, reference))
-        found = net.logits(net(tokens, layout.positions_T, Paged(backend, caches[1], layout)))
+        found = net.logits(net(tokens, layout.positions_T, PagedAttention(backend, caches[1], layout)))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     cache.keys[0][:8] = cache.values[0][:8] = torch.nan  # where the recording has written its padding
     torch.testing.assert_close(recorded.run(rows, tokens, others, states).logits_TV, expected, atol=1e-4, rtol=1e-4)

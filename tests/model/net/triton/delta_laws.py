@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from attend.model.engine.config import GroupSize
+from attend.model.engine.cuda_recorder import CudaRecorder
 from attend.model.engine.engine import Engine
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
 from attend.model.net.delta import GatedDelta
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row, TorchBackend
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, ReferenceBackend, Row, TorchBackend
 from attend.model.net.short_conv import ShortConv
 from attend.model.net.triton import delta
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend
@@ -89,7 +89,7 @@ class Scene:
             places = [None if some is None else [some[text] for text, _, _ in step] for some in (slots, sources)]
             layout = BatchLayout.build(rows, 8, DEVICE, (), *places)
             x_TE = torch.cat([self.texts[text][start : start + count] for text, start, count in step])
-            paged = Paged(way(), self.cache, layout)
+            paged = PagedAttention(way(), self.cache, layout)
             if way is not TritonBackend:
                 out = self.layer(x_TE, None, 0, paged)
             elif isinstance(self.layer, ShortConv):
@@ -224,7 +224,7 @@ def test_a_recorded_step_moves_the_same_states():
     sources = [3, 4, 1]
     layout = BatchLayout.build(rows, 8, DEVICE, (), states, sources)
     with torch.inference_mode():
-        plain = Paged(ReferenceBackend(net.config.attention_variants), caches[1], layout)
+        plain = PagedAttention(ReferenceBackend(net.config.attention_variants), caches[1], layout)
         wanted = net.logits(net(tokens_T, layout.positions_T, plain))
     found = recorded.run(rows, tokens_T, states=states, sources=sources).logits_TV
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)

@@ -126,7 +126,7 @@ def test_work_is_shared_out_as_counted_by_hand(monkeypatch, num_rows, limit):
     monkeypatch.setattr(under_test, "COUNTED", 16)
     units = [1 + 7 * row % 20 for row in range(num_rows)]
     items = [-(-min(count, limit or count) // 4) for count in units]
-    shares = Shares.cut(torch.tensor(units, device=DEVICE) - 1, 4, limit, sum(items) + 5)
+    shares = Shares.split_rows(torch.tensor(units, device=DEVICE) - 1, 4, limit, sum(items) + 5)
     assert [sum(items[:row]) for row in range(num_rows + 1)] == shares.first_R.tolist()
     assert [row for row, count in enumerate(items) for _ in range(count)] == shares.rows_I[: sum(items)].tolist()
 
@@ -223,7 +223,7 @@ def test_a_decode_starts_as_many_programs_as_run_at_once(monkeypatch):
 
     monkeypatch.setattr(under_test.kernels, "decode_kernel", Launched())
     monkeypatch.setattr(under_test, "DECODES", {})
-    monkeypatch.setattr(under_test.Processors, "here", lambda: Processors(count=4, shared=100_000))
+    monkeypatch.setattr(under_test.Processors, "here", lambda: Processors(count=4, shared_memory=100_000))
     monkeypatch.setattr(under_test, "SPLIT", 16)
     scene = Scene(decodes(500, 400), SHAPES[0])
     kv_heads = SHAPES[0][1]

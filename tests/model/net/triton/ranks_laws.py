@@ -47,7 +47,7 @@ def test_parts_are_added_in_the_order_of_the_ranks_to_the_bit(dtype, shape):
     "switches", [{"qk_norm": "all"}, {"num_experts": 4, "experts_per_token": 2, "expert_size": 16}], ids=str
 )
 def test_what_the_kernels_do_not_compute_in_parts_is_torchs(switches):
-    config, at = config_of(tiny_config(**switches), 2), Placement(torch.float32, "cuda", 32, shared=True)
+    config, at = config_of(tiny_config(**switches), 2), Placement(torch.float32, "cuda", 32, is_sharded=True)
     assert choose_backend("auto", config, at).name == "torch"
     with pytest.raises(SettingError, match="does not support this model with tensor_parallel"):
         choose_backend("triton", config, at)

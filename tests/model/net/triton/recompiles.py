@@ -20,17 +20,17 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from attend.model.engine.config import EngineConfig, GroupSize
+from attend.model.engine.cuda_recorder import no_op
 from attend.model.engine.engine import Engine, warm_up
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.pieces import StepPieces
-from attend.model.engine.recorder import nothing
+from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.request import Request
 from attend.model.engine.runner import DrawTokens, ModelRunner
 from attend.model.engine.sampler import TokenSampler
 from attend.model.engine.scheduler import Scheduler
 from attend.model.net.paged_attention import KVCache
 from attend.model.net.transformer import Decoder
-from attend.model.net.triton import delta, fused, grouped, kernels, limits, sampling
+from attend.model.net.triton import delta, fused_kernels, grouped_experts, kernels, limits, sampling
 from attend.model.net.triton.backend import TritonBackend
 from attend.model.net.triton.decoder import TritonDecoder
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams
@@ -142,7 +142,7 @@ def engine(recorded: bool, **changes) -> Engine:
     graphs = DecodeGraphs(form, backend, cache, 128, MOST, lambda step: (step(), step)[1]) if recorded else None
     pieces = None
     if recorded and not config.state_bytes:
-        pieces = StepPieces(form, backend, cache, sizes.max_batch_tokens, lambda step: (step(nothing), step)[1])
+        pieces = PiecewiseGraphs(form, backend, cache, sizes.max_batch_tokens, lambda step: (step(no_op), step)[1])
     sampler = TokenSampler(config.vocab_size, "cpu")
     sampler.warm_up(torch.bfloat16)
     clock = partial(next, count())  # each look takes a second, so that all runs plan the same steps
@@ -179,7 +179,9 @@ def main() -> int:
     late = 0
     for name, (changes, recorded) in MODELS.items():
         for kernel in (
-            kernel for module in (kernels, fused, grouped, delta, limits, sampling) for kernel in vars(module).values()
+            kernel
+            for module in (kernels, fused_kernels, grouped_experts, delta, limits, sampling)
+            for kernel in vars(module).values()
         ):
             if isinstance(kernel, JITFunction):
                 kernel.device_caches.clear()  # as in a new process

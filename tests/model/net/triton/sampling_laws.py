@@ -80,7 +80,7 @@ def changed(scores_RV, draws):
     chunks = -(-VOCAB // CHUNK)
     out_RV = torch.zeros(rows, VOCAB, device=DEVICE)
     rest = [torch.empty(2 * rows * chunks, dtype=kind, device=DEVICE) for kind in (torch.float32, torch.int64, torch.int32)]
-    numbers = drawer._received(draws)
+    numbers = drawer._receive(draws)
     kernels.highest_kernel[(rows, chunks)](
         *(scores_RV, *numbers, drawer._texts.counts, out_RV, *rest, *[torch.empty_like(rest[1])] * 2, scores_RV.stride(0)),
         V=VOCAB,
@@ -188,7 +188,7 @@ def searched(scores_RV, draws, room):
     found_R = torch.full((num_rows,), -1, dtype=torch.int64, device=DEVICE)
     bins = torch.zeros(num_rows, limits.COLUMNS.value, dtype=torch.int64, device=DEVICE)
     candidates = torch.full((num_rows, max(room, 0)), torch.nan, device=DEVICE)
-    given = (scores_RV, drawer._received(draws)[0], scores_RV.float().amax(1, keepdim=True), bins)
+    given = (scores_RV, drawer._receive(draws)[0], scores_RV.float().amax(1, keepdim=True), bins)
     sizes = {"V": vocab, "S": 1, "S_P": 1} | under_test.OPTIONS
     grid, stride = (num_rows, num_chunks), scores_RV.stride(0)
     limits.count_kernel[grid](*given, stride, CHUNK=chunk, **sizes)
@@ -352,7 +352,7 @@ def test_a_step_of_a_known_text_copies_as_much_after_ten_tokens_as_after_a_thous
     for step in range(1000):
         output.append(step * 7 % VOCAB)
         text = history.follow(prompt, output)
-        drawer._received([draw(step, text=text, decoding={"frequency_penalty": 0.5})])
+        drawer._receive([draw(step, text=text, decoding={"frequency_penalty": 0.5})])
     assert sizes[10] == sizes[-1] == 8 * (kernels.NUMBERS.value + 2)
 
 
@@ -377,11 +377,11 @@ def test_a_step_is_two_launches_and_five_where_candidates_are_chosen(monkeypatch
 
 
 def test_what_went_to_the_device_with_other_numbers_is_drawn_as_what_went_alone():
-    scores_RV, draws, parcel = scores_of(32), changing(32), HostToDeviceCopy(DEVICE)
+    scores_RV, draws, h2d_copy = scores_of(32), changing(32), HostToDeviceCopy(DEVICE)
     told, alone = TokenSampler(VOCAB, DEVICE), TokenSampler(VOCAB, DEVICE)
-    before, after = parcel.add([5]), (told.tell(draws, parcel), parcel.add([6, 7]))[1]
+    before, after = h2d_copy.add([5]), (told.tell(draws, h2d_copy), h2d_copy.add([6, 7]))[1]
     assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
-    assert (parcel[before].tolist(), parcel[after].tolist()) == ([5], [6, 7])
+    assert (h2d_copy[before].tolist(), h2d_copy[after].tolist()) == ([5], [6, 7])
     assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
 
 

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
+from attend.model.engine.cuda_recorder import CudaRecorder
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.recorder import CudaRecorder
 from attend.model.engine.sampler import TokenSampler
 from attend.model.net.formats.codes import FP8, INT4, INT8
-from attend.model.net.paged_attention import BatchLayout, KVCache, Paged, ReferenceBackend, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, ReferenceBackend, Row
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend
 from attend.model.net.triton.codes import CodesLinear
@@ -55,7 +55,7 @@ def hidden(way, net, backend):
     for rows in ([Row([1, 2], 0, 40)], [Row([1, 2], 40, 1), Row([3], 0, 7)]):
         layout = BatchLayout.build(rows, BLOCK, DEVICE)
         tokens = torch.arange(len(layout.slots_T), device=DEVICE) + 5
-        found.append(way(tokens, layout.positions_T, Paged(backend, cache, layout)))
+        found.append(way(tokens, layout.positions_T, PagedAttention(backend, cache, layout)))
     return torch.cat(found)
 
 
@@ -113,7 +113,7 @@ def test_a_recorded_step_is_the_one_that_was_recorded():
     graphs = DecodeGraphs(form, backend, cache, 64, 8, CudaRecorder())
     rows = [Row([1 + at], 3 + at, 1) for at in range(5)]
     given, layout = torch.arange(5, device=DEVICE), BatchLayout.build(rows, BLOCK, DEVICE)
-    wanted = form(given, layout.positions_T, Paged(backend, cache, layout))
+    wanted = form(given, layout.positions_T, PagedAttention(backend, cache, layout))
     assert (
         distance(graphs.run(rows, given).hidden_TE, wanted) <= 0.01
     )  # beside rows of padding: the products may differ in bits

@@ -8,7 +8,7 @@ from attend.model.engine import startup
 from attend.model.engine.sampler import TokenSampler
 from attend.model.engine.startup import check_decoder, check_draws
 from attend.model.net.formats.codes import FP8, INT4, MXFP4
-from attend.model.net.triton import codes, fused, kernels, limits
+from attend.model.net.triton import codes, fused_kernels, kernels, limits
 from tests.model.checkpoints import tiny_config
 from tests.model.net.triton.laws import DEVICE
 
@@ -64,7 +64,7 @@ def with_scale(place, factor):
     [
         (kernels, "decode_kernel", with_scale(12, 1.5)),
         (kernels, "prefill_kernel", with_scale(13, 1.5)),
-        (fused, "join_kernel", with_scale(9, 1.5)),
+        (fused_kernels, "join_kernel", with_scale(9, 1.5)),
     ],
 )
 def test_a_wrong_kernel_is_seen(monkeypatch, module, name, change):

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, Served
+from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
 from attend.service.runtime.models.pool import LoadFailed, Pool, State
 from attend.service.settings import Settings
 
@@ -17,7 +17,7 @@ class FakeProcess:
         self.machine, self.name, self.memory = machine, name, memory
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def ended(self) -> str:
+    async def wait_for_exit(self) -> str:
         return await self.over
 
     async def stop(self, seconds: float = 0.0) -> None:
@@ -45,10 +45,10 @@ class Machine:
         self.broken: set[str] = set()
         self.starts: list[str] = []
         self.pool: Pool[FakeProcess] = Pool(
-            Plan({entry.name: Served(entry, Settings()) for entry in entries}, file, budget), self.start
+            Plan({entry.name: ServedModel(entry, Settings()) for entry in entries}, file, budget), self.start
         )
 
-    async def start(self, served: Served) -> FakeProcess:
+    async def start(self, served: ServedModel) -> FakeProcess:
         self.starts.append(served.name)
         self.alive.add(served.name)
         assert sum(self.sizes[name] for name in self.alive) <= self.budget

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from attend.service.access.caller import Callers
 from attend.service.runtime.models import http
-from attend.service.runtime.models.door import Door
-from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, Served
+from attend.service.runtime.models.authentication import CallAuthenticator
+from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
 from attend.service.runtime.models.pool import LoadFailed, Pool
-from attend.service.runtime.models.site import ModelRoutes, build_site
+from attend.service.runtime.models.routes import ModelRoutes, build_models_app
 from attend.service.settings import Settings
 
 
@@ -44,7 +44,7 @@ class Played:
         self.asked: list[web.Request] = []
         self.bodies: list[bytes] = []
 
-    async def start(self, served: Served) -> "Played":
+    async def start(self, served: ServedModel) -> "Played":
         await asyncio.sleep(self.seconds)
         if self.broken:
             raise LoadFailed("it is broken")
@@ -55,7 +55,7 @@ class Played:
         self.bodies.append(await request.read())
         return await self.answer(request)
 
-    async def ended(self) -> str:
+    async def wait_for_exit(self) -> str:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -75,11 +75,11 @@ async def served(played: Played, **settings):
         await runner.setup()
         await web.UnixSite(runner, str(Path(folder, "http"))).start()
         file = ModelsFile(models=[Entry(name="m", memory=1)])
-        pool = Pool(Plan({"m": Served(file.models[0], Settings())}, file, 10), played.start)
-        door = Door(None, Callers(), lambda: pool.is_closing)
-        site = ModelRoutes(Settings(**settings), door, pool, None, "0", 0)
+        pool = Pool(Plan({"m": ServedModel(file.models[0], Settings())}, file, 10), played.start)
+        authenticator = CallAuthenticator(None, Callers(), lambda: pool.is_closing)
+        routes = ModelRoutes(Settings(**settings), authenticator, pool, None, "0", 0)
         connector = aiohttp.UnixConnector(str(Path(folder, "http")))
-        transport = httpx.ASGITransport(build_site(site, frozenset()), client=("10.0.0.9", 1))
+        transport = httpx.ASGITransport(build_models_app(routes, frozenset()), client=("10.0.0.9", 1))
         try:
             async with (
                 aiohttp.ClientSession("http://localhost", connector=connector, auto_decompress=False) as played.http,

@@ -1,0 +1,115 @@
+"""Files and batches for the event loop: a thread for the database, and two for file I/O."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from io import FileIO
+from typing import Any, TypeVar
+
+from attend.service.batch.batches import Batches
+from attend.service.batch.files import Clock, Files
+from attend.service.batch.limits import Limits
+from attend.service.errors import NotThere, StorageFailed
+from attend.service.generation.thread_pools import FairSemaphore
+from attend.service.observe.batches import BatchNumbers
+
+log = logging.getLogger("attend.batch")
+T = TypeVar("T")
+
+MOST_UPLOADS = 32
+"""Files that are uploaded at a time; one caller has a quarter of them at most."""
+READ_BYTES = 256 << 10
+"""Of a file that is sent, at a time."""
+
+
+class BatchService:
+    """What routes and runner share. Raises SettingError where the folder cannot be used."""
+
+    def __init__(self, limits: Limits, clock: Clock = time.time) -> None:
+        self.limits = limits
+        self.files = Files(limits, clock)
+        self.batches = Batches(self.files)
+        self.numbers = BatchNumbers()
+        self.uploads = FairSemaphore(MOST_UPLOADS, "files are being uploaded")
+        self.woken = asyncio.Event()
+        """Set where a batch is new, or is to end."""
+        self.free = asyncio.Event()
+        """Set where another line may begin."""
+        self._database = ThreadPoolExecutor(1, "attend-batch-db")
+        self._disk = ThreadPoolExecutor(2, "attend-batch-io")
+
+    async def db(self, work: Callable[..., T], *given: Any, **named: Any) -> T:
+        """The result of work with the database. Raises StorageFailed where that cannot be written."""
+        return await self._answer(self._database.submit(partial(work, *given, **named)))
+
+    async def disk(self, work: Callable[..., T], *given: Any) -> T:
+        """The result of work with files. Raises OSError."""
+        return await asyncio.wrap_future(self._disk.submit(partial(work, *given)))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have work with files done that nobody waits for."""
+        self._disk.submit(work)
+
+    async def _answer(self, future: "Future[T]") -> T:
+        try:
+            return await asyncio.wrap_future(future)
+        except (sqlite3.Error, OSError) as error:
+            raise self.count_failure(error) from error
+
+    def count_failure(self, error: Exception) -> StorageFailed:
+        """Count and tell a failure of the disk; what callers are told of it."""
+        self.numbers.storage_errors += 1
+        log.error("the folder of files and batches, %s: %s", self.files.folder.root, disk_error(error))
+        return StorageFailed(f"files cannot be kept now: {disk_error(error)}")
+
+    @asynccontextmanager
+    async def reserve_file(self, owner: str, size: int) -> AsyncIterator[str]:
+        """The id of a file of at most so many bytes. Where the block ends in an exception nothing is left of it."""
+        future = self._database.submit(self.files.reserve, owner, size)
+        try:
+            file_id = await self._answer(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(self._abandon)  # where it has begun it goes on
+            raise
+        try:
+            yield file_id
+        except BaseException:
+            self._database.submit(self.files.drop, file_id)
+            raise
+
+    def _abandon(self, future: "Future[str]") -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._database.submit(self.files.drop, future.result())
+
+    async def content(self, file_id: str) -> tuple[int, AsyncIterator[bytes]]:
+        """The bytes of a file that the caller has, and how many. It is whole, even if the file is deleted meanwhile."""
+        try:
+            file = await self.disk(FileIO, self.files.folder.file(file_id))
+        except FileNotFoundError as error:
+            raise NotThere(f"file_id: there is no file {file_id!r}", "file_id") from error
+        except OSError as error:
+            raise self.count_failure(error) from error
+        size = os.fstat(file.fileno()).st_size
+        return size, self._pieces(file, size)
+
+    async def _pieces(self, file: FileIO, size: int) -> AsyncIterator[bytes]:
+        with file:  # where nothing is asked for it is closed with the last reference to it
+            for place in range(0, size, READ_BYTES):
+                yield await self.disk(os.pread, file.fileno(), READ_BYTES, place)
+
+    def close(self) -> None:
+        """Let go of the folder, once what is under way is done."""
+        self._disk.shutdown()
+        self._database.submit(self.files.close)
+        self._database.shutdown()
+
+
+def disk_error(error: Exception) -> str:
+    """Why a disk failed, without its paths."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,145 @@
+"""JSON schema check of tool arguments that are not written as JSON: `type`, `enum` and `const`.
+
+Followed are `$ref` inside the tool's schema (with what stands beside it), `anyOf`, `oneOf`, `allOf` and OpenAPI's `nullable`.
+Other keywords, such as `minimum`, are not looked at: more may be admitted than the schema allows, never less. `oneOf` is read
+as `anyOf`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from attend.model.text.schema import pointed_at
+
+Values = Mapping[str, frozenset[Any] | None]
+"""By kind, see `kind_of`: the values that are admitted, None for all of that kind. A kind that is not there is not admitted."""
+TEXT: Values = {"string": None}
+ANY: Values = dict.fromkeys(("null", "boolean", "integer", "fraction", "string", "array", "object"))
+MAX_DEPTH = 32
+"""Steps by `$ref`, `anyOf`, `oneOf` and `allOf` into each other. What lies deeper is taken to admit everything."""
+MAX_STEPS = 100_000
+"""Schemas, and values of `enum` in each place that compares them, that are looked at for one answer: 0.1 s. What comes after
+them is taken to admit everything."""
+_KINDS = {"number": ("integer", "fraction")}
+
+
+class ArgumentTypes:
+    """What the arguments of one tool may be. One that refers to itself adds nothing by that."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self._root = parameters
+        self._known: dict[tuple[int, str | None], Values] = {}
+        self._open: dict[tuple[int, str | None], int] = {}
+        self._lowest = 0
+        self._steps = 0
+
+    def argument(self, key: str) -> Values:
+        """What argument `key` may be."""
+        return self._follow(self._root, key)
+
+    def _follow(self, schema: Any, key: str | None = None) -> Values:
+        """What a schema says of a value; with `key` what it says of that property of an object."""
+        place, depth, self._steps = (id(schema), key), len(self._open), self._steps + 1
+        if not isinstance(schema, dict) or depth > MAX_DEPTH or self._steps > MAX_STEPS:
+            return {} if schema is False else ANY
+        if place in self._known:
+            return self._known[place]
+        if place in self._open:
+            self._lowest = min(self._lowest, self._open[place])
+            return {}
+        outside, self._lowest = self._lowest, depth
+        self._open[place] = depth
+        made = self._own(schema) if key is None else self._follow(_property(schema, key))
+        for one in (*_list(schema, "allOf"), pointed_at(self._root, schema.get("$ref"))):
+            made = self._both(made, self._follow(one, key))
+        for options in filter(None, (_list(schema, "anyOf"), _list(schema, "oneOf"))):
+            some: Values = {}
+            for one in options:
+                some = self._either(some, self._follow(one, key))
+            made = self._both(made, some)
+        if schema.get("nullable") is True and key is None:
+            made = self._either(made, {"null": None})
+        del self._open[place]
+        if self._lowest >= depth:  # else it was followed as a part of one that is not known yet
+            self._known[place] = made
+        self._lowest = min(outside, self._lowest)
+        return made
+
+    def _own(self, schema: dict[str, Any]) -> Values:
+        """What `type`, `enum` and `const` say."""
+        made = ANY
+        if "type" in schema:
+            types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            made = dict.fromkeys(kind for name in types for kind in _kinds(name))
+        for listed in (_list(schema, "enum"), [schema["const"]] if "const" in schema else []):
+            if listed:
+                self._steps += len(listed)
+                only: dict[str, set[Any]] = {}
+                for value in listed:
+                    only.setdefault(kind_of(value), set()).add(_comparable(value))
+                made = self._both(made, {kind: frozenset(values) for kind, values in only.items()})
+        return made
+
+    def _both(self, one: Values, other: Values) -> Values:
+        made: dict[str, frozenset[Any] | None] = {}
+        for kind in one.keys() & other.keys():
+            mine, theirs = one[kind], other[kind]
+            if mine is None or theirs is None:
+                made[kind] = theirs if mine is None else mine
+            else:
+                self._steps += len(mine) + len(theirs)
+                made[kind] = mine & theirs
+        return {kind: values for kind, values in made.items() if values is None or values}
+
+    def _either(self, one: Values, other: Values) -> Values:
+        made = dict(one)
+        for kind, theirs in other.items():
+            mine = made.get(kind, frozenset())
+            if mine is None or theirs is None:
+                made[kind] = None
+            else:
+                self._steps += len(mine) + len(theirs)
+                made[kind] = mine | theirs
+        return made
+
+
+def is_admitted(values: Values, value: Any) -> bool:
+    """Whether a JSON value is one of these."""
+    allowed = values.get(kind_of(value), frozenset())
+    return allowed is None or _comparable(value) in allowed
+
+
+def _kinds(name: Any) -> tuple[str, ...]:
+    """The kinds of a `type`; all of them for one that JSON Schema does not know, such as `any`."""
+    if not isinstance(name, str):
+        return tuple(ANY)
+    return _KINDS.get(name) or ((name,) if name in ANY else tuple(ANY))
+
+
+def kind_of(value: Any) -> str:
+    """The type of a JSON value. A number is `integer`, also as 1.0, or `fraction`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isinstance(value, int) or value.is_integer() else "fraction"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _property(schema: dict[str, Any], key: str) -> Any:
+    """The schema that an object's schema has for one of its properties."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and key in properties:
+        return properties[key]
+    return True if "patternProperties" in schema else schema.get("additionalProperties", True)
+
+
+def _list(schema: dict[str, Any], name: str) -> list[Any]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _comparable(value: Any) -> Any:
+    """What is equal exactly where two JSON values of one kind are."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value

@@ -1,0 +1,51 @@
+"""Slow readers: ends a call whose caller stops reading, which would hold memory and places."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+STALL_SECONDS = 60.0
+"""How long one write may wait for the caller. The kernel asks for more once a third of what it holds has been taken.
+
+So a caller may read an answer of many MB as slowly as some 20 KB a second."""
+
+
+class SlowReaderGuard:
+    """Cancels the task that enters it once one write has waited for STALL_SECONDS. Bytes that the kernel, or HAProxy, holds for
+    the caller count as taken.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._writers = 0
+        self._since = 0.0
+        """When a write began or ended last, while any waits."""
+        self.over = False
+        """Whether it has cancelled the task."""
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(STALL_SECONDS / 4, self._check)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
+
+    def writing(self) -> None:
+        """A write begins. There may be several at a time: the answer's, and that which keeps an idle stream alive."""
+        if not self._writers:
+            self._since = self._loop.time()
+        self._writers += 1
+
+    def write_ended(self) -> None:
+        """A write of the answer has ended."""
+        self._writers -= 1
+        self._since = self._loop.time()
+
+    def _check(self) -> None:
+        if self._writers and self._loop.time() - self._since >= STALL_SECONDS:
+            self.over = True
+            if self._task is not None:
+                self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(STALL_SECONDS / 4, self._check)
