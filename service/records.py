@@ -342,7 +342,7 @@ class TokenUsage(NamedTuple):
     """Token counts of one or more answers."""
 
     prompt: int = 0
-    cached: int = 0
+    cached_prompt: int = 0
     """Those of the prompts that were found in the prefix cache."""
     completion: int = 0
     reasoning: int = 0

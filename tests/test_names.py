@@ -32,7 +32,7 @@ ALLOWED = {
     "quantised": "what every engine calls such weights",
 }
 """Participles that are the field's own words, and why."""
-LEFT_PRIVATE = 1
+LEFT_PRIVATE = 0
 """Private names that are still bare participles. It only goes down."""
 COMMANDS, FAMILIES, WIRE = "service/commands/", "model/net/families/", "service/contract/"
 

@@ -79,7 +79,7 @@ class _Stream:
             return True
         return len(self.running) < self.at_once and sum(self.running.values()) + tokens <= PART_TOKENS
 
-    async def come(self) -> list[Output]:
+    async def next_outputs(self) -> list[Output]:
         """The outputs since the last call; waits for the first one. Raises EngineFailed if the engine has failed."""
         if not self.outputs and self.failure is None:
             self.reader = self.loop.create_future()
@@ -120,7 +120,7 @@ class AsyncEngine:
         self._engine = engine
         self.adapters = adapters
         self.explainer = explainer
-        self._pace = OutputCoalescer()  # the step thread's
+        self._coalescer = OutputCoalescer()  # the step thread's
         self._info = info
         self._capacity = info.max_batch_requests + max_queued_requests
         self._max_queued_tokens = max_queued_tokens
@@ -208,7 +208,7 @@ class AsyncEngine:
         stream = self._open(requests, at_once)
         try:
             while stream.open_ids or stream.outputs:
-                yield await stream.come()
+                yield await stream.next_outputs()
         finally:
             for request_id in tuple(stream.running):
                 self._forget(request_id)
@@ -325,7 +325,7 @@ class AsyncEngine:
             self._prepared.set_result(None)
             while not self._stopping:
                 self._iterate()
-            self._hand_over([*self._pace.all(), *self._finish()], None)
+            self._hand_over([*self._coalescer.all(), *self._finish()], None)
         except BaseException as error:  # every reader must learn that the thread has ended
             log.critical("the engine thread died", exc_info=True)
             with self._wake:
@@ -340,13 +340,13 @@ class AsyncEngine:
                 self._wake.wait(IDLE_BEAT_SECONDS)
             commands, self._commands = self._commands, []
         if commands:
-            self._hand_over(self._pace.all(), None)  # a step with a new prompt may be long
+            self._hand_over(self._coalescer.all(), None)  # a step with a new prompt may be long
         outputs = [output for command in commands if (output := command()) is not None]
         started = self._clock()
         outputs += self._engine.step()
         self._beat = self._clock()
         self._stats = self._engine.stats()
-        self._hand_over(self._pace.due(outputs, self._beat, self._beat - started), None)
+        self._hand_over(self._coalescer.due(outputs, self._beat, self._beat - started), None)
 
     def _finish(self) -> list[Output]:
         """The last outputs: a request that still waits when the engine is closed must end too."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.net.attention import attention_scores, causal_mask, softmax_beside
+from attend.model.net.attention import attention_scores, causal_mask, softmax_with_sinks
 from attend.model.net.states import Recurrence
 
 
@@ -46,7 +46,7 @@ class RecordingAttention:
         k_HTD, v_HTD = (part.repeat_interleave(group, dim=1).transpose(0, 1) for part in (k_TKD, v_TKD))
         scores_HTT = attention_scores(q_THD.transpose(0, 1), k_HTD, variant)
         mask_TT = causal_mask(torch.arange(length), length, variant.window)
-        weights_HTT = softmax_beside(scores_HTT.masked_fill(~mask_TT, -math.inf), *(sinks_H or (None,)))
+        weights_HTT = softmax_with_sinks(scores_HTT.masked_fill(~mask_TT, -math.inf), *(sinks_H or (None,)))
         if layer in self.layers:
             kept_NTT = weights_HTT[list(self.heads)]
             sinks_NT = (1 - kept_NTT.sum(dim=-1)).clamp(min=0) if sinks_H else None

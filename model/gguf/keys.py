@@ -77,8 +77,8 @@ class Keys:
 
     def check_all_read(self) -> None:
         """Raise CheckpointError where there is a key that nobody asked for."""
-        if strangers := sorted(self._values.keys() - self._read):
-            raise self.wrong(f"{self.arch}.{strangers[0]} is an unknown key, which may change what the model computes")
+        if unknown := sorted(self._values.keys() - self._read):
+            raise self.wrong(f"{self.arch}.{unknown[0]} is an unknown key, which may change what the model computes")
 
     def has(self, tensor: str) -> bool:
         """Whether the files have a tensor."""

@@ -81,7 +81,7 @@ def attention_scores(q: Tensor, k: Tensor, variant: AttentionVariant = PLAIN) ->
     return scores if variant.softcap is None else variant.softcap * torch.tanh(scores / variant.softcap)
 
 
-def softmax_beside(scores: Tensor, sinks_H: Tensor | None) -> Tensor:
+def softmax_with_sinks(scores: Tensor, sinks_H: Tensor | None) -> Tensor:
     """softmax over the keys, beside the heads' sinks where there are any. [..., H, T, S]."""
     if sinks_H is None:
         return scores.softmax(dim=-1)
@@ -95,7 +95,7 @@ def attention_weights(
     """softmax(Q Kᵀ / sqrt(d_k) + mask): for each head and query, how much it looks at each key. [H, T, S]."""
     k_SHD = k_SKD.repeat_interleave(q_THD.shape[1] // k_SKD.shape[1], dim=1)
     scores_HTS = attention_scores(q_THD.transpose(0, 1), k_SHD.transpose(0, 1), variant)
-    return softmax_beside(scores_HTS.masked_fill(~mask_TS, -math.inf), sinks_H)
+    return softmax_with_sinks(scores_HTS.masked_fill(~mask_TS, -math.inf), sinks_H)
 
 
 def attend(

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attend.model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_beside
+from attend.model.net.attention import PLAIN, attend, attention_scores, causal_mask, softmax_with_sinks
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.progress import ProgressCounter
 from attend.model.net.states import Recurrence, StateSlots, advance
@@ -350,7 +350,7 @@ def fused_attention(
         return F.scaled_dot_product_attention(q_RHTD, k_RKSD, v_RKSD, attn_mask=mask, scale=variant.scale, enable_gqa=group > 1)
     k_RHSD, v_RHSD = (x.float().repeat_interleave(group, dim=1) for x in (k_RKSD, v_RKSD))
     scores_RHTS = attention_scores(q_RHTD.float(), k_RHSD, variant).masked_fill(~mask, -torch.inf)
-    return (softmax_beside(scores_RHTS, sinks_H) @ v_RHSD).to(q_RHTD.dtype)
+    return (softmax_with_sinks(scores_RHTS, sinks_H) @ v_RHSD).to(q_RHTD.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def attend(
+def root_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the versions of Attend, torch, Ray and Python.")] = False,
 ) -> None:

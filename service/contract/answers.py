@@ -92,7 +92,7 @@ def usage(counts: records.TokenCounts) -> Usage:
         "prompt_tokens": total.prompt,
         "completion_tokens": total.completion,
         "total_tokens": total.prompt + total.completion,
-        "prompt_tokens_details": {"cached_tokens": total.cached},
+        "prompt_tokens_details": {"cached_tokens": total.cached_prompt},
         "completion_tokens_details": {"reasoning_tokens": total.reasoning},
     }
 

@@ -176,8 +176,8 @@ class MessageWriter(BlockWriter):
     def _counts(self) -> MessageUsage:
         total = self.usage.total
         return {
-            "input_tokens": total.prompt - total.cached,
-            "cache_read_input_tokens": total.cached,
+            "input_tokens": total.prompt - total.cached_prompt,
+            "cache_read_input_tokens": total.cached_prompt,
             "cache_creation_input_tokens": 0,
             "output_tokens": total.completion,
             "output_tokens_details": {"thinking_tokens": total.reasoning},

@@ -159,7 +159,7 @@ def batch_object(batch: Batch) -> BatchObject:
         "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
         "usage": {
             "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
+            "input_tokens_details": {"cached_tokens": usage.cached_prompt},
             "output_tokens": usage.completion,
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.completion,

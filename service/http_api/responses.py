@@ -246,7 +246,7 @@ class ResponseWriter(BlockWriter):
         total = self.usage.total
         return {
             "input_tokens": total.prompt,
-            "input_tokens_details": {"cached_tokens": total.cached, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": total.cached_prompt, "cache_write_tokens": 0},
             "output_tokens": total.completion,
             "output_tokens_details": {"reasoning_tokens": total.reasoning},
             "total_tokens": total.prompt + total.completion,

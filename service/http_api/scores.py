@@ -35,15 +35,15 @@ def add_scores(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, RERANK)
     async def rerank_documents(request: Request) -> Response:
         """Documents in the order of how well they answer a query."""
-        return await _scored(deps, request, RerankRequest, to_rerank, rerank_answer)
+        return await _answer_scores(deps, request, RerankRequest, to_rerank, rerank_answer)
 
     @bind(router, SCORE)
     async def score_pairs(request: Request) -> Response:
         """A score for each pair of texts."""
-        return await _scored(deps, request, ScoreRequest, to_scores, scores_of)
+        return await _answer_scores(deps, request, ScoreRequest, to_scores, scores_of)
 
 
-async def _scored(
+async def _answer_scores(
     deps: RouteDeps,
     request: Request,
     kind: type[B],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from attend.service.observe.tallies import sample
+from attend.service.observe.tallies import single_sample
 
 STATUSES = ("validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "expired", "cancelled")
 OUTCOMES = ("completed", "failed", "retried")
@@ -58,4 +58,4 @@ class BatchCollector(Collector):
             (gauge, "oldest_waiting_seconds", oldest, numbers.oldest_waiting),
             (counter, "storage_errors", errors, numbers.storage_errors),
         ):
-            yield sample(kind, f"attend_batch_{name}", about, {"model": self._model}, value)
+            yield single_sample(kind, f"attend_batch_{name}", about, {"model": self._model}, value)

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from attend.model.engine.request import TokenEngine
 from attend.service.access.keys import KeyRing
-from attend.service.observe.tallies import sample
+from attend.service.observe.tallies import single_sample
 
 
 class EngineCollector(Collector):
@@ -41,14 +41,14 @@ class EngineCollector(Collector):
             ),
         )
         for name, text, value in gauges:
-            yield sample(GaugeMetricFamily, f"attend_{name}", text, self._labels, value)
+            yield single_sample(GaugeMetricFamily, f"attend_{name}", text, self._labels, value)
         about = "KV cache: tokens in a block, and blocks of the first KV cache group (full attention)"
         sizes = {"block_size": str(info.block_size), "num_blocks": str(info.num_blocks)}
-        yield sample(GaugeMetricFamily, "attend_cache_config_info", about, self._labels | sizes, 1)
+        yield single_sample(GaugeMetricFamily, "attend_cache_config_info", about, self._labels | sizes, 1)
         slower = info.slower_path
         about = "1 with the reason if a backend serves that is slower than this machine's fastest; else 0, with none"
         reason = {"reason": slower.reason if slower else "none"}
-        yield sample(GaugeMetricFamily, "attend_slower_path_info", about, self._labels | reason, 1 if slower else 0)
+        yield single_sample(GaugeMetricFamily, "attend_slower_path_info", about, self._labels | reason, 1 if slower else 0)
         about = "Prompt tokens missed in the prefix cache: disabled, no_state (of recurrent models), evicted"
         lost = CounterMetricFamily("attend_prefix_cache_lost_tokens", about, labels=["model", "reason"])
         reasons = {
@@ -67,7 +67,7 @@ class EngineCollector(Collector):
             ("draft_tokens_accepted", "Speculative decoding: accepted draft tokens", stats.num_accepted),
         )
         for name, text, value in counters:
-            yield sample(CounterMetricFamily, f"attend_{name}", text, self._labels, value)
+            yield single_sample(CounterMetricFamily, f"attend_{name}", text, self._labels, value)
 
 
 class OffloadCollector(Collector):
@@ -83,7 +83,7 @@ class OffloadCollector(Collector):
         if stats is None:
             return
         about = "KV offloading: bytes in kv_disk_folder, whoever wrote them"
-        yield sample(GaugeMetricFamily, "attend_kv_disk_bytes", about, self._labels, stats.num_bytes)
+        yield single_sample(GaugeMetricFamily, "attend_kv_disk_bytes", about, self._labels, stats.num_bytes)
         counters = (
             (
                 "read_tokens",
@@ -109,7 +109,7 @@ class OffloadCollector(Collector):
             ),
         )
         for name, text, value in counters:
-            yield sample(CounterMetricFamily, f"attend_kv_disk_{name}", text, self._labels, value)
+            yield single_sample(CounterMetricFamily, f"attend_kv_disk_{name}", text, self._labels, value)
 
 
 class KeysCollector(Collector):
@@ -132,4 +132,4 @@ class KeysCollector(Collector):
             ),
         )
         for name, about, value in gauges:
-            yield sample(GaugeMetricFamily, name, about, self._labels, float(value))
+            yield single_sample(GaugeMetricFamily, name, about, self._labels, float(value))

@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
-def sample(kind: Family, name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+def single_sample(kind: Family, name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
     """A metric with one sample."""
     family = kind(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
@@ -32,7 +32,7 @@ class Count(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The counter with its one sample."""
-        yield sample(CounterMetricFamily, *self._about, self.value)
+        yield single_sample(CounterMetricFamily, *self._about, self.value)
 
 
 class Reading(Collector):
@@ -53,7 +53,7 @@ class Reading(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metric with its one sample."""
-        yield sample(*self._about, self._read())
+        yield single_sample(*self._about, self._read())
 
 
 class Histogram(Collector):

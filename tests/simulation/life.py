@@ -306,7 +306,7 @@ class Life:
         self.scheduler.check_integrity()
         self.scheduler.tables.check_all_free()
         assert not self.engine._streams, "streams of calls that have gone"
-        assert not self.engine._pace.all(), "outputs that nobody got"
+        assert not self.engine._coalescer.all(), "outputs that nobody got"
         assert not self.scheduler.num_running + self.scheduler.num_waiting, "work without calls"
 
     def _check_counted(self) -> None:

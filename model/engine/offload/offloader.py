@@ -79,7 +79,7 @@ class KVOffload:
         """Do what the threads ask for, and let go on who has waited too long."""
         while self._results:
             self._results.popleft()()
-        self.reader.let_go()
+        self.reader.recompute_overdue()
 
     def _request_finished(self, request: Request) -> None:
         """A text is written once its logits were seen to be finite, and removed where they are not: it may be at fault."""

@@ -107,7 +107,7 @@ class BlockReader:
             self._scheduler.awaiting_kv[request.request_id] = self._clock()
             self._asked.put(request)
 
-    def let_go(self) -> None:
+    def recompute_overdue(self) -> None:
         """Have who has waited too long be computed."""
         waiting = self._scheduler.awaiting_kv
         while waiting and self._clock() - next(iter(waiting.values())) > MOST_WAIT_SECONDS:

@@ -32,10 +32,10 @@ def read(raw: Raw) -> ModelConfig:
     """The fields of ModelConfig, tuples written as lists, and `model_type`."""
     values = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
     known = {field.name: field for field in fields(ModelConfig)}
-    strangers = sorted(values.keys() - known.keys())
+    unknown = sorted(values.keys() - known.keys())
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values and name != "family"]
-    if strangers or missing:
-        raise CheckpointError(f"config.json: unknown {strangers}, missing {missing}")
+    if unknown or missing:
+        raise CheckpointError(f"config.json: unknown {unknown}, missing {missing}")
     for name in (
         "window_layers",
         "rope_layers",

@@ -64,13 +64,13 @@ def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind]}
     if values.get("attention_factor") is not None:
         known -= {"attn_factor"}
-    strangers = {str(key): value for key, value in values.items() if key not in known and value is not None}
-    if objects := sorted(key for key, value in strangers.items() if isinstance(value, dict)):
+    unknown = {str(key): value for key, value in values.items() if key not in known and value is not None}
+    if objects := sorted(key for key, value in unknown.items() if isinstance(value, dict)):
         raise CheckpointError(
             f"config.json: {name} has {', '.join(objects)}: RoPE parameters for each layer type are not supported"
         )
-    if strangers:
-        _tell(f"config.json: {name} has {', '.join(sorted(strangers))}, which rope_type {kind!r} does not use: ignored")
+    if unknown:
+        _tell(f"config.json: {name} has {', '.join(sorted(unknown))}, which rope_type {kind!r} does not use: ignored")
     share = number(values, "partial_rotary_factor", 1.0)
     rotated = head_size if kind == "proportional" else int(head_size * share)
     fields: dict[str, Any] = {"rope_theta": number(values, "rope_theta", 10000.0)}

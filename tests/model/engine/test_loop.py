@@ -554,7 +554,7 @@ def test_what_waits_goes_out_before_the_step_of_a_new_request():
         stream, first = await begun(engine, *requests)
         more = asyncio.ensure_future(anext(stream))
         gate(engine).allow(1)
-        await until(lambda: len(engine._pace._held) == 4)
+        await until(lambda: len(engine._coalescer._held) == 4)
         task = await in_flight(engine, "e")
         assert not more.done(), "the clock stands still, so nothing is due"
         gate(engine).allow(1)
