@@ -114,7 +114,7 @@ def test_a_driver_whose_ray_is_another_says_so_and_ends():
         "import sys; from attend.service.runtime import driver_main, interfaces; interfaces.NAMES['ray'] = "
         "('ray:no_such_name',); "
     )
-    code += "sys.exit(begin.main())"
+    code += "sys.exit(driver_main.main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("attend: ray ") and "has no ray.no_such_name" in done.stderr and done.stderr.count("\n") == 1

@@ -11,12 +11,11 @@ import torch
 from attend.model.engine.device_tables import TableLines
 from attend.model.engine.tables import BlockTables
 from attend.model.net.paged_attention import BatchLayout, Row
-from tests.conftest import examples
 from tests.model.engine.machines import ask, sizes
 from tests.model.engine.simulation import Simulation
 
 WIDTH = 64
-LIVES = examples(60)
+LIVES = 60
 
 
 class Watched:
