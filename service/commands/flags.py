@@ -82,7 +82,7 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
 
     folder = typer.Argument(
         help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.",
-        metavar="DIR",
+        metavar="MODEL",
         show_default=False,
     )
     parameters = [
@@ -156,4 +156,4 @@ def allowed_values(name: str) -> str:
     above = schema.get("exclusiveMinimum")
     low = f"above {above:g}" if above is not None else f"{schema['minimum']:g}"
     high = schema.get("maximum")
-    return f"{low} or more" if high is None else f"{low} to {high:g}"
+    return f"{low} or more" if high is None else f"{low} to {high:.10g}"
