@@ -8,14 +8,16 @@ WIDTH = 120
 ITEM = re.compile(r" *(?:[-*]|\d+\.) +")
 ALONE = re.compile(r" *(?:```|\||#|<!--|!\[)|\s*$")
 """How a line begins that belongs to no paragraph."""
+WORD = re.compile(r"(?:`[^`]*`|\[[^\]`]{1,80}\]\([^)\s]{1,60}\)|\S)+")
+"""Code between backticks and a link of usual length are one word."""
 MARK = re.compile(r"(?:[-+*]|\d+[.)]|#+|>.*|\|.*|=+)$")
 """A word that would begin a list or a heading at the beginning of a line."""
 
 
 def words(text: str) -> list[str]:
-    """The words of a paragraph. Code between backticks is one; what must not begin a line stays with the word before."""
+    """The words of a paragraph. What must not begin a line stays with the word before."""
     found: list[str] = []
-    for word in re.findall(r"(?:`[^`]*`|\S)+", text):
+    for word in WORD.findall(text):
         if found and MARK.match(word):
             found[-1] += f" {word}"
         else:
