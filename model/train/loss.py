@@ -125,7 +125,7 @@ Hidden = Callable[[Decoder, Tensor], Tensor]
 
 @torch.inference_mode()
 def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int, hidden: Hidden = hidden_states) -> float:
-    """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes, read in `windows`."""
+    """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes, read in overlapping windows."""
     nats = 0.0
     for start, scored, stop in overlapping_windows(len(tokens), context):
         window = tokens[start:stop].long()

@@ -108,7 +108,7 @@ class Reader:
         return any(marker.startswith(whole) or (marker.startswith(end) and whole.startswith(marker)) for marker in markers)
 
     def put_back(self, mark: int) -> None:
-        """Go back to where `read` held so many texts."""
+        """Go back to where the reader held so many texts."""
         self.text, self.at = "".join(self.read[mark:]) + self.text[self.at :], 0
         del self.read[mark:]
 
