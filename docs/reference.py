@@ -89,14 +89,14 @@ def http() -> Iterator[str]:
                     yield f"\n- `{each['name']}` ({each['in']}): {each.get('description', '')}"
             body = found.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             if body:
-                yield f"\nBody: {_named(body)}\n"
+                yield f"\nBody: {_schema_name(body)}\n"
             yield "\n| status | what | schema |\n| --- | --- | --- |\n"
             for status, answer in found["responses"].items():
-                shapes = ", ".join(_named(each.get("schema", {})) for each in answer.get("content", {}).values())
+                shapes = ", ".join(_schema_name(each.get("schema", {})) for each in answer.get("content", {}).values())
                 yield f"| {status} | {' '.join(answer['description'].split())} | {shapes} |\n"
 
 
-def _named(schema: dict[str, object]) -> str:
+def _schema_name(schema: dict[str, object]) -> str:
     """The name of a schema, or of those that it has the choice of; a link where REFERENCE.md has it."""
     if isinstance(name := schema.get("$ref"), str):
         name = name.rpartition("/")[2]
@@ -106,12 +106,12 @@ def _named(schema: dict[str, object]) -> str:
             else f"`{name}`"
         )
     parts = [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]  # type: ignore[attr-defined]
-    return " or ".join(filter(None, map(_named, parts))) or f"{schema.get('type', '')}"
+    return " or ".join(filter(None, map(_schema_name, parts))) or f"{schema.get('type', '')}"
 
 
 def grpc() -> Iterator[str]:
     """The service, its methods and its messages, with the comments of the proto."""
-    file = _described()
+    file = _proto_with_comments()
     said = {tuple(each.path): " ".join(each.leading_comments.split()) for each in file.source_code_info.location}
     yield f"# gRPC\n\nMade of `protos/{PROTO}`. What the calls do: [service/API.md](../../service/API.md#grpc).\n"
     for number, service in enumerate(file.service):
@@ -140,7 +140,7 @@ def _type(field: descriptor_pb2.FieldDescriptorProto) -> str:
     return f"{before}`{name}`"
 
 
-def _described() -> descriptor_pb2.FileDescriptorProto:
+def _proto_with_comments() -> descriptor_pb2.FileDescriptorProto:
     """The proto with its comments."""
     with tempfile.NamedTemporaryFile() as out:
         flags = ["protoc", f"-I{ROOT}/protos", "--include_source_info", f"--descriptor_set_out={out.name}", PROTO]

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.load import OUT, locust
 from loadtest.options import add_seed
-from loadtest.server import Address, StartError, served
+from loadtest.server import Address, StartError, ready_server
 from loadtest.slo import MISSED
 
 COLUMNS = "rate/s  answers/s  tokens/s  TTFT p95 ms  ITL p95 ms  failed  refused  objectives"
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     """0 with an answer, 1 where not even the first rate was kept or nothing could be measured."""
     options, rest = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    own = served(options.out / "server.log")
+    own = ready_server(options.out / "server.log")
     with nullcontext(Address(options.host, options.grpc_host)) if options.host else own as address:
         trial = Trial(address, options.out, options.seconds, options.source_rate, rest, options.seed)
         print(COLUMNS, flush=True)

@@ -80,7 +80,7 @@ def is_bench(report: Mapping[str, Any]) -> bool:
     return {"bench", "figures"} <= report.keys()
 
 
-def compared(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Line]:
+def compare_reports(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Line]:
     """What both have. Raises ReportError where they are of different kinds."""
     kinds = [f"of attend bench {each['bench']}" if is_bench(each) else "of a load" for each in (a, b)]
     if kinds[0] != kinds[1]:
@@ -204,7 +204,7 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     try:
         a, b = read(options.a), read(options.b)
-        lines = compared(a, b)
+        lines = compare_reports(a, b)
     except ReportError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

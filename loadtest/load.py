@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.options import add_options
-from loadtest.server import Address, StartError, served
+from loadtest.server import Address, StartError, ready_server
 
 OUT = Path(__file__).parent / "out"
 OBJECTIVES = ["--max-ttft-p95-ms", "1000", "--max-itl-p95-ms", "100"]
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     check(arguments)
     OUT.mkdir(exist_ok=True)
     try:
-        with served(OUT / "server.log") as address:
+        with ready_server(OUT / "server.log") as address:
             return locust(address, OUT, ["--html", str(OUT / "locust.html"), *DEFAULTS, *arguments])
     except StartError as error:
         print(error, file=sys.stderr)

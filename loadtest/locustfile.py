@@ -50,7 +50,7 @@ def judge(environment: Any, **_: Any) -> None:
         return
     options = environment.parsed_options
     rows = recorder.stop()
-    missed = list(objectives(options).missed(rows))
+    missed = list(objectives(options).missed_objectives(rows))
     for sentence in missed:
         print(f"SLO: {sentence}")
     if options.report:

@@ -66,6 +66,6 @@ def total(rows: Rows, measure: str) -> Row:
     return sum((rows[key] for key in rows if key[0] == measure), Row())
 
 
-def used(rows: Rows) -> list[str]:
+def used_transports(rows: Rows) -> list[str]:
     """The transports that somebody asked over."""
     return [each for each in TRANSPORTS if rows.get((TOTAL, each)) or rows.get((REFUSED, each))]

@@ -122,7 +122,7 @@ def api_key() -> str:
     return os.environ.get(API_KEY, "")
 
 
-def trusted(options: argparse.Namespace) -> bytes | None:
+def root_certificates(options: argparse.Namespace) -> bytes | None:
     """The certificates of --ca-file for gRPC; None is whom gRPC trusts by itself."""
     return Path(options.ca_file).read_bytes() if options.ca_file else None
 

@@ -57,14 +57,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CpuSeconds:
     """Seconds of CPU since something began: what the server took, and what its callers here took."""
 
     server: float
     callers: float
 
     @classmethod
-    def now(cls, target: Target) -> "Spent":
+    def now(cls, target: Target) -> "CpuSeconds":
         """Since both began. What processes of the server took that have ended is not in it."""
         server = 0.0
         for process in target.processes():
@@ -72,9 +72,9 @@ class Spent:
                 server += sum(process.cpu_times()[:2])
         return cls(server, time.process_time())
 
-    def since(self, before: "Spent") -> "Spent":
+    def since(self, before: "CpuSeconds") -> "CpuSeconds":
         """Between two moments."""
-        return Spent(self.server - before.server, self.callers - before.callers)
+        return CpuSeconds(self.server - before.server, self.callers - before.callers)
 
 
 class Callers:
@@ -114,7 +114,7 @@ class Callers:
             result = type(error).__name__
         self.done.append(Call(time.monotonic() - began, result))
 
-    async def closed(self, seconds: float) -> float:
+    async def closed_loop(self, seconds: float) -> float:
         """CALLERS who each make one call after the other; answers a second, but for the first third of the time."""
         end = time.monotonic() + seconds
 
@@ -158,7 +158,7 @@ class Callers:
         return await pace, len(hung)
 
 
-def costs(at_capacity: Spent, answers: int, overloaded: Spent, calls: Sequence[Call]) -> list[Measure]:
+def costs(at_capacity: CpuSeconds, answers: int, overloaded: CpuSeconds, calls: Sequence[Call]) -> list[Measure]:
     """What the CPU was spent on: callers have the same cores as the server, and what refusals take is there for no answer."""
     ended = Counter(call.result for call in calls)
     an_answer = at_capacity.server / max(1, answers)
@@ -201,13 +201,13 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
     own = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target.address.grpc, options=own) for _ in range(CHANNELS)]
     async with http:
-        callers, begun = Callers(target, http, channels), Spent.now(target)
-        capacity = await callers.closed(CAPACITY_SECONDS)
-        at_capacity, answers = Spent.now(target), sum(call.result == "ok" for call in callers.done)
+        callers, begun = Callers(target, http, channels), CpuSeconds.now(target)
+        capacity = await callers.closed_loop(CAPACITY_SECONDS)
+        at_capacity, answers = CpuSeconds.now(target), sum(call.result == "ok" for call in callers.done)
         good, hung = await callers.open(times * capacity, seconds)
-        calls, overloaded = callers.done, Spent.now(target)
+        calls, overloaded = callers.done, CpuSeconds.now(target)
         callers.done = []
-        again = await callers.closed(CAPACITY_SECONDS)
+        again = await callers.closed_loop(CAPACITY_SECONDS)
         for channel in channels:
             await channel.close(None)
         spent = costs(at_capacity.since(begun), answers, overloaded.since(at_capacity), calls)
@@ -272,8 +272,8 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     for measure in measures:
-        print(f"{measure.text()}{'' if measure.kept else '  MISSED'}{f'  ({measure.note})' if measure.note else ''}")
-    return 0 if all(measure.kept for measure in measures) else 3
+        print(f"{measure.text()}{'' if measure.within_limit else '  MISSED'}{f'  ({measure.note})' if measure.note else ''}")
+    return 0 if all(measure.within_limit for measure in measures) else 3
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Workload:
         model = dice.choice(self.models) if self.models else ""
         return Ask(kind, prompt, most, model, bool(self.tools) and dice.random() < self.tools)
 
-    def replayed(self, call: Call) -> Ask:
+    def replay(self, call: Call) -> Ask:
         """The request of a trace's call."""
         return Ask("trace", call.prompt(self.token_ids, self.block), call.output_tokens)
 

@@ -12,7 +12,7 @@ from typing import Any
 import gevent
 
 from loadtest.curve import page
-from loadtest.measures import PERCENTILES, Row, Rows, read, since, total, used
+from loadtest.measures import PERCENTILES, Row, Rows, read, since, total, used_transports
 from loadtest.provenance import identity, provenance
 from loadtest.stream import ITL, REFUSED, TOTAL, TPOT, TTFT
 
@@ -52,7 +52,7 @@ class Phase:
             "failed": answers.failures,
             "refused": total(self.rows, REFUSED).count,
         }
-        return sums | {each: transport_document(self.rows, each) for each in used(self.rows)}
+        return sums | {each: transport_document(self.rows, each) for each in used_transports(self.rows)}
 
 
 def transport_rows(rows: Rows, transport: str) -> dict[str, Row]:
@@ -125,10 +125,10 @@ def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, misse
         "failed": total(rows, TOTAL).failures,
         "answers": total(rows, TOTAL).count,
         "refused": total(rows, REFUSED).count,
-        "transports": {each: transport_document(rows, each) for each in used(rows)},
+        "transports": {each: transport_document(rows, each) for each in used_transports(rows)},
         "times": {
             each: {name: dict(sorted(row.times.items())) for name, row in transport_rows(rows, each).items()}
-            for each in used(rows)
+            for each in used_transports(rows)
         },
         "phases": [phase.document() for phase in found],
     }

@@ -99,12 +99,14 @@ def terminable() -> Iterator[None]:
 
 
 def serve_command(*flags: str) -> list[str]:
-    """`attend serve` with these flags, for `started`."""
+    """`attend serve` with these flags, for `start_server`."""
     return [sys.executable, "-m", "attend.service.commands.cli", "serve", *flags, "--port", "{port}", "--grpc-port", "{grpc}"]
 
 
 @contextmanager
-def started(command: Sequence[str], output: int | IO[Any], environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def start_server(
+    command: Sequence[str], output: int | IO[Any], environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """A server that has begun to start. `{port}` and `{grpc}` in the command become loopback ports; `output` gets its lines.
 
     Whatever happens in the block, SIGTERM too, no process of the server is left after it. Raises StartError where the command
@@ -132,9 +134,9 @@ def started(command: Sequence[str], output: int | IO[Any], environment: Mapping[
 
 
 @contextmanager
-def served(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
+def ready_server(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
     """An `attend serve` with these flags that is ready; its lines go to `log`. Raises StartError. In the main thread only."""
-    with log.open("wb") as output, started(serve_command(*flags), output) as server:
+    with log.open("wb") as output, start_server(serve_command(*flags), output) as server:
         wait_ready(server, log)
         yield server.address
 
@@ -149,13 +151,13 @@ def wait_first_token(server: Server, log: Path) -> None:
     headers = {"content-type": "application/json"}
     asked = urllib.request.Request(f"{server.address.http}/v1/completions", b'{"prompt":"a","max_tokens":1}', headers)
 
-    def answered() -> bool:
+    def has_answered() -> bool:
         with suppress(OSError), urllib.request.urlopen(asked, timeout=5) as answer:  # nobody listens yet, or not ready: 503
             answer.read()
             return True
         return False
 
-    wait_started(server, log, answered)
+    wait_started(server, log, has_answered)
 
 
 def wait_started(server: Server, log: Path, condition: Callable[[], bool]) -> None:

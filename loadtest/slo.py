@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from loadtest.measures import Row, Rows, total, used
+from loadtest.measures import Row, Rows, total, used_transports
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT
 
 MISSED = 3
@@ -19,7 +19,7 @@ class Objectives:
     fail_ratio: float = 0.0
     refused_ratio: float = 0.0
 
-    def missed(self, rows: Rows) -> Iterator[str]:
+    def missed_objectives(self, rows: Rows) -> Iterator[str]:
         """A sentence for each objective that was missed."""
         answers, refused = total(rows, TOTAL), total(rows, REFUSED).count
         asked = answers.count + refused
@@ -35,7 +35,7 @@ class Objectives:
         for measure, limit in ((TTFT, self.ttft_p95_ms), (ITL, self.itl_p95_ms)):
             if limit is None:
                 continue
-            for transport in used(rows):
+            for transport in used_transports(rows):
                 p95 = rows.get((measure, transport), Row()).percentile(95)
                 yield from too_slow(p95, limit, f"{transport}: p95 of {measure}")
 

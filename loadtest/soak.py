@@ -30,7 +30,7 @@ from loadtest.inside.sitecustomize import FOLDER
 from loadtest.load import OUT, locust
 from loadtest.server import StartError
 from loadtest.slo import MISSED
-from loadtest.troubles import Troubled, trouble
+from loadtest.troubles import TroubleCounts, trouble
 
 EVERY = 5.0
 """Seconds between two readings."""
@@ -106,9 +106,9 @@ def slope(samples: Sequence[Sample], name: str) -> float:
     return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread if spread else 0.0
 
 
-def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[Sample], Troubled, int]:
+def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[Sample], TroubleCounts, int]:
     """The readings of the run, how harm ended, and the exit code of locust. The last reading is of the idle server."""
-    over, samples, started, troubled = threading.Event(), [], time.monotonic(), Troubled(Counter(), Counter())
+    over, samples, started, troubled = threading.Event(), [], time.monotonic(), TroubleCounts(Counter(), Counter())
 
     def read() -> None:
         while not over.wait(EVERY):
@@ -127,7 +127,7 @@ def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[
     return [*samples, sample(target, folder, started)], troubled, code
 
 
-def report(samples: Sequence[Sample], summary: dict[str, Any], troubled: Troubled, rate: int) -> tuple[list[str], bool]:
+def report(samples: Sequence[Sample], summary: dict[str, Any], troubled: TroubleCounts, rate: int) -> tuple[list[str], bool]:
     """The lines of the result, and whether nothing grew, no block is held at the end, and each call ended as it must."""
     good, lines = True, []
     for name, most in GROWTH.items():
@@ -155,7 +155,7 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
 
 
 @contextmanager
-def watched(flags: Sequence[str], folder: Path) -> Iterator[Target]:
+def start_watched(flags: Sequence[str], folder: Path) -> Iterator[Target]:
     """A server whose steps can be made to fail, and which writes numbers of tasks to `folder`; StartError where it doesn't."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "inside"), os.environ.get("PYTHONPATH"))))
     with running(flags, environment={"PYTHONPATH": path, FOLDER: str(folder)}) as target:
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
     OUT.mkdir(exist_ok=True)
     (OUT / "summary.json").unlink(missing_ok=True)
     try:
-        with tempfile.TemporaryDirectory() as folder, watched(flags, Path(folder)) as target:
+        with tempfile.TemporaryDirectory() as folder, start_watched(flags, Path(folder)) as target:
             samples, troubled, code = soak(target, Path(folder), options.rate, options.minutes)
     except StartError as error:
         print(error, file=sys.stderr)

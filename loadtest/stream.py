@@ -34,7 +34,7 @@ class Stream:
         self.text = ""
         """Of a chat, what later turns repeat."""
 
-    def heard(self) -> None:
+    def message_received(self) -> None:
         """A message with text has come."""
         now = time.perf_counter()
         if self.last:

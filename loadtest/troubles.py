@@ -89,7 +89,7 @@ async def poison_grpc(a: Attacker) -> str:
     return "OK"
 
 
-async def refused(body: Any, a: Attacker) -> str:
+async def post_body(body: Any, a: Attacker) -> str:
     """Send a body."""
     headers = a.target.headers()
     data = {"data": io.BytesIO(body)} if isinstance(body, bytes) else {"json": body}
@@ -104,29 +104,30 @@ TROUBLES: dict[str, tuple[Trouble, str]] = {
     "caller leaves in a body": (leave_body, "left"),
     "deadline passes": (pass_deadline, "DEADLINE_EXCEEDED"),
     "a prompt whose steps raise, over gRPC": (poison_grpc, "INTERNAL"),
-    **{name: (partial(refused, body), str(status)) for name, (body, status) in REFUSED.items()},
+    **{name: (partial(post_body, body), str(status)) for name, (body, status) in REFUSED.items()},
 }
 
 
 @dataclass
-class Troubled:
+class TroubleCounts:
     """How the calls ended: `done` as they must, `otherwise` in another way."""
 
-    done: Counter[str]
+    as_expected: Counter[str]
     otherwise: Counter[str]
 
     @property
     def good(self) -> bool:
         """Whether each kind was tried, and none ended otherwise."""
-        return not self.otherwise and self.done.keys() == TROUBLES.keys()
+        return not self.otherwise and self.as_expected.keys() == TROUBLES.keys()
 
     def line(self) -> str:
         """For a report."""
         wrong = "; ".join(f"{count} x {what}" for what, count in self.otherwise.items())
-        return f"callers who do harm: {self.done.total()} calls of {len(self.done)} kinds, otherwise ended: {wrong or 'none'}"
+        calls = f"{self.as_expected.total()} calls of {len(self.as_expected)} kinds"
+        return f"callers who do harm: {calls}, otherwise ended: {wrong or 'none'}"
 
 
-async def trouble(target: Target, over: Event, found: Troubled) -> None:
+async def trouble(target: Target, over: Event, found: TroubleCounts) -> None:
     """One after the other, round and round, until `over`."""
     async with attacker(target) as one:
         for name in itertools.cycle(TROUBLES):
@@ -138,7 +139,7 @@ async def trouble(target: Target, over: Event, found: Troubled) -> None:
             except (aiohttp.ClientError, grpc.RpcError, OSError, TimeoutError) as error:
                 ended = f"{type(error).__name__}: {error}"[:100]
             if ended == wanted:
-                found.done[name] += 1
+                found.as_expected[name] += 1
             else:
                 found.otherwise[f"{name}: {ended}"] += 1
             await asyncio.sleep(EVERY)

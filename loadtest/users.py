@@ -16,7 +16,7 @@ from urllib3 import PoolManager
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.loops import ClosedLoop, OpenLoop, TraceLoop
-from loadtest.options import api_key, trusted
+from loadtest.options import api_key, root_certificates
 from loadtest.prompts import TOOL, Ask
 from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, report
 from loadtest.traces import Call, read_trace
@@ -30,16 +30,16 @@ class StreamUser(User):
 
     abstract = True
     transport = ""
-    begun: ClassVar[Counter[str]] = Counter()
+    users_begun: ClassVar[Counter[str]] = Counter()
     """Users of each transport that this process has had."""
 
     def __init__(self, environment: Environment) -> None:
         """Number the user: with the same seed the same user of the same worker asks the same, at the same moments."""
         super().__init__(environment)
         worker = getattr(environment.runner, "worker_index", 0)
-        own = f"{self.options.seed} {self.transport} {worker} {self.begun[self.transport]}"
-        self.number = self.begun.total()
-        self.begun[self.transport] += 1
+        own = f"{self.options.seed} {self.transport} {worker} {self.users_begun[self.transport]}"
+        self.number = self.users_begun.total()
+        self.users_begun[self.transport] += 1
         self.dice, self.moments = random.Random(f"{own} prompts"), random.Random(f"{own} moments")
 
     def on_start(self) -> None:
@@ -76,7 +76,7 @@ class StreamUser(User):
 
     def request(self, due: float | None, call: Call | None = None) -> Exception | None:
         """One answer from its prompt to its rows; returns why there was none. `call`: of a trace."""
-        ask = self.workload.draw(self.dice) if call is None else self.workload.replayed(call)
+        ask = self.workload.draw(self.dice) if call is None else self.workload.replay(call)
         stream, error, kind = Stream(due), None, ask.kind
         try:
             with gevent.Timeout(self.options.deadline_s, FailedError("deadline exceeded")):
@@ -166,7 +166,7 @@ class HttpStreamUser(StreamUser, HttpUser):
             delta = choice.get("delta")
             if delta is not None and not (delta.get("content") or delta.get("tool_calls") or choice.get("finish_reason")):
                 continue  # a chat's first message has its role alone
-            stream.heard()
+            stream.message_received()
             stream.text += (delta or {}).get("content") or ""
             stream.finish("abort" if choice.get("stop_reason") == "abort" else choice.get("finish_reason"))
 
@@ -204,7 +204,7 @@ class GrpcStreamUser(StreamUser):
         # users share one connection.
         pool = [("grpc.use_local_subchannel_pool", 1)]
         if self.options.grpc_tls:
-            credentials = grpc.ssl_channel_credentials(trusted(self.options))
+            credentials = grpc.ssl_channel_credentials(root_certificates(self.options))
             self.channel = grpc.secure_channel(self.options.grpc_host, credentials, options=pool)
         else:
             self.channel = grpc.insecure_channel(self.options.grpc_host, options=pool)
@@ -240,7 +240,7 @@ class GrpcStreamUser(StreamUser):
         finished = False
         for response in responses:
             for output in response.outputs:
-                stream.heard()
+                stream.message_received()
                 stream.tokens = output.num_tokens
                 if output.HasField("finish_info"):
                     finished = True

@@ -212,7 +212,7 @@ def gpu() -> Iterator[Panel]:
         yield panel(f"GPU: {title}", unit, {"{{Hostname}} {{gpu}}": ours}, text="Only with dcgm-exporter.")
 
 
-def placed(rows: dict[str, Iterator[Panel]]) -> list[Panel]:
+def place_panels(rows: dict[str, Iterator[Panel]]) -> list[Panel]:
     """The panels below their rows' titles, from left to right, with ids."""
     panels: list[Panel] = []
     y = 0
@@ -284,7 +284,7 @@ def dashboard() -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": list(variables)},
-        "panels": placed(rows),
+        "panels": place_panels(rows),
     }
 
 

@@ -72,7 +72,7 @@ async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
     async for piece in pieces:
         whole, cut, rest = (rest + piece).rpartition(b"\n\n")
         for _ in range(whole.count(CHOICE)):
-            stream.heard()
+            stream.message_received()
         tail = (tail + whole + cut)[-TAIL:]
     if b'data: {"error"' in tail or re.search(rb'"finish_reason": ?"(error|abort)"|"length", ?"stop_reason": ?"abort"', tail):
         raise FailedError(f"error in the stream: {tail[-300:].decode(errors='replace')}")
@@ -119,7 +119,7 @@ def grpc_ask(stub: Any, model: str, *, sampled: bool) -> Ask:
             metadata=[("application", "default")],
         ):
             for output in message.outputs:
-                stream.heard()
+                stream.message_received()
                 stream.tokens, finished = output.num_tokens, output.HasField("finish_info")
         if not finished:
             raise FailedError("stream cut: no finish_info")

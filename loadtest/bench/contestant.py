@@ -39,7 +39,7 @@ class PeerError(Exception):
     """A contestant that did not start, or ended before its time."""
 
 
-def installed(peer: str, python: str) -> bool:
+def is_installed(peer: str, python: str) -> bool:
     """Whether an interpreter has the peer's package."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({PACKAGES[peer]!r}) is None)"
     return subprocess.run([python, "-c", code], cwd="/", check=False, capture_output=True).returncode == 0
@@ -129,7 +129,7 @@ class Contestant:
 
 
 @contextlib.contextmanager
-def together(starts: Sequence[Callable[[], Contestant]]) -> Iterator[list[Contestant]]:
+def start_all(starts: Sequence[Callable[[], Contestant]]) -> Iterator[list[Contestant]]:
     """The contestants that these calls start, one after the other; all end with the block."""
     with contextlib.ExitStack() as stack:
         contestants = []

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from attend.model.shapes import SHAPES
-from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, installed, together
+from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, is_installed, start_all
 from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, parameters, write_shape
@@ -144,7 +144,7 @@ def bench_shape(
         for peer, form, python in entries
     ]
     began = time.perf_counter()
-    with together(starts) as contestants:
+    with start_all(starts) as contestants:
         limits = roofline(shape)
         neighbours = Neighbours([each.process.pid for each in contestants])
         left = seconds - (time.perf_counter() - began)
@@ -156,7 +156,7 @@ def bench_shape(
     return Outcome(shape, weights, comparisons, limits, facts)
 
 
-def listed(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words between commas."""
     return text.split(",")
 
@@ -172,12 +172,14 @@ def interpreter(text: str) -> tuple[str, str]:
 def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line, with `peers`: interpreters by name."""
     parser = options_of(__doc__)
-    parser.add_argument("--shape", type=listed, default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M")
-    parser.add_argument("--peer", type=listed, help=f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled")
+    parser.add_argument("--shape", type=split_words, default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M")
+    parser.add_argument(
+        "--peer", type=split_words, help=f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled"
+    )
     parser.add_argument(
         "--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help="a peer's interpreter"
     )
-    parser.add_argument("--weights", type=listed, default=["bf16"], help=f"of {', '.join(FORMS)}; default bf16")
+    parser.add_argument("--weights", type=split_words, default=["bf16"], help=f"of {', '.join(FORMS)}; default bf16")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="for everything; who is slow then has fewer turns, one of each at least"
     )
@@ -188,7 +190,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     if wrong := [word for name, words in known.items() for word in getattr(options, name) or () if word not in words]:
         parser.error(f"there is no {wrong[0]!r}")
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
-    found = [peer for peer in options.peer or (() if options.sampled else PACKAGES) if installed(peer, pythons[peer])]
+    found = [peer for peer in options.peer or (() if options.sampled else PACKAGES) if is_installed(peer, pythons[peer])]
     if missing := set(options.peer or ()) - set(found):
         parser.error(f"{missing.pop()} is not installed; --python names another interpreter")
     options.peers = {peer: pythons[peer] for peer in found}

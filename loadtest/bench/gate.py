@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError, together
+from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError, start_all
 from loadtest.bench.engine import WORKS, Work, compare, w2, w3
 from loadtest.bench.figures import Comparison, file, interval, options_of, table
 from loadtest.bench.machine import Neighbours
@@ -87,11 +87,11 @@ def run(options: argparse.Namespace) -> tuple[list[Comparison], Neighbours]:
             ]
             parts = []
             for _ in range(STARTS):
-                with together(starts) as both:
+                with start_all(starts) as both:
                     neighbours = Neighbours([each.process.pid for each in both])
                     parts.append(compare_both(both, options, neighbours))
                     laps += neighbours.laps
-            found += [joined(f"{form} ", each) for each in zip(*parts, strict=True)]
+            found += [join_comparisons(f"{form} ", each) for each in zip(*parts, strict=True)]
         neighbours.laps = laps
         return found, neighbours
 
@@ -110,7 +110,7 @@ def compare_both(both: Sequence[Contestant], options: argparse.Namespace, neighb
     return compare(runs, -(-options.pairs // STARTS), neighbours, works=cells, warm_up=0)
 
 
-def joined(form: str, parts: Sequence[Comparison]) -> Comparison:
+def join_comparisons(form: str, parts: Sequence[Comparison]) -> Comparison:
     """The turns of all parts as one comparison, named after the form."""
     values = {name: [value for part in parts for value in part.values[name]] for name in parts[0].values}
     return Comparison(form + parts[0].what, parts[0].unit, values)

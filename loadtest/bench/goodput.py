@@ -42,7 +42,7 @@ async def best_rate(caller: Caller, seconds: float, prompt: Callable[[int], Prom
 
     def keeps(units: int) -> bool:
         found = trial(caller, units * UNIT, seconds, prompt, seed)
-        return not any(LEVEL.missed(asyncio.run_coroutine_threadsafe(found, loop).result()))
+        return not any(LEVEL.missed_objectives(asyncio.run_coroutine_threadsafe(found, loop).result()))
 
     kept, _ = await asyncio.to_thread(highest, keeps, FIRST, MOST, PRECISION)
     return kept * UNIT

@@ -29,7 +29,7 @@ from attend.model.shapes import SHAPES
 from loadtest.bench.contestant import OURS, TREE
 from loadtest.bench.figures import table
 from loadtest.bench.on_gpu import here, laws, rates
-from loadtest.bench.on_gpu.session import Left, Session, module, printed, run, say, tail
+from loadtest.bench.on_gpu.session import Left, Session, json_lines, module, run, say, tail
 from loadtest.bench.shapes import FOLDER, write_config
 
 RESERVE = 45
@@ -84,7 +84,7 @@ def perform(session: Session, parts: Sequence[Part], lacking: Mapping[str, str])
             session.lose(part.what, f"not run: {max(0.0, given):.0f} s were left for it, and it needs {part.least:.0f}")
             continue
         try:
-            part.run(session.within(given))
+            part.run(session.time_left(given))
         except Exception as error:  # a fault of this program costs the other parts nothing either
             session.lose(part.what, f"{type(error).__name__}: {error}")
             traceback.print_exc()
@@ -98,8 +98,8 @@ def look(session: Session, device: str, folder: Path, seconds: float) -> dict[st
     for name in lacking:
         session.note("missing", f"{name} is missing: it is needed for {here.NEEDED[name]}", what=name)
     log = folder / "here.log"
-    code = run(module("here", device), log, session.within(seconds))
-    for found in printed(log):
+    code = run(module("here", device), log, session.time_left(seconds))
+    for found in json_lines(log):
         session.facts |= found
         session.note("here", f"Here: {found}")
     if code != 0:
@@ -128,7 +128,7 @@ def compare(session: Session, name: str, target: Path, load_format: str, device:
     if code != 0:
         session.lose(f"answers of {name}", "it took too long" if code is None else tail(log))
         return
-    [found] = printed(log)
+    [found] = json_lines(log)
     wrong = found["wrong"]
     if device == "cuda" and (found["backend"], found["recorded"]) != ("triton", True):
         wrong.append(f"backend is {found['backend']}, steps are recorded: {found['recorded']}")
@@ -145,7 +145,7 @@ def weigh(session: Session, size: int, device: str, folder: Path, left: Left) ->
     if (code := run(module("speed", device, size), log, left)) != 0:
         session.lose("speed of the device", "it took too long" if code is None else tail(log))
         return
-    [found] = printed(log)
+    [found] = json_lines(log)
     clocks = found.get("clocks shown", "no clocks")
     shown = f"{found['bytes'] / 1e9:.0f} GB/s, {found['flops'] / 1e12:.1f} TFLOP/s in bfloat16, {clocks}"
     session.note("speed", f"speed of the device: {shown}", **found)
@@ -220,7 +220,7 @@ def finish(session: Session, sentence: str = "") -> int:
     return code
 
 
-def listed(text: str) -> list[str]:
+def shape_names(text: str) -> list[str]:
     """Names of shapes between commas."""
     names = text.split(",")
     if wrong := [name for name in names if name not in SHAPES]:
@@ -233,7 +233,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="what fits into 90 s; of a GPU the first thing to run")
     parser.add_argument("--minutes", type=float, help=f"for everything (default {MINUTES}, with --smoke {SMOKE_MINUTES})")
-    parser.add_argument("--shape", type=listed, help=f"of {', '.join(SHAPES)}; default {','.join(ON_GPU)}, on a CPU S")
+    parser.add_argument("--shape", type=shape_names, help=f"of {', '.join(SHAPES)}; default {','.join(ON_GPU)}, on a CPU S")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu tries the command itself")
     parser.add_argument("--no-laws", action="store_true", help="answers and speed alone")
     parser.add_argument("--folder", type=Path, default=FOLDER / "gpu", help="for the logs of all parts")

@@ -46,7 +46,7 @@ def texts(tokenizer: Tokenizer) -> dict[str, tuple[list[int], float]]:
     return {"again": ([*tokens[:TOKENS], *tokens[:BEGINNING]], 0.0), "anew": (tokens[:TOKENS], 1.0)}
 
 
-async def alone(engine: AsyncEngine, prompt: list[int], number: int, temperature: float) -> float:
+async def one_owner_each(engine: AsyncEngine, prompt: list[int], number: int, temperature: float) -> float:
     """Tokens/s of so many requests of an owner each."""
     return await speed(engine, [prompt] * number, temperature, [next(_owners) for _ in range(number)])
 
@@ -70,7 +70,9 @@ async def measure(engines: dict[str, AsyncEngine], tokenizer: Tokenizer, turns: 
     found: list[Comparison | Figure] = []
     for kind, (prompt, temperature) in texts(tokenizer).items():
         for number in AT_ONCE:
-            contestants = {name: partial(alone, engine, prompt, number, temperature) for name, engine in engines.items()}
+            contestants = {
+                name: partial(one_owner_each, engine, prompt, number, temperature) for name, engine in engines.items()
+            }
             found.append(Comparison(f"{number} at once, {kind}", "tokens/s", await take_turns(contestants, turns)))
     prompts = [tokenizer.encode(CLASS.format(kind.title(), kind)) for kind in KINDS]
     for kind, temperature in TEMPERATURES.items():

@@ -16,7 +16,7 @@ from loadtest.bench.client import Prompts, closed_loop, grpc_caller, http_caller
 from loadtest.bench.figures import Figure, file, options_of, show
 from loadtest.bench.shapes import FOLDER, write_shape
 from loadtest.measures import total
-from loadtest.server import Server, serve_command, started, wait_ready
+from loadtest.server import Server, serve_command, start_server, wait_ready
 from loadtest.stream import REFUSED, TOTAL
 
 PROMPT, OUTPUT = 64, 16
@@ -62,7 +62,7 @@ def main(words: list[str] | None = None) -> None:
     FOLDER.mkdir(exist_ok=True)
     flags = [str(write_shape(options.shape))] if options.shape else []
     log = FOLDER / "memory.log"
-    with log.open("wb") as output, started(serve_command(*flags), output) as server:
+    with log.open("wb") as output, start_server(serve_command(*flags), output) as server:
         wait_ready(server, log)
         found, failed = asyncio.run(ask(server, options.parts, options.part, options.at_once))
     figures = [Figure(f"failed of {options.parts * options.part} requests", "requests", (float(failed),))]

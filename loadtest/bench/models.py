@@ -16,7 +16,7 @@ import psutil
 from loadtest.bench.client import Caller, closed_loop, grpc_caller, http_caller
 from loadtest.bench.figures import Comparison, Figure, file, options_of, show, take_turns
 from loadtest.measures import total
-from loadtest.server import Server, serve_command, started, wait_ready
+from loadtest.server import Server, serve_command, start_server, wait_ready
 from loadtest.stream import TOTAL, TTFT
 
 PROMPT, STREAMS, FIRSTS = "def fibonacci(n):", 16, 20
@@ -60,7 +60,7 @@ async def measure(server: Server, folder: Path, turns: int, tokens: int) -> list
             ways = dict(zip(("through", "direct"), two, strict=True))
             one = psutil.Process(server.process.pid)
             found = await take_turns({name: partial(turn, each, one, tokens) for name, each in ways.items()}, turns)
-            figures += compared(two[0].name, found)
+            figures += figures_of(two[0].name, found)
     return figures
 
 
@@ -70,7 +70,7 @@ def sockets_in(folder: Path) -> Path:
     return http.parent
 
 
-def compared(transport: str, found: dict[str, list[Turn]]) -> list[Figure]:
+def figures_of(transport: str, found: dict[str, list[Turn]]) -> list[Figure]:
     """The figures of one transport."""
     firsts = {name: [each.first for each in values] for name, values in found.items()}
     rates = {name: [each.rate for each in values] for name, values in found.items()}
@@ -89,7 +89,7 @@ def run(model: str, flags: list[str], turns: int, tokens: int) -> list[Figure]:
         models, log = folder / "models.yaml", folder / "log"
         models.write_text(f"idle_seconds: 0\nmodels:\n- {{name: a, model: '{model}'}}\n", encoding="utf-8")
         command = serve_command("--models", str(models), *flags)
-        with log.open("wb") as output, started(command, output, {"TMPDIR": name}) as server:
+        with log.open("wb") as output, start_server(command, output, {"TMPDIR": name}) as server:
             wait_ready(server, log)
             return asyncio.run(measure(server, folder, turns, tokens))
 

@@ -22,7 +22,7 @@ from loadtest.bench.figures import Comparison, Figure, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import PROMPT
 from loadtest.measures import total
-from loadtest.server import served
+from loadtest.server import ready_server
 from loadtest.stream import TOTAL, Stream
 
 STREAMS = 16
@@ -48,7 +48,7 @@ def engine_caller(service: GenerationService) -> Caller:
         assert not isinstance(prompt, str)
         request = Request(f"inside-{next(numbers)}", prompt, tokens, SamplingParams(temperature=0))
         async for outputs in service.engine.generate([request]):
-            stream.heard()
+            stream.message_received()
             stream.tokens += sum(len(each.token_ids) for each in outputs)
 
     return Caller("in-process", "HTTP", service.engine.info.max_model_len, ask)
@@ -72,5 +72,5 @@ async def measure(turns: int, tokens: int, url: str, folder: Path, seed: int) ->
 
 def run(turns: int, tokens: int, folder: Path, log: Path, seed: int) -> list[Figure]:
     """`measure` of a server of its own, in an event loop of its own. Raises StartError."""
-    with served(log, [str(folder)]) as address:
+    with ready_server(log, [str(folder)]) as address:
         return asyncio.run(measure(turns, tokens, address.http, folder, seed))

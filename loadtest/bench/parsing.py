@@ -78,12 +78,12 @@ async def measure(turns: int) -> list[Figure]:
         "read a completion, 200 bytes, gRPC": (read_grpc, grpc_body(source_text(ORDINARY)), None),
     }
 
-    async def timed(read: Read, body: bytes) -> float:
+    async def time_read(read: Read, body: bytes) -> float:
         started = time.perf_counter()
         await read(body)
         return (time.perf_counter() - started) * 1e3
 
-    found = await take_turns({what: partial(timed, read, body) for what, (read, body, _) in kinds.items()}, turns)
+    found = await take_turns({what: partial(time_read, read, body) for what, (read, body, _) in kinds.items()}, turns)
     return [Figure(what, "ms", tuple(found[what]), most) for what, (*_, most) in kinds.items()]
 
 

@@ -115,7 +115,7 @@ class Methods(GrpcMethods):
         return False
 
 
-def alone(engine: IdleEngine) -> Stream:
+def engine_only(engine: IdleEngine) -> Stream:
     """The engine and nothing else: what is to be taken away from the others."""
 
     async def run(tokens: int) -> None:
@@ -184,7 +184,7 @@ def streams() -> dict[str, Stream]:
     service = GenerationService(engine, tokenizer, model_name="attend-default")
     metrics = Metrics(engine, service.model_name)
     return {
-        "the idle engine alone": alone(engine),
+        "the idle engine alone": engine_only(engine),
         "SSE": http(service, metrics, **PROMPT),
         f"SSE with logprobs={TOP}": http(service, metrics, logprobs=TOP, **PROMPT),
         "SSE of a chat": http(service, metrics, **CHAT),

@@ -40,7 +40,7 @@ class Pair:
         self._prefix = self._dice.choices(range(100, 8000), k=self._shared)
         return await self._first_token()
 
-    async def cached(self) -> float:
+    async def cached_ttft(self) -> float:
         """The same after the prefix of the last prompt."""
         return await self._first_token()
 
@@ -59,13 +59,13 @@ async def measure(
 
     async def each() -> tuple[float, ...]:
         cold = await pair.cold()
-        cached = await pair.cached()
+        cached = await pair.cached_ttft()
         if restarted is None:
             return cached, cold
         await pair.engine.drain(0)
         pair.engine.close()
         pair.engine = restarted()
-        return await pair.cached(), cached, cold
+        return await pair.cached_ttft(), cached, cold
 
     found = zip(*(await take_turns({"each": each}, turns, warm_up=int(restarted is None)))["each"], strict=True)
     names = ("after a restart", "cached", "cold")[0 if restarted else 1 :]
@@ -87,12 +87,12 @@ def main(words: list[str] | None = None) -> None:
         kept = disk if options.restart else ""
         asked = EngineOptions(num_threads=threads(), max_model_len=length, kv_cache_memory=1 << 30, kv_disk_folder=kept)
 
-        def started() -> AsyncEngine:
+        def start_engine() -> AsyncEngine:
             engine = build_engine(checkpoint, asked)
             engine.start()
             return engine
 
-        found = asyncio.run(measure(started(), options.shared, options.turns, started if options.restart else None))
+        found = asyncio.run(measure(start_engine(), options.shared, options.turns, start_engine if options.restart else None))
     figures = found.figures()
     file(options.json, show(figures), figures, bench="prefix", model=checkpoint.name)
 

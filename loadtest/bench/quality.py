@@ -22,7 +22,7 @@ from attend.model.net.outliers import write_with_outliers
 from attend.service.commands.quality import CONTEXT, FORMS, measure_quality, open_forms, read_text, table
 from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import Settings
-from loadtest.bench.contestant import PACKAGES, TREE, PeerError, installed
+from loadtest.bench.contestant import PACKAGES, TREE, PeerError, is_installed
 from loadtest.bench.machine import threads
 from loadtest.provenance import provenance
 
@@ -57,17 +57,17 @@ class Peer:
         size = 4 * (len(tokens) - first) * self.vocab_size
         found = bytearray(self.stdout.read(size))
         if len(found) < size:
-            raise self._ended()
+            raise self._peer_error()
         scores = torch.frombuffer(found, dtype=torch.float32).view(-1, self.vocab_size)
         return lambda begin, end: scores[begin:end]
 
     def _line(self) -> bytes:
         line = self.stdout.readline()
         if not line:
-            raise self._ended()
+            raise self._peer_error()
         return line
 
-    def _ended(self) -> PeerError:
+    def _peer_error(self) -> PeerError:
         return PeerError(f"a peer ended with {self.process.wait()}: see {self.log}")
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Peer:
         self.process.wait(60)
 
 
-def prepared(folder: Path, outliers: float | None, work: Path) -> Path:
+def copy_checkpoint(folder: Path, outliers: float | None, work: Path) -> Path:
     """A copy of the checkpoint that peers may put files into, with outliers if they are asked for."""
     target = work / f"{folder.resolve().name}-{outliers or 1:g}"
     if not target.is_dir():
@@ -93,7 +93,7 @@ def open_peers(words: Sequence[str], folder: Path) -> dict[str, Peer]:
     """All forms of the peers that are installed, by name."""
     found: dict[str, Peer] = {}
     for peer, python in (word.split("=", 1) for word in words):
-        if not installed(peer, python):
+        if not is_installed(peer, python):
             raise SystemExit(f"{python} has no {PACKAGES[peer]}")
         name, forms = PEERS[peer]
         found |= {f"{name} {form}": Peer(peer, python, folder, form) for form in forms}
@@ -114,7 +114,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(words)
     options.work.mkdir(parents=True, exist_ok=True)
-    folder = prepared(options.folder, options.outliers, options.work.resolve())
+    folder = copy_checkpoint(options.folder, options.outliers, options.work.resolve())
     config = read_config(folder)
     tokenizer = read_tokenizer(folder, config.vocab_size)
     context = min(CONTEXT, config.max_positions)

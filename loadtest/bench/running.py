@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.server import Server, StartError, started, wait_first_token
+from loadtest.server import Server, StartError, start_server, wait_first_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ def parse_command(text: str) -> tuple[str, list[str]]:
 
 @contextlib.contextmanager
 def answering(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
-    """A server that has answered, as `loadtest.server.started` starts it. Raises StartError. In the main thread only."""
+    """A server that has answered, as `loadtest.server.start_server` starts it. Raises StartError. In the main thread only."""
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         try:
-            server = stack.enter_context(started(command, stack.enter_context(log.open("wb"))))
+            server = stack.enter_context(start_server(command, stack.enter_context(log.open("wb"))))
             wait_first_token(server, log)
         except StartError as error:
             raise StartError(f"{name}: {error}") from None

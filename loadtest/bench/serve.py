@@ -49,7 +49,7 @@ class Load(NamedTuple):
     memory: float | None
 
 
-class Asked(NamedTuple):
+class Contender(NamedTuple):
     """Somebody who is asked, and the next prompt of so many tokens for them."""
 
     caller: Caller
@@ -78,7 +78,7 @@ async def ready(caller: Caller) -> AsyncIterator[None]:
         yield
 
 
-async def load(asked: Asked, at_once: int, rounds: int, length: int) -> Load:
+async def load(asked: Contender, at_once: int, rounds: int, length: int) -> Load:
     """One turn of one server, with prompts of so many tokens."""
     caller = asked.caller
     prompts = [asked.prompt(length) for _ in range(at_once * rounds)]
@@ -90,18 +90,18 @@ async def load(asked: Asked, at_once: int, rounds: int, length: int) -> Load:
     return Load(answers.tokens / seconds, p50, p95, p99, failed, caller.memory() if caller.memory else None)
 
 
-async def loads(everybody: Sequence[Asked], options: argparse.Namespace) -> list[Comparison]:
+async def loads(everybody: Sequence[Contender], options: argparse.Namespace) -> list[Comparison]:
     """Every load, one after the other, with the callers in turns."""
     found = []
     for length, at_once in itertools.product(options.prompt, options.at_once):
         turns = {each.caller.name: partial(load, each, at_once, options.rounds, length) for each in everybody}
         values = await take_turns(turns, options.turns)
         name = f"{at_once} at once, " if len(options.prompt) == 1 else f"prompts of {length}, {at_once} at once, "
-        found += [one for at in range(len(MEASURES)) if (one := compared(name, values, at)).values]
+        found += [one for at in range(len(MEASURES)) if (one := comparison_of(name, values, at)).values]
     return found
 
 
-def compared(load: str, values: Mapping[str, Sequence[Load]], at: int) -> Comparison:
+def comparison_of(load: str, values: Mapping[str, Sequence[Load]], at: int) -> Comparison:
     """One of MEASURES at one load, of those of whom it is known."""
     what, unit = MEASURES[at]
     columns = {name: [turn[at] for turn in turns] for name, turns in values.items()}
@@ -109,10 +109,10 @@ def compared(load: str, values: Mapping[str, Sequence[Load]], at: int) -> Compar
     return Comparison(load + what, unit, {name: column for name, column in known.items() if column})
 
 
-async def goodput(everybody: Sequence[Asked], options: argparse.Namespace) -> list[Comparison]:
+async def goodput(everybody: Sequence[Contender], options: argparse.Namespace) -> list[Comparison]:
     """The best rate of each, in turns; a turn is a whole search."""
 
-    async def best(asked: Asked, seeds: Iterator[int]) -> float:
+    async def best(asked: Contender, seeds: Iterator[int]) -> float:
         async with ready(asked.caller):
             return await best_rate(asked.caller, options.seconds, asked.prompt, seeds)
 
@@ -155,7 +155,7 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -
         everybody = []
         for caller in callers:  # the same for all over HTTP; gRPC's are others, since its server is one of them
             prompts = Prompts(f"{options.seed} {caller.transport}")
-            everybody.append(Asked(caller, prompts.words if options.text else prompts.ids))
+            everybody.append(Contender(caller, prompts.words if options.text else prompts.ids))
         return await (goodput if options.goodput else loads)(everybody, options)
 
 

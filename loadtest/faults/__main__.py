@@ -38,12 +38,16 @@ def note(found: Found, place: str, name: str, measures: list[Measure]) -> None:
     OUT.write_text(
         json.dumps({place: {name: [*map(asdict, one)] for name, one in each.items()} for place, each in found.items()})
     )
-    verdict = "kept" if all(each.kept for each in measures) else "MISSED " + "; ".join(said(e) for e in measures if not e.kept)
-    others = "; ".join(said(each) for each in measures if each.kept)
+    verdict = (
+        "kept"
+        if all(each.within_limit for each in measures)
+        else "MISSED " + "; ".join(measure_text(e) for e in measures if not e.within_limit)
+    )
+    others = "; ".join(measure_text(each) for each in measures if each.within_limit)
     print(f"{place}: {name}: {verdict} | {others}", flush=True)
 
 
-def said(measure: Measure) -> str:
+def measure_text(measure: Measure) -> str:
     """A measure with its note."""
     return measure.text() + (f" [{measure.note}]" if measure.note else "")
 
@@ -64,13 +68,13 @@ def table(found: Found) -> str:
         for name in (name for name in ATTACKS if name in found[place]):
             measures = {each.what: each for each in found[place][name]}
             values = " | ".join(f"{measures[what].value:.3g}" if what in measures else "" for what in columns.values())
-            missed = "; ".join(each.text() for each in measures.values() if not each.kept)
+            missed = "; ".join(each.text() for each in measures.values() if not each.within_limit)
             rows.append(f"| {name}: {ATTACKS[name].about} | {values} | {f'**no**: {missed}' if missed else 'yes'} |")
         rows.append("")
     deaths = found.get(DEATH, {})
     rows += ["| death | measured | kept |", "| --- | --- | --- |"] if deaths else []
     for name in (name for name in DEATHS if name in deaths):
-        kept = "yes" if all(each.kept for each in deaths[name]) else "**no**"
+        kept = "yes" if all(each.within_limit for each in deaths[name]) else "**no**"
         rows.append(f"| {(DEATHS[name].__doc__ or '').strip()} | {'; '.join(each.text() for each in deaths[name])} | {kept} |")
     return "\n".join(rows)
 
@@ -83,7 +87,7 @@ def read_found() -> Found:
     return {place: {name: [Measure(**m) for m in one] for name, one in each.items()} for place, each in kept.items()}
 
 
-def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -111,7 +115,7 @@ def run(options: argparse.Namespace, found: Found) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Try, say, judge."""
-    options = parsed(words)
+    options = parse_options(words)
     if options.list:
         print("\n".join(f"{name}: {one.about} ({', '.join(one.keys)})" for name, one in ATTACKS.items()))
         print("\n".join(f"{name}: {(one.__doc__ or '').strip()}" for name, one in DEATHS.items()))
@@ -126,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     about = machine()
     print(f"\n{table(found)}\n\n{about['cores']} cores of {about['processor']} ({', '.join(about['flags'])})")
-    return 0 if all(each.kept for place in found.values() for one in place.values() for each in one) else 3
+    return 0 if all(each.within_limit for place in found.values() for one in place.values() for each in one) else 3
 
 
 if __name__ == "__main__":

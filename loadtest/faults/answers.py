@@ -12,7 +12,7 @@ import aiohttp
 
 from loadtest.faults.attack import attack
 from loadtest.faults.attacker import Attacker
-from loadtest.faults.bodies import COMPLETIONS, prompted
+from loadtest.faults.bodies import COMPLETIONS, completion_body
 
 _numbers = itertools.count()
 BODY = b'{"prompt":"a","max_tokens":1}'
@@ -59,15 +59,15 @@ async def a_second_authorization(a: Attacker) -> None:
 async def guessed_keys(a: Attacker) -> None:
     """40 calls with unknown keys to routes that generate nothing: an operator sees them"""
 
-    def counted() -> float:
+    def count_refusals() -> float:
         return sum(map(float, COUNTED.findall(a.target.get("/metrics")[1])))
 
-    before, lines = await asyncio.to_thread(counted), len(a.target.lines)
+    before, lines = await asyncio.to_thread(count_refusals), len(a.target.lines)
     for number in range(20):
         await a.get("/v1/models", authorization=f"Bearer wrong-{number}")
         await a.post("/tokenize", {"prompt": "a"}, authorization=f"Bearer wrong-{number}")
     await asyncio.sleep(1.0)
-    seen = max(await asyncio.to_thread(counted) - before, len(a.target.lines) - lines)
+    seen = max(await asyncio.to_thread(count_refusals) - before, len(a.target.lines) - lines)
     a.check("refusals that neither a counter nor a line tells of", max(0, 40 - seen), 0)
 
 
@@ -76,7 +76,7 @@ async def forwarded_addresses(a: Attacker) -> None:
     """24 made-up addresses in X-Forwarded-For before the one that a gateway has added"""
     last = f"203.0.113.{next(_numbers) % 250}"
     given = ", ".join([f"2001:db8:1111:2222:3333:4444:5555:{number}" for number in range(24)] + [last])
-    await a.post(COMPLETIONS, prompted(), **{"x-forwarded-for": given})
+    await a.post(COMPLETIONS, completion_body(), **{"x-forwarded-for": given})
     for _ in range(20):
         if any(last in line for line in a.target.lines):
             break
@@ -136,13 +136,13 @@ async def headers_of_our_own(a: Attacker) -> None:
 
     async def one() -> None:
         url, headers = a.target.address.http + COMPLETIONS, a.target.headers("open") | own
-        async with a.session.post(url, json=prompted(), headers=headers) as answer:
+        async with a.session.post(url, json=completion_body(), headers=headers) as answer:
             await answer.read()
             a.outcomes[str(answer.status)] += 1
             found.extend(name for name in own if name in answer.headers)
 
     try:
-        await a.again(one, 8)
+        await a.repeat(one, 8)
     finally:
         a.check("headers that came back", len(found), 0, ", ".join(sorted(set(found))))
 
@@ -160,9 +160,9 @@ async def secrets_in_command_lines(a: Attacker) -> None:
 async def guessed_prompts(a: Attacker) -> None:
     """a key that guesses what another one has asked, by the tokens that were cached"""
     secret = f"our margin of the year {next(_numbers)} is 57 per cent. " + "the rest of the text is the same " * 10
-    await a.post(COMPLETIONS, prompted(prompt=secret), "neighbour")
+    await a.post(COMPLETIONS, completion_body(prompt=secret), "neighbour")
     url = a.target.address.http + COMPLETIONS
-    async with a.session.post(url, json=prompted(prompt=secret), headers=a.target.headers("open")) as answer:
+    async with a.session.post(url, json=completion_body(prompt=secret), headers=a.target.headers("open")) as answer:
         usage = (await answer.json(content_type=None)).get("usage", {})
         a.outcomes[str(answer.status)] += 1
     a.check("cached tokens of another key", usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
@@ -172,7 +172,7 @@ async def guessed_prompts(a: Attacker) -> None:
 async def replays(a: Attacker) -> None:
     """streams resumed in the middle of an answer of 200 tokens, 16 at a time"""
     body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0.7, "seed": 1}
-    events = await streamed(a, body, "")
+    events = await stream_events(a, body, "")
     if not events:
         return
     middle = len(events) // 2
@@ -180,16 +180,16 @@ async def replays(a: Attacker) -> None:
 
     async def one() -> None:
         nonlocal changed
-        seen = [data for _, data in await streamed(a, body, events[middle][0]) if '"error"' not in data]
+        seen = [data for _, data in await stream_events(a, body, events[middle][0]) if '"error"' not in data]
         changed += seen != rest[: len(seen)]
 
     try:
-        await a.again(one, 16)
+        await a.repeat(one, 16)
     finally:
         a.check("streams that went on with another text", changed)
 
 
-async def streamed(a: Attacker, body: dict[str, Any], after: str) -> list[tuple[str, str]]:
+async def stream_events(a: Attacker, body: dict[str, Any], after: str) -> list[tuple[str, str]]:
     """The events of a stream: each one's id and what of its data is not its moment."""
     headers = a.target.headers("open") | ({"last-event-id": after} if after else {})
     found, last = [], ""

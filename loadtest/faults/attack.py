@@ -65,7 +65,7 @@ class Flood:
             body = self.body() if callable(self.body) else self.body
             await a.post(self.path, body, self.key, **(self.headers or {}))
 
-        await a.again(one, self.at_once)
+        await a.repeat(one, self.at_once)
 
 
 def add_floods(floods: Mapping[str, Flood]) -> None:

@@ -89,7 +89,7 @@ class Attacker:
         finally:
             writer.transport.abort()
 
-    async def again(self, job: Job, at_once: int = 1) -> None:
+    async def repeat(self, job: Job, at_once: int = 1) -> None:
         """Do `job` again and again, so many at a time, for ever."""
 
         async def one() -> None:

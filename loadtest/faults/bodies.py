@@ -16,14 +16,14 @@ USER = {"role": "user", "content": "hello there"}
 _numbers = itertools.count()
 
 
-def prompted(**fields: Any) -> dict[str, Any]:
+def completion_body(**fields: Any) -> dict[str, Any]:
     """A short completion with more fields."""
     return {"prompt": "a", "max_tokens": 4} | fields
 
 
-def enforced(**how: Any) -> dict[str, Any]:
+def structured_body(**how: Any) -> dict[str, Any]:
     """A short completion whose form is enforced."""
-    return prompted(structured_outputs=how)
+    return completion_body(structured_outputs=how)
 
 
 @cache
@@ -41,7 +41,7 @@ def many_ids() -> bytes:
 
 def slow_schema() -> dict[str, Any]:
     """A JSON schema that takes about a second to compile or to be refused, another one each time."""
-    return enforced(json={"type": "integer", "multipleOf": 100_000_007 + 2 * next(_numbers)})
+    return structured_body(json={"type": "integer", "multipleOf": 100_000_007 + 2 * next(_numbers)})
 
 
 def new_prompt(**fields: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def regex() -> dict[str, Any]:
         f"(a|aa|aaa|b{number})*c.{{200}}",
         f"(\\w{{1,{200 + number}}}\\s?){{1,200}}",
     )
-    return enforced(regex=patterns[number % len(patterns)])
+    return structured_body(regex=patterns[number % len(patterns)])
 
 
 def grammar() -> dict[str, Any]:
@@ -83,7 +83,7 @@ def grammar() -> dict[str, Any]:
         f'start: start "a" start | "" | "{number}"',
         f'start: r0\n{chain}\nr300: "a" | "{number}"',
     )
-    return enforced(grammar=texts[number % len(texts)])
+    return structured_body(grammar=texts[number % len(texts)])
 
 
 def schema() -> dict[str, Any]:
@@ -94,19 +94,19 @@ def schema() -> dict[str, Any]:
     nested: dict[str, Any] = {"type": "string", "pattern": f"(a?){{100}}{number}"}
     for _ in range(20):
         nested = {"type": "array", "items": nested, "minItems": 3, "maxItems": 30}
-    return enforced(json=(alike, together, nested)[number % 3])
+    return structured_body(json=(alike, together, nested)[number % 3])
 
 
 def choices() -> dict[str, Any]:
     """5000 texts, others each time, one of which is to be the answer."""
     number = next(_numbers)
-    return enforced(choice=[f"{number} choice {index} of them" for index in range(5000)])
+    return structured_body(choice=[f"{number} choice {index} of them" for index in range(5000)])
 
 
 def unknown_fields() -> dict[str, Any]:
     """2000 fields that nobody knows, others each time."""
     number = next(_numbers)
-    return prompted(**{f"unknown_{number}_{index}": index for index in range(2000)})
+    return completion_body(**{f"unknown_{number}_{index}": index for index in range(2000)})
 
 
 def odd_text() -> dict[str, Any]:
@@ -115,15 +115,15 @@ def odd_text() -> dict[str, Any]:
     return {"prompt": (texts[next(_numbers) % len(texts)] * 60_000)[:20_000]}
 
 
-def embedded() -> dict[str, Any]:
+def embeddings_body() -> dict[str, Any]:
     """512 texts that nobody has cached."""
     number = next(_numbers)
     return {"input": [f"{number} {index} " + "word " * 100 for index in range(512)]}
 
 
-def ranked() -> dict[str, Any]:
+def rerank_body() -> dict[str, Any]:
     """512 texts to be ranked, others each time."""
-    return {"query": "what is it", "documents": embedded()["input"]}
+    return {"query": "what is it", "documents": embeddings_body()["input"]}
 
 
 WORDS = [f"word number {index} of the forbidden ones" for index in range(64)]
@@ -227,13 +227,13 @@ add_floods(
         "long names": Flood(
             "a field, a model and a salt with names of 300 KB",
             COMPLETIONS,
-            prompted(**{"x" * 300_000: 1, "model": "y" * 300_000, "cache_salt": "z" * 300_000}),
+            completion_body(**{"x" * 300_000: 1, "model": "y" * 300_000, "cache_salt": "z" * 300_000}),
             8,
         ),
         "unknown models": Flood(
             "calls for models that nobody serves, 32 at a time",
             COMPLETIONS,
-            lambda: prompted(model=f"model {next(_numbers)}"),
+            lambda: completion_body(model=f"model {next(_numbers)}"),
             32,
         ),
         "long chats": Flood("chats of 20,000 messages", CHAT, {"messages": [USER] * 20_000, "max_tokens": 1}, 4),
@@ -267,7 +267,7 @@ add_floods(
         "texts cut": Flood(
             "1 MiB of text whose last token alone is kept, 8 at a time",
             COMPLETIONS,
-            prompted(prompt=TEXT, truncate_prompt_tokens=1),
+            completion_body(prompt=TEXT, truncate_prompt_tokens=1),
             8,
         ),
         "odd texts": Flood("60 KB of one word, or of marks on marks, to be tokenized, 16 at a time", TOKENIZE, odd_text, 16),
@@ -284,7 +284,7 @@ add_floods(
         "half characters": Flood(
             "answers resumed after 1000 bytes that are no characters",
             COMPLETIONS,
-            prompted(max_tokens=1001, resume_token_ids=[128 + index % 64 for index in range(1000)], n=8),
+            completion_body(max_tokens=1001, resume_token_ids=[128 + index % 64 for index in range(1000)], n=8),
             4,
             fills=True,
         ),
@@ -300,18 +300,22 @@ add_floods(
         "highest priority": Flood(
             "answers of 400 tokens with priority 9, 64 at a time",
             COMPLETIONS,
-            prompted(max_tokens=400, ignore_eos=True, priority=9),
+            completion_body(max_tokens=400, ignore_eos=True, priority=9),
             64,
             fills=True,
         ),
         "short deadlines": Flood(
             "answers of 400 tokens with a deadline of 1 ms, 64 at a time",
             COMPLETIONS,
-            prompted(max_tokens=400, deadline_ms=1),
+            completion_body(max_tokens=400, deadline_ms=1),
             64,
         ),
         "overload with one header": Flood(
-            "320 callers at once with the same header", COMPLETIONS, prompted(max_tokens=64, ignore_eos=True), 320, fills=True
+            "320 callers at once with the same header",
+            COMPLETIONS,
+            completion_body(max_tokens=64, ignore_eos=True),
+            320,
+            fills=True,
         ),
         "responses": Flood(
             "streams of /v1/responses, 64 at a time",
@@ -320,8 +324,8 @@ add_floods(
             64,
             fills=True,
         ),
-        "embeddings": Flood("512 texts to embed, 4 at a time", "/v1/embeddings", embedded, 4, fills=True),
-        "rankings": Flood("512 texts to rank, 4 at a time", "/v1/rerank", ranked, 4, fills=True),
+        "embeddings": Flood("512 texts to embed, 4 at a time", "/v1/embeddings", embeddings_body, 4, fills=True),
+        "rankings": Flood("512 texts to rank, 4 at a time", "/v1/rerank", rerank_body, 4, fills=True),
         "explained texts": Flood(
             "/v1/attention of 512 tokens with as many weights as an answer may hold, 8 at a time",
             "/v1/attention",
@@ -332,7 +336,7 @@ add_floods(
         "wrong keys": Flood(
             "calls with a key that is not known, 32 at a time",
             COMPLETIONS,
-            prompted(),
+            completion_body(),
             32,
             ("each", "shared"),
             headers={"authorization": "Bearer wrong"},

@@ -28,7 +28,7 @@ from loadtest.bench.shapes import FOLDER, write_shape
 from loadtest.faults.attacker import Attacker, attacker
 from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.measure import Measure
-from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, started, wait_for
+from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, start_target, wait_for
 
 Death = Callable[[], list[Measure]]
 DEATHS: dict[str, Death] = {}
@@ -51,7 +51,7 @@ class Call:
     """One small call: when it began and ended on the monotonic clock, over which transport, and how."""
 
     began: float
-    ended: float
+    ended_at: float
     transport: str
     result: str
     """`ok`, `refused` (503 or UNAVAILABLE in our shape, other refusals too), or what else came."""
@@ -59,7 +59,7 @@ class Call:
     @property
     def seconds(self) -> float:
         """How long the caller waited."""
-        return self.ended - self.began
+        return self.ended_at - self.began
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Calls:
     """Small calls over both transports, one after the other begun whether or not the one before has ended."""
 
     target: Target
-    done: list[Call] = field(default_factory=list)
+    completed: list[Call] = field(default_factory=list)
 
     def over_http(self) -> str:
         """One completion; what came."""
@@ -106,7 +106,7 @@ class Calls:
         """Make a call and note it."""
         began = time.monotonic()
         result = self.over_http() if transport == "HTTP" else self.over_grpc()
-        self.done.append(Call(began, time.monotonic(), transport, result))
+        self.completed.append(Call(began, time.monotonic(), transport, result))
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
@@ -129,14 +129,14 @@ class Calls:
 
     def ok_since(self, when: float) -> bool:
         """Whether calls of both transports that began after `when` were answered."""
-        return {call.transport for call in self.done if call.result == "ok" and call.began > when} == {"HTTP", "gRPC"}
+        return {call.transport for call in self.completed if call.result == "ok" and call.began > when} == {"HTTP", "gRPC"}
 
-    def after(self, when: float, again: float, fail: float = FAIL_SECONDS) -> list[Measure]:
+    def measures_after(self, when: float, again: float, fail: float = FAIL_SECONDS) -> list[Measure]:
         """What callers saw of a fault at `when`: the longest wait, other ends than ours, and when it was over."""
-        since = [call for call in self.done if call.ended > when]
+        since = [call for call in self.completed if call.ended_at > when]
         broken = [call.result for call in since if call.began > when and call.result not in ("ok", "refused")]
         back = {
-            transport: next((c.ended - when for c in self._by_begin(transport, when) if c.result == "ok"), float("inf"))
+            transport: next((c.ended_at - when for c in self._by_begin(transport, when) if c.result == "ok"), float("inf"))
             for transport in ("HTTP", "gRPC")
         }
         longest = max(since, key=lambda call: call.seconds, default=Call(when, when, "none", "none"))
@@ -148,7 +148,9 @@ class Calls:
         ]
 
     def _by_begin(self, transport: str, when: float) -> list[Call]:
-        return sorted((c for c in self.done if c.transport == transport and c.began > when), key=lambda call: call.ended)
+        return sorted(
+            (c for c in self.completed if c.transport == transport and c.began > when), key=lambda call: call.ended_at
+        )
 
 
 def struck(target: Target, what: str, number: signal.Signals, again: float) -> list[Measure]:
@@ -164,7 +166,7 @@ def struck(target: Target, what: str, number: signal.Signals, again: float) -> l
             return replaced and calls.ok_since(when + AGAIN_SECONDS) and time.monotonic() > when + settled
 
         wait_for(over, WATCH_SECONDS)
-    return calls.after(when, again)
+    return calls.measures_after(when, again)
 
 
 @death
@@ -304,7 +306,7 @@ def ray_killed() -> list[Measure]:
 @death
 def stopped_while_it_starts() -> list[Measure]:
     """SIGTERM while the model loads"""
-    with started(FAST) as target:
+    with start_target(FAST) as target:
         wait_for(lambda: any("Loading" in line for line in target.lines), WATCH_SECONDS)
         target.process.terminate()
         return left_behind(target, 15.0)
@@ -313,7 +315,7 @@ def stopped_while_it_starts() -> list[Measure]:
 @death
 def more_replicas_than_fit() -> list[Measure]:
     """64 replicas on a machine of fewer cores: a sentence, or the start goes on"""
-    with started((*FAST, "--replicas", "64")) as target:
+    with start_target((*FAST, "--replicas", "64")) as target:
         began = time.monotonic()
         said = wait_for(lambda: any("replicas" in line for line in target.lines), 60.0)
         took = time.monotonic() - began if said else float("inf")
@@ -337,7 +339,7 @@ def open_to_others(path: Path) -> bool:
     return bool(path.stat().st_mode & 0o002) and all(folder.stat().st_mode & 0o001 for folder in path.parents)
 
 
-def spared(flags: Sequence[str], load: Callable[[Attacker], Awaitable[None]], seconds: float) -> list[Measure]:
+def survives_load(flags: Sequence[str], load: Callable[[Attacker], Awaitable[None]], seconds: float) -> list[Measure]:
     """Put a load on a server for so long: its replica must still be the one that it was."""
     with running((*FAST, *flags)) as target:
         before, began = target.pids(REPLICA), time.monotonic()
@@ -363,15 +365,15 @@ def overload_kills_nobody() -> list[Measure]:
 
     async def load(a: Attacker) -> None:
         body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True}
-        await a.again(lambda: a.post("/v1/completions", body), 400)
+        await a.repeat(lambda: a.post("/v1/completions", body), 400)
 
-    return spared((), load, 40.0)
+    return survives_load((), load, 40.0)
 
 
 @death
 def compiling_kills_nobody() -> list[Measure]:
     """no death: 64 slow grammars at a time for 40 s"""
-    return spared((), ATTACKS["slow grammars"].run, 40.0)
+    return survives_load((), ATTACKS["slow grammars"].run, 40.0)
 
 
 @death
@@ -380,7 +382,7 @@ def a_long_prefill_kills_nobody() -> list[Measure]:
     prompts = Prompts()
 
     async def load(a: Attacker) -> None:
-        await a.again(lambda: a.post("/v1/completions", {"prompt": prompts.ids(2000), "max_tokens": 1}), 4)
+        await a.repeat(lambda: a.post("/v1/completions", {"prompt": prompts.ids(2000), "max_tokens": 1}), 4)
 
     FOLDER.mkdir(exist_ok=True)
-    return spared((str(write_shape("1B")), "--max-batch-tokens", "2048", "--kv-cache-memory", str(1 << 30)), load, 60.0)
+    return survives_load((str(write_shape("1B")), "--max-batch-tokens", "2048", "--kv-cache-memory", str(1 << 30)), load, 60.0)

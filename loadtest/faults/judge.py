@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from loadtest.faults.measure import Measure
-from loadtest.faults.neighbours import Seen
+from loadtest.faults.neighbours import Observation
 
 SLOWER = 4.0
 """The streams may be so many times slower than without the attack. A fair half of two cores, with a batch of 64 in place of 8,
@@ -32,12 +32,12 @@ def times(value: float, of: float) -> float:
     return value / of if of else float("inf")
 
 
-def told(what: Sequence[str]) -> str:
+def first_lines(what: Sequence[str]) -> str:
     """Some of many lines."""
     return ", ".join(sorted(set(what)))[:300]
 
 
-def streams(quiet: Seen, seen: Seen, *, may_refuse: bool) -> list[Measure]:
+def streams(quiet: Observation, seen: Observation, *, may_refuse: bool) -> list[Measure]:
     """The neighbours' streams and chats. With `may_refuse` their own owner fills the queue: their pace is not judged then."""
     gap, p99 = max(LEAST_GAP, TIMES_QUIET * quiet.longest_gap()), max(LEAST_P99, TIMES_QUIET * quiet.p99_gap())
     chat = max(CHAT_SECONDS, TIMES_QUIET * max(quiet.chats, default=0.0))
@@ -50,13 +50,13 @@ def streams(quiet: Seen, seen: Seen, *, may_refuse: bool) -> list[Measure]:
         Measure("longest chat", max(seen.chats, default=float("inf")) * 1e3, "ms", None if may_refuse else chat * 1e3),
         Measure("longest first token", max(seen.firsts, default=0.0) * 1e3, "ms"),
         Measure("turned away", seen.turned_away, "", None if may_refuse else 0),
-        Measure("broken", len(seen.failed), "", 0, told(seen.failed)),
-        Measure("probes lost", len(seen.lost_probes), "", 0, told(seen.lost_probes)),
+        Measure("broken", len(seen.failed), "", 0, first_lines(seen.failed)),
+        Measure("probes lost", len(seen.lost_probes), "", 0, first_lines(seen.lost_probes)),
         Measure("longest probe", max(seen.probes, default=float("inf")) * 1e3, "ms"),
     ]
 
 
-def refusals(seen: Seen, *, is_attacker: bool = False) -> list[Measure]:
+def refusals(seen: Observation, *, is_attacker: bool = False) -> list[Measure]:
     """The key that is at its limit. Where it attacks itself, only its own callers wait."""
     most = None if is_attacker else REFUSED_SECONDS * 1e3
     return [
@@ -74,10 +74,10 @@ def server(memory: float, files: float, again: float, most_seconds: float) -> li
     ]
 
 
-def afterwards(quiet: Seen, after: Seen) -> list[Measure]:
+def afterwards(quiet: Observation, after: Observation) -> list[Measure]:
     """A quiet stretch after the attack beside the one before it."""
     bad = [*after.failed, *after.lost_probes, *["turned away"] * after.turned_away]
     return [
         Measure("streams slower afterwards, times", times(quiet.speed(), after.speed()), "", AFTERWARDS),
-        Measure("broken afterwards", len(bad), "", 0, told(bad)),
+        Measure("broken afterwards", len(bad), "", 0, first_lines(bad)),
     ]

@@ -15,7 +15,7 @@ class Measure:
     note: str = ""
 
     @property
-    def kept(self) -> bool:
+    def within_limit(self) -> bool:
         """Whether the value is within its limit."""
         return self.most is None or self.value <= self.most
 

@@ -1,8 +1,8 @@
 """Callers who do nothing wrong, in a process of their own: eight streams, a short chat, probes, a key that is at its limit.
 
-python -m loadtest.faults.neighbours reads a JSON object from its first line of standard input, the fields of `Wanted`. After
-each further line it prints a JSON object of what was seen since the line before. The process does little else, so that what it
-sees is the server's doing.
+python -m loadtest.faults.neighbours reads a JSON object from its first line of standard input, the fields of
+`NeighbourOptions`. After each further line it prints a JSON object of what was seen since the line before. The process does
+little else, so that what it sees is the server's doing.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ Headers = dict[str, str]
 
 
 @dataclass
-class Wanted:
+class NeighbourOptions:
     """Whom to call, and as whom. `refused` is empty where no key is at its limit, `address` where any will do."""
 
     url: str
     grpc: str
     stream: Headers
     chat: Headers
-    refused: Headers
+    limited_headers: Headers
     address: str = ""
 
 
 @dataclass
-class Seen:
+class Observation:
     """What the neighbours saw in a stretch of time; seconds."""
 
     took: float = 0.0
@@ -80,9 +80,9 @@ class Seen:
         """Events of all streams a second."""
         return self.events / self.took if self.took else 0.0
 
-    def with_end(self, after: "Seen") -> "Seen":
+    def with_end(self, after: "Observation") -> "Observation":
         """With what ended while the server settled: calls and probes, not the streams' pace."""
-        return Seen(
+        return Observation(
             *(self.took, self.events, self.gaps, self.firsts, self.chats + after.chats, self.refusals, self.probes),
             self.turned_away + after.turned_away,
             self.failed + after.failed,
@@ -93,24 +93,24 @@ class Seen:
 class Neighbours:
     """The streams, the chat, the probes and the limited key's calls."""
 
-    def __init__(self, session: aiohttp.ClientSession | None, wanted: Wanted) -> None:
+    def __init__(self, session: aiohttp.ClientSession | None, wanted: NeighbourOptions) -> None:
         self.session, self.wanted = session, wanted
-        self.seen, self.since = Seen(), time.monotonic()
+        self.seen, self.since = Observation(), time.monotonic()
         self.waiting: dict[object, tuple[str, float]] = {}
         """By stream or chat: the list that its next message's time belongs to, and when the wait began."""
 
-    def take(self) -> Seen:
+    def take(self) -> Observation:
         """What was seen since the last time, open waits included; they go on from now."""
         now = time.monotonic()
         for who, (kind, since) in self.waiting.items():
             getattr(self.seen, kind).append(now - since)
             if kind == "gaps":
                 self.waiting[who] = kind, now
-        seen, self.seen = self.seen, Seen()
+        seen, self.seen = self.seen, Observation()
         seen.took, self.since = now - self.since, now
         return seen
 
-    def heard(self, stream: object, events: int = 1) -> None:
+    def message_received(self, stream: object, events: int = 1) -> None:
         """A message of a stream has come."""
         now = time.monotonic()
         kind, since = self.waiting[stream]
@@ -144,7 +144,7 @@ class Neighbours:
                 raise ValueError(f"{answer.status} {(await answer.text())[:200]}")
             last = b""
             async for piece in answer.content.iter_any():
-                self.heard(number, piece.count(b"data: "))
+                self.message_received(number, piece.count(b"data: "))
                 last = (last + piece)[-100:]
             if b"data: [DONE]" not in last:
                 raise ValueError("a stream was cut")
@@ -179,7 +179,7 @@ class Neighbours:
             began = time.monotonic()
             try:
                 url = f"{self.wanted.url}/v1/completions"
-                async with self.session.post(url, json=body, headers=self.wanted.refused) as answer:
+                async with self.session.post(url, json=body, headers=self.wanted.limited_headers) as answer:
                     await answer.read()
                     if answer.status == 429:
                         self.seen.refusals.append(time.monotonic() - began)
@@ -195,7 +195,9 @@ class Neighbours:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
-                    answer = await (checked(self.wanted.grpc) if what == "grpc.health" else asked(self.wanted.url + what))
+                    answer = await (
+                        grpc_state(self.wanted.grpc) if what == "grpc.health" else http_state(self.wanted.url + what)
+                    )
             except (aiohttp.ClientError, TimeoutError, OSError, grpc.RpcError) as error:
                 code = getattr(error, "code", None)
                 answer = code().name if callable(code) else type(error).__name__
@@ -208,18 +210,18 @@ class Neighbours:
     def jobs(self) -> list[Coroutine[Any, Any, None]]:
         """All that goes on at once."""
         probes = [self.probe(what) for what in ("/healthz", "/readyz", "grpc.health")]
-        refused = [self.be_refused()] if self.wanted.refused else []
+        refused = [self.be_refused()] if self.wanted.limited_headers else []
         return [*map(self.stream, range(STREAMS)), self.chat(), *probes, *refused]
 
 
-async def asked(url: str) -> str:
+async def http_state(url: str) -> str:
     """`good`, or the status of a GET."""
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         await answer.read()
         return "good" if answer.status == 200 else str(answer.status)
 
 
-async def checked(address: str) -> str:
+async def grpc_state(address: str) -> str:
     """`good`, or the state that grpc.health tells."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
@@ -232,7 +234,7 @@ async def checked(address: str) -> str:
 async def main() -> None:
     """Call until standard input ends."""
     loop = asyncio.get_running_loop()
-    wanted = Wanted(**json.loads(await loop.run_in_executor(None, sys.stdin.readline)))
+    wanted = NeighbourOptions(**json.loads(await loop.run_in_executor(None, sys.stdin.readline)))
     place = (wanted.address, 0) if wanted.address else None
     connector, timeout = aiohttp.TCPConnector(limit=0, local_addr=place), aiohttp.ClientTimeout(sock_read=CALL_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
@@ -244,34 +246,34 @@ async def main() -> None:
             task.cancel()
 
 
-class Watched:
+class NeighbourProcess:
     """The neighbours' process, asked from here."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
 
-    def take(self) -> Seen:
+    def take(self) -> Observation:
         """What the neighbours saw since the last time."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        return Seen(**json.loads(self.process.stdout.readline()))
+        return Observation(**json.loads(self.process.stdout.readline()))
 
 
 @contextlib.contextmanager
-def beside(target: Target, address: str = "") -> Iterator[Watched]:
+def run_neighbours(target: Target, address: str = "") -> Iterator[NeighbourProcess]:
     """Neighbours of a server for the length of the block. `address`: the one that they call from."""
     command = [sys.executable, "-m", "loadtest.faults.neighbours"]
     limited = target.headers("limited") if "limited" in target.keys else {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         headers = target.headers("neighbour"), target.headers("quiet"), limited
-        wanted = Wanted(target.address.http, target.address.grpc, *headers, address)
+        wanted = NeighbourOptions(target.address.http, target.address.grpc, *headers, address)
         process.stdin.write(json.dumps(asdict(wanted)) + "\n")
         process.stdin.flush()
         try:
-            yield Watched(process)
+            yield NeighbourProcess(process)
         finally:
             process.kill()
 

@@ -39,28 +39,28 @@ _numbers = itertools.count()
 @attack(("each",))
 async def rpcs_of_a_limited_key(a: Attacker) -> None:
     """322 gRPC calls at a time with a key that is at its limit"""
-    await a.again(lambda: a.rpc("Generate", SHORT, "limited"), 322)
+    await a.repeat(lambda: a.rpc("Generate", SHORT, "limited"), 322)
 
 
 @attack()
 async def refused_token_ids(a: Attacker) -> None:
     """3.9 MB of token ids over gRPC, the last of them wrong"""
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300] * 1_900_000 + [1 << 40]), max_tokens=1)
-    await a.again(lambda: a.rpc("Generate", request), 4)
+    await a.repeat(lambda: a.rpc("Generate", request), 4)
 
 
 @attack()
 async def detokenizing_over_grpc(a: Attacker) -> None:
     """3.9 MB of token ids to be made a text over gRPC, 4 at a time"""
     request = pb.DetokenizeRequest(token_ids=[300] * 1_900_000)
-    await a.again(lambda: a.rpc("Detokenize", request), 4)
+    await a.repeat(lambda: a.rpc("Detokenize", request), 4)
 
 
 @attack()
 async def explained_texts_over_grpc(a: Attacker) -> None:
     """explanations over gRPC, with all heads of short texts, 8 at a time"""
     request = pb.ExplainRequest(text="def f(x):\n    return x\n" * 3, scores=True, logit_lens=5)
-    await a.again(lambda: a.rpc("Explain", request), 8)
+    await a.repeat(lambda: a.rpc("Explain", request), 8)
 
 
 @attack()
@@ -76,17 +76,17 @@ async def health_watches(a: Attacker) -> None:
             except grpc.RpcError as error:
                 a.outcomes[error.code().name] += 1
 
-        await a.again(one, 512)
+        await a.repeat(one, 512)
 
 
 @attack()
 async def health_checks(a: Attacker) -> None:
     """checks of grpc.health.v1 on one connection, 64 at a time"""
     stub = health_pb2_grpc.HealthStub(a.channel)
-    await a.again(lambda: checked(a, stub), 64)
+    await a.repeat(lambda: check_health(a, stub), 64)
 
 
-async def checked(a: Attacker, stub: health_pb2_grpc.HealthStub) -> None:
+async def check_health(a: Attacker, stub: health_pb2_grpc.HealthStub) -> None:
     """One check of health."""
     try:
         await stub.Check(health_pb2.HealthCheckRequest(), metadata=[("application", "default")], timeout=10)
@@ -102,10 +102,10 @@ async def grpc_connections(a: Attacker) -> None:
     async def one() -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(a.target.address.grpc, options=options) as channel:
-            await checked(a, health_pb2_grpc.HealthStub(channel))
+            await check_health(a, health_pb2_grpc.HealthStub(channel))
         await asyncio.sleep(PAUSE)
 
-    await a.again(one, 16)
+    await a.repeat(one, 16)
 
 
 @attack()
@@ -121,7 +121,7 @@ async def reflections(a: Attacker) -> None:
         except grpc.RpcError as error:
             a.outcomes[error.code().name] += 1
 
-    await a.again(one, 64)
+    await a.repeat(one, 64)
 
 
 @attack(fills=True)
@@ -135,13 +135,13 @@ async def cancelled_rpcs(a: Attacker) -> None:
         call.cancel()
         a.outcomes["cancelled"] += 1
 
-    await a.again(one, 64)
+    await a.repeat(one, 64)
 
 
 @attack(fills=True)
 async def short_timeouts(a: Attacker) -> None:
     """calls over gRPC whose callers wait 1 to 10 ms, 64 at a time"""
-    await a.again(lambda: a.rpc("Generate", LONG, seconds=next(_numbers) % 10 / 1000 + 0.001), 64)
+    await a.repeat(lambda: a.rpc("Generate", LONG, seconds=next(_numbers) % 10 / 1000 + 0.001), 64)
 
 
 @attack()
@@ -156,7 +156,7 @@ async def messages_of_noise(a: Attacker) -> None:
         except grpc.RpcError as error:
             a.outcomes[error.code().name] += 1
 
-    await a.again(one, 16)
+    await a.repeat(one, 16)
 
 
 @attack()
@@ -171,7 +171,7 @@ async def long_metadata(a: Attacker) -> None:
         except grpc.RpcError as error:
             a.outcomes[error.code().name] += 1
 
-    await a.again(one, 32)
+    await a.repeat(one, 32)
 
 
 async def over_frames(a: Attacker, job: Callable[[Http2], Awaitable[None]], at_once: int, *, reads: bool = True) -> None:
@@ -183,7 +183,7 @@ async def over_frames(a: Attacker, job: Callable[[Http2], Awaitable[None]], at_o
                 a.outcomes["connected"] += 1
                 await job(connection)
 
-    await a.again(one, at_once)
+    await a.repeat(one, at_once)
 
 
 @attack()
@@ -249,7 +249,7 @@ async def rapid_resets(a: Attacker) -> None:
     await over_frames(a, job, 4)
 
 
-async def repeated(a: Attacker, piece: bytes, at_once: int = 4, *, reads: bool = True) -> None:
+async def repeat_frames(a: Attacker, piece: bytes, at_once: int = 4, *, reads: bool = True) -> None:
     """The same frames again and again on some connections."""
 
     async def job(connection: Http2) -> None:
@@ -264,13 +264,13 @@ async def repeated(a: Attacker, piece: bytes, at_once: int = 4, *, reads: bool =
 @attack()
 async def floods_of_settings(a: Attacker) -> None:
     """1000 SETTINGS frames of HTTP/2 at a time, whose answers nobody reads, on 4 connections"""
-    await repeated(a, settings(_4=1000, _3=7) * 1000, reads=False)
+    await repeat_frames(a, settings(_4=1000, _3=7) * 1000, reads=False)
 
 
 @attack()
 async def floods_of_pings(a: Attacker) -> None:
     """1000 PING frames of HTTP/2 at a time, whose answers nobody reads, on 4 connections"""
-    await repeated(a, frame(PING, payload=bytes(8)) * 1000, reads=False)
+    await repeat_frames(a, frame(PING, payload=bytes(8)) * 1000, reads=False)
 
 
 @attack()
@@ -331,4 +331,4 @@ async def streams_without_a_window(a: Attacker) -> None:
                 a.outcomes["unread"] += 50
                 await asyncio.sleep(60)
 
-    await a.again(one, 2)
+    await a.repeat(one, 2)

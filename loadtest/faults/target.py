@@ -86,12 +86,12 @@ class Target(server.Server):
         body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
         request = urllib.request.Request(f"{self.address.http}/v1/completions", body, self.headers())
 
-        def answered() -> bool:
+        def has_answered() -> bool:
             with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
                 return bool(answer.status == 200)
             return False
 
-        return wait_for(answered, seconds)
+        return wait_for(has_answered, seconds)
 
     def read_lines(self, pipe: int) -> None:
         """Read the server's standard error while `reading` is set; runs in a thread of its own until the pipe's end."""
@@ -116,7 +116,7 @@ def make_keys(folder: Path, *, shared: bool = False) -> tuple[Path, dict[str, st
 
 
 @contextlib.contextmanager
-def started(
+def start_target(
     flags: Sequence[str] = (),
     keys: dict[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
@@ -127,7 +127,7 @@ def started(
     """
     limit = [] if files is None else ["sh", "-c", f'ulimit -Sn {files}; exec "$@"', "sh"]
     read, write = os.pipe()
-    with server.started([*limit, *server.serve_command(*flags)], write, environment) as one:
+    with server.start_server([*limit, *server.serve_command(*flags)], write, environment) as one:
         os.close(write)
         target = Target(one.address, one.process, one.mark, keys or {})
         target.reading.set()
@@ -146,7 +146,7 @@ def running(
     files: int | None = None,
 ) -> Iterator[Target]:
     """A server that is ready. Raises StartError with its last lines where it does not come up."""
-    with started(flags, keys, environment, files) as target:
+    with start_target(flags, keys, environment, files) as target:
 
         def ready() -> bool:
             return target.process.poll() is not None or any("Ready:" in line for line in target.lines)

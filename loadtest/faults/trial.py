@@ -12,7 +12,7 @@ from loadtest.faults import judge
 from loadtest.faults.attack import ATTACKS, KEYS, sensible
 from loadtest.faults.attacker import attacker
 from loadtest.faults.measure import Measure
-from loadtest.faults.neighbours import Seen, Watched, beside
+from loadtest.faults.neighbours import NeighbourProcess, Observation, run_neighbours
 from loadtest.faults.target import Target, make_keys, running
 from loadtest.faults.use import files_come_back, highest_use, use
 
@@ -94,28 +94,28 @@ class Trial:
     """A server that is attacked, and who watches."""
 
     target: Target
-    watched: Watched
+    neighbours: NeighbourProcess
     runner: asyncio.Runner
     setting: Setting
     seconds: float
-    quiet: Seen
+    quiet: Observation
 
-    def stretch(self) -> Seen:
+    def stretch(self) -> Observation:
         """What the neighbours see when nothing else is done."""
-        self.watched.take()
+        self.neighbours.take()
         time.sleep(self.seconds * QUIET)
-        return self.watched.take()
+        return self.neighbours.take()
 
     def attack(self, name: str) -> tuple[list[Measure], bool]:
         """What came of one attack, and whether the server is fit for the next one."""
         before = use(self.target)
-        self.watched.take()
+        self.neighbours.take()
         with highest_use(self.target) as most:
             checked = self.runner.run(_attack(self.target, name, self.seconds))
-            seen = self.watched.take()
-        again = self._settled()
+            seen = self.neighbours.take()
+        again = self._recovery_seconds()
         left = files_come_back(self.target, before.files + judge.FILES, FILES_SECONDS)
-        seen, after = seen.with_end(self.watched.take()), self.stretch()
+        seen, after = seen.with_end(self.neighbours.take()), self.stretch()
         may_refuse = ATTACKS[name].fills and self.setting.keys != "each"
         measures = [
             *judge.streams(self.quiet, seen, may_refuse=may_refuse),
@@ -128,7 +128,7 @@ class Trial:
         self.quiet = after
         return measures, fit
 
-    def _settled(self) -> float:
+    def _recovery_seconds(self) -> float:
         """Seconds until the server answers again."""
         began = time.monotonic()
         answers = self.target.ready(RECOVERY_SECONDS)
@@ -144,9 +144,9 @@ def try_attacks(setting: Setting, names: Sequence[str], seconds: float, note: No
     # One event loop for all: gRPC has one poller in a process, and tells each loop it ever met.
     with asyncio.Runner() as runner:
         while left:
-            with server_of(setting) as target, beside(target, address) as watched:
+            with server_of(setting) as target, run_neighbours(target, address) as watched:
                 time.sleep(START_SECONDS)
-                trial = Trial(target, watched, runner, setting, seconds, Seen())
+                trial = Trial(target, watched, runner, setting, seconds, Observation())
                 trial.quiet, fit = trial.stretch(), True
                 while left and fit:
                     name = left.pop(0)

@@ -21,7 +21,7 @@ async def standard_error_unread(a: Attacker) -> None:
     """refused calls while nobody reads the server's lines"""
     a.target.reading.clear()
     try:
-        await a.again(lambda: a.post(COMPLETIONS, {"prompt": 1}), 16)
+        await a.repeat(lambda: a.post(COMPLETIONS, {"prompt": 1}), 16)
     finally:
         a.target.reading.set()
 
@@ -63,7 +63,7 @@ async def tiny_connections(a: Attacker) -> None:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             a.outcomes["reset"] += 1
 
-    await a.again(one, 128)
+    await a.repeat(one, 128)
 
 
 @attack()
@@ -76,7 +76,7 @@ async def slow_heads(a: Attacker) -> None:
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0.2)
 
-    await a.again(one, 256)
+    await a.repeat(one, 256)
 
 
 @attack()
@@ -90,7 +90,7 @@ async def slow_bodies(a: Attacker) -> None:
                 writer.write(b" ")
                 await asyncio.sleep(0.2)
 
-    await a.again(one, 256)
+    await a.repeat(one, 256)
 
 
 @attack()
@@ -103,7 +103,7 @@ async def unread_bodies(a: Attacker) -> None:
             line = await reader.readline()
             a.outcomes[line.decode().split()[1] if line else "cut"] += 1
 
-    await a.again(one, 1100)
+    await a.repeat(one, 1100)
 
 
 @attack()
@@ -116,7 +116,7 @@ async def awaited_bodies(a: Attacker) -> None:
             while line := await reader.readline():
                 a.outcomes.update([line.decode().split()[1]] if line.startswith(b"HTTP/1.1 ") else ())
 
-    await a.again(one, 512)
+    await a.repeat(one, 512)
 
 
 @attack()
@@ -129,7 +129,7 @@ async def bytes_in_chunks(a: Attacker) -> None:
         answer = await a.raw(data)
         a.outcomes[answer[9:12].decode() or "cut"] += 1
 
-    await a.again(one, 16)
+    await a.repeat(one, 16)
 
 
 @attack(fills=True)
@@ -143,7 +143,7 @@ async def slow_readers(a: Attacker) -> None:
             a.outcomes["unread"] += 1
             await asyncio.sleep(5)
 
-    await a.again(one, 16)
+    await a.repeat(one, 16)
 
 
 @attack(fills=True)
@@ -156,7 +156,7 @@ async def answers_unread(a: Attacker) -> None:
             a.outcomes["unread"] += 1
             await asyncio.sleep(30)
 
-    await a.again(one, 64)
+    await a.repeat(one, 64)
 
 
 @attack(fills=True)
@@ -170,7 +170,7 @@ async def half_closed(a: Attacker) -> None:
             a.outcomes["half closed"] += 1
             await asyncio.sleep(5)
 
-    await a.again(one, 32)
+    await a.repeat(one, 32)
 
 
 @attack(fills=True)
@@ -183,7 +183,7 @@ async def callers_who_leave(a: Attacker) -> None:
             await reader.readline()
             a.outcomes["left"] += 1
 
-    await a.again(one, 32)
+    await a.repeat(one, 32)
 
 
 @attack(fills=True)
@@ -198,7 +198,7 @@ async def callers_who_never_stay(a: Attacker) -> None:
             await asyncio.sleep(next(_numbers) % 5 * 0.002)
             a.outcomes["left"] += 1
 
-    await a.again(one, 32)
+    await a.repeat(one, 32)
 
 
 @attack()
@@ -210,18 +210,18 @@ async def long_heads(a: Attacker) -> None:
         answer = await a.raw(data, seconds=2)
         a.outcomes[answer[9:12].decode() or "cut"] += 1
 
-    await a.again(one, 64)
+    await a.repeat(one, 64)
 
 
 @attack()
 async def many_headers(a: Attacker) -> None:
     """heads of 1000 fields in 15 KB, 32 at a time"""
     fields = {f"x-{number}": "1" for number in range(1000)}
-    await a.again(lambda: a.get("/v1/models", "open", **fields), 32)
+    await a.repeat(lambda: a.get("/v1/models", "open", **fields), 32)
 
 
 @attack()
-async def pipelined(a: Attacker) -> None:
+async def pipeline_calls(a: Attacker) -> None:
     """500 calls sent at once on each of 16 connections"""
     call = a.head("/tokenize", 14) + b'{"prompt":"a"}'
 
@@ -232,7 +232,7 @@ async def pipelined(a: Attacker) -> None:
                 a.outcomes["200"] += piece.count(b"HTTP/1.1 200")
                 a.outcomes["429"] += piece.count(b"HTTP/1.1 429")
 
-    await a.again(one, 16)
+    await a.repeat(one, 16)
 
 
 @attack(fills=True)
@@ -246,7 +246,7 @@ async def pipelined_streams(a: Attacker) -> None:
             a.outcomes["sent"] += 64
             await asyncio.sleep(5)
 
-    await a.again(one, 16)
+    await a.repeat(one, 16)
 
 
 @attack()
@@ -262,34 +262,34 @@ async def other_protocols(a: Attacker) -> None:
         await a.raw(texts[number % len(texts)], seconds=0.5, port=a.grpc_port if number % 7 == 0 else 0)
         a.outcomes["ended"] += 1
 
-    await a.again(one, 32)
+    await a.repeat(one, 32)
 
 
 @attack()
 async def scrapes(a: Attacker) -> None:
     """/metrics, 32 at a time, which needs no key"""
-    await a.again(lambda: a.get("/metrics"), 32)
+    await a.repeat(lambda: a.get("/metrics"), 32)
 
 
 @attack()
 async def new_connections(a: Attacker) -> None:
     """a new connection for each /healthz, 64 at a time"""
-    await a.again(lambda: a.get("/healthz", connection="close"), 64)
+    await a.repeat(lambda: a.get("/healthz", connection="close"), 64)
 
 
 @attack()
 async def many_probes(a: Attacker) -> None:
     """/healthz and /readyz from the address of the real probes, 16 at a time"""
-    await a.again(lambda: a.get(("/healthz", "/readyz")[next(_numbers) % 2]), 16)
+    await a.repeat(lambda: a.get(("/healthz", "/readyz")[next(_numbers) % 2]), 16)
 
 
 @attack()
 async def encoded_paths(a: Attacker) -> None:
     """/%68ealthz and /metric%73, 16 at a time"""
-    await a.again(lambda: _encoded(a, ("/%68ealthz", "/metric%73")[next(_numbers) % 2]), 16)
+    await a.repeat(lambda: _get_raw_path(a, ("/%68ealthz", "/metric%73")[next(_numbers) % 2]), 16)
 
 
-async def _encoded(a: Attacker, path: str) -> None:
+async def _get_raw_path(a: Attacker, path: str) -> None:
     """A GET whose path stays as it is written."""
     answer = await a.raw(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     a.outcomes[answer[9:12].decode() or "cut"] += 1
@@ -299,10 +299,10 @@ async def _encoded(a: Attacker, path: str) -> None:
 async def plain_gets(a: Attacker) -> None:
     """/v1/models, /v1/capacity, /tokenizer_info and /version, 32 at a time"""
     paths = ("/v1/models", "/v1/capacity?prompt_tokens=10", "/tokenizer_info", "/version")
-    await a.again(lambda: a.get(paths[next(_numbers) % len(paths)], "open"), 32)
+    await a.repeat(lambda: a.get(paths[next(_numbers) % len(paths)], "open"), 32)
 
 
 @attack()
 async def documents(a: Attacker) -> None:
     """/openapi.json, the page and its files, 16 at a time"""
-    await a.again(lambda: a.get(("/openapi.json", "/", "/docs")[next(_numbers) % 3]), 16)
+    await a.repeat(lambda: a.get(("/openapi.json", "/", "/docs")[next(_numbers) % 3]), 16)

@@ -19,7 +19,7 @@ POISON = (4097, 4099, 4097, 4099)
 EVERY = 2.0
 
 
-def poisoned(tokens: Sequence[int]) -> bool:
+def is_poisoned(tokens: Sequence[int]) -> bool:
     """Whether the tokens of a step hold POISON."""
     size, first = len(POISON), POISON[0]
     return any(token == first and tuple(tokens[at : at + size]) == POISON for at, token in enumerate(tokens))
@@ -29,12 +29,12 @@ def poison(runner: Any) -> None:
     """Make steps with POISON raise."""
     submit = runner.submit
 
-    def checked(self: Any, step: Any) -> Any:
-        if poisoned(step.tokens):
+    def compute_checked(self: Any, step: Any) -> Any:
+        if is_poisoned(step.tokens):
             raise RuntimeError("a poisoned prompt")
         return submit(self, step)
 
-    runner.submit = checked
+    runner.submit = compute_checked
 
 
 def watch(folder: Path) -> None:

@@ -161,10 +161,10 @@ class Seen:
 
 def seen(callers: Callers, began: float, uncut: Collection[tuple[str, tuple[int, ...]]]) -> Seen:
     """Judge the callers of a change at `began`; `uncut` are the right answers: before and after it."""
-    done = callers.calls.done
+    done = callers.calls.completed
     bad = [call for call in done if call.result != "ok"]
-    since = [call for call in done if call.ended > began]
-    first = {call.transport: call.ended - began for call in reversed(done) if call.result == "ok" and call.began > began}
+    since = [call for call in done if call.ended_at > began]
+    first = {call.transport: call.ended_at - began for call in reversed(done) if call.result == "ok" and call.began > began}
     return Seen(
         calls=len(done),
         failed=tuple(f"{call.transport}: {call.result}" for call in bad),

@@ -38,7 +38,7 @@ def test_a_planned_change_cuts_no_stream_and_fails_no_call(loss):
 
 def callers(calls=(), answers=(), plain=("ok",)):
     one = Callers(Address("http://127.0.0.1:1", "127.0.0.1:1"))
-    one.calls.done += calls
+    one.calls.completed += calls
     one.answers += answers
     one.plain += plain
     return one

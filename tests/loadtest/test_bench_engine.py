@@ -15,7 +15,7 @@ import pytest
 
 from loadtest import server
 from loadtest.bench import engine, gate
-from loadtest.bench.contestant import TREE, Contestant, PeerError, installed, together
+from loadtest.bench.contestant import TREE, Contestant, PeerError, is_installed, start_all
 from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES, parameters
@@ -70,7 +70,7 @@ def stopped(process):
 
 
 def test_a_contestant_answers_with_seconds_and_stands_still_between_its_turns(tree):
-    with together([lambda: contestant("counts", tree)]) as (one,):
+    with start_all([lambda: contestant("counts", tree)]) as (one,):
         assert one.name == "counts" and one.facts["load_seconds"] >= 0
         assert stopped(one.process)
         assert 0 < one(2, 8, 4) < 10
@@ -79,7 +79,7 @@ def test_a_contestant_answers_with_seconds_and_stands_still_between_its_turns(tr
 
 
 def test_a_contestant_draws_where_it_is_asked_to(tree):
-    with together([lambda: contestant("draws", tree)]) as (one,):
+    with start_all([lambda: contestant("draws", tree)]) as (one,):
         assert one(1, 8, 4) < 0.2 <= one(1, 8, 4, sampled=True)
     assert engine.read_flags(["--sampled"]).peers == {}
     assert list(engine.read_flags(["--sampled", "--peer", "transformers"]).peers) == ["transformers"]
@@ -90,24 +90,24 @@ def test_the_gate_compares_draws_too_where_both_trees_have_them(tree, adapters, 
     """Four cells, of which the base may lack one; the times of an adapter that computes nothing are its own."""
     (tree / PEERS / "greedy.py").write_text(DRAWS.replace(', "samples": True', ""))
     options = argparse.Namespace(base="HEAD~1", pairs=6)
-    with together([partial(contestant, name, tree) for name in adapters]) as both:
+    with start_all([partial(contestant, name, tree) for name in adapters]) as both:
         neighbours = Neighbours()
         monkeypatch.setattr(gate, "CELLS", {"W1": lambda run: 1 / run(1, 8, 4), gate.SAMPLED: gate.CELLS[gate.SAMPLED]})
         found = gate.compare_both(both, options, neighbours)
     assert [each.what for each in found] == (["W1", "W2 sampled"] if adapters[1] == "draws" else ["W1"])
     assert all(len(values) == 3 for each in found for values in each.values.values())
-    joined = gate.joined("int8 ", [found[0], found[0]])
+    joined = gate.join_comparisons("int8 ", [found[0], found[0]])
     assert joined.what == "int8 W1" and all(len(values) == gate.PAIRS for values in joined.values.values())
 
 
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])
 def test_a_contestant_that_ends_says_why(tree, name, reason):
-    with pytest.raises(PeerError, match=reason), together([lambda: contestant(name, tree)]) as (one,):
+    with pytest.raises(PeerError, match=reason), start_all([lambda: contestant(name, tree)]) as (one,):
         one(1, 8, 4)
 
 
 def test_a_contestant_that_makes_too_few_tokens_is_out(tree):
-    with together([lambda: contestant("short", tree)]) as (one,), pytest.raises(PeerError, match="1 tokens, not 4"):
+    with start_all([lambda: contestant("short", tree)]) as (one,), pytest.raises(PeerError, match="1 tokens, not 4"):
         one(1, 8, 4)
 
 
@@ -141,8 +141,8 @@ def test_an_adapter_can_be_read_where_nothing_is_installed(path):
 
 
 def test_a_peer_is_installed_where_its_package_can_be_found():
-    assert installed("transformers", sys.executable)
-    assert not installed("openvino", "/bin/false")
+    assert is_installed("transformers", sys.executable)
+    assert not is_installed("openvino", "/bin/false")
 
 
 def test_the_works_are_tokens_a_second_of_what_they_say():

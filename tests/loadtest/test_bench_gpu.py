@@ -63,7 +63,7 @@ class World:
     def run(self, command, log, left, more=None):
         words = [str(word) for word in command]
         log.write_text("")
-        if told := (more or {}).get("BENCH_TOLD"):
+        if told := (more or {}).get("BENCH_REPORT"):
             name = next(Path(word).stem for word in words if word.startswith("tests/"))
             done = self.spend(name, 20, left)
             Path(told).write_text(json.dumps({"outcome": "passed", "test": "a", "why": ""}) + "\n")
@@ -335,7 +335,7 @@ def test_clocks_are_watched_while_something_is_measured(monkeypatch, visible):
         assert wait_for(lambda: len(found._seen) > 2)
     assert found.told["by"] == "nvidia-ml-py"
     assert found.told["sm"] == [1755.0, 1755.0, 1980.0]
-    assert "sm 1755 MHz (1755 to 1980), memory 2619 MHz, power " in found.shown
+    assert "sm 1755 MHz (1755 to 1980), memory 2619 MHz, power " in found.summary
 
 
 def test_without_nvml_the_program_of_the_driver_is_asked_and_without_either_that_is_said(monkeypatch, tmp_path):
@@ -343,7 +343,7 @@ def test_without_nvml_the_program_of_the_driver_is_asked_and_without_either_that
     monkeypatch.setenv("PATH", str(tmp_path))
     with Clocks() as found:
         pass
-    assert (found.told, found.shown) == ({"by": clocks.NOBODY}, f"clocks: {clocks.NOBODY}")
+    assert (found.told, found.summary) == ({"by": clocks.NOBODY}, f"clocks: {clocks.NOBODY}")
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!{sys.executable}\nprint('1980, 2619, 650.50, 61')\n")
     program.chmod(0o755)
@@ -356,7 +356,7 @@ def test_without_nvml_the_program_of_the_driver_is_asked_and_without_either_that
     assert found.told == {"by": clocks.NOBODY}
     with Clocks(watching=False) as found:
         pass
-    assert (found.told, found.shown) == ({}, "")
+    assert (found.told, found.summary) == ({}, "")
 
 
 # laws

@@ -10,7 +10,7 @@ import pytest
 
 from attend.model.config import DEFAULT_MODEL
 from attend.model.text.tokenizer import Tokenizer
-from loadtest.bench.lookup import BEGINNING, KINDS, TOKENS, alone, in_turn, texts
+from loadtest.bench.lookup import BEGINNING, KINDS, TOKENS, in_turn, one_owner_each, texts
 from loadtest.bench.memory import resident
 from loadtest.bench.option import AT_ONCE, OUTPUT, PROMPTS, measure
 from loadtest.server import MARK, Address, Server
@@ -71,8 +71,8 @@ def test_requests_that_are_alike_are_of_one_owner_or_of_an_owner_each_in_every_t
 
 def test_what_is_read_again_is_no_other_requests_text():
     engine = Drafting()
-    asyncio.run(alone(engine, [1], 4, 0.0))
-    asyncio.run(alone(engine, [1], 4, 0.0))
+    asyncio.run(one_owner_each(engine, [1], 4, 0.0))
+    asyncio.run(one_owner_each(engine, [1], 4, 0.0))
     assert 8 == len({owner for owner, _ in engine.asked})
 
 

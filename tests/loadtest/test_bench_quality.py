@@ -7,7 +7,7 @@ import torch
 
 from attend.model.net.checkpoint import load_decoder
 from loadtest.bench.contestant import PeerError
-from loadtest.bench.quality import Peer, prepared
+from loadtest.bench.quality import Peer, copy_checkpoint
 from tests.model.checkpoints import write_checkpoint
 
 PROGRAM = """#!{python}
@@ -52,7 +52,7 @@ def test_peers_get_a_copy_of_the_checkpoint_once_without_other_engines_files(tmp
     folder = write_checkpoint("llama", tmp_path / "tiny")
     (folder / "other.gguf").touch()
     (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
-    plain, changed = (prepared(folder, factor, tmp_path / "work") for factor in (None, 8.0))
+    plain, changed = (copy_checkpoint(folder, factor, tmp_path / "work") for factor in (None, 8.0))
     assert (plain.name, changed.name) == ("tiny-1", "tiny-8")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in changed.iterdir()}
     assert not list(plain.glob("*.gguf"))
@@ -61,4 +61,4 @@ def test_peers_get_a_copy_of_the_checkpoint_once_without_other_engines_files(tmp
     ]
     assert gains[0] == gains[1] < gains[2]
     made = plain.stat().st_mtime_ns
-    assert (prepared(folder, None, tmp_path / "work"), plain.stat().st_mtime_ns) == (plain, made)
+    assert (copy_checkpoint(folder, None, tmp_path / "work"), plain.stat().st_mtime_ns) == (plain, made)

@@ -202,7 +202,7 @@ def test_a_trial_waits_for_nobody_and_times_from_the_moment_that_was_due():
         running += 1
         most = max(most, running)
         await asyncio.sleep(0.2)
-        stream.heard()
+        stream.message_received()
         stream.tokens, running = tokens, running - 1
 
     found = asyncio.run(goodput.trial(Caller("slow", "HTTP", 2048, slow), 50.0, 0.4, Prompts().ids, seed=1))

@@ -52,7 +52,7 @@ def files(tmp_path, *reports):
 
 
 def lines(a, b):
-    return {line.what: line for line in compare.compared(a, b)}
+    return {line.what: line for line in compare.compare_reports(a, b)}
 
 
 def test_a_speed_that_every_turn_shows_differs_and_noise_does_not():

@@ -18,13 +18,13 @@ from loadtest.faults import judge, trial
 from loadtest.faults.attack import ATTACKS, KEYS, Attack, sensible
 from loadtest.faults.deaths import DEATHS, Call, Calls, open_to_others
 from loadtest.faults.measure import Measure
-from loadtest.faults.neighbours import Neighbours, Seen, Wanted
+from loadtest.faults.neighbours import NeighbourOptions, Neighbours, Observation
 from loadtest.faults.target import Target
 from loadtest.faults.trial import Setting, Trial
 from loadtest.faults.use import highest_use, use_of
 from loadtest.server import Address
 
-NOBODY = Wanted("http://127.0.0.1:1", "127.0.0.1:1", {}, {}, {})
+NOBODY = NeighbourOptions("http://127.0.0.1:1", "127.0.0.1:1", {}, {}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,11 @@ def kept_apart(tmp_path, monkeypatch):
 
 def seen(**other):
     usual = {"took": 2.0, "events": 2000, "gaps": [0.01, 0.05], "chats": [0.02], "refusals": [0.004], "probes": [0.01]}
-    return Seen(**usual | other)
+    return Observation(**usual | other)
 
 
 def missed(measures):
-    return [each.what for each in measures if not each.kept]
+    return [each.what for each in measures if not each.within_limit]
 
 
 def judged(found, quiet=None, *, may_refuse=False):
@@ -134,7 +134,7 @@ def test_a_server_that_says_nothing_loses_probes_and_is_no_good_neighbour(monkey
     monkeypatch.setattr(room, "PROBE_SECONDS", 0.1)
 
     async def lost(port):
-        one = Neighbours(None, Wanted(f"http://127.0.0.1:{port}", f"127.0.0.1:{port}", {}, {}, {}))
+        one = Neighbours(None, NeighbourOptions(f"http://127.0.0.1:{port}", f"127.0.0.1:{port}", {}, {}, {}))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await asyncio.gather(one.probe("/healthz"), one.probe("grpc.health"))
@@ -152,26 +152,26 @@ def call(began, ended, transport, result="ok"):
 
 def seen_of(*calls):
     found = Calls(None)
-    found.done += calls
-    return {each.what: each for each in found.after(100.0, again=5.0)}
+    found.completed += calls
+    return {each.what: each for each in found.measures_after(100.0, again=5.0)}
 
 
 def test_a_fault_ends_with_the_first_answer_of_the_slower_transport():
     seen = seen_of(call(101, 103, "HTTP"), call(102, 103, "gRPC", "refused"), call(103, 104, "gRPC"))
     assert seen["answering again"].value == 4
-    assert seen["answering again"].kept
+    assert seen["answering again"].within_limit
 
 
 def test_a_transport_that_never_answers_again_is_not_kept():
     seen = seen_of(call(101, 103, "HTTP"), call(101, 102, "gRPC", "refused"))
     assert math.isinf(seen["answering again"].value)
-    assert not seen["answering again"].kept
+    assert not seen["answering again"].within_limit
 
 
 def test_a_call_that_was_under_way_at_the_fault_counts_as_long_as_it_hung():
     seen = seen_of(call(99, 128, "HTTP", "refused"), call(101, 101.5, "HTTP"), call(101, 101.5, "gRPC"))
     assert seen["longest call"].value == 29
-    assert not seen["longest call"].kept
+    assert not seen["longest call"].within_limit
 
 
 def test_what_a_call_ends_in_is_told_apart_by_shape():

@@ -16,7 +16,7 @@ from loadtest.measures import Row, read, since, total
 from loadtest.profiles import PROFILES
 from loadtest.prompts import MIXES, Workload, draw
 from loadtest.report import Sample, phases
-from loadtest.server import StartError, served
+from loadtest.server import StartError, ready_server
 from loadtest.slo import Objectives
 from loadtest.stream import FailedError, RefusedError, Stream
 from loadtest.traces import BLOCK, SHIPPED, Call, made_trace, read_trace
@@ -118,7 +118,7 @@ def test_a_stream_is_timed_from_when_it_was_due(monkeypatch):
     monkeypatch.setattr("loadtest.stream.time", clock)
     stream = Stream(due=-1.0)
     for clock.now in (0.5, 0.6, 0.8):
-        stream.heard()
+        stream.message_received()
     stream.tokens, clock.now = 3, 1.0
     measured = {row: [] for row in ("TOTAL", "TTFT", "ITL", "TPOT")}
     for row, seconds in stream.rows(None):
@@ -165,17 +165,17 @@ def test_kinds_of_prompts_are_summed_and_transports_are_not():
     ],
 )
 def test_each_missed_objective_is_one_sentence(changes, sentence):
-    missed = list(Objectives(ttft_p95_ms=300, itl_p95_ms=30).missed(rows(**changes)))
+    missed = list(Objectives(ttft_p95_ms=300, itl_p95_ms=30).missed_objectives(rows(**changes)))
     assert missed == ([sentence] if sentence else [])
 
 
 def test_each_transport_is_judged_by_itself():
     slow, fast = rows(ttft=400.0, transport="GRPC"), rows()
-    assert [each.partition(":")[0] for each in Objectives(ttft_p95_ms=300).missed(slow | fast)] == ["GRPC"]
+    assert [each.partition(":")[0] for each in Objectives(ttft_p95_ms=300).missed_objectives(slow | fast)] == ["GRPC"]
 
 
 def test_no_answer_keeps_no_objective():
-    assert list(Objectives().missed({})) == ["no request was answered, 0 were refused"]
+    assert list(Objectives().missed_objectives({})) == ["no request was answered, 0 were refused"]
 
 
 def test_a_phase_is_what_came_while_its_users_ran():
@@ -211,7 +211,7 @@ def test_every_tool_has_its_help(name, capsys):
 
 @pytest.mark.ray
 def test_a_server_that_cannot_start_is_an_error_with_its_own_sentence(tmp_path):
-    with pytest.raises(StartError, match="max_batch_requests"), served(tmp_path / "log", ("--max-batch-requests", "0")):
+    with pytest.raises(StartError, match="max_batch_requests"), ready_server(tmp_path / "log", ("--max-batch-requests", "0")):
         raise AssertionError("it started")
 
 

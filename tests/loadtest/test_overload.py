@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from loadtest import overload
-from loadtest.overload import TOKENS, Call, Callers, Spent, costs, until, verdict
+from loadtest.overload import TOKENS, Call, Callers, CpuSeconds, costs, until, verdict
 
 CAPACITY = 10.0
 ANSWERED, REFUSED = [Call(3.0, "ok")] * 600, [Call(0.01, "refused")] * 1200
 
 
 def missed(calls, hung=0, good=CAPACITY):
-    return {each.what for each in verdict(calls, hung, (1.2 * CAPACITY, 0.8 * CAPACITY), good) if not each.kept}
+    return {each.what for each in verdict(calls, hung, (1.2 * CAPACITY, 0.8 * CAPACITY), good) if not each.within_limit}
 
 
 def test_prompt_refusals_beside_all_answers_are_good():
@@ -49,7 +49,7 @@ def test_hung_calls_and_other_ends_are_found():
 
 def test_what_a_refusal_costs_is_what_answers_do_not():
     """500 answers at 0.1 s each at capacity; then 600, and 1200 refusals that took 12 s of the server's CPU."""
-    found = costs(Spent(50.0, 5.0), 500, Spent(72.0, 9.0), [*ANSWERED, *REFUSED])
+    found = costs(CpuSeconds(50.0, 5.0), 500, CpuSeconds(72.0, 9.0), [*ANSWERED, *REFUSED])
     assert [round(each.value, 6) for each in found] == [100.0, 10.0, 10.0, 5.0]
 
 

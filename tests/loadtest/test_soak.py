@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from loadtest.soak import EVERY, GROWTH, Sample, plot, report, slope
-from loadtest.troubles import TROUBLES, Troubled
+from loadtest.troubles import TROUBLES, TroubleCounts
 
 FLAT = [Sample(at * EVERY, 800.0, 600, 250, 40, 8.0, 0.5) for at in range(100)]
 IDLE = [*FLAT, replace(FLAT[-1], seconds=101 * EVERY, blocks=0.0)]
 NONE_FAILED = {"failed": 0, "refused": 2}
-HARMLESS = Troubled(Counter(dict.fromkeys(TROUBLES, 9)), Counter())
+HARMLESS = TroubleCounts(Counter(dict.fromkeys(TROUBLES, 9)), Counter())
 
 
 def test_what_stays_is_good():

@@ -7,19 +7,19 @@ import pytest
 
 from loadtest import troubles
 from loadtest.faults.target import wait_for
-from loadtest.inside.sitecustomize import POISON, poisoned
-from loadtest.soak import sample, watched
-from loadtest.troubles import TROUBLES, Troubled, trouble
+from loadtest.inside.sitecustomize import POISON, is_poisoned
+from loadtest.soak import sample, start_watched
+from loadtest.troubles import TROUBLES, TroubleCounts, trouble
 
 
 @pytest.mark.ray
 def test_each_harm_ends_as_it_must_on_a_server_that_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(troubles, "EVERY", 0.0)
-    over, found = threading.Event(), Troubled(Counter(), Counter())
-    with watched(("--single",), tmp_path) as target:
+    over, found = threading.Event(), TroubleCounts(Counter(), Counter())
+    with start_watched(("--single",), tmp_path) as target:
         thread = threading.Thread(target=lambda: troubles.asyncio.run(trouble(target, over, found)))
         thread.start()
-        wait_for(lambda: found.done.keys() == TROUBLES.keys() or found.otherwise, 60)
+        wait_for(lambda: found.as_expected.keys() == TROUBLES.keys() or found.otherwise, 60)
         over.set()
         thread.join()
         assert found.good, found
@@ -29,11 +29,11 @@ def test_each_harm_ends_as_it_must_on_a_server_that_goes_on(tmp_path, monkeypatc
 
 def test_harm_that_ends_otherwise_is_not_good():
     every = Counter(dict.fromkeys(TROUBLES, 1))
-    assert Troubled(every, Counter()).good
-    assert not Troubled(every, Counter({"deadline passes: OK": 1})).good
-    assert not Troubled(every - Counter({"deadline passes": 1}), Counter()).good
+    assert TroubleCounts(every, Counter()).good
+    assert not TroubleCounts(every, Counter({"deadline passes: OK": 1})).good
+    assert not TroubleCounts(every - Counter({"deadline passes": 1}), Counter()).good
 
 
 @pytest.mark.parametrize(("tokens", "wanted"), [([1, *POISON, 2], True), ([*POISON[:-1], 2], False), ([], False)])
 def test_poison_is_found_in_a_step(tokens, wanted):
-    assert poisoned(tokens) is wanted
+    assert is_poisoned(tokens) is wanted

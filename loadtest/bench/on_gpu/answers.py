@@ -45,7 +45,7 @@ def prompts(vocab_size: int) -> list[list[int]]:
     return [[dice.randrange(vocab_size) for _ in range(length)] for length in PROMPTS]
 
 
-def answered(folder: Path, device: str, load_format: str) -> tuple[list[Answer], dict[str, Any]]:
+def compute_answers(folder: Path, device: str, load_format: str) -> tuple[list[Answer], dict[str, Any]]:
     """What the engine answers, and what it is."""
     engine = build_engine(folder, EngineOptions(device=device, load_format=load_format, **OPTIONS))
     info = engine.info
@@ -117,7 +117,7 @@ def main() -> None:
     """Compare, and print. The weights are drawn anew for the CPU, on the device, so that they are the same."""
     folder, device, load_format = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     net = load_decoder(folder, torch.bfloat16, device, 0, dummy=load_format == "dummy").to("cpu")
-    answers, facts = answered(folder, device, load_format)
+    answers, facts = compute_answers(folder, device, load_format)
     rounded = [scores(net, answer) for answer in answers]
     net = net.float()
     exact = [scores(net, answer) for answer in answers]

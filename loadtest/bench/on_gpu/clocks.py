@@ -98,7 +98,7 @@ class Clocks:
             self.told[name] = [min(values), median(values), max(values)]
 
     @property
-    def shown(self) -> str:
+    def summary(self) -> str:
         """For people: of each the median, with the lowest and highest where they differ."""
         parts = [
             f"{name} {middle:g} {UNITS[name]}" + ("" if low == high else f" ({low:g} to {high:g})")

@@ -37,7 +37,7 @@ class Law:
 SMOKE = Law("laws of the kernels at the sizes of 8B", (f"{TRITON}/smoke_laws.py",), 20, 60)
 STEPS = Law(
     "laws of recorded steps, and of steps ahead",
-    (*(f"tests/model/engine/test_{name}.py" for name in ("graphs", "pieces", "async_scheduling")), "-k", "on_a_gpu"),
+    (*(f"tests/model/engine/test_{name}.py" for name in ("graphs", "piecewise_graphs", "async_scheduling")), "-k", "on_a_gpu"),
     15,
     60,
 )
@@ -62,13 +62,13 @@ def hold(session: Session, law: Law, folder: Path, left: Left, more: Mapping[str
     log, told = (folder / f"{re.sub('[^a-z0-9]+', '-', law.what.lower())}.{end}" for end in ("log", "jsonl"))
     told.unlink(missing_ok=True)
     spread = ["-n", min(WORKERS, threads()), "--dist", "load"] if law.wide and find_spec("xdist") else []
-    plugins = ["no:cacheprovider", "loadtest.bench.on_gpu.told"]
+    plugins = ["no:cacheprovider", "loadtest.bench.on_gpu.report"]
     if more is INTERPRETED:
         plugins.append("tests.model.net.triton.interpreting")
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", *(word for name in plugins for word in ("-p", name))]
     limit = [f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
     began = session.clock()
-    code = run([*command, *limit, *spread, *law.words], log, left, {"BENCH_TOLD": str(told), **(more or {})})
+    code = run([*command, *limit, *spread, *law.words], log, left, {"BENCH_REPORT": str(told), **(more or {})})
     seconds = session.clock() - began
     text = told.read_text() if told.is_file() else ""
     lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last may be cut

@@ -87,14 +87,14 @@ def measure(
     measuring = min(measuring, given / 2)
     log = folder / f"{peer}-{shape}.log"
     try:
-        contestant = Contestant(peer, write_config(shape, folder), log, load="dummy", left=session.within(given - measuring))
+        contestant = Contestant(peer, write_config(shape, folder), log, load="dummy", left=session.time_left(given - measuring))
     except (PeerError, OSError, ValueError) as error:
         session.lose(what, f"its start: {error}")
         return
     try:
         session.note("start", f"{what}: {contestant.facts}", shape=shape, who=peer, about=contestant.facts)
         check(session, what, peer, contestant.facts, device)
-        contestant.left = session.within(measuring)
+        contestant.left = session.time_left(measuring)
         contestant(1, 64, 2)
         for work in works:
             with Clocks(device == "cuda") as clocks:
@@ -118,7 +118,7 @@ def note(session: Session, shape: str, peer: str, work: Work, rate: float, clock
     speeds = session.of("speed")
     limit = work.limit(shape, speeds[-1]) if speeds else None
     share = "" if limit is None else f", {rate / limit:.0%} of {limit:.0f}"
-    shown = f"{shape}, {work.name}, {peer}: {rate:.1f} tokens/s{share}" + (f"; {clocks.shown}" if clocks.shown else "")
+    shown = f"{shape}, {work.name}, {peer}: {rate:.1f} tokens/s{share}" + (f"; {clocks.summary}" if clocks.summary else "")
     values = {"unit": "tokens/s", "value": rate, "limit": limit, "clocks": clocks.told}
     session.note("figure", shown, shape=shape, work=work.name, who=peer, **values)
 

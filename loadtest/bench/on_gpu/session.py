@@ -41,7 +41,7 @@ class Session:
         """Seconds."""
         return self.end - self.clock()
 
-    def within(self, seconds: float) -> Left:
+    def time_left(self, seconds: float) -> Left:
         """What is left of so many seconds from now on, and of the session."""
         end = self.clock() + seconds
         return lambda: min(end, self.end) - self.clock()
@@ -116,7 +116,7 @@ def tail(log: Path, lines: int = 8) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def printed(log: Path) -> list[dict[str, Any]]:
+def json_lines(log: Path) -> list[dict[str, Any]]:
     """The objects of JSON that a command printed, a line each; libraries print what they like before and after them."""
     found = []
     for line in log.read_text(errors="replace").splitlines():

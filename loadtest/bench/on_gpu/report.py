@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes each outcome as it is known, a line of JSON, to the file that BENCH_TOLD names."""
+"""A plugin of pytest that writes each outcome as it is known, a line of JSON, to the file that BENCH_REPORT names."""
 
 import json
 import os
@@ -13,7 +13,7 @@ LONGEST = 200
 def write(outcome: str, test: str, why: str = "") -> None:
     """A line; workers of xdist leave it to their controller."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        with open(os.environ["BENCH_TOLD"], "a", encoding="utf-8") as file:
+        with open(os.environ["BENCH_REPORT"], "a", encoding="utf-8") as file:
             file.write(json.dumps({"outcome": outcome, "test": test, "why": why}) + "\n")
 
 
