@@ -29,7 +29,7 @@ DRAWN = SamplingParams(temperature=1.0)
 LIMITED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05)
 CHANGED = DecodingParams(repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.5, logit_bias={1: 2.0, 7: -1.0})
 ALLOWED = DecodingParams(allowed_token_ids=(1, 2, 3))
-READ = {("tolist", "logprobs")}
+READ = {("tolist", "row_logprobs")}
 """Log probabilities are numbers for the caller: somebody must read them."""
 
 
@@ -73,7 +73,7 @@ STEPS = {  # launches, copies to the device among them, MiB beside weights, cach
         2,
         2,
         set(),
-        {("blocking copy to the host", "_added")},
+        {("blocking copy to the host", "_add_to_sum")},
     ),
 }
 """Steps of at most 512 tokens are recorded in pieces, 33 of them here."""

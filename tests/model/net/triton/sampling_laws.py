@@ -379,7 +379,7 @@ def test_a_step_is_two_launches_and_five_where_candidates_are_chosen(monkeypatch
 def test_what_went_to_the_device_with_other_numbers_is_drawn_as_what_went_alone():
     scores_RV, draws, h2d_copy = scores_of(32), changing(32), HostToDeviceCopy(DEVICE)
     told, alone = TokenSampler(VOCAB, DEVICE), TokenSampler(VOCAB, DEVICE)
-    before, after = h2d_copy.add([5]), (told.tell(draws, h2d_copy), h2d_copy.add([6, 7]))[1]
+    before, after = h2d_copy.add([5]), (told.stage(draws, h2d_copy), h2d_copy.add([6, 7]))[1]
     assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
     assert (h2d_copy[before].tolist(), h2d_copy[after].tolist()) == ([5], [6, 7])
     assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
@@ -393,7 +393,7 @@ def test_counts_that_were_told_and_never_written_are_sent_again():
     for position in range(4):
         draws = [draw(position, text=history.follow(prompt, output), decoding=penalties, temperature=0.0)]
         if position in (0, 2):
-            drawer.tell(draws, HostToDeviceCopy(DEVICE))
+            drawer.stage(draws, HostToDeviceCopy(DEVICE))
         else:
             assert drawer(scores_RV, draws).tolist() == sample(scores_RV, draws).tolist()
             [line] = [known.line for known in drawer._texts._known.values()]

@@ -22,7 +22,7 @@ from attend.model.params import SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.net.triton.compiles import OBJDUMP, Compiled
 
-PROCESSORS, CYCLES, BANDWIDTH = 132, 1.75e9, 3e12
+CAPABILITY, PROCESSORS, CYCLES, BANDWIDTH = 90, 132, 1.75e9, 3e12
 """Of an H200: cycles and bytes a second."""
 ALONE, TOGETHER = 2.0, 3.0
 """Instructions that a processor issues in a cycle, of the four that it could: of a program alone on it, and of several."""
@@ -78,8 +78,9 @@ class Code:
 class Kept(Compiled):
     """Keeps the machine code of the last launch."""
 
-    def report(self, built, constants, num_warps):
+    def measure(self, built, num_warps):
         self.code = Code.of(built.asm["cubin"], num_warps)
+        return super().measure(built, num_warps)
 
 
 def seconds(code: Code, programs: int, instructions: int) -> float:
@@ -106,7 +107,7 @@ def main() -> int:
     kept = {}
     for module in (sampling, limits):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
-            kept[name] = Kept(getattr(module, name))
+            kept[name] = Kept(getattr(module, name), CAPABILITY)
             setattr(module, name, kept[name])
     draws = [Draw(SamplingPlan(SamplingParams(top_k=50, top_p=0.9), seed=0), position=0)]
     TokenSampler(VOCAB, "cpu")(torch.zeros(1, VOCAB, dtype=torch.bfloat16), draws)
