@@ -20,8 +20,7 @@ from attend.model.net.native.build import absence
 from attend.model.net.native.decoder import BLOCK, MAX_DELTA, MAX_GROUP, MAX_HEAD, MAX_KERNEL, NativeBackend, NativeDecoder
 from attend.model.net.native.drawing import draw_tokens
 from attend.model.net.native.drawing import logprobs as native_logprobs
-from attend.model.net.native.library import load_library as load_library
-from attend.model.net.native.library import variant
+from attend.model.net.native.library import load_library, variant
 from attend.model.net.transformer import Decoder
 
 
