@@ -201,7 +201,7 @@ class Job:
         found = await self.batch_service.disk(spans, earlier)
         for number in found:
             self._mark(number)
-        self.completed, self.failed, self.usage = tally(found.values())
+        self.completed, self.failed, self.usage = await self.batch_service.disk(tally, found.values())
         self._part = await self.batch_service.disk(Part, folder.part(self.batch.id, self.batch.generation))
 
     # The lines
@@ -353,7 +353,7 @@ class Job:
             if not written.count:
                 await self.batch_service.disk(partial(folder.file(file_id).unlink, missing_ok=True))
             made.append((file_id, written.size) if written.count else None)
-        counts = Counts(self.total, *tally(found.values()))
+        counts = Counts(self.total, *await self.batch_service.disk(tally, found.values()))
         if not await self.batch_service.db(batches.end, self.batch, ending.status, counts, (), *made):
             for each in filter(None, made):
                 await self.batch_service.disk(partial(folder.file(each[0]).unlink, missing_ok=True))

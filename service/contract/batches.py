@@ -187,7 +187,7 @@ class BatchObject(TypedDict):
     request_counts: BatchCounts
     """How many of its lines are answered."""
     usage: BatchUsage
-    """Tokens that its answers took."""
+    """Tokens that its answers took; an answer that an earlier version wrote counts none."""
     metadata: Annotated[dict[str, str] | None, Field(examples=[{"run": "7"}])]
     """What the caller wrote on it."""
 

@@ -42,7 +42,7 @@ class EngineCollector(Collector):
         )
         for name, text, value in gauges:
             yield single_sample(GaugeMetricFamily, f"attend_{name}", text, self._labels, value)
-        about = "KV cache: tokens in a block, and blocks of the first KV cache group (full attention)"
+        about = "KV cache: tokens in a block, and blocks of the first KV cache group (full attention, if any)"
         sizes = {"block_size": str(info.block_size), "num_blocks": str(info.num_blocks)}
         yield single_sample(GaugeMetricFamily, "attend_cache_config_info", about, self._labels | sizes, 1)
         slower = info.slower_path
