@@ -55,7 +55,7 @@ class Events:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """The deltas that these bytes complete. Raises Failed for an event that is an error."""
+        """The deltas that these bytes complete. Raises TryFailed for an event that is an error."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.rstrip() == b"data: [DONE]":

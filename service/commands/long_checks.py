@@ -44,7 +44,7 @@ def held_grpc(probe: Probe, answers: int) -> Iterator[bool]:
 
 
 def check_long_stream(probe: Probe, held: Held) -> str:
-    """Hold a stream for LONG_SECONDS. Raises Failed where it is cut, and Skipped where this model's end sooner."""
+    """Hold a stream for LONG_SECONDS. Raises CheckFailed where it is cut, and CheckSkipped where this model's end sooner."""
     answers = 1
     while True:
         began = time.monotonic()

@@ -43,7 +43,7 @@ class Reply:
     body: bytes
 
     def check(self, status: int = 200) -> None:
-        """Raise Failed for any other status than `status`."""
+        """Raise CheckFailed for any other status than `status`."""
         require(self.status == status, f"the status is {self.status}, expected {status}: {beginning_of(self.body)}")
 
     def json(self, status: int = 200) -> Any:
@@ -91,7 +91,7 @@ class Probe:
 
     @contextmanager
     def events(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[bytes]]:
-        """The lines of a streamed answer to a POST, as they come, at most SECONDS apart. Raises Failed for a refusal."""
+        """The lines of a streamed answer to a POST, as they come, at most SECONDS apart. Raises CheckFailed for a refusal."""
         data = json.dumps(({"model": self.model} if self.model else {}) | body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         if self.key:
@@ -115,7 +115,7 @@ class Probe:
 
     @contextmanager
     def channel(self) -> Iterator[grpc.Channel]:
-        """A gRPC channel, encrypted where the URL is; SSL_CERT_FILE counts as for HTTP. Raises Skipped without gRPC."""
+        """A gRPC channel, encrypted where the URL is; SSL_CERT_FILE counts as for HTTP. Raises CheckSkipped without gRPC."""
         if self.grpc_target is None:
             raise CheckSkipped("gRPC is left out")
         roots = "".join(map(ssl.DER_cert_to_PEM_cert, ssl.create_default_context().get_ca_certs(binary_form=True)))
@@ -158,7 +158,7 @@ def check_target(url: str, grpc_target: str | None, key: str | None) -> Probe:
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise Failed with a sentence unless something holds."""
+    """Raise CheckFailed with a sentence unless something holds."""
     if not holds:
         raise CheckFailed(otherwise)
 

@@ -160,7 +160,7 @@ def test_the_pages_are_off_together_with_the_docs(path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/static/", "/static/index.html", "/static/nothing.js", "/static/../page.py", "/static/%2e%2e/page.py"]
+    "path", ["/static/", "/static/index.html", "/static/nothing.js", "/static/../playground.py", "/static/%2e%2e/playground.py"]
 )
 def test_nothing_else_is_served_as_a_file(path):
     assert get(build_server().app, path).status_code == 404

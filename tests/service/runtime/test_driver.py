@@ -183,7 +183,7 @@ def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsy
 def test_a_cluster_in_which_nothing_changes_is_looked_at_seldom_and_one_that_changes_each_second(monkeypatch):
     looks: list[float] = []
 
-    async def take(census_of: object, application: str) -> cluster_state.ClusterState:
+    async def take(state_of: object, application: str) -> cluster_state.ClusterState:
         looks.append(asyncio.get_running_loop().time())
         return cluster_state.ClusterState({"a": "running" if looks[-1] < 1000 else "stopping"})
 

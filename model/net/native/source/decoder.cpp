@@ -287,7 +287,7 @@ static void recur(Team& team, const Kernels& kernels, const Recurrence& r, const
 
 // --- the decoder
 
-// What a model is, and each of its layers: decoder.py has the same fields in the same order. What is not there has sizes of 0.
+// What a model is, and each of its layers: structures.py has the same fields in the same order. What is not there has sizes of 0.
 struct ModelSizes {
     i64 layers, E, V, H;
     i64 P;                          // columns of a token's vector for each layer
@@ -975,7 +975,7 @@ struct Caches {
     float* const* states;
 };
 
-// One step, of T tokens of R requests; StepCall of decoder.py has the same fields in the same order. The requests have starts and counts, and in
+// One step, of T tokens of R requests; StepCall of structures.py has the same fields in the same order. The requests have starts and counts, and in
 // each of G groups the blocks tables[group * R + request]. sources and places [R] are the slots from which their states are read, and to which
 // they are written after the first kept [R] tokens. vectors [T, layers, P] are what each token has by itself for each layer, times sqrt(P / 2), or
 // null; they are for use in between too. hidden [T, E] is filled, if it is there. Of the S tokens whose places in T are `scored` the scores
