@@ -79,9 +79,12 @@ def unexplained() -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why tests were skipped."""
+    """Say why tests were skipped, and in red for which reasons CI fails."""
     for reason, number in skipped.most_common():
         terminalreporter.write_line(f"{number} skipped: {reason}")
+    if os.environ.get("CI"):
+        for reason in unexplained():
+            terminalreporter.write_line(f"FAILED: REASONS of tests/conftest.py has no such reason: {reason}", red=True)
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from tests.model.net.test_qwen3_5 import same
 
 WRAPPED = ("gemma3", "mistral3", "mistral3-scaled", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "muse_glimmer")
 PREFIX = "model.language_model."
+WHOLE = "with the text model whole"
 SPELLINGS = {
     "today's": (PREFIX, "lm_head."),
-    "with the text model whole": ("language_model.model.", "language_model.lm_head."),
+    WHOLE: ("language_model.model.", "language_model.lm_head."),
     "of the first Qwen2-VL": ("model.", "lm_head."),
     "without a head": ("language_model.", "lm_head."),
 }
@@ -35,11 +37,12 @@ def respell(folder: Path, prefix: str, head: str) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_vl"])
+@pytest.mark.parametrize(
+    ("kind", "spelling"),
+    # No files of Qwen2-VL have the text model whole.
+    [each for each in product(("gemma3", "mistral3", "qwen2_vl"), SPELLINGS) if each != ("qwen2_vl", WHOLE)],
+)
 def test_a_text_model_is_found_under_each_of_its_names(kind, spelling, tmp_path):
-    if kind == "qwen2_vl" and "whole" in spelling:
-        pytest.skip("there are no such files of it")
     wanted = load_decoder(write_checkpoint(kind, tmp_path), torch.float32, "cpu")
     respell(tmp_path, *SPELLINGS[spelling])
     inspect(tmp_path)
