@@ -140,9 +140,9 @@ class Batches:
         return True
 
     def finalize(self, batch: Batch) -> bool:
-        """All of its lines are answered. False where it is no longer this runner's, or is cancelled."""
+        """All of its lines are answered, as it may say already. False where another runner has it, or it is cancelled."""
         with transaction(self._connection):
-            if self._is_mine(batch) != "in_progress":
+            if self._is_mine(batch) not in ("in_progress", "finalizing"):
                 return False
             self._set(batch, "finalizing")
         return True

@@ -30,8 +30,10 @@ FEW_TIMES = (500, 504)
 TRIES = 3
 CHARGE_BYTES = 1 << 20
 """Of answers, that are charged at a time. Each byte counts twice: at the end it lies in a part and in a file for a while."""
+MOST_UNWRITTEN = 16
+"""Answers of a batch that wait for the disk; no more lines begin meanwhile."""
 STUCK_SECONDS = 5.0
-"""Between two tries to write down that a batch has ended."""
+"""Between two tries of what the disk did not take."""
 END_TEXTS = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed before the batch was cancelled."),
@@ -136,7 +138,7 @@ class Job:
             await self._prepare()
             ending = await self._over
         except (OSError, StorageFailed) as error:
-            ending = self._broken(error)
+            ending = self._over.result() if self._over.done() else self._broken(error)
         except Exception:
             log.exception("batch %s failed", self.batch.id)
             ending = Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}"),))
@@ -146,6 +148,18 @@ class Job:
             task.cancel()
         await asyncio.gather(*self.running, *self._keeping, return_exceptions=True)
         await self._end(ending)
+
+    async def _retry_storage(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of work that may find the disk full, which pauses the batch. Raises its error once the batch is over."""
+        while True:
+            try:
+                return await work()
+            except (OSError, StorageFailed) as error:
+                if self._over.done():
+                    raise
+                if isinstance(error, OSError):
+                    self.batch_service.count_failure(error)
+                await asyncio.wait([self._over], timeout=STUCK_SECONDS)
 
     # The beginning
 
@@ -163,7 +177,8 @@ class Job:
                 return None
             if check.errors:
                 return self.stop(Ending("failed", tuple(check.errors)))
-            if not await self.batch_service.db(self.batch_service.batches.begin, self.batch, check.total, check.model or ""):
+            begin = partial(self.batch_service.batches.begin, self.batch, check.total, check.model or "")
+            if not await self._retry_storage(partial(self.batch_service.db, begin)):
                 return self.stop(Ending("left"))
             self.total = check.total
             await self.batch_service.disk(self._reader.close)
@@ -202,7 +217,8 @@ class Job:
         for number in found:
             self._mark(number)
         self.completed, self.failed, self.usage = await self.batch_service.disk(tally, found.values())
-        self._part = await self.batch_service.disk(Part, folder.part(self.batch.id, self.batch.generation))
+        part = folder.part(self.batch.id, self.batch.generation)
+        self._part = await self._retry_storage(partial(self.batch_service.disk, Part, part))
 
     # The lines
 
@@ -229,7 +245,7 @@ class Job:
     @property
     def has_more(self) -> bool:
         """Whether `next` may find a line."""
-        return self.ready and (bool(self._again) or not self._is_read)
+        return self.ready and len(self._keeping) < MOST_UNWRITTEN and (bool(self._again) or not self._is_read)
 
     def start(self, line: Try, caller: Caller, on_answer: Callable[[Answer], None]) -> None:
         """Compute a line, in a task of its own. `on_answer` hears of answers that had no room."""
@@ -284,6 +300,7 @@ class Job:
             self._keeping.discard(task)
             if not task.cancelled() and task.exception() is not None:
                 self._fault(number, task.exception())
+            self.batch_service.free.set()
             self._look()
 
         task.add_done_callback(answer_written)
@@ -291,7 +308,7 @@ class Job:
     async def _write(self, number: int, outcome: int, line: bytes, usage: TokenUsage) -> None:
         assert self._part is not None
         try:
-            await self._append(self._part, line)
+            await self._retry_storage(partial(self._append, self._part, line))
         except (OSError, QuotaReached, StorageFailed) as error:
             return self.stop(self._broken(error))
         self._mark(number)
@@ -303,13 +320,17 @@ class Job:
 
     async def _append(self, part: Part, line: bytes) -> None:
         """Charge a line of a part, and write it."""
-        async with self._room:
-            self._used_bytes += 2 * len(line)
-            if self._used_bytes > self._charged_bytes:
-                more = max(CHARGE_BYTES, self._used_bytes - self._charged_bytes)
-                await self.batch_service.db(self.batch_service.batches.charge, self.batch, more)
-                self._charged_bytes += more
-        await self.batch_service.disk(part.append, line)
+        self._used_bytes += 2 * len(line)
+        try:
+            async with self._room:
+                if self._used_bytes > self._charged_bytes:
+                    more = max(CHARGE_BYTES, self._used_bytes - self._charged_bytes)
+                    await self.batch_service.db(self.batch_service.batches.charge, self.batch, more)
+                    self._charged_bytes += more
+            await self.batch_service.disk(part.append, line)
+        except (OSError, StorageFailed):  # it is tried again
+            self._used_bytes -= 2 * len(line)
+            raise
 
     def _broken(self, error: Exception) -> Ending:
         if isinstance(error, QuotaReached):
@@ -321,7 +342,7 @@ class Job:
     # The end
 
     async def _end(self, ending: Ending) -> None:
-        """Write down how it ended; of a full disk that may take a while."""
+        """Write down how it ended, again and again while the disk is full. Past its window such a batch has failed."""
         while ending.status != "left":
             try:
                 if ending.status == "failed":
@@ -332,17 +353,20 @@ class Job:
                     await self._finish(ending)
                 return
             except (OSError, StorageFailed, QuotaReached) as error:
-                if ending.status != "failed":
+                if ending.status == "failed":
+                    await self.batch_service.disk(self._make_room)
+                elif isinstance(error, QuotaReached) or self.batch_service.files.clock() >= self.batch.expires:
                     ending = self._broken(error)
                     continue
-                await self.batch_service.disk(self._make_room)
+                elif isinstance(error, OSError):
+                    self.batch_service.count_failure(error)
                 await asyncio.sleep(STUCK_SECONDS)
 
     async def _finish(self, ending: Ending) -> None:
         batches, folder = self.batch_service.batches, self.batch_service.files.folder
         if ending.status in END_TEXTS:
             await self._say_what_is_left(*END_TEXTS[ending.status])
-        elif not await self.batch_service.db(batches.finalize, self.batch) and self.batch.status != "finalizing":
+        elif not await self.batch_service.db(batches.finalize, self.batch):
             return  # cancelled a moment ago, or another's: whoever takes it next ends it
         parts = [path for _, path in folder.parts_of(self.batch.id)]
         found = await self.batch_service.disk(spans, parts)
@@ -373,7 +397,8 @@ class Job:
                             line = await self._read(raw)
                             text = failed_line(self.batch.id, raw.number, line.custom_id, code, message)
                             await self._append(self._part, record(raw.number, LEFT, text))
-        except (QuotaReached, StorageFailed) as error:
+                            self._mark(raw.number)
+        except QuotaReached as error:
             log.warning("batch %s: the error file lacks some of the lines that were not computed: %s", self.batch.id, error)
         finally:
             await self.batch_service.disk(reader.close)

@@ -8,7 +8,6 @@ is ignored.
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -65,20 +64,14 @@ class Part:
         self._size = 0
 
     def append(self, whole: bytes) -> None:
-        """Add a `record`, or nothing where that raises OSError: after that nothing more."""
+        """Add a `record`, or nothing where that raises OSError, as on a full disk."""
         with self._lock:
             if self._handle is None:
                 raise OSError("the batch's file is closed")
+            os.ftruncate(self._handle, self._size)  # what an append left that failed
             left = memoryview(whole)
-            try:
-                while left:
-                    left = left[os.write(self._handle, left) :]
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(self._handle, self._size)
-                os.close(self._handle)
-                self._handle = None
-                raise
+            while left:
+                left = left[os.write(self._handle, left) :]
             self._size += len(whole)
 
     def close(self) -> None:

@@ -172,17 +172,68 @@ def full(*given: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-async def test_a_full_disk_ends_a_batch_by_name_and_the_server_goes_on(tmp_path, monkeypatch):
+async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypatch):
+    """No line begins meanwhile: what is answered and cannot be written is held in memory, and charged once."""
+    monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(job, "CHARGE_BYTES", 1)
+    monkeypatch.setattr(job, "MOST_UNWRITTEN", 4)
+    charges, charge = [], batches.Batches.charge
+    monkeypatch.setattr(batches.Batches, "charge", lambda self, batch, more: charges.append(more) or charge(self, batch, more))
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine, limits={"concurrency": 4}) as world:
+        batch = await world.create([one_token(number) for number in range(20)])
+        await until(lambda: len(engine.open) == 4)
+        engine.release(1)
+        await until(lambda: world.batch_service.numbers.lines["completed"] == 1)
+        with monkeypatch.context() as full_disk:
+            full_disk.setattr(results.os, "write", full)
+            engine.release(20)
+            await until(lambda: world.server.value("attend_batch_storage_errors_total") >= 8)
+            begun, charged = len(engine.requests), len(charges)
+            assert begun <= 1 + 4 + 4
+            await asyncio.sleep(0.3)
+            assert len(engine.requests) == begun
+            assert len(charges) == charged
+            assert (await world.batch(batch))["status"] == "in_progress"
+            assert world.batch_service.numbers.lines["completed"] == 1
+            answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
+            assert answer.status_code == 507
+        engine.release(20)
+        ended = await world.ended(batch)
+        assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+        rows = await world.rows(ended["output_file_id"])
+        assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(20)]
+        assert ended["usage"] == usage_of(rows)
+
+
+@pytest.mark.parametrize("step", [(job, "write_sorted"), (Part, "__init__")])
+async def test_a_disk_that_is_full_at_the_beginning_or_the_end_delays_a_batch(tmp_path, monkeypatch, step):
+    monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
     async with serving(tmp_path) as world:
-        good = await world.ended(await world.create([one_token(1)]))
-        assert good["status"] == "completed"
-        monkeypatch.setattr(Part, "append", full)
-        ended = await world.ended(await world.create([one_token(number) for number in range(50)]))
-        monkeypatch.undo()
+        with monkeypatch.context() as full_disk:
+            full_disk.setattr(*step, full)
+            batch = await world.create([one_token(number) for number in range(3)])
+            await until(lambda: world.server.value("attend_batch_storage_errors_total") >= 2)
+            assert (await world.batch(batch))["status"] in ("in_progress", "finalizing")
+        ended = await world.ended(batch)
+        assert ended["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+        assert len(await world.rows(ended["output_file_id"])) == 3
+
+
+async def test_a_disk_that_stays_full_ends_a_batch_by_name_with_its_window_and_the_server_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
+    clock = Clock()
+    async with serving(tmp_path, clock=clock) as world:
+        with monkeypatch.context() as full_disk:
+            full_disk.setattr(Part, "append", full)
+            full_disk.setattr(job, "write_sorted", full)
+            batch = await world.create([one_token(number) for number in range(50)])
+            await until(lambda: world.server.value("attend_batch_storage_errors_total") >= 1)
+            clock.ahead = 24 * 3600 + 1
+            ended = await world.ended(batch)
         [error] = ended["errors"]["data"]
         assert (ended["status"], error["code"]) == ("failed", "storage_unavailable")
         assert "No space left on device" in error["message"]
-        assert world.server.value("attend_batch_storage_errors_total") >= 1
         assert [*world.batch_service.files.folder.parts.iterdir()] == []
         answer = await world.call("POST", COMPLETIONS, json=ONE)
         assert answer.status_code == 200
@@ -200,29 +251,25 @@ async def test_an_upload_on_a_full_disk_is_507_and_leaves_nothing(tmp_path, monk
         assert await world.batch_service.db(world.batch_service.files.total_bytes) == 0
 
 
-async def test_a_database_that_cannot_be_written_is_507_and_a_batch_ends_once_it_can(tmp_path, monkeypatch):
+async def test_a_database_that_cannot_be_written_is_507_and_delays_a_batch(tmp_path, monkeypatch):
     """As on a full disk: SQLite writes no page more."""
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.1)
-
     engine = FakeEngine(held=True)
     async with serving(tmp_path, engine) as world:
         batch = await world.create([one_token(number) for number in range(3)])
         await until(lambda: len(engine.open) == 3)
-        connection = world.batch_service.files.connection
-        charge = world.batch_service.batches.charge
         broken = sqlite3.OperationalError("database or disk is full")
-        monkeypatch.setattr(world.batch_service.batches, "charge", lambda *given: _raise(broken))
-        monkeypatch.setattr(world.batch_service.batches, "end", lambda *given: _raise(broken))
-        monkeypatch.setattr(world.batch_service.files, "reserve", lambda *given: _raise(broken))
-        engine.release(3)
-        await asyncio.sleep(0.5)
-        answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_unavailable")
-        assert (await world.batch(batch))["status"] == "in_progress"
-        monkeypatch.undo()
+        with monkeypatch.context() as full_disk:
+            for place, name in ((batches.Batches, "charge"), (batches.Batches, "end"), (batches.Batches, "finalize")):
+                full_disk.setattr(place, name, lambda *given: _raise(broken))
+            full_disk.setattr(world.batch_service.files, "reserve", lambda *given: _raise(broken))
+            engine.release(3)
+            await asyncio.sleep(0.5)
+            answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_unavailable")
+            assert (await world.batch(batch))["status"] == "in_progress"
         ended = await world.ended(batch)
-        assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "storage_unavailable")
-        assert connection and charge
+        assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 3)
 
 
 def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatch):
@@ -231,10 +278,13 @@ def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatc
     monkeypatch.setattr(results.os, "write", lambda handle, data: real(handle, data[:4]) if len(data) > 8 else full())
     with pytest.raises(OSError, match="No space"):
         part.append(record(2, DONE, b'{"b":2}'))
+    assert spans([tmp_path / "p"]).keys() == {1}
     monkeypatch.undo()
+    part.append(record(3, DONE, b'{"c":3}'))
+    assert (tmp_path / "p").read_bytes() == b'1 1 5,1,2,0 {"a":1}\n3 1 0,0,0,0 {"c":3}\n'
+    part.close()
     with pytest.raises(OSError, match="is closed"):
-        part.append(record(3, DONE, b'{"c":3}'))
-    assert (tmp_path / "p").read_bytes() == b'1 1 5,1,2,0 {"a":1}\n'
+        part.append(record(4, DONE, b'{"d":4}'))
 
 
 def test_of_two_answers_to_a_line_the_first_counts_and_torn_ones_are_none(tmp_path):
