@@ -154,6 +154,8 @@ ROUTES = (
 )
 OPEN = (HEALTHZ, READYZ, METRICS, VERSION)
 """Routes that need no key."""
+PROBES = ("/healthz", "/health", "/readyz")
+"""Paths that GET and HEAD find whatever the limits say."""
 COUNTED = {
     "http": tuple(route.path for route in ROUTES if route.is_counted),
     "grpc": tuple(rpc for route in ROUTES if route.is_counted for rpc in route.rpcs),

@@ -5,14 +5,13 @@ from collections.abc import Set as AbstractSet
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attend.service.access.hosts import answers, host_of
+from attend.service.contract.routes import PROBES
 from attend.service.errors import TooLarge, WrongHost
 from attend.service.http_api.problems import error_response
 
 MAX_HEADER_BYTES = 16 << 10
 """Of the target and all header fields; gRPC's limit on metadata is the same."""
 STATUS = 431
-PROBES = ("/healthz", "/health", "/readyz")
-"""Paths that are answered whatever the limits say."""
 
 
 class HeaderLimit:

@@ -13,12 +13,13 @@ from starlette.routing import compile_path
 from attend.model.errors import AttendError, DeadlineExceeded, RateLimited, Unauthenticated
 from attend.service.contract.answers import Error
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
-from attend.service.contract.routes import MESSAGES, ROUTES
+from attend.service.contract.routes import MESSAGES, PROBES, ROUTES
 from attend.service.errors import INTERNAL, SPENT, advice, field_of, sentence, wire
 
 log = logging.getLogger("attend.http")
 PATHS = [route.path for route in ROUTES if "{" not in route.path]
-PATTERNS = [(compile_path(route.path)[0], route.method) for route in ROUTES]
+METHODS = [(route.path, route.method) for route in ROUTES] + [(path, method) for path in PROBES for method in ("GET", "HEAD")]
+PATTERNS = [(compile_path(path)[0], method) for path, method in METHODS]
 ALIKE, MOST_COMPARED = 0.85, 64
 """How much of a path must be that of a route to be taken for it, as `difflib` counts; and its characters that are compared."""
 

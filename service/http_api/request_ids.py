@@ -7,10 +7,10 @@ from collections.abc import Hashable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attend.model.errors import Overloaded
+from attend.service.contract.routes import PROBES
 from attend.service.generation.cooperative import get_turn, yield_to_loop
 from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.http_api import problems
-from attend.service.http_api.limits import PROBES
 from attend.service.records import REQUEST_ID
 
 ABORT = "attend.abort"

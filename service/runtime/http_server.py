@@ -17,9 +17,9 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from attend.model.errors import Overloaded
+from attend.service.contract.routes import PROBES
 from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.http_api.cors import cors_headers, with_cors
-from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
 from attend.service.http_api.request_ids import ABORT, RequestIds
 from attend.service.runtime.client_disconnect import LEAVING, CancelOnDisconnect

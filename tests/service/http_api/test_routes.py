@@ -318,6 +318,9 @@ def test_the_routers_own_errors_have_openais_shape(method, path, status):
         ("/v1/files/a", "GET, DELETE"),
         ("/v1/files/a/content", "GET"),
         ("/static/page.css", "GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
+        ("/health", "GET, HEAD"),
+        ("/readyz", "GET, HEAD"),
     ],
 )
 def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(path, methods):

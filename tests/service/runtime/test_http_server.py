@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from attend.model.errors import Overloaded
+from attend.service.contract.routes import PROBES
 from attend.service.generation.unread_bodies import CALL_BYTES, UnreadBodies
-from attend.service.http_api.limits import PROBES
 from attend.service.http_api.problems import error_response
 from attend.service.runtime import edge, http_server
 from tests.fakes import build_server, until
