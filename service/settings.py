@@ -166,8 +166,8 @@ class Settings(EngineSettings, BatchSettings):
     )
     max_tokens_beyond_context: Beyond = Field(
         "",
-        description="a max_tokens beyond the context; empty: chat, responses, messages clamp it, "
-        "completions and Generate refuse",
+        description="a max_tokens beyond the context; empty: chat, responses, messages clamp it "
+        "(x-attend-clamped), completions and Generate refuse",
     )
     keep_billing_header: bool = Field(
         False,

@@ -141,7 +141,7 @@ class NativeDecoder:
                 (ctypes.c_void_p * len(tables))(*tables),
                 *places,
                 hidden=hidden_TE.data_ptr(),
-                pulse=attention.progress.address,
+                progress=attention.progress.address,
             ),
         )
         return hidden_TE
@@ -183,7 +183,7 @@ class NativeDecoder:
                 scores=self._scores_SV.data_ptr(),
                 draws=ctypes.cast(asked, ctypes.c_void_p) if num_scored else None,
                 drawn=drawn.buffer_info()[0],
-                pulse=progress.address,
+                progress=progress.address,
             ),
         )
         del held

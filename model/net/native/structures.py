@@ -45,7 +45,7 @@ class StepCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("tokens", "starts", "counts", "kept")),
         ("tables", ctypes.POINTER(ctypes.c_void_p)),
         *((name, ctypes.c_void_p) for name in ("sources", "places", "vectors", "hidden", "scored", "scores", "draws", "drawn")),
-        ("pulse", ctypes.c_void_p),
+        ("progress", ctypes.c_void_p),
     )
 
 

@@ -16,7 +16,7 @@ enum BlockType {  // ggml's numbers
     Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39
 };
 
-// Rows of a tensor as they lie in a file. As `Part` of decoder.py's ctypes.
+// Rows of a tensor as they lie in a file. As `_BlockRows` of packing.py.
 struct BlockRows {
     const uint8_t* bytes;
     const i64* order;  // which row is row n; null: itself

@@ -979,8 +979,8 @@ struct Caches {
 // each of G groups the blocks tables[group * R + request]. sources and places [R] are the slots from which their states are read, and to which
 // they are written after the first kept [R] tokens. vectors [T, layers, P] are what each token has by itself for each layer, times sqrt(P / 2), or
 // null; they are for use in between too. hidden [T, E] is filled, if it is there. Of the S tokens whose places in T are `scored` the scores
-// [S, V] are computed, and a token `drawn` from each, as `draws` says if it is there: see `attend_draw`. One thread adds 1 to `pulse` after each layer:
-// others may read it meanwhile.
+// [S, V] are computed, and a token `drawn` from each, as `draws` says if it is there: see `attend_draw`. One thread adds 1 to `progress` after each
+// layer: others may read it meanwhile.
 struct StepCall {
     i64 T, R, G, S;
     const i64 *tokens, *starts, *counts, *kept;
@@ -991,7 +991,7 @@ struct StepCall {
     float* scores;
     const Draw* draws;
     i64* drawn;
-    i64* pulse;
+    i64* progress;
 };
 
 // Positions and slots of a step's tokens.
@@ -1033,7 +1033,7 @@ static void hide(Team& team, const Kernels& kernels, Net& net, const Caches& cac
         Step step = {call.starts, call.counts, call.tables + group * call.R, call.R};
         Memory memory = {{caches.keys[n], caches.values[n], caches.block_size, caches.in_8_bits != 0}, caches.states[2 * n], caches.states[2 * n + 1]};
         last = layer_of(team, kernels, net, net.layers[n], last, memory, in, step, rows, call.vectors + n * net.P, residual);
-        __atomic_fetch_add(call.pulse, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(call.progress, 1, __ATOMIC_RELAXED);
     }
     join(team, kernels, net, last, net.last, residual, hidden, net.E, T);
 }
