@@ -134,7 +134,7 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "attend serve --tls-cert": Elsewhere(TLS),
         "SSL_CERT_FILE": Elsewhere(TLS),
     },
-    "model/README.md": {"causal_mask": Run(r"(?s)(weights \[6, .*sums to 1\.000.*){6}scores \[.*8192\], next token")},
+    "model/README.md": {"causal_mask": Run(r"(?s)(weights \[6, .*?sums to 1\.000.*?){6}scores \[.*8192\], next token")},
     "model/default/README.md": {"attend train": NotRun("220 minutes on two cores")},
     "deploy/README.md": {
         "docker build": NO_CLUSTER,
