@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 from attend.model.errors import Overloaded
 from attend.service.access.caller import BATCHES, Caller
 from attend.service.batch.batches import problem
-from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Parse, Raw, Reader, body_of, read_line
+from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Raw, Reader, body_of, read_line
 from attend.service.batch.results import DONE, FAILED, LEFT, Part, failed_line, record, spans, success, tally, write_sorted
+from attend.service.batch.routes import Answer, Routes
 from attend.service.batch.rows import Batch, Counts, new_file_id
 from attend.service.batch.service import BatchService
 from attend.service.errors import QuotaReached, StorageFailed
@@ -38,29 +39,6 @@ END_TEXTS = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed before the batch was cancelled."),
 }
-
-
-class Answer(NamedTuple):
-    """What a route answers to a line."""
-
-    status: int
-    body: bytes
-    retry_after: float = 1.0
-    usage: TokenUsage = NO_TOKENS
-    """Tokens that the answer took; nought where it is an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """The server, as a line sees it."""
-
-    ask: Callable[[str, bytes, Caller, str], Awaitable[Answer]]
-    """The answer of a route to a body of this caller, under a request id."""
-    parse: Parse
-    most_bytes: Callable[[str], int]
-    """The most bytes of a request body, by the path of its route."""
-    check_model: Callable[[str], None]
-    strict_fields: bool = False
 
 
 class Ending(NamedTuple):

@@ -16,8 +16,9 @@ from functools import partial
 from attend.model.errors import AttendError
 from attend.service.access.keys import KeyRing
 from attend.service.batch.batches import problem
-from attend.service.batch.job import Answer, Ending, Job, Routes
+from attend.service.batch.job import Ending, Job
 from attend.service.batch.owners import caller_of
+from attend.service.batch.routes import Answer, Routes
 from attend.service.batch.service import BatchService
 
 log = logging.getLogger("attend.batch")

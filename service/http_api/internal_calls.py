@@ -8,7 +8,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from attend.service.access.caller import Caller
-from attend.service.batch.job import Answer
+from attend.service.batch.routes import Answer
 from attend.service.records import NO_TOKENS, TokenUsage
 
 BATCH_LINE = "attend.batch_line"
