@@ -17,6 +17,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 FIRST = [
     "model/net/triton/test_triton.py",
     "model/net/laws/test_attention_laws.py",
+    "model/net/native/test_cores.py",
     "simulation/test_scheduler_lives.py",
     "simulation/test_service_lives.py",
     "service/test_fuzz.py",
@@ -42,7 +43,8 @@ FIRST = [
     "service/test_contract.py",
     "service/runtime/test_edge.py",
 ]
-"""The files that take longest. Two workers take the next file when they are free, so that the last ones should be short."""
+"""The files that take longest, and the first of those that need a library with `stand_ins`: while one worker builds it the other
+must not wait for it. Two workers take the next file when they are free, so that the last ones should be short."""
 
 REASONS = (
     r"this CPU has no \w+",  # an instruction set
