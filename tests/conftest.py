@@ -43,8 +43,8 @@ FIRST = [
     "service/test_contract.py",
     "service/runtime/test_edge.py",
 ]
-"""The files that take longest, and the first of those that need a library with `stand_ins`: while one worker builds it the other
-must not wait for it. Two workers take the next file when they are free, so that the last ones should be short."""
+"""The files that take longest, and the first one that needs the library `stand_ins`: while one worker builds it the other must
+not wait for it. Two workers take the next file when they are free, so that the last ones should be short."""
 
 REASONS = (
     r"this CPU has no \w+",  # an instruction set
