@@ -9,8 +9,8 @@ from attend.model.text.chat import ChatTemplate
 from attend.service.chat.tools import Calling
 from attend.service.remarks import Remarks
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""OpenAI's efforts of reasoning; templates know no more than "xhigh"."""
 
 END = "\ufdd2"
 """What stands where the answer is to go on, until the prompt is written: no character of any text."""
@@ -72,7 +72,6 @@ def known_effort(template: ChatTemplate, effort: str | None, name: str, remarks:
 
     For APIs whose clients send it always.
     """
-    effort = "xhigh" if effort == "max" else effort
     if effort is None or (effort in EFFORTS and {"reasoning_effort", "enable_thinking"} & template.options):
         return effort
     remarks.ignore(name)
@@ -102,7 +101,7 @@ def options_of(template: ChatTemplate, given: dict[str, Any], effort: str | None
             f"reasoning_effort must be one of {', '.join(EFFORTS)}; got {describe(effort)}", "reasoning_effort"
         )
     if "reasoning_effort" in template.options:
-        return {"reasoning_effort": effort} | given
+        return {"reasoning_effort": "xhigh" if effort == "max" else effort} | given
     if "enable_thinking" in template.options:
         return {"enable_thinking": effort != "none"} | given
     raise NotSupported("reasoning_effort: this model's chat template does not read it", "reasoning_effort")

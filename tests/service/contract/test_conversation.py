@@ -91,6 +91,7 @@ def test_effort_reaches_the_templates_that_know_it():
     knows = ChatTemplate("{{ reasoning_effort }}")
     switch = ChatTemplate("{{ enable_thinking }}")
     assert options_of(knows, {}, "low") == {"reasoning_effort": "low"}
+    assert options_of(knows, {}, "max") == {"reasoning_effort": "xhigh"}
     assert options_of(knows, {"reasoning_effort": "high"}, "low") == {"reasoning_effort": "high"}
     assert options_of(switch, {}, "none") == {"enable_thinking": False}
     assert options_of(switch, {}, "high") == {"enable_thinking": True}
