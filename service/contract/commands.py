@@ -1,5 +1,6 @@
 """From a request body to a Command, the same for both transports."""
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -56,6 +57,17 @@ NAMES: dict[type[Any], frozenset[str]] = {
 }
 """The fields of each record that a body fills."""
 
+_OWN_NAMES: dict[type[Shape], dict[str, str]] = {
+    ResponsesRequest: {r"^(tools\[\d+\]|tool_choice)\.function\.": r"\1."},
+    CountTokensRequest: {
+        r"^(tools\[\d+\])\.function\.parameters\b": r"\1.input_schema",
+        r"^(tools\[\d+\]|tool_choice)\.function\.": r"\1.",
+        r"^tool_choice: 'required'": "tool_choice: 'any'",
+        r"^stop\b": "stop_sequences",
+    },
+}
+"""How an API calls the fields of a chat that errors begin with."""
+
 
 def to_command(
     body: Steering,
@@ -71,6 +83,31 @@ def to_command(
     prepared, and are checked then. Raises InvalidRequest with the field named.
     """
     remarks = Remarks(strict=True) if remarks is None else remarks
+    try:
+        return _command(body, request_id, defaults, template, form, remarks)
+    except InvalidRequest as error:
+        raise _in_own_names(error, body) from error
+
+
+def _in_own_names(error: InvalidRequest, body: Shape) -> InvalidRequest:
+    """The error with the names that the body's API has for its fields."""
+    message, place = str(error), error.field
+    for kind, names in _OWN_NAMES.items():
+        if isinstance(body, kind):
+            for pattern, name in names.items():
+                message = re.sub(pattern, name, message)
+                place = place and re.sub(pattern, name, place)
+    return error if message == str(error) else type(error)(message, place)
+
+
+def _command(
+    body: Steering,
+    request_id: str,
+    defaults: Defaults,
+    template: ChatTemplate | None,
+    form: AnswerFormat,
+    remarks: Remarks,
+) -> Command:
     own: dict[str, Any] = {"grammar": grammar_of(getattr(body, "response_format", None), body.structured_outputs)}
     if isinstance(body, Continuation):
         own |= _of_continuation(body)

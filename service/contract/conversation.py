@@ -387,4 +387,4 @@ def template_tool(name: str, description: str | None, parameters: dict[str, Any]
     return {"type": "function", "function": {"name": name} | {key: value for key, value in given.items() if value is not None}}
 
 
-_NO_PARAMETERS = {"type": "object", "properties": {}}
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}

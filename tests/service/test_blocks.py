@@ -405,6 +405,42 @@ def test_what_cannot_be_carried_out_is_refused_by_its_place(read, fields, place,
     assert place.startswith(str(caught.value.field))
 
 
+TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
+FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "place", "words"),
+    [
+        (read_messages, {"stop_sequences": [""]}, "stop_sequences", "must hold strings of 1 to 256"),
+        (read_messages, {"tools": [TOOL, TOOL]}, "tools[1].name", "must be that of no other tool"),
+        (read_messages, {"tools": [TOOL | {"input_schema": {"type": 3}}]}, "tools[0].input_schema", ""),
+        (
+            read_messages,
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
+            "tool_choice.name",
+            "one of the tools",
+        ),
+        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", ": 'any' needs tools"),
+        (read_response, {"tools": [FUNCTION, FUNCTION]}, "tools[1].name", "must be that of no other tool"),
+        (read_response, {"tools": [FUNCTION | {"parameters": {"type": 3}}]}, "tools[0].parameters", ""),
+        (
+            read_response,
+            {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "name": "g"}},
+            "tool_choice.name",
+            "one of the tools",
+        ),
+        (read_response, {"stop": [""]}, "stop", "must hold strings of 1 to 256"),
+    ],
+)
+def test_an_error_names_a_field_as_its_own_api_does(read, fields, place, words):
+    base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    with pytest.raises(InvalidRequest) as caught:
+        to_command(read(base | fields, Remarks()), "r", template=TEMPLATE, form=FORM)
+    assert str(caught.value).startswith(place) and words in str(caught.value)
+    assert caught.value.field is not None and caught.value.field.startswith(place)
+
+
 # --- answers that are begun
 
 
