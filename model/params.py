@@ -21,7 +21,7 @@ MAX_PROMPT_SCORES = 1 << 20
 MAX_TEMPERATURE, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_BIAS = 2, 2, 2, 100
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 SEED_LOW, SEED_HIGH = -(2**63), MAX_INT64
-_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object", type(None): "null"}
+_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}
 _SHOWN = 64
 _AT_ONCE = 4096
 """Values that are looked at in one call, which no other thread can interrupt: some 0.1 ms."""
@@ -34,6 +34,8 @@ def shorten(text: str, most: int) -> str:
 
 def describe(value: Any) -> str:
     """A value as an error message shows it: its type, and no more than 64 characters of it."""
+    if value is None:
+        return "null"
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else _text(value)
     shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
     return f"{shown!r} (string)" if isinstance(value, str) else f"{shown} ({_NAMES.get(type(value), type(value).__name__)})"

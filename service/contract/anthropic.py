@@ -27,11 +27,15 @@ from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body, validate
 from attend.service.remarks import Remarks
 
+THREAD = "thread"
+"""A conversation that the server keeps."""
 OFF: dict[str, Off] = {
     "mcp_servers": Off(([],), "no tools are called here: declare them in tools"),
     "stop": Off(([],), "use stop_sequences"),
     "max_completion_tokens": Off((), "use max_tokens"),
     "response_format": Off((), "use output_config.format"),
+    "output_format": Off((), "use output_config.format"),
+    THREAD: Off((), "nothing is kept here: send the whole conversation in messages"),
     "reasoning_effort": Off((), "use output_config.effort"),
     "n": Off((1,), "a message has one answer"),
     "logprobs": Off((False,)),

@@ -142,6 +142,16 @@ class TokenCount(TypedDict):
 
 
 @record
+class ThreadDetails(TypedDict):
+    """Why a conversation cannot be kept, by which Anthropic's client knows to send all of it."""
+
+    error_code: Literal["thread_unsupported_request"]
+    """The reason."""
+    unsupported: list[str]
+    """The fields of the request that are not carried out."""
+
+
+@record
 class AnthropicProblem(TypedDict):
     """What went wrong."""
 
@@ -153,6 +163,8 @@ class AnthropicProblem(TypedDict):
     """The error's name, as on the other routes."""
     param: str | None
     """The field of the request that is at fault; null where none is."""
+    details: NotRequired[ThreadDetails]
+    """More of the error, where the request asks for a thread."""
 
 
 @record

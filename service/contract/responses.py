@@ -25,7 +25,7 @@ from attend.service.contract.conversation import (
 from attend.service.contract.requests import ModelName, Steering, Stop, Templated
 from attend.service.contract.response_items import Items
 from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, optional_field
-from attend.service.contract.structured import JsonSchema, PlainFormat
+from attend.service.contract.structured import JsonSchema, ObjectFormat, TextFormat
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body, validate
 from attend.service.remarks import Remarks
@@ -136,7 +136,7 @@ class SchemaFormat(Shape):
 class TextConfig(Shape):
     """What the answer's text must look like."""
 
-    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     """JSON that the text must be. Default: any text."""
 
 

@@ -30,7 +30,7 @@ class Shape(BaseModel):
     names: ClassVar[frozenset[str]] = frozenset()
     """The fields, as callers write them."""
     off: ClassVar[dict[str, Off]] = {}
-    """Of a body: fields that are not carried out."""
+    """Fields that are not carried out."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
@@ -40,9 +40,10 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _looked_through(cls, given: Any, info: ValidationInfo) -> Any:
-        return _drop_names(given, cls.names, info.context)
+        return _drop_names(given, cls.names, info.context, cls.off)
 
 
+NO_OFF: Mapping[str, Off] = MappingProxyType({})
 _BUILDING = Lock()
 
 
@@ -63,14 +64,14 @@ def build_all(kind: type[Shape] = Shape) -> None:
         build_all(each)
 
 
-def _drop_names(given: Any, names: frozenset[str], remarks: Remarks | None) -> Any:
+def _drop_names(given: Any, names: frozenset[str], remarks: Remarks | None, off: Mapping[str, Off] = NO_OFF) -> Any:
     """Null of any name is absent, also of one that is not known. Other unknown names are left out, and said; but the first of
     them that may not be is kept, and is an error.
     """
     if not isinstance(given, dict) or names.issuperset(given):
         return given
     unknown = [name for name, value in given.items() if name not in names and value is not None]
-    wrong = next((name for name in unknown if remarks is None or not is_ignored(name, names, remarks)), None)
+    wrong = next((name for name in unknown if remarks is None or name in off or not is_ignored(name, names, remarks)), None)
     return {name: value for name, value in given.items() if name in names or name == wrong}
 
 
@@ -145,7 +146,7 @@ def wires(model: type[BaseModel]) -> dict[str, Wire]:
     return {name: each[-1] if each else Wire() for name, each in found.items()}
 
 
-def body(*required: str, off: Mapping[str, Off] = MappingProxyType({})) -> ConfigDict:
+def body(*required: str, off: Mapping[str, Off] = NO_OFF) -> ConfigDict:
     """For a body: fields whose absence ours refuse, and fields that its model lacks because they may only ask for nothing."""
 
     def extend(schema: Schema) -> None:

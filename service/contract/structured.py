@@ -1,13 +1,14 @@
 """Structured output: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, StrictBool, StrictStr
 
 from attend.model.errors import InvalidRequest
 from attend.model.text.grammar import MAX_CHOICE_CHARACTERS, MAX_CHOICES, GrammarSpec
 from attend.service.contract.shapes import Shape, ShownAs
+from attend.service.contract.tolerance import Off
 
 KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object"}
 """Kinds of structured output: vLLM's name of each, and ours."""
@@ -19,11 +20,20 @@ Choices = Annotated[
 JsonSchema = dict[StrictStr, Any] | Some
 
 
-class PlainFormat(Shape):
-    """An answer that needs no schema."""
+class TextFormat(Shape):
+    """An answer of any form."""
 
-    type: Literal["text", "json_object"]
-    """Anything, or any JSON object."""
+    type: Literal["text"]
+    """That the answer is any text."""
+
+
+class ObjectFormat(Shape):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+    """That the answer is a JSON object."""
+    content: JsonSchema | None = Field(None, alias="schema")
+    """A JSON schema that it must fit, as clients of llama.cpp send it. At most 64 KiB. Default: any object."""
 
 
 class NamedSchema(Shape):
@@ -48,11 +58,13 @@ class SchemaFormat(Shape):
     """The JSON schema, and its name."""
 
 
-ResponseFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
 class StructuredOutputs(Shape):
     """What an answer must look like: one of these."""
+
+    off: ClassVar[dict[str, Off]] = {"structural_tag": Off(())}
 
     content: JsonSchema | None = Field(None, alias="json")
     """A JSON schema, or the text of one. At most 64 KiB."""
@@ -81,11 +93,13 @@ class HasSchema(Protocol):
     content: Any
 
 
-def spec_of(value: PlainFormat | SchemaFormat | HasSchema) -> GrammarSpec | None:
+def spec_of(value: TextFormat | ObjectFormat | SchemaFormat | HasSchema) -> GrammarSpec | None:
     """What the answer must look like, in any of OpenAI's words; None for anything."""
     match value:
-        case PlainFormat(type=kind):
-            return GrammarSpec("json_object", "") if kind == "json_object" else None
+        case TextFormat():
+            return None
+        case ObjectFormat(content=None):
+            return GrammarSpec("json_object", "")
         case SchemaFormat(json_schema=named):
             return schema_of(named.content)
     return schema_of(value.content)

@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from typing import cast
+from typing import Any, cast
 
 import orjson
 from fastapi import FastAPI, Request
@@ -12,6 +12,7 @@ from starlette.routing import compile_path
 
 from attend.model.errors import AttendError, DeadlineExceeded, RateLimited, Unauthenticated
 from attend.service.contract.answers import Error
+from attend.service.contract.anthropic import THREAD
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
 from attend.service.contract.routes import MESSAGES, PROBES, ROUTES
 from attend.service.errors import INTERNAL, SPENT, advice, field_of, sentence, wire
@@ -52,7 +53,9 @@ def in_anthropics(document: Error, status: int, request_id: str) -> AnthropicErr
     """An error in Anthropic's shape."""
     problem = document["error"]
     kind = ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
-    said = {"type": kind, "message": problem["message"], "code": problem["code"], "param": problem["param"]}
+    said: dict[str, Any] = {"type": kind, "message": problem["message"], "code": problem["code"], "param": problem["param"]}
+    if problem["param"] == THREAD:
+        said["details"] = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
     return {"type": "error", "error": cast(AnthropicProblem, said), "request_id": request_id}
 
 

@@ -77,6 +77,24 @@ def test_a_tool_is_called_and_answered(client, streamed):
     assert ask(client, messages=turn, tools=[TOOL]).content[0].type == "text"
 
 
+def test_a_tool_runner_sends_the_whole_conversation_where_no_thread_is_kept(client, server):
+    """It asks for a thread first, and without the reason of the refusal it would go on with the new turn alone."""
+    zones: list[str] = []
+
+    @anthropic.beta_tool
+    def now(zone: str) -> str:
+        """The time of a zone."""
+        zones.append(zone)
+        return "noon"
+
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    given = {"max_tokens": 90, "tools": [now], "tool_choice": choice, "max_iterations": 2, "extra_body": GREEDY}
+    first, second = client.beta.messages.tool_runner(model=MODEL, messages=HELLO, **given)
+    assert (first.stop_reason, second.stop_reason) == ("tool_use", "tool_use")
+    assert len(zones) == 2
+    assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) > first.usage.input_tokens
+
+
 def test_what_is_ignored_is_said_and_an_error_has_its_type(client):
     raw = client.messages.with_raw_response.create(
         model=MODEL,

@@ -81,7 +81,7 @@ def test_what_is_no_integer_in_range_is_refused(field, value):
 
 @pytest.mark.parametrize("field", [*NUMBERS, *(name for name in INTEGERS if name not in ("seed", "max_tokens"))])
 def test_null_is_a_value_for_the_seed_and_max_tokens_alone(field):
-    with pytest.raises(InvalidRequest, match=r"got None \(null\)"):
+    with pytest.raises(InvalidRequest, match="got null"):
         make(field, None)
 
 
@@ -100,7 +100,7 @@ def test_min_tokens_may_reach_max_tokens_and_no_further():
         (0.5, "0.5 (number)"),
         (math.nan, "nan (number)"),
         ("7", "'7' (string)"),
-        (None, "None (null)"),
+        (None, "null"),
         ([1, 2], "[1, 2] (list)"),
         ({"a": 1}, "{'a': 1} (object)"),
         ((1,), "(1,) (tuple)"),

@@ -51,6 +51,12 @@ STRUCTURED = [
     completion("structured: a format without a type", {"response_format": {}}, "response_format", "required"),
     completion("structured: a string for the format", {"response_format": "json"}, "response_format", "object"),
     completion("structured: no schema", {"response_format": {"type": "json_schema"}}, "response_format", "required"),
+    completion(
+        "structured: a structural tag",
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structured_outputs.structural_tag",
+        "is not a field",
+    ),
     completion("structured: a list for the schema", {"structured_outputs": {"json": []}}, "structured_outputs.json", "object"),
     completion(
         "structured: two kinds", {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "must hold one"

@@ -113,7 +113,8 @@ def test_null_of_a_name_that_is_not_known_is_absent_everywhere():
     )
     assert len(calling_of(tools, choice | null, None, form_of("", "hermes")).tools) == 1
     schema = {"type": "json_schema", "json_schema": {"schema": {}} | null} | null
-    for asked in ({"response_format": schema}, {"structured_outputs": {"json": {}} | null}):
+    llama_cpp = {"type": "json_object", "schema": {}}
+    for asked in ({"response_format": schema}, {"response_format": llama_cpp}, {"structured_outputs": {"json": {}} | null}):
         body = read_completion({"prompt": "a"} | asked)
         assert grammar_of(body.response_format, body.structured_outputs) == GrammarSpec("json_schema", "{}")
 
