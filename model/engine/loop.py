@@ -66,7 +66,7 @@ class _Stream:
         return part
 
     def give_up(self, part: Sequence[Request]) -> None:
-        """End a part that could not be handed over, and all that come later."""
+        """End a part that was not handed over, and all that come later."""
         rest = [request.request_id for request in (*part, *self.later)]
         self.outputs += [Output(request_id, (), FinishReason.ABORT) for request_id in rest]
         self.open_ids.difference_update(rest)
@@ -225,6 +225,9 @@ class AsyncEngine:
         deadline = self._clock() + seconds
         while self._streams and self._clock() < deadline:  # noqa: ASYNC110 - waits for the step thread too
             await asyncio.sleep(0.05)
+        for stream in dict.fromkeys(stream for stream in self._streams.values() if stream.later):
+            stream.give_up(())
+            stream.wake()
         for request_id in tuple(self._streams):
             self.abort(request_id, FinishReason.ABORT)
         if (offload := self._engine.offload) is not None:

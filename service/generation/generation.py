@@ -127,6 +127,8 @@ class GenerationService:
                             yield chunks
                         if not unfinished:
                             break
+                        if command.in_parts and asyncio.get_running_loop().time() >= deadline:
+                            check_begun(FinishReason.DEADLINE)  # the alarm knows the parts alone that were in the engine
             finally:
                 alarm.cancel()
 
@@ -178,6 +180,8 @@ class GenerationService:
         most, keep = command.stops.max_tokens, command.truncate_prompt_tokens
         if most is None:  # prompt and answer fill the context
             return command.num_answers * self.engine.info.max_model_len
+        if command.remarks.clamps:
+            most = min(most, self.engine.info.max_model_len)
         sizes = [len(prompt) if isinstance(prompt, tuple) else 1 for prompt in command.prompts]
         return command.n * sum(most + min(size, keep or size) for size in sizes)
 
