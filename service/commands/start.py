@@ -46,6 +46,8 @@ def given_text(text: str | None, name: str) -> str:
     One line break at its end is left out: `echo` writes it.
     """
     if text is not None:
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):  # as Python keeps other bytes
+            raise SettingError(f"the {name} on the command line is not UTF-8")
         return text
     piped = sys.stdin is not None and not sys.stdin.isatty()
     read = sys.stdin.buffer.read(MOST_TEXT + 1).removesuffix(b"\n") if piped else b""
