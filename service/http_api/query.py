@@ -7,7 +7,7 @@ from attend.model.params import describe
 
 
 class Query:
-    """The parameters `known` of a query. Raises InvalidRequest for another name, and for one that is given twice."""
+    """The parameters `known_names` of a query. Raises InvalidRequest for another name, and for one that is given twice."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]], known_names: Sequence[str]) -> None:
         self._given: dict[str, str] = {}

@@ -264,7 +264,7 @@ def test_a_config_that_is_not_the_weights_is_named_by_a_tensor(folder, changes, 
 
 
 def test_what_is_loaded_is_no_longer_the_file(folder):
-    """Only with `mapped` are matrices left in the file, to be copied at once."""
+    """Only with `keep_mapped` are matrices left in the file, to be copied at once."""
     before = load_decoder(folder, torch.float32, "cpu")
     expected = logits(before)
     path = folder / "model.safetensors"
