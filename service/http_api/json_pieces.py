@@ -58,7 +58,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 class PieceResponse(StreamingResponse):
-    """An answer in JSON, piece by piece, without a Content-Length. `resources` is closed when the caller has taken it or left."""
+    """An answer in JSON, piece by piece, without a Content-Length. `resources` is closed once the caller has it or has left."""
 
     def __init__(self, parts: Iterator[bytes], resources: ExitStack) -> None:
         super().__init__(in_turns(parts), media_type="application/json")
