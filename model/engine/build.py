@@ -118,14 +118,14 @@ def build_engine(
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
-    kv_dtype = partial(resident_bytes, cache, 1 if group is None else group.ranks)
+    kv_cache_bytes = partial(resident_bytes, cache, 1 if group is None else group.ranks)
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built, kv_dtype, ready=leader.hurry)
+        return _with_thread(engine, info, options, built, kv_cache_bytes, ready=leader.hurry)
     idle, offload = idle_memory(scheduler, built.runner, options), open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle, offload=offload)
-    return _with_thread(engine, info, options, built, kv_dtype, built.runner.adapters, Explainer(built.net))
+    return _with_thread(engine, info, options, built, kv_cache_bytes, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
