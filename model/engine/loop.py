@@ -110,13 +110,13 @@ class AsyncEngine:
         adapters: Adapters | None = None,
         explainer: Explainer | None = None,
         progress: ProgressCounter | None = None,
-        held: Callable[[], int] = lambda: 0,
+        kv_cache_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts.
 
-        `progress`: what the layers of the step under way beat. `held` tells how many bytes of the cache are in memory.
+        `progress`: what the layers of the step under way beat. `kv_cache_bytes` tells how many of the cache are in memory.
         """
-        self._held = held
+        self._kv_cache_bytes = kv_cache_bytes
         self._engine = engine
         self.adapters = adapters
         self.explainer = explainer
@@ -174,7 +174,7 @@ class AsyncEngine:
 
     def cache_resident_bytes(self) -> int:
         """See `TokenEngine.cache_resident_bytes`."""
-        return self._held()
+        return self._kv_cache_bytes()
 
     def heartbeat_age(self) -> float:
         """See `TokenEngine.heartbeat_age`. The progress is as young as its count was new to the last caller."""

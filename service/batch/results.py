@@ -103,11 +103,11 @@ def spans(parts: Iterable[Path]) -> dict[int, Span]:
     return found
 
 
-def tally(found: Iterable[Span]) -> tuple[int, int, TokenUsage]:
+def tally(spans: Iterable[Span]) -> tuple[int, int, TokenUsage]:
     """Lines that are answered, those that are answered with an error, and the tokens of the answers."""
     done = failed = 0
     usage = NO_TOKENS
-    for span in found:
+    for span in spans:
         done, failed = done + (span.outcome == DONE), failed + (span.outcome == FAILED)
         usage = usage.plus(span.usage)
     return done, failed, usage
@@ -121,15 +121,15 @@ class AnswerFile:
     count: int
 
 
-def write_sorted(parts: list[Path], found: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
+def write_sorted(parts: list[Path], spans: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
     """Write the answers with these outcomes into a new file, by the order of their lines. Raises OSError, without a trace."""
     handles = [os.open(path, os.O_RDONLY) for path in parts]
     size = count = 0
     try:
         with target.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
-            for number in sorted(found):
-                span = found[number]
+            for number in sorted(spans):
+                span = spans[number]
                 if span.outcome in outcomes:
                     for piece in _read(handles[span.part], span):
                         out.write(piece)

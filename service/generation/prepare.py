@@ -184,7 +184,7 @@ class Preparation:
             if limit is not None:
                 request.grammar = ReasoningBudget(limit, request.grammar, is_open=read.ends_in_reasoning)
             skip = command.skip_special_tokens
-            text = TextStream(self.tokenizer, command.stops, skip_special_tokens=skip, shown=shown)
+            text = TextStream(self.tokenizer, command.stops, skip_special_tokens=skip, visible_tokens=shown)
             echo = read.echoes[place] if command.echo else ""
             answer = Answer(index, request, command.stops, text, self.info.eos_token_ids, echo)
             if command.chat is not None:

@@ -106,19 +106,19 @@ async def score(
     command: Command,
     num_documents: int,
     record: RequestRecord,
-    held: ExitStack,
+    resources: ExitStack,
     *,
     adapter: Adapter | None,
 ) -> ScoreResult:
     """The scores of the command's pairs. Raises an AttendError."""
     if command.embedding is not None:
-        embedded = await compute_embeddings(service, command, None, record, held, adapter=adapter)
+        embedded = await compute_embeddings(service, command, None, record, resources, adapter=adapter)
         queries, documents = embedded.vectors[:-num_documents], embedded.vectors[-num_documents:]
         pairs = zip(queries * num_documents if len(queries) == 1 else queries, documents, strict=True)
         return ScoreResult([float(np.dot(query, document)) for query, document in pairs], embedded.num_tokens)
     record.at_once = True
     scores, num_tokens = [math.nan] * num_documents, 0
-    async for chunks in service.generate(command, record, held, adapter=adapter):
+    async for chunks in service.generate(command, record, resources, adapter=adapter):
         for chunk in chunks:
             found = dict(chunk.logprobs[0].top)
             yes, no = (found[token] for token in command.scored_token_ids)
