@@ -23,7 +23,7 @@ from attend.service.batch_settings import FOLDERS, BatchSettings
 from attend.service.chat.forms import ReasoningParser, ToolParser
 from attend.service.engine_settings import EngineSettings
 from attend.service.remarks import Beyond
-from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, parse_pairs
+from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, Origins, origins, parse_pairs
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -173,7 +173,9 @@ class Settings(EngineSettings, BatchSettings):
         False,
         description="keep Claude Code's billing block in system prompts; it defeats prefix caching",
     )
-    cors_origins: str = Field("", description="allowed CORS origins, comma-separated, or *; empty: none")
+    cors_origins: Annotated[str, Origins] = Field(
+        "", description="allowed CORS origins, as https://host:port, comma-separated, or *; empty: none"
+    )
     expose_docs: bool = Field(True, description="serve the playground at /, /docs and /openapi.json")
     metrics_compat: Literal["", "vllm"] = Field(
         "", description="vllm: export the metrics under vLLM's names too; empty: only under Attend's"
@@ -259,7 +261,7 @@ class Settings(EngineSettings, BatchSettings):
     @property
     def origins(self) -> tuple[str, ...]:
         """The origins of `cors_origins`, one by one."""
-        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+        return origins(self.cors_origins)
 
     def with_absolute_paths(self) -> "Settings":
         """The same settings for a process that works in another folder than the one that the relative paths start from."""

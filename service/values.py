@@ -17,6 +17,8 @@ REFERENCE = re.compile(
     re.ASCII,
 )
 """A repository of the Hugging Face hub, a GGUF file in it, and a branch, tag or commit of it."""
+ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#,]+")
+"""What a browser writes into the header Origin, or any."""
 SIZE = re.compile(r"(\d+|\d+\.\d+(?= ?[KMGT])) ?(?:([KMGT])(I?))?B?", re.ASCII)
 
 
@@ -62,5 +64,16 @@ def _header(name: str) -> None:
         )
 
 
-Networks, Header, Hosts = _readable(networks), _readable(_header), _readable(hosts)
+def origins(text: str) -> tuple[str, ...]:
+    """The origins of `cors_origins`, comma-separated; `*` is any. Raises ValueError that says what is none."""
+    found = tuple(origin for part in text.split(",") if (origin := part.strip()))
+    for origin in found:
+        if not ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin[:64]!r} is no origin: it must be as https://host or http://localhost:3000, without a path"
+            )
+    return found
+
+
+Networks, Header, Hosts, Origins = _readable(networks), _readable(_header), _readable(hosts), _readable(origins)
 """For `Annotated`: settings that stay text, and are checked at the start."""

@@ -24,15 +24,23 @@ from attend.model.gguf.keys import Keys, Raw
 
 def read_config(container: Container) -> Raw:
     """The keys of config.json; its `eos_token_id` is left to the vocabulary. Raises CheckpointError."""
-    keys = Keys(container)
-    if container.metadata.get("general.type", "model") != "model":
-        raise keys.wrong(f"it holds no model by itself: its general.type is {container.metadata['general.type']!r}")
-    if keys.arch not in ARCHITECTURES:
-        raise keys.wrong(f"general.architecture {keys.arch!r} is not read from GGUF; known: {', '.join(ARCHITECTURES)}")
+    keys = check_architecture(container)
     raw = common(keys)
-    raw |= ARCHITECTURES[keys.arch](keys, raw)
+    raw |= ARCHITECTURES[str(keys.arch)](keys, raw)
     keys.check_all_read()
     return raw
+
+
+def check_architecture(container: Container) -> Keys:
+    """The metadata of a model that is read from GGUF. Raises CheckpointError for another, and for what is no model."""
+    keys = Keys(container)
+    if (kind := container.metadata.get("general.type", "model")) != "model":
+        raise keys.wrong(f"it holds no model by itself: its general.type is {kind!r}")
+    if keys.arch == "clip":
+        raise keys.wrong("it holds what a model sees images with (mmproj): give the file of the model itself")
+    if keys.arch not in ARCHITECTURES:
+        raise keys.wrong(f"general.architecture {keys.arch!r} is not read from GGUF; known: {', '.join(ARCHITECTURES)}")
+    return keys
 
 
 def _llama(keys: Keys, raw: Raw) -> Raw:

@@ -33,7 +33,9 @@ def _stamps(path: Path) -> Stamps:
 
 @lru_cache(maxsize=1)
 def _container(path: Path, stamps: Stamps) -> Container:
-    return read_container(path)
+    found = read_container(path)
+    config.check_architecture(found)  # before its vocabulary is looked at
+    return found
 
 
 def json_file(path: Path, name: str) -> Document:

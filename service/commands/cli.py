@@ -22,6 +22,7 @@ from attend.service.commands.flags import (
     ModelArgument,
     ModelOption,
     QuantizeOption,
+    refuse_their_flags,
     with_settings,
     without_values,
 )
@@ -44,6 +45,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack a character of an answer
     try:
+        refuse_their_flags(words)
         try:
             app([*words[1:], "--help"] if words[:1] == ["help"] else words)
         finally:
@@ -90,8 +92,9 @@ def serve(settings: Settings) -> None:
 
     Each flag has a variable: that of --max-model-len is ATTEND_MAX_MODEL_LEN.
     """
-    from attend.service.observe import tracing
+    from attend.service.observe import logs, tracing
 
+    logs.check_log_file(settings.log_file)
     tracing.check_endpoint(settings.otel_endpoint)
     prepare_settings(settings)
     if settings.models:

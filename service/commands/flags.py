@@ -9,6 +9,7 @@ import typer
 from pydantic_core import PydanticUndefined
 from typer.core import TyperCommand
 
+from attend.model.errors import SettingError
 from attend.service.commands.start import start_settings
 from attend.service.settings import Settings
 
@@ -99,6 +100,37 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     return run
+
+
+THEIR_FLAGS = {
+    "--alias": "--served-model-name",
+    "--allowed-origins": "--cors-origins",
+    "--api-key": "--api-keys-file",
+    "--ctx-size": "--max-model-len",
+    "--gpu-memory-utilization": "--kv-cache-memory",
+    "--kv-cache-dtype": "--kv-dtype",
+    "--lora": "--adapter",
+    "--lora-modules": "--adapter",
+    "--max-concurrent-requests": "--max-batch-requests",
+    "--max-num-batched-tokens": "--max-batch-tokens",
+    "--max-num-seqs": "--max-batch-requests",
+    "--n-parallel": "--max-batch-requests",
+    "--parallel": "--max-batch-requests",
+    "--quantization": "--quantize",
+    "--ssl-certfile": "--tls-cert",
+    "--ssl-keyfile": "--tls-key",
+    "--tensor-parallel-size": "--tensor-parallel",
+    "--threads": "--num-threads",
+}
+"""Flags of vLLM, llama.cpp and TGI, and the flag of `serve` that does it here."""
+
+
+def refuse_their_flags(words: Sequence[str]) -> None:
+    """Raise SettingError for a flag of another server in a command line of `serve`, with the one that there is."""
+    for word in words if words[:1] == ["serve"] else ():
+        name = word.partition("=")[0]
+        if name in THEIR_FLAGS:
+            raise SettingError(f"there is no {name}: use {THEIR_FLAGS[name]}")
 
 
 class GroupedCommand(TyperCommand):

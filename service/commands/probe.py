@@ -153,7 +153,8 @@ def check_target(url: str, grpc_target: str | None, key: str | None) -> Probe:
     if key and not (key.isascii() and key.isprintable()):
         raise SettingError("the API key must be printable ASCII characters")
     beside = grpc_target or f"{f'[{host}]' if ':' in host else host}:{GRPC_PORT}"
-    base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+    path = parts.path.rstrip("/").removesuffix("/v1")  # clients of OpenAI's API have it in their base URL
+    base = f"{parts.scheme}://{parts.netloc}{path}"
     return Probe(base, None if grpc_target == "none" else beside, key or None, is_grpc_guessed=not grpc_target)
 
 

@@ -146,7 +146,7 @@ class ThreadDetails(TypedDict):
     """Why a conversation cannot be kept, by which Anthropic's client knows to send all of it."""
 
     error_code: Literal["thread_unsupported_request"]
-    """The reason."""
+    """Why no thread is kept."""
     unsupported: list[str]
     """The fields of the request that are not carried out."""
 

@@ -14,6 +14,7 @@ import time
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
 
+from attend.model.errors import SettingError
 from attend.service.observe.tracing import CallFacts
 
 requests = logging.getLogger("attend.requests")
@@ -196,6 +197,15 @@ def configure(level: str, style: str, path: str = "") -> None:
     root.propagate = False
     if problem is not None:
         logging.getLogger("attend.logs").warning("log lines go to standard error: %s", problem)
+
+
+def check_log_file(path: str) -> None:
+    """Raise SettingError where a file for log lines cannot be written."""
+    descriptor, problem = _open_log_file(path)
+    if problem is not None:
+        raise SettingError(f"log_file {path!r} cannot be written: {problem.strerror}")
+    if path:
+        os.close(descriptor)
 
 
 def _open_log_file(path: str) -> tuple[int, OSError | None]:

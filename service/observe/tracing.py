@@ -85,8 +85,8 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def open_tracer(endpoint: str, model: str, *, version: str, replica: str) -> "Tracer":
-    """A tracer that sends spans to `endpoint`/v1/traces by OTLP/HTTP, in the background. Raises SettingError, as
-    `check_endpoint`."""
+    """A tracer that sends spans to `endpoint`/v1/traces by OTLP/HTTP, in the background; the endpoint may end so itself. Raises
+    SettingError, as `check_endpoint`."""
     check_endpoint(endpoint)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -96,7 +96,8 @@ def open_tracer(endpoint: str, model: str, *, version: str, replica: str) -> "Tr
     ours = {"service.name": "attend", "service.version": version, "service.instance.id": replica}
     resource = Resource.create(ours).merge(OTELResourceDetector().detect())  # OTEL_SERVICE_NAME wins over ours
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
+    collector = endpoint.rstrip("/").removesuffix("/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector}/v1/traces")))
     return Tracer(provider, model)
 
 

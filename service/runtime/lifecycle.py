@@ -133,8 +133,14 @@ class Stop(asyncio.Event):
     """The number of the signal that set it."""
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """SIGTERM, SIGINT, and SIGHUP, which a terminal sends that is closed, unless `nohup` has it ignored."""
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT, *(() if nohup else (signal.SIGHUP,)))
+
+
 def catch_signals() -> Stop:
-    """An event that SIGTERM and SIGINT set; the second one exits at once: what is left of Ray, the supervisor ends."""
+    """An event that `stop_signals` set; the second one exits at once: what is left of Ray, the supervisor ends."""
     stop, loop = Stop(), asyncio.get_running_loop()
 
     def handle(number: int, frame: object) -> None:
@@ -143,6 +149,6 @@ def catch_signals() -> Stop:
         stop.number = number
         loop.call_soon_threadsafe(stop.set)
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    for number in stop_signals():
+        signal.signal(number, handle)
     return stop

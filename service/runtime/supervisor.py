@@ -21,13 +21,12 @@ from attend.service.generation.unread_bodies import MOST_BYTES
 from attend.service.runtime.edge import IDLE_SECONDS, write_edge
 from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import hold, raise_limit
-from attend.service.runtime.lifecycle import check_certificate
+from attend.service.runtime.lifecycle import check_certificate, stop_signals
 from attend.service.runtime.ports import claim
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-STOPS = (signal.SIGTERM, signal.SIGINT)
 ORPHAN_SECONDS = 3.0
 """Seconds in which Ray's helpers may end by themselves once their driver is gone."""
 STOP_SECONDS = 60.0
@@ -39,7 +38,7 @@ def run(settings: Settings) -> int:
 
     Raises SettingError before anything starts.
     """
-    for number in STOPS:
+    for number in stop_signals():
         signal.signal(number, lambda number, frame: sys.exit(128 + number))  # until the driver runs
     check_certificate(settings)
     raise_limit()
@@ -84,7 +83,7 @@ def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
     One that was not yet ready ends by SIGTERM, by 15 where Ray has its handler, or by 143: the status is that of our signal.
     Orphans are reaped meanwhile: each change of the replicas leaves one, and a container may have few thousand processes.
     """
-    told: list[int] = []
+    told, stops = list[int](), stop_signals()
 
     def stop(number: int, frame: object) -> None:
         os.kill(driver.pid, signal.SIGTERM)  # nobody reaps it but the loop below
@@ -94,12 +93,12 @@ def supervise(driver: "subprocess.Popen[bytes]", seconds: int) -> int:
             with contextlib.suppress(OSError):  # nobody may read it any more
                 print_line("Stopping ...")
 
-    for number in STOPS:
+    for number in stops:
         signal.signal(number, stop)
     signal.signal(signal.SIGALRM, lambda number, frame: os.kill(driver.pid, signal.SIGKILL))
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != driver.pid:
         os.waitpid(ended.si_pid, 0)
-    for number in (*STOPS, signal.SIGALRM):
+    for number in (*stops, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
     signal.alarm(0)
     status = driver.wait()

@@ -36,6 +36,7 @@ BAD = {
     "proxy": ["nginx"],
     "expose_docs": ["maybe"],
     "log_level": ["loud"],
+    "cors_origins": ["foo", "https://a.example/", "https://a.example/path", "https://a.example foo", "https://a.example,foo"],
     "log_format": ["xml"],
 }
 

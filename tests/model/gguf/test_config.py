@@ -1,14 +1,19 @@
 """Metadata of a GGUF file that are missing, of the wrong type, or not carried out: refused by their key."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
+from attend.model.gguf import documents
 from attend.model.gguf.config import ARCHITECTURES
+from attend.model.gguf.container import read_container
 from attend.model.gguf.paths import is_gguf, only_gguf
 from attend.model.net.checkpoint import read_config
+from attend.model.text.tokenizer import Tokenizer
 from tests.model.gguf_files import MADE, architecture, make, write_gguf
 
 
@@ -92,6 +97,19 @@ def test_what_is_not_carried_out_is_refused_by_its_key(key, made, tmp_path):
     else:
         path = write_gguf(made("llama"), tmp_path / "tiny.gguf", metadata={key: value})
     assert refusal(path).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"), [("clip", "it holds what a model sees images with"), ("bert", "general.architecture 'bert'")]
+)
+def test_what_is_no_model_of_text_is_refused_before_its_vocabulary_is_read(value, sentence, made, tmp_path, monkeypatch):
+    path = write_gguf(made("llama"), tmp_path / "tiny.gguf", drop=("tokenizer.ggml.tokens",))
+    found = read_container(path)
+    changed = replace(found, metadata=found.metadata | {"general.architecture": value})
+    monkeypatch.setattr(documents, "read_container", lambda path: changed)
+    assert refusal(path).startswith(sentence)
+    with pytest.raises(CheckpointError, match=re.escape(sentence)):
+        Tokenizer.load(path)
 
 
 GEMMA4 = {

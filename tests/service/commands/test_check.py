@@ -225,6 +225,12 @@ def test_grpc_can_be_left_out_and_is_said_to_be(server):
     assert not outcomes(results, "failed")
 
 
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/"])
+def test_the_base_url_of_openais_client_is_taken(path):
+    assert check_target(f"https://host:1{path}", None, None).url == "https://host:1"
+    assert check_target(f"https://host:1/prefix{path}", None, None).url == "https://host:1/prefix"
+
+
 def test_the_server_says_where_its_grpc_is_unless_it_is_given(server):
     guessed = check_target(f"http://127.0.0.1:{server.http}", None, None)
     check.version(guessed)

@@ -24,6 +24,23 @@ def served(monkeypatch):
     return run
 
 
+def test_flags_of_other_servers_lead_to_ours(monkeypatch, capfd):
+    assert {name.removeprefix("--").replace("-", "_") for name in flags.THEIR_FLAGS.values()} <= Settings.model_fields.keys()
+    assert not {name.removeprefix("--").replace("-", "_") for name in flags.THEIR_FLAGS} & Settings.model_fields.keys()
+    for words in (["serve", "--max-num-seqs", "8"], ["serve", "--max-num-seqs=8"]):
+        monkeypatch.setattr("sys.argv", ["attend", *words])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+        assert capfd.readouterr().err == "attend: there is no --max-num-seqs: use --max-batch-requests\n"
+
+
+def test_a_log_file_that_cannot_be_written_stops_the_start(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr("sys.argv", ["attend", "serve", "--log-file", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capfd.readouterr().err == f"attend: log_file {str(tmp_path)!r} cannot be written: Is a directory\n"
+
+
 def test_there_are_flags_that_are_yes_or_no():
     assert {"single", "deterministic", "expose_docs", "prefix_caching"} <= set(YES_OR_NO)
 

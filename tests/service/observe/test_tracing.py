@@ -216,11 +216,12 @@ def collector():
     server.server_close()
 
 
-def test_spans_reach_a_collector_by_otlp_with_the_names_of_service_and_replica(collector, monkeypatch):
+@pytest.mark.parametrize("end", ["/", "/v1/traces"])
+def test_spans_reach_a_collector_by_otlp_with_the_names_of_service_and_replica(collector, monkeypatch, end):
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab")
-    tracer = tracing.open_tracer(collector.url + "/", "served", version="1.2.3", replica="r1")
+    tracer = tracing.open_tracer(collector.url + end, "served", version="1.2.3", replica="r1")
     trace_id = tracer.record(call())
     tracer.close()
     [(path, body)] = collector.taken

@@ -51,11 +51,22 @@ def test_a_driver_is_told_to_stop_and_killed_if_it_does_not(driver, number, shel
         assert parent.stdout.readline() == f"{status}\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_driver_that_had_served_and_stops_in_order_ends_with_status_zero(number):
     with subprocess.Popen([sys.executable, "-c", SUPERVISED, READY], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "runs\n"
         parent.send_signal(number)
+        assert parent.stdout.readline() == "0\n"
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing():
+    command = ["nohup", sys.executable, "-c", SUPERVISED, READY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout.readline() == "runs\n"
+        parent.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert parent.poll() is None
+        parent.send_signal(signal.SIGTERM)
         assert parent.stdout.readline() == "0\n"
 
 
