@@ -85,18 +85,22 @@ async def test_an_end_that_is_tried_again_leaves_no_second_copy_of_its_answers(t
 
 async def test_a_server_that_closes_while_files_are_made_leaves_none_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "CLOSE_SECONDS", 0.05)
-    begun, sync, engine = threading.Event(), results.os.fsync, FakeEngine(held=True)
-    async with serving(tmp_path, engine) as world:
-        batch = await world.create([one_token(1)])
-        await until(lambda: engine.open)
-        with monkeypatch.context() as slow_disk:
-            slow_disk.setattr(results.os, "fsync", lambda handle: begun.set() or time.sleep(0.5) or sync(handle))
-            engine.release(1)
+    begun, write, engine = threading.Event(), results.write_sorted, FakeEngine()
+
+    def slowly(*given):
+        begun.set()
+        time.sleep(0.3)
+        return write(*given)
+
+    with monkeypatch.context() as slow_disk:
+        slow_disk.setattr(results, "write_sorted", slowly)
+        async with serving(tmp_path, engine) as world:
+            batch = await world.create([one_token(1)])
             await until(begun.is_set)
             await world.server.runner.close()
-            assert (await world.batch(batch))["status"] == "finalizing"
-            input_file = (await world.batch(batch))["input_file_id"]
-            await until(lambda: files_of(world) == {input_file})
+            found = await world.batch(batch)
+            assert found["status"] == "finalizing"
+        assert files_of(world) == {found["input_file_id"]}, "once the threads are done"
     async with serving(tmp_path) as world:
         assert (await world.ended(batch))["request_counts"]["completed"] == 1
 
