@@ -158,16 +158,16 @@ class Callers:
         return await pace, len(hung)
 
 
-def costs(at_capacity: CpuSeconds, answers: int, overloaded: CpuSeconds, calls: Sequence[Call]) -> list[Measure]:
+def costs(at_capacity: CpuSeconds, answers: int, at_overload: CpuSeconds, calls: Sequence[Call]) -> list[Measure]:
     """What the CPU was spent on: callers have the same cores as the server, and what refusals take is there for no answer."""
     ended = Counter(call.result for call in calls)
     an_answer = at_capacity.server / max(1, answers)
-    a_refusal = (overloaded.server - ended["ok"] * an_answer) / max(1, ended["refused"])
+    a_refusal = (at_overload.server - ended["ok"] * an_answer) / max(1, ended["refused"])
     return [
         Measure("server's CPU for an answer, at capacity", 1000 * an_answer, "ms"),
         Measure("server's CPU for a refusal", 1000 * a_refusal, "ms", note="if answers cost the same"),
         Measure("callers' CPU for a call, at capacity", 1000 * at_capacity.callers / max(1, answers), "ms"),
-        Measure("callers' CPU for a call, overloaded", 1000 * overloaded.callers / max(1, len(calls)), "ms"),
+        Measure("callers' CPU for a call, overloaded", 1000 * at_overload.callers / max(1, len(calls)), "ms"),
     ]
 
 

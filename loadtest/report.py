@@ -108,7 +108,7 @@ class Recorder:
         return phases(self.samples)
 
 
-def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, missed: Sequence[str]) -> None:
+def write(options: argparse.Namespace, phases: Sequence[Phase], rows: Rows, misses: Sequence[str]) -> None:
     """Write curve.html and summary.json into the folder that was asked for.
 
     `times` are the histograms, milliseconds to counts, from which `loadtest.compare` has its intervals.
@@ -121,7 +121,7 @@ def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, misse
     summary = {
         "provenance": provenance(options.seed, {"HTTP": identity(options.host, options.ca_file)} if options.host else {}),
         "load": load,
-        "missed": list(missed),
+        "missed": list(misses),
         "failed": total(rows, TOTAL).failures,
         "answers": total(rows, TOTAL).count,
         "refused": total(rows, REFUSED).count,
@@ -130,7 +130,7 @@ def write(options: argparse.Namespace, found: Sequence[Phase], rows: Rows, misse
             each: {name: dict(sorted(row.times.items())) for name, row in transport_rows(rows, each).items()}
             for each in used_transports(rows)
         },
-        "phases": [phase.document() for phase in found],
+        "phases": [phase.document() for phase in phases],
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     limits = {TTFT: options.max_ttft_p95_ms, ITL: options.max_itl_p95_ms}

@@ -60,7 +60,7 @@ class Sample:
     """Share of the KV blocks that requests hold."""
 
 
-def sample(target: Target, folder: Path, started: float) -> Sample:
+def sample(target: Target, folder: Path, start: float) -> Sample:
     """A reading of the server as it is now; `folder` holds the numbers of tasks."""
     memory, descriptors, threads = 0, 0, 0
     for process in target.processes():
@@ -71,7 +71,7 @@ def sample(target: Target, folder: Path, started: float) -> Sample:
     _, text = target.get("/metrics")
     blocks = max((float(value) for value in USED.findall(text)), default=0.0)
     tasks = sum(int(path.read_text() or 0) for path in folder.iterdir())  # an empty one is being written
-    seconds, megabytes = time.monotonic() - started, files(target) / 2**20
+    seconds, megabytes = time.monotonic() - start, files(target) / 2**20
     return Sample(seconds, memory / 2**20, descriptors, threads, tasks, megabytes, blocks)
 
 
@@ -127,7 +127,7 @@ def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[
     return [*samples, sample(target, folder, started)], troubled, code
 
 
-def report(samples: Sequence[Sample], summary: dict[str, Any], troubled: TroubleCounts, rate: int) -> tuple[list[str], bool]:
+def report(samples: Sequence[Sample], summary: dict[str, Any], troubles: TroubleCounts, rate: int) -> tuple[list[str], bool]:
     """The lines of the result, and whether nothing grew, no block is held at the end, and each call ended as it must."""
     good, lines = True, []
     for name, most in GROWTH.items():
@@ -137,8 +137,8 @@ def report(samples: Sequence[Sample], summary: dict[str, Any], troubled: Trouble
         lines.append(f"{name:<12} {first:>8.1f} to {last:>8.1f} {rise:>+8.3f} a minute  {'ok' if rise <= most else 'GREW'}")
     held = samples[-1].blocks
     calls = f"calls failed {summary['failed']}, refused {summary['refused']}, at {rate} requests a second"
-    lines += [f"KV blocks held at the end: {held:.1%}; {calls}", troubled.line()]
-    return lines, good and held == 0 and summary["failed"] == 0 and troubled.good
+    lines += [f"KV blocks held at the end: {held:.1%}; {calls}", troubles.line()]
+    return lines, good and held == 0 and summary["failed"] == 0 and troubles.good
 
 
 def plot(samples: Sequence[Sample], path: Path) -> None:

@@ -127,7 +127,7 @@ class TroubleCounts:
         return f"callers who do harm: {calls}, otherwise ended: {wrong or 'none'}"
 
 
-async def trouble(target: Target, over: Event, found: TroubleCounts) -> None:
+async def trouble(target: Target, over: Event, counts: TroubleCounts) -> None:
     """One after the other, round and round, until `over`."""
     async with attacker(target) as one:
         for name in itertools.cycle(TROUBLES):
@@ -139,7 +139,7 @@ async def trouble(target: Target, over: Event, found: TroubleCounts) -> None:
             except (aiohttp.ClientError, grpc.RpcError, OSError, TimeoutError) as error:
                 ended = f"{type(error).__name__}: {error}"[:100]
             if ended == wanted:
-                found.as_expected[name] += 1
+                counts.as_expected[name] += 1
             else:
-                found.otherwise[f"{name}: {ended}"] += 1
+                counts.otherwise[f"{name}: {ended}"] += 1
             await asyncio.sleep(EVERY)

@@ -67,7 +67,7 @@ def main() -> None:
     tokenizer, headers = Tokenizer.load(options.folder), choose_headers(options.root)
     completions = complete_headers(options.folder, tokenizer, headers)
     verdicts = [
-        judge(header.text, tokenizer.decode(done.token_ids), stopped=done.ended_by_model)
+        judge(header.text, tokenizer.decode(done.token_ids), is_complete=done.ended_by_model)
         for header, done in zip(headers, completions, strict=True)
     ]
     bits = {"this model": evaluate_checkpoint(options.folder, options.root)}

@@ -24,25 +24,25 @@ HIDING = ("", "-1", "NoDevFiles")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def choose_device(wanted: str, root: Path = ROOT) -> str:
+def choose_device(device: str, root: Path = ROOT) -> str:
     """`auto` is CUDA where torch can use it; `cuda` never falls back to the CPU: SettingError with torch's reason."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
         raise SettingError(f"device is cuda, but this process sees no CUDA device: {why_no_cuda(root)}")
     return "cuda"
 
 
-def gpu_dtype(wanted: str, family: str = "") -> torch.dtype:
+def gpu_dtype(dtype: str, family: str = "") -> torch.dtype:
     """`auto` is bfloat16, and float16 on a GPU without it. SettingError where it cannot be computed, or overflows."""
     if (found := capability()) >= BFLOAT16:
-        return DTYPES["bfloat16" if wanted == "auto" else wanted]
+        return DTYPES["bfloat16" if dtype == "auto" else dtype]
     lacking = f"this GPU has compute capability {capability_text(found)}, and bfloat16 needs {capability_text(BFLOAT16)}"
-    if wanted == "bfloat16":
+    if dtype == "bfloat16":
         raise SettingError(f"dtype is bfloat16, but {lacking}: use float16 or float32")
-    if wanted == "auto" and family in OVERFLOWS:
+    if dtype == "auto" and family in OVERFLOWS:
         raise SettingError(f"dtype is auto, but {lacking}, and {family} overflows float16: use dtype = float32")
-    return DTYPES["float16" if wanted == "auto" else wanted]
+    return DTYPES["float16" if dtype == "auto" else dtype]
 
 
 def capability() -> tuple[int, int]:
@@ -50,9 +50,9 @@ def capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else BFLOAT16
 
 
-def capability_text(found: tuple[int, int]) -> str:
+def capability_text(capability: tuple[int, int]) -> str:
     """A compute capability in words: 8.0."""
-    return f"{found[0]}.{found[1]}"
+    return f"{capability[0]}.{capability[1]}"
 
 
 def nvidia_here(root: Path = ROOT) -> str:

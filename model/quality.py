@@ -86,7 +86,7 @@ class Quality:
 
 @torch.inference_mode()
 def compare(
-    forms: Sequence[Scorer], tokens: Sequence[int], context: int, report: Callable[[int], None] = lambda done: None
+    forms: Sequence[Scorer], tokens: Sequence[int], context: int, report: Callable[[int], None] = lambda count: None
 ) -> list[Quality]:
     """Each form's quality on a text, read in `overlapping_windows` by all forms side by side. `report` is told how far it
     is."""

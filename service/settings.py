@@ -279,7 +279,7 @@ class Settings(EngineSettings, BatchSettings):
         return cls(**json.loads(text))
 
 
-def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(arguments: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Settings from flags (or a Serve config's `args`) and the environment. Raises SettingError naming the culprit.
 
     A variable whose name resembles a setting's is refused too: `unknown_variables` has the others.
@@ -290,7 +290,7 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.
         text = environment.get(PREFIX + name.upper(), "")
         if text:
             values[name] = text
-    values |= {name: value for name, value in given.items() if value is not None}
+    values |= {name: value for name, value in arguments.items() if value is not None}
     if values.get("api_keys_file", environment.get(API_KEYS_FILE)) == "":
         raise SettingError(f"api_keys_file, or {API_KEYS_FILE}, is empty: leave it out if callers need no key")
     try:
@@ -298,7 +298,7 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str] = os.
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        source = f"{PREFIX}{name.upper()}" if name not in given or given[name] is None else name
+        source = f"{PREFIX}{name.upper()}" if name not in arguments or arguments[name] is None else name
         shown = str(first["input"])[:64]
         words = re.sub("^[A-Z](?=[a-z ])", lambda first: first[0].lower(), first["msg"])  # TLS stays TLS
         raise SettingError(f"{source} = {shown!r} cannot be used: {words}") from error

@@ -1,4 +1,5 @@
-"""Public names say what a thing is or does, in the field's words: no bare participle or preposition, and no bare word twice."""
+"""Public names say what a thing is or does, in the field's words: no bare participle or preposition, and no bare word twice.
+So do the parameters of public functions."""
 
 import ast
 import re
@@ -44,7 +45,7 @@ def is_participle(name: str) -> bool:
 
 
 def is_riddle(kind: str, name: str) -> bool:
-    """Whether a name is a participle that its kind (`function`, `class`, `field` or `module`) does not allow."""
+    """Whether a name is a participle that its kind (`function`, `class`, `field`, `parameter` or `module`) does not allow."""
     return is_participle(name) and name not in ALLOWED and not (kind in ("function", "module") and name in VERBS)
 
 
@@ -61,6 +62,13 @@ def names(source: str) -> Iterator[tuple[str, str]]:
 
 def is_field(node: ast.stmt) -> bool:
     return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+
+
+def parameters(source: str) -> Iterator[tuple[str, str]]:
+    """The public functions of a file, and the methods that begin and end with two underscores, each with each parameter."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.name[0] != "_" or node.name.endswith("__")):
+            yield from ((node.name, each.arg) for each in ast.walk(node.args) if isinstance(each, ast.arg))
 
 
 def riddles(source: str, *, private: bool) -> list[str]:
@@ -93,6 +101,16 @@ def test_no_public_name_is_a_bare_participle():
         (path, riddles(text, private=False))
         for path, text in sources(ROOMS)
         if not path.startswith(WIRE) and riddles(text, private=False)
+    ] == []
+
+
+def test_no_parameter_of_a_public_function_is_a_bare_participle():
+    """What is passed has a name that says what it is: `matches` or `kv_dtype`, and not `found` or `held`."""
+    assert [
+        (path, function, name)
+        for path, text in sources(ROOMS)
+        for function, name in parameters(text)
+        if is_riddle("parameter", name.strip("_"))
     ] == []
 
 
@@ -131,3 +149,12 @@ def test_what_is_looked_for_is_seen(private):
     )
     assert sorted(riddles(source, private=private)) == sorted(f"{mark}{name}" for name in ("told", "Seen", "checked", "held"))
     assert riddles("class Overloaded(AttendError): ...\nclass A:\n created: int\n def embed(self): ...\n", private=False) == []
+
+
+def test_the_parameters_that_are_looked_for_are_seen():
+    source = (
+        "class A:\n def __init__(self, held, /, *found, given=lambda told: told, **wanted): ...\n"
+        "async def read(sent: list[int]): ...\ndef _read(seen): ...\ndef open(speed, put, is_shared): ...\n"
+    )
+    seen = [name for _, name in parameters(source) if is_riddle("parameter", name)]
+    assert sorted(seen) == ["found", "given", "held", "put", "sent", "told", "wanted"]

@@ -81,9 +81,9 @@ async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
     return tail
 
 
-def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos: bool, sampled: bool) -> Ask:
+def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos: bool, do_sample: bool) -> Ask:
     """POST /v1/completions of any server that speaks OpenAI's protocol."""
-    fields = {"model": model, "stream": True, "stream_options": {"include_usage": True}} | SAMPLING[sampled]
+    fields = {"model": model, "stream": True, "stream_options": {"include_usage": True}} | SAMPLING[do_sample]
     fields |= {"ignore_eos": True} if ignore_eos else {}
     headers = {"content-type": "application/json"}
 
@@ -103,9 +103,9 @@ def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos
     return ask
 
 
-def grpc_ask(stub: Any, model: str, *, sampled: bool) -> Ask:
+def grpc_ask(stub: Any, model: str, *, do_sample: bool) -> Ask:
     """GenerateStream of Attend."""
-    fields = SAMPLING[sampled]
+    fields = SAMPLING[do_sample]
     temperature, sampling = fields["temperature"], pb.SamplingParameters(top_p=fields.get("top_p"))
 
     async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
@@ -129,7 +129,7 @@ def grpc_ask(stub: Any, model: str, *, sampled: bool) -> Ask:
 
 @asynccontextmanager
 async def http_caller(
-    url: str, name: str = "HTTP", *, ignore_eos: bool = True, sampled: bool = False, socket: str = ""
+    url: str, name: str = "HTTP", *, ignore_eos: bool = True, do_sample: bool = False, socket: str = ""
 ) -> AsyncIterator[Caller]:
     """A server's first model over HTTP. `socket`: the path of a Unix socket that leads there in place of the URL's host."""
     connector = aiohttp.UnixConnector(socket, limit=0) if socket else aiohttp.TCPConnector(limit=0)
@@ -137,17 +137,17 @@ async def http_caller(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
         async with session.get(f"{url}/v1/models") as answer:
             model = (await answer.json())["data"][0]
-        ask = http_ask(session, url, model["id"], ignore_eos=ignore_eos, sampled=sampled)
+        ask = http_ask(session, url, model["id"], ignore_eos=ignore_eos, do_sample=do_sample)
         yield Caller(name, "HTTP", model.get("max_model_len") or 2048, ask)
 
 
 @asynccontextmanager
-async def grpc_caller(target: str, name: str = "gRPC", *, model: str = "", sampled: bool = False) -> AsyncIterator[Caller]:
+async def grpc_caller(target: str, name: str = "gRPC", *, model: str = "", do_sample: bool = False) -> AsyncIterator[Caller]:
     """Attend's model over gRPC; `model` names one of several."""
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
         info = await stub.GetServerInfo(pb.GetServerInfoRequest())
-        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, model, sampled=sampled))
+        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, model, do_sample=do_sample))
 
 
 async def answer(caller: Caller, prompt: Prompt, tokens: int, due: float | None = None) -> Answer:

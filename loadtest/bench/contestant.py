@@ -93,14 +93,14 @@ class Contestant:
         """As tables call it."""
         return str(self.facts["name"])
 
-    def __call__(self, requests: int, prompt: int, output: int, *, sampled: bool = False) -> float:
+    def __call__(self, requests: int, prompt: int, output: int, *, do_sample: bool = False) -> float:
         """Seconds of so many requests at once, each of so many tokens. Raises PeerError.
 
-        `sampled`: drawn with temperature 0.7 and top_p 0.95, instead of greedily, by those whose facts say `samples`.
+        `do_sample`: drawn with temperature 0.7 and top_p 0.95, instead of greedily, by those whose facts say `samples`.
         """
         self._signal(signal.SIGCONT)
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{requests} {prompt} {output}{' sampled' if sampled else ''}\n")
+        self.process.stdin.write(f"{requests} {prompt} {output}{' sampled' if do_sample else ''}\n")
         self.process.stdin.flush()
         seconds = float(self._line())
         self._signal(signal.SIGSTOP)

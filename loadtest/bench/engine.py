@@ -149,7 +149,7 @@ def bench_shape(
         neighbours = Neighbours([each.process.pid for each in contestants])
         left = seconds - (time.perf_counter() - began)
         runs: dict[str, Run] = {each.name: each for each in contestants}
-        runs |= {"Attend sampled": partial(contestants[0], sampled=True)} if options.sampled else {}
+        runs |= {"Attend sampled": partial(contestants[0], do_sample=True)} if options.sampled else {}
         comparisons = compare(runs, options.pairs, neighbours, left)
         facts = {"contestants": [each.facts for each in contestants], "cores_of_others": neighbours.laps}
     print(f"{shape} {weights}: {neighbours.sentence()}", file=sys.stderr)

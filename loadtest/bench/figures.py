@@ -150,7 +150,7 @@ def show(figures: Iterable[Figure]) -> str:
 
 def file(
     path: Path | None,
-    shown: str,
+    table: str,
     figures: Iterable[Figure],
     *,
     bench: str,
@@ -162,9 +162,9 @@ def file(
 
     `seed`: 0 is that of the benchmarks that draw the same in each run. `servers`: what each said of itself (`identity`).
     """
-    print(shown, flush=True)
+    print(table, flush=True)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = {"bench": bench, "provenance": provenance(seed, servers or {}), **facts, "table": shown}
+        found = {"bench": bench, "provenance": provenance(seed, servers or {}), **facts, "table": table}
         found |= {"figures": [each.document() for each in figures]}
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -28,7 +28,7 @@ STARTS = 2
 """Processes of each tree, one after the other: of the same code, one may be 5 % faster than the next."""
 FORMS = ("bf16", "int8")
 SAMPLED = "W2 sampled"
-CELLS: dict[str, Work] = {**WORKS, "W3": partial(w3, runs=1), SAMPLED: lambda run: w2(partial(run, sampled=True))}
+CELLS: dict[str, Work] = {**WORKS, "W3": partial(w3, runs=1), SAMPLED: lambda run: w2(partial(run, do_sample=True))}
 """What is compared for each form of the weights."""
 NATIVE = Path("attend/model/net/native")
 

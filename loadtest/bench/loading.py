@@ -88,7 +88,7 @@ def measure(folder: Path, path: str) -> dict[str, float]:
     size, reading = sum(each.stat().st_size for each in folder.glob("*.safetensors")), read(folder, large=path == "native")
     config = read_config(folder)
     memory, started = Memory(), time.perf_counter()
-    net = load_decoder(folder, torch.bfloat16, "cpu", context=0, mapped=path == "native")
+    net = load_decoder(folder, torch.bfloat16, "cpu", context=0, keep_mapped=path == "native")
     form = choose_backend(path, config, Placement(torch.bfloat16, "cpu", 32)).decoder(net)
     seconds = time.perf_counter() - started
     owned, resident = memory.stop()
@@ -107,7 +107,7 @@ def measure_gguf(path: Path) -> dict[str, float]:
     rates = []
     for _ in range(2):
         started, config = time.perf_counter(), read_config(path)
-        net = load_decoder(path, torch.bfloat16, "cpu", context=0, keep_codes=True, mapped=True)
+        net = load_decoder(path, torch.bfloat16, "cpu", context=0, keep_codes=True, keep_mapped=True)
         form = choose_backend("native", config, Placement(torch.bfloat16, "cpu", 32)).decoder(net)
         rates.append(path.stat().st_size / 1e9 / (time.perf_counter() - started))
         del net, form

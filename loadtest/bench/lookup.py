@@ -52,12 +52,12 @@ async def one_owner_each(engine: AsyncEngine, prompt: list[int], number: int, te
 
 
 async def in_turn(
-    engine: AsyncEngine, prompts: list[list[int]], temperature: float, rates: list[float], *, shared: bool
+    engine: AsyncEngine, prompts: list[list[int]], temperature: float, rates: list[float], *, same_owner: bool
 ) -> float:
     """Tokens/s of requests one after the other, of one owner or of an owner each. Adds the acceptance rate to `rates`."""
     before, owner = engine.stats(), next(_owners)
     speeds = [
-        await speed(engine, [prompt], temperature, [owner if shared else next(_owners)], at)
+        await speed(engine, [prompt], temperature, [owner if same_owner else next(_owners)], at)
         for at, prompt in enumerate(prompts)
     ]
     after = engine.stats()
@@ -84,7 +84,7 @@ async def measure(engines: dict[str, AsyncEngine], tokenizer: Tokenizer, turns: 
                 prompts,
                 temperature,
                 seen,
-                shared=name == "one owner",
+                same_owner=name == "one owner",
             )
             for name, seen in rates.items()
         }

@@ -70,11 +70,11 @@ def sockets_in(folder: Path) -> Path:
     return http.parent
 
 
-def figures_of(transport: str, found: dict[str, list[Turn]]) -> list[Figure]:
+def figures_of(transport: str, turns: dict[str, list[Turn]]) -> list[Figure]:
     """The figures of one transport."""
-    firsts = {name: [each.first for each in values] for name, values in found.items()}
-    rates = {name: [each.rate for each in values] for name, values in found.items()}
-    cores = tuple(each.cores for each in found["through"])
+    firsts = {name: [each.first for each in values] for name, values in turns.items()}
+    rates = {name: [each.rate for each in values] for name, values in turns.items()}
+    cores = tuple(each.cores for each in turns["through"])
     return [
         *Comparison(f"{transport}: TTFT of a stream alone", "ms", firsts).figures(),
         *Comparison(f"{transport}: {STREAMS} streams", "tokens/s", rates).figures(),

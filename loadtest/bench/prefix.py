@@ -28,16 +28,16 @@ OWN = 16
 class Pair:
     """Prompts in pairs with the same prefix, another one for each pair."""
 
-    def __init__(self, engine: AsyncEngine, shared: int) -> None:
+    def __init__(self, engine: AsyncEngine, num_shared: int) -> None:
         self.engine = engine
-        self._shared = shared
+        self._num_shared = num_shared
         self._dice = random.Random(0)
         self._asked = 0
         self._prefix: list[int] = []
 
     async def cold(self) -> float:
         """Milliseconds to the first token after a prefix that nobody has sent."""
-        self._prefix = self._dice.choices(range(100, 8000), k=self._shared)
+        self._prefix = self._dice.choices(range(100, 8000), k=self._num_shared)
         return await self._first_token()
 
     async def cached_ttft(self) -> float:
@@ -52,25 +52,25 @@ class Pair:
 
 
 async def measure(
-    engine: AsyncEngine, shared: int, turns: int, restarted: Callable[[], AsyncEngine] | None = None
+    engine: AsyncEngine, num_shared: int, turns: int, rebuild: Callable[[], AsyncEngine] | None = None
 ) -> Comparison:
-    """The cached prefix, and the cold one, turn by turn. `restarted` builds the engine again, for one more each turn."""
-    pair = Pair(engine, shared)
+    """The cached prefix, and the cold one, turn by turn. `rebuild` builds the engine again, for one more each turn."""
+    pair = Pair(engine, num_shared)
 
     async def each() -> tuple[float, ...]:
         cold = await pair.cold()
         cached = await pair.cached_ttft()
-        if restarted is None:
+        if rebuild is None:
             return cached, cold
         await pair.engine.drain(0)
         pair.engine.close()
-        pair.engine = restarted()
+        pair.engine = rebuild()
         return await pair.cached_ttft(), cached, cold
 
-    found = zip(*(await take_turns({"each": each}, turns, warm_up=int(restarted is None)))["each"], strict=True)
-    names = ("after a restart", "cached", "cold")[0 if restarted else 1 :]
+    found = zip(*(await take_turns({"each": each}, turns, warm_up=int(rebuild is None)))["each"], strict=True)
+    names = ("after a restart", "cached", "cold")[0 if rebuild else 1 :]
     pair.engine.close()
-    return Comparison(f"TTFT, {shared} shared tokens", "ms", dict(zip(names, found, strict=True)))
+    return Comparison(f"TTFT, {num_shared} shared tokens", "ms", dict(zip(names, found, strict=True)))
 
 
 def main(words: list[str] | None = None) -> None:

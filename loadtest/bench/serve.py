@@ -78,10 +78,10 @@ async def ready(caller: Caller) -> AsyncIterator[None]:
         yield
 
 
-async def load(asked: Contender, at_once: int, rounds: int, length: int) -> Load:
+async def load(contender: Contender, at_once: int, rounds: int, length: int) -> Load:
     """One turn of one server, with prompts of so many tokens."""
-    caller = asked.caller
-    prompts = [asked.prompt(length) for _ in range(at_once * rounds)]
+    caller = contender.caller
+    prompts = [contender.prompt(length) for _ in range(at_once * rounds)]
     async with ready(caller):
         rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
     answers, first, gap = (total(rows, measure) for measure in (TOTAL, TTFT, ITL))
@@ -112,9 +112,9 @@ def comparison_of(load: str, values: Mapping[str, Sequence[Load]], at: int) -> C
 async def goodput(everybody: Sequence[Contender], options: argparse.Namespace) -> list[Comparison]:
     """The best rate of each, in turns; a turn is a whole search."""
 
-    async def best(asked: Contender, seeds: Iterator[int]) -> float:
-        async with ready(asked.caller):
-            return await best_rate(asked.caller, options.seconds, asked.prompt, seeds)
+    async def best(contender: Contender, seeds: Iterator[int]) -> float:
+        async with ready(contender.caller):
+            return await best_rate(contender.caller, options.seconds, contender.prompt, seeds)
 
     turns = {each.caller.name: partial(best, each, itertools.count(options.seed)) for each in everybody}
     return [Comparison("goodput", "requests/s", await take_turns(turns, options.turns, warm_up=0))]
@@ -144,13 +144,13 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -
         callers = []
         for name, url in options.urls:
             processes, is_own = found_at(url, running.get(url)), url == options.own
-            flags = {"ignore_eos": not options.eos, "sampled": options.sampled}
+            flags = {"ignore_eos": not options.eos, "do_sample": options.sampled}
             caller = await stack.enter_async_context(http_caller(url, name, **flags))
             here = [process.pid for process in processes()]
             caller = replace(caller, memory=(partial(memory_of, processes)) if here else None)
             callers.append(caller if is_own else replace(caller, processes=tuple(here)))
         if options.grpc:
-            callers.append(await stack.enter_async_context(grpc_caller(options.grpc, sampled=options.sampled)))
+            callers.append(await stack.enter_async_context(grpc_caller(options.grpc, do_sample=options.sampled)))
         stack.enter_context(still([process for each in callers for process in each.processes]))
         everybody = []
         for caller in callers:  # the same for all over HTTP; gRPC's are others, since its server is one of them
@@ -188,11 +188,11 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def cells(found: Sequence[Comparison]) -> Iterator[Sequence[str]]:
+def cells(comparisons: Sequence[Comparison]) -> Iterator[Sequence[str]]:
     """The table: each load and measure, the medians, and the first over each other one."""
-    names = list(found[0].values)
+    names = list(comparisons[0].values)
     yield ("what", "unit", *names, *(f"{names[0]} / {name}" for name in names[1:]))
-    for each in found:
+    for each in comparisons:
         medians = [f"{each.figure(name).median:.4g}" if name in each.values else "" for name in names]
         ratios = [each.ratio(name).short() if name in each.others() else "" for name in names[1:]]
         yield (each.what, each.unit, *medians, *ratios)

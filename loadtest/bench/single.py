@@ -22,12 +22,12 @@ KINDS: dict[str, tuple[str, ...]] = {"single": ("--single",), "Ray": ()}
 AT_ONCE = (1, 16, 64)
 PROMPT, OUTPUT, STREAMS, WARM_UP = 64, 64, 4, 8
 """Tokens of a prompt and of an answer; answers one after another of each caller; calls before they count."""
-Found = dict[tuple[str, str], list[float]]
+Samples = dict[tuple[str, str], list[float]]
 """(what, unit) -> a value for each turn."""
 
 
-async def speeds(address: Address, found: Found) -> None:
-    """Tokens/s of streams over both transports, put into `found`. The first calls of each warm up. Raises StartError."""
+async def speeds(address: Address, samples: Samples) -> None:
+    """Tokens/s of streams over both transports, put into `samples`. The first calls of each warm up. Raises StartError."""
     prompts = Prompts()
     async with AsyncExitStack() as stack:
         for caller in (
@@ -40,18 +40,18 @@ async def speeds(address: Address, found: Found) -> None:
                 rows, seconds = await closed_loop(caller, at_once, [prompts.ids(PROMPT) for _ in range(count)], OUTPUT)
                 if total(rows, TOTAL).failures or total(rows, REFUSED).count:
                     raise StartError(f"calls over {caller.name} failed")
-                found[f"{caller.name}, {at_once} at once", "tokens/s"].append(count * OUTPUT / seconds)
+                samples[f"{caller.name}, {at_once} at once", "tokens/s"].append(count * OUTPUT / seconds)
 
 
-def turn(kind: str, found: Found) -> None:
+def turn(kind: str, samples: Samples) -> None:
     """What one server takes and gives, from its start to its end. Raises StartError."""
     log = FOLDER / f"{kind}.log"
     with answering(kind, serve_command(*KINDS[kind]), log) as one:
-        found["the command to the first token", "s"].append(one.seconds)
+        samples["the command to the first token", "s"].append(one.seconds)
         wait_ready(one.server, log)
-        asyncio.run(speeds(one.server.address, found))
-        found["memory after that", "MiB"].append(memory(one.server.processes()))
-        found["Ctrl-C to the end of every process", "s"].append(one.server.stop(signal.SIGINT))
+        asyncio.run(speeds(one.server.address, samples))
+        samples["memory after that", "MiB"].append(memory(one.server.processes()))
+        samples["Ctrl-C to the end of every process", "s"].append(one.server.stop(signal.SIGINT))
 
 
 def main(words: list[str] | None = None) -> None:
@@ -59,7 +59,7 @@ def main(words: list[str] | None = None) -> None:
     parser = options_of(__doc__, turns=3)
     options = parser.parse_args(words)
     FOLDER.mkdir(exist_ok=True)
-    found: dict[str, Found] = {kind: defaultdict(list) for kind in KINDS}
+    found: dict[str, Samples] = {kind: defaultdict(list) for kind in KINDS}
     try:
         for _ in range(options.turns):
             for kind in KINDS:

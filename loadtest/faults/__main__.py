@@ -27,16 +27,16 @@ from loadtest.server import StartError
 
 OUT = Path(__file__).parents[1] / "out" / "faults.json"
 DEATH = "deaths"
-Found = dict[str, dict[str, list[Measure]]]
+Results = dict[str, dict[str, list[Measure]]]
 """By setting, or DEATH, and name."""
 
 
-def note(found: Found, place: str, name: str, measures: list[Measure]) -> None:
+def note(results: Results, place: str, name: str, measures: list[Measure]) -> None:
     """Keep what was measured, and say it."""
-    found.setdefault(place, {})[name] = measures
+    results.setdefault(place, {})[name] = measures
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(
-        json.dumps({place: {name: [*map(asdict, one)] for name, one in each.items()} for place, each in found.items()})
+        json.dumps({place: {name: [*map(asdict, one)] for name, one in each.items()} for place, each in results.items()})
     )
     verdict = (
         "kept"
@@ -52,7 +52,7 @@ def measure_text(measure: Measure) -> str:
     return measure.text() + (f" [{measure.note}]" if measure.note else "")
 
 
-def table(found: Found) -> str:
+def table(results: Results) -> str:
     """The rows of a page: attacks by setting, then deaths."""
     columns = {
         "slower": "streams slower, times",
@@ -63,15 +63,15 @@ def table(found: Found) -> str:
         "memory, MiB": "memory",
     }
     rows = []
-    for place in (place for place in found if place != DEATH):
+    for place in (place for place in results if place != DEATH):
         rows += [f"| {place}: attack | {' | '.join(columns)} | kept |", "| --- " * (len(columns) + 2) + "|"]
-        for name in (name for name in ATTACKS if name in found[place]):
-            measures = {each.what: each for each in found[place][name]}
+        for name in (name for name in ATTACKS if name in results[place]):
+            measures = {each.what: each for each in results[place][name]}
             values = " | ".join(f"{measures[what].value:.3g}" if what in measures else "" for what in columns.values())
             missed = "; ".join(each.text() for each in measures.values() if not each.within_limit)
             rows.append(f"| {name}: {ATTACKS[name].about} | {values} | {f'**no**: {missed}' if missed else 'yes'} |")
         rows.append("")
-    deaths = found.get(DEATH, {})
+    deaths = results.get(DEATH, {})
     rows += ["| death | measured | kept |", "| --- | --- | --- |"] if deaths else []
     for name in (name for name in DEATHS if name in deaths):
         kept = "yes" if all(each.within_limit for each in deaths[name]) else "**no**"
@@ -79,7 +79,7 @@ def table(found: Found) -> str:
     return "\n".join(rows)
 
 
-def read_found() -> Found:
+def read_found() -> Results:
     """What an earlier run has measured."""
     if not OUT.is_file():
         return {}
@@ -101,16 +101,16 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(options: argparse.Namespace, found: Found) -> None:
-    """Try what the options name and `found` lacks. Raises StartError."""
+def run(options: argparse.Namespace, results: Results) -> None:
+    """Try what the options name and `results` lacks. Raises StartError."""
     names = options.only or [*ATTACKS, *DEATHS]
     for setting in settings(options.serve, options.keys):
-        lacking = [name for name in names if name not in found.get(str(setting), {})]
+        lacking = [name for name in names if name not in results.get(str(setting), {})]
         if sensible(lacking, setting.keys):
-            try_attacks(setting, lacking, options.seconds, partial(note, found, str(setting)))
+            try_attacks(setting, lacking, options.seconds, partial(note, results, str(setting)))
     if Setting("ray", "each") in settings(options.serve, options.keys):
-        for name in (name for name in names if name in DEATHS and name not in found.get(DEATH, {})):
-            note(found, DEATH, name, DEATHS[name]())
+        for name in (name for name in names if name in DEATHS and name not in results.get(DEATH, {})):
+            note(results, DEATH, name, DEATHS[name]())
 
 
 def main(words: Sequence[str] | None = None) -> int:

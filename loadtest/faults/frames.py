@@ -51,9 +51,9 @@ def fields(a: Attacker, method: str, more: Iterable[tuple[str, str]] = ()) -> by
     return b"".join(field(name, value) for name, value in pairs)
 
 
-def message(data: bytes, *, packed: bool = False) -> bytes:
-    """A message of gRPC, as the payload of DATA frames; `packed` where it is compressed."""
-    return struct.pack(">BI", packed, len(data)) + data
+def message(data: bytes, *, is_compressed: bool = False) -> bytes:
+    """A message of gRPC, as the payload of DATA frames. `is_compressed` sets its flag; `data` is sent as it is."""
+    return struct.pack(">BI", is_compressed, len(data)) + data
 
 
 class Http2:

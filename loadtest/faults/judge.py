@@ -37,31 +37,33 @@ def first_lines(what: Sequence[str]) -> str:
     return ", ".join(sorted(set(what)))[:300]
 
 
-def streams(quiet: Observation, seen: Observation, *, may_refuse: bool) -> list[Measure]:
+def streams(quiet: Observation, observation: Observation, *, may_refuse: bool) -> list[Measure]:
     """The neighbours' streams and chats. With `may_refuse` their own owner fills the queue: their pace is not judged then."""
     gap, p99 = max(LEAST_GAP, TIMES_QUIET * quiet.longest_gap()), max(LEAST_P99, TIMES_QUIET * quiet.p99_gap())
     chat = max(CHAT_SECONDS, TIMES_QUIET * max(quiet.chats, default=0.0))
-    slower = times(quiet.speed(), seen.speed())
-    nobody = may_refuse and not seen.gaps
+    slower = times(quiet.speed(), observation.speed())
+    nobody = may_refuse and not observation.gaps
     return [
         Measure("streams slower, times", slower, "", None if may_refuse else SLOWER, f"quiet {quiet.speed():.0f} events/s"),
-        Measure("p99 gap", seen.p99_gap() * 1e3, "ms", None if nobody else p99 * 1e3, f"quiet {quiet.p99_gap() * 1e3:.0f} ms"),
-        Measure("largest gap", seen.longest_gap() * 1e3, "ms", None if nobody else gap * 1e3),
-        Measure("longest chat", max(seen.chats, default=float("inf")) * 1e3, "ms", None if may_refuse else chat * 1e3),
-        Measure("longest first token", max(seen.firsts, default=0.0) * 1e3, "ms"),
-        Measure("turned away", seen.turned_away, "", None if may_refuse else 0),
-        Measure("broken", len(seen.failed), "", 0, first_lines(seen.failed)),
-        Measure("probes lost", len(seen.lost_probes), "", 0, first_lines(seen.lost_probes)),
-        Measure("longest probe", max(seen.probes, default=float("inf")) * 1e3, "ms"),
+        Measure(
+            "p99 gap", observation.p99_gap() * 1e3, "ms", None if nobody else p99 * 1e3, f"quiet {quiet.p99_gap() * 1e3:.0f} ms"
+        ),
+        Measure("largest gap", observation.longest_gap() * 1e3, "ms", None if nobody else gap * 1e3),
+        Measure("longest chat", max(observation.chats, default=float("inf")) * 1e3, "ms", None if may_refuse else chat * 1e3),
+        Measure("longest first token", max(observation.firsts, default=0.0) * 1e3, "ms"),
+        Measure("turned away", observation.turned_away, "", None if may_refuse else 0),
+        Measure("broken", len(observation.failed), "", 0, first_lines(observation.failed)),
+        Measure("probes lost", len(observation.lost_probes), "", 0, first_lines(observation.lost_probes)),
+        Measure("longest probe", max(observation.probes, default=float("inf")) * 1e3, "ms"),
     ]
 
 
-def refusals(seen: Observation, *, is_attacker: bool = False) -> list[Measure]:
+def refusals(observation: Observation, *, is_attacker: bool = False) -> list[Measure]:
     """The key that is at its limit. Where it attacks itself, only its own callers wait."""
     most = None if is_attacker else REFUSED_SECONDS * 1e3
     return [
-        Measure("limited key refused, median", median(seen.refusals) * 1e3, "ms", most),
-        Measure("limited key refused, longest", max(seen.refusals, default=float("inf")) * 1e3, "ms"),
+        Measure("limited key refused, median", median(observation.refusals) * 1e3, "ms", most),
+        Measure("limited key refused, longest", max(observation.refusals, default=float("inf")) * 1e3, "ms"),
     ]
 
 

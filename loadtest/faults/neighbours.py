@@ -93,8 +93,8 @@ class Observation:
 class Neighbours:
     """The streams, the chat, the probes and the limited key's calls."""
 
-    def __init__(self, session: aiohttp.ClientSession | None, wanted: NeighbourOptions) -> None:
-        self.session, self.wanted = session, wanted
+    def __init__(self, session: aiohttp.ClientSession | None, options: NeighbourOptions) -> None:
+        self.session, self.options = session, options
         self.seen, self.since = Observation(), time.monotonic()
         self.waiting: dict[object, tuple[str, float]] = {}
         """By stream or chat: the list that its next message's time belongs to, and when the wait began."""
@@ -134,8 +134,8 @@ class Neighbours:
 
     async def _read(self, number: int, body: dict[str, Any]) -> None:
         assert self.session is not None
-        url = f"{self.wanted.url}/v1/completions"
-        async with self.session.post(url, json=body, headers=self.wanted.stream) as answer:
+        url = f"{self.options.url}/v1/completions"
+        async with self.session.post(url, json=body, headers=self.options.stream) as answer:
             if answer.status == 429:
                 self.seen.turned_away += 1
                 await asyncio.sleep(EVERY)
@@ -157,8 +157,8 @@ class Neighbours:
             began = time.monotonic()
             self.waiting["chat"] = "chats", began
             try:
-                url = f"{self.wanted.url}/v1/chat/completions"
-                async with self.session.post(url, json=body, headers=self.wanted.chat) as answer:
+                url = f"{self.options.url}/v1/chat/completions"
+                async with self.session.post(url, json=body, headers=self.options.chat) as answer:
                     text = await answer.text()
                     if answer.status == 200:
                         self.seen.chats.append(time.monotonic() - began)
@@ -178,8 +178,8 @@ class Neighbours:
         while True:
             began = time.monotonic()
             try:
-                url = f"{self.wanted.url}/v1/completions"
-                async with self.session.post(url, json=body, headers=self.wanted.limited_headers) as answer:
+                url = f"{self.options.url}/v1/completions"
+                async with self.session.post(url, json=body, headers=self.options.limited_headers) as answer:
                     await answer.read()
                     if answer.status == 429:
                         self.seen.refusals.append(time.monotonic() - began)
@@ -196,7 +196,7 @@ class Neighbours:
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
                     answer = await (
-                        grpc_state(self.wanted.grpc) if what == "grpc.health" else http_state(self.wanted.url + what)
+                        grpc_state(self.options.grpc) if what == "grpc.health" else http_state(self.options.url + what)
                     )
             except (aiohttp.ClientError, TimeoutError, OSError, grpc.RpcError) as error:
                 code = getattr(error, "code", None)
@@ -210,7 +210,7 @@ class Neighbours:
     def jobs(self) -> list[Coroutine[Any, Any, None]]:
         """All that goes on at once."""
         probes = [self.probe(what) for what in ("/healthz", "/readyz", "grpc.health")]
-        refused = [self.be_refused()] if self.wanted.limited_headers else []
+        refused = [self.be_refused()] if self.options.limited_headers else []
         return [*map(self.stream, range(STREAMS)), self.chat(), *probes, *refused]
 
 

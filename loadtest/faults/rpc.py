@@ -189,7 +189,7 @@ async def over_frames(a: Attacker, job: Callable[[Http2], Awaitable[None]], at_o
 @attack()
 async def grpc_gzip_bombs(a: Attacker) -> None:
     """messages over gRPC of 56 MiB in 56 KB of gzip, 8 connections at a time"""
-    data = message(gzip.compress(pb.TokenizeRequest(text=" " * (56 << 20)).SerializeToString()), packed=True)
+    data = message(gzip.compress(pb.TokenizeRequest(text=" " * (56 << 20)).SerializeToString()), is_compressed=True)
 
     async def job(connection: Http2) -> None:
         start = fields(a, "Tokenize", [("grpc-encoding", "gzip")])

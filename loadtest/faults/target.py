@@ -102,17 +102,17 @@ class Target(server.Server):
                 self.lines += [line.decode(errors="replace") for line in whole]
 
 
-def make_keys(folder: Path, *, shared: bool = False) -> tuple[Path, dict[str, str]]:
+def make_keys(folder: Path, *, same_key: bool = False) -> tuple[Path, dict[str, str]]:
     """A key file and its secrets by name, as `attend keys add` makes them: a neighbour's, one for short calls, an attacker's
-    without limits, and a limited one. With `shared` one key is all of them but the limited one.
+    without limits, and a limited one. With `same_key` one key is all of them but the limited one.
     """
     path, secrets_of = folder / "keys.json", {}
     none: tuple[str, ...] = ()
     limits = {"neighbour": none, "quiet": none, "open": none, "limited": ("--requests-per-minute", "1", "--concurrent", "1")}
-    for name, flags in [("gateway", none)] if shared else limits.items():
+    for name, flags in [("gateway", none)] if same_key else limits.items():
         command = [sys.executable, "-m", "attend.service.commands.cli", "keys", "add", name, "--file", str(path), *flags]
         secrets_of[name] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
-    return path, dict.fromkeys(("neighbour", "quiet", "open"), secrets_of["gateway"]) if shared else secrets_of
+    return path, dict.fromkeys(("neighbour", "quiet", "open"), secrets_of["gateway"]) if same_key else secrets_of
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def server_of(setting: Setting) -> Iterator[Target]:
         if setting.keys == "none":  # as OpenAI's clients, which always send a header
             keys = dict.fromkeys(("neighbour", "quiet", "open"), "none")
         else:
-            path, keys = make_keys(Path(folder), shared=setting.keys == "shared")
+            path, keys = make_keys(Path(folder), same_key=setting.keys == "shared")
             flags += ["--api-keys-file", str(path)]
         with running(flags, keys, files=1024) as target:
             yield target

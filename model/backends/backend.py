@@ -96,36 +96,36 @@ class Backend:
     def load_options(self) -> dict[str, Any]:
         """What `checkpoint.load_decoder` is told: which weights stay quantized, and whether matrices may lie in a mapped
         file."""
-        return {"keep_codes": False, "keep_floats": False, "mapped": False}
+        return {"keep_codes": False, "keep_floats": False, "keep_mapped": False}
 
-    def quantized_kind(self, wanted: str, device: str) -> Kind | None:
+    def quantized_kind(self, quantize: str, device: str) -> Kind | None:
         """The kind of codes of quantized weights; None for plain ones. Raises SettingError."""
-        if wanted == "none":
+        if quantize == "none":
             return None
         if self.config.num_experts and device != "cpu":
-            raise no_quantized_experts(wanted, device)
+            raise no_quantized_experts(quantize, device)
         if device != "cpu":
             raise SettingError(
-                f"quantize is {wanted}, but the {self.name} backend does not multiply quantised weights on {device}"
+                f"quantize is {quantize}, but the {self.name} backend does not multiply quantised weights on {device}"
             )
         if not self.load_options()["keep_codes"]:
             log.warning(
                 "quantize is %s without the native backend: each matrix product first dequantises its weights, which is slow",
-                wanted,
+                quantize,
             )
-        return KINDS[wanted]
+        return KINDS[quantize]
 
-    def kv_dtype(self, wanted: str, dtype: torch.dtype, device: str) -> torch.dtype:
+    def kv_dtype(self, kv_dtype: str, dtype: torch.dtype, device: str) -> torch.dtype:
         """The dtype of the KV cache. Raises SettingError for int8 where it is not computed."""
-        if wanted == "auto":
+        if kv_dtype == "auto":
             return dtype
         if device != "cpu":
-            raise no_int8_cache(wanted, device)
+            raise no_int8_cache(kv_dtype, device)
         return torch.int8
 
     # Computing.
 
-    def decoder(self, net: Decoder, report: Callable[[int, int], None] = lambda done, total: None) -> Form:
+    def decoder(self, net: Decoder, report: Callable[[int, int], None] = lambda num_bytes, total: None) -> Form:
         """The form that computes fastest; the plain decoder is spent. `report`: see `checkpoint.load_decoder`."""
         pack_linears(net)
         return net
@@ -152,11 +152,11 @@ class Backend:
         return Adapters(targets_of(folder), AdaptedDecoder(form))
 
     def record(
-        self, form: Form, cache: KVCache, config: EngineConfig, *, shared: bool = False
+        self, form: Form, cache: KVCache, config: EngineConfig, *, is_sharded: bool = False
     ) -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
         """Steps of one token a request as CUDA graphs, and others piecewise, where they can be recorded.
 
-        `shared`: by several ranks, which exchange scores only where a draw asks for all of them.
+        `is_sharded`: by several ranks, which exchange scores only where a draw asks for all of them.
         """
         return None, None
 
@@ -192,12 +192,12 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def no_quantized_experts(wanted: str, who: str) -> SettingError:
+def no_quantized_experts(quantize: str, who: str) -> SettingError:
     """The refusal of quantized experts where they are not multiplied."""
     needs = "it needs device = cpu and another backend than triton"
-    return SettingError(f"quantize is {wanted}, but {who} does not multiply quantised experts: {needs}")
+    return SettingError(f"quantize is {quantize}, but {who} does not multiply quantised experts: {needs}")
 
 
-def no_int8_cache(wanted: str, who: str) -> SettingError:
+def no_int8_cache(kv_dtype: str, who: str) -> SettingError:
     """The refusal of an int8 KV cache where it is not computed."""
-    return SettingError(f"kv_dtype is {wanted}, but {who} has no int8 KV cache yet: it needs device = cpu")
+    return SettingError(f"kv_dtype is {kv_dtype}, but {who} has no int8 KV cache yet: it needs device = cpu")

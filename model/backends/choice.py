@@ -12,14 +12,14 @@ BACKENDS: dict[str, type[Backend]] = {kind.name: kind for kind in (Native, Trito
 FASTEST_FIRST = (Native, Triton, Torch)
 
 
-def choose_backend(wanted: str, config: ModelConfig, at: Placement) -> Backend:
+def choose_backend(name: str, config: ModelConfig, at: Placement) -> Backend:
     """`auto` is the fastest that fits. A backend that does not compute this model there is refused with SettingError."""
-    for kind in FASTEST_FIRST if wanted == "auto" else (BACKENDS[wanted],):
+    for kind in FASTEST_FIRST if name == "auto" else (BACKENDS[name],):
         refusal = kind.absence() or kind.refusal(config, at)
         if refusal is None:
             return kind(config)
-    assert wanted != "auto" and refusal is not None, "torch computes every model"
-    raise SettingError(f"backend is {wanted}, but {refusal.why}")
+    assert name != "auto" and refusal is not None, "torch computes every model"
+    raise SettingError(f"backend is {name}, but {refusal.why}")
 
 
 def fastest(device: str) -> type[Backend]:

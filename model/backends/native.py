@@ -68,9 +68,9 @@ class Native(Backend):
 
     def load_options(self) -> dict[str, Any]:
         """See Backend."""
-        return {"keep_codes": True, "keep_floats": False, "mapped": True}
+        return {"keep_codes": True, "keep_floats": False, "keep_mapped": True}
 
-    def decoder(self, net: Decoder, report: Callable[[int, int], None] = lambda done, total: None) -> NativeDecoder:
+    def decoder(self, net: Decoder, report: Callable[[int, int], None] = lambda num_bytes, total: None) -> NativeDecoder:
         """See Backend."""
         return NativeDecoder(net, spend=True, report=report)
 

@@ -77,23 +77,23 @@ class Triton(Backend):
     def load_options(self) -> dict[str, Any]:
         """See Backend."""
         floats = not self.config.num_experts  # it multiplies all codes but those of experts
-        return {"keep_codes": floats, "keep_floats": floats, "mapped": False}
+        return {"keep_codes": floats, "keep_floats": floats, "keep_mapped": False}
 
-    def quantized_kind(self, wanted: str, device: str) -> Kind | None:
+    def quantized_kind(self, quantize: str, device: str) -> Kind | None:
         """See Backend."""
-        if wanted == "none":
+        if quantize == "none":
             return None
         if self.config.num_experts:
-            raise no_quantized_experts(wanted, device)
-        return KINDS[wanted]
+            raise no_quantized_experts(quantize, device)
+        return KINDS[quantize]
 
-    def kv_dtype(self, wanted: str, dtype: torch.dtype, device: str) -> torch.dtype:
+    def kv_dtype(self, kv_dtype: str, dtype: torch.dtype, device: str) -> torch.dtype:
         """See Backend."""
-        if wanted == "auto":
+        if kv_dtype == "auto":
             return dtype
-        raise no_int8_cache(wanted, "the triton backend" if device == "cpu" else device)
+        raise no_int8_cache(kv_dtype, "the triton backend" if device == "cpu" else device)
 
-    def decoder(self, net: Decoder, report: Callable[[int, int], None] = lambda done, total: None) -> "TritonDecoder":
+    def decoder(self, net: Decoder, report: Callable[[int, int], None] = lambda num_bytes, total: None) -> "TritonDecoder":
         """See Backend."""
         from attend.model.net.triton.decoder import TritonDecoder
 
@@ -110,7 +110,7 @@ class Triton(Backend):
         return sampler
 
     def record(
-        self, form: Form, cache: KVCache, config: EngineConfig, *, shared: bool = False
+        self, form: Form, cache: KVCache, config: EngineConfig, *, is_sharded: bool = False
     ) -> tuple[DecodeGraphs | None, PiecewiseGraphs | None]:
         """A step that moves states on is recorded only where each request has one token."""
         if not cache.keys[0].is_cuda:
@@ -118,7 +118,7 @@ class Triton(Backend):
         assert not isinstance(form, NativeDecoder)
         recorder = CudaRecorder()
         sizes = (config.max_model_len, config.max_batch_requests)
-        graphs = DecodeGraphs(form, self.attention, cache, *sizes, recorder, scores=not shared)
+        graphs = DecodeGraphs(form, self.attention, cache, *sizes, recorder, scores=not is_sharded)
         if cache.states:
             return graphs, None
         return graphs, PiecewiseGraphs(form, self.attention, cache, config.max_batch_tokens, recorder.in_pieces)

@@ -83,7 +83,7 @@ class ModelParts:
 def build_engine(
     folder: Path,
     options: EngineOptions,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda num_bytes, total: None,
     group: ProcessGroup | None = None,
 ) -> AsyncEngine:
     """Load a checkpoint and build an engine for it, not yet started. Raises CheckpointError or SettingError.
@@ -118,20 +118,20 @@ def build_engine(
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
-    held = partial(resident_bytes, cache, 1 if group is None else group.ranks)
+    kv_cache_bytes = partial(resident_bytes, cache, 1 if group is None else group.ranks)
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built, held, ready=leader.hurry)
+        return _with_thread(engine, info, options, built, kv_cache_bytes, ready=leader.hurry)
     idle, offload = idle_memory(scheduler, built.runner, options), open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle, offload=offload)
-    return _with_thread(engine, info, options, built, held, built.runner.adapters, Explainer(built.net))
+    return _with_thread(engine, info, options, built, kv_cache_bytes, built.runner.adapters, Explainer(built.net))
 
 
 def build_runner(
     folder: Path,
     options: EngineOptions,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda num_bytes, total: None,
     group: ProcessGroup | None = None,
 ) -> ModelParts:
     """Load what this process computes, with a cache. Of ranks all must call it: they agree on the size of the cache."""
@@ -139,24 +139,24 @@ def build_runner(
     ranks = 1 if group is None else group.ranks
     check_shared(model, options, ranks)
     config, startup_times = model if group is None else config_of(model, ranks), StartupTimes(report)
-    backend, dtype, held, fallback = choose_way(folder, config, options, device, ranks)
+    backend, dtype, kv_dtype, fallback = choose_way(folder, config, options, device, ranks)
     net = read_net(folder, model, options, dtype, device, backend, startup_times.report, group)
     startup_times.end("weights")
     weights = names_of_kinds(net) or name_of(dtype)
-    memory = measured_memory(net, backend, options, held, device, fallback, shared=ranks > 1)
-    context = agreed_sizes(config, held, device, options, memory, group).max_model_len
+    memory = measured_memory(net, backend, options, kv_dtype, device, fallback, is_sharded=ranks > 1)
+    context = agreed_sizes(config, kv_dtype, device, options, memory, group).max_model_len
     net.reach(context)
     startup_times.end("cache")
     form = backend.decoder(net, startup_times.report)  # after which `net` stands for what serves
     startup_times.end("weights")
     # once more: matrices may have lain in a mapped file, whose pages count as free
-    engine_config = agreed_sizes(config, held, device, options, memory, group)
+    engine_config = agreed_sizes(config, kv_dtype, device, options, memory, group)
     engine_config = replace(engine_config, max_model_len=min(context, engine_config.max_model_len))
     if device == "cpu" and options.kv_cache_memory is not None:
         check_free(options.kv_cache_memory * ranks)
     tell_states(options, config, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
-    cache = KVCache.allocate(config, counts, engine_config.block_size, held, device)
+    cache = KVCache.allocate(config, counts, engine_config.block_size, kv_dtype, device)
     startup_times.end("cache")
     startup_times.log(getattr(form, "reading", 0.0), cache.nbytes)
     if options.draft_tokens:
@@ -164,7 +164,7 @@ def build_runner(
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
     record = None
     if not options.deterministic:
-        recording = partial(backend.record, form, cache, engine_config, shared=ranks > 1)
+        recording = partial(backend.record, form, cache, engine_config, is_sharded=ranks > 1)
         record = partial(fallback.record_steps, recording, form, backend.attention, cache)
     draw = fallback.draw(backend, dtype, device)
     adapters = backend.adapters(form, folder, device, exact=options.deterministic) if options.adapters else None
@@ -175,7 +175,7 @@ def build_runner(
     if options.deterministic:
         use_threads(options)  # as many as will serve
         check_batch_invariance(runner, min(counts), engine_config.max_model_len)
-    setup = f"{dtype} {weights} {held} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
+    setup = f"{dtype} {weights} {kv_dtype} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
     if (slower := fallback.path()) is not None and group is None:
@@ -190,16 +190,16 @@ def choose_way(
     """What computes a model, in which dtype, and that of the KV cache: torch where the kernels of the fastest backend differ
     from it on this device, or fail. `config`: what this rank has of the model.
     """
-    shared, fallback = ranks > 1, Fallback(options, device, ranks)
-    natively = not shared and options.backend in ("auto", Native.name) and Native.serves(config, device, options.block_size)
+    is_sharded, fallback = ranks > 1, Fallback(options, device, ranks)
+    natively = not is_sharded and options.backend in ("auto", Native.name) and Native.serves(config, device, options.block_size)
     dtype = choose_dtype(options.dtype, device, natively=natively, family=config.family)
-    at = Placement(dtype, device, options.block_size, shared)
+    at = Placement(dtype, device, options.block_size, is_sharded)
     backend = choose_backend(options.backend, config, at)
     if options.backend == "auto":
         fallback.note(slower_path(backend, config, at))
-    held = backend.kv_dtype(options.kv_dtype, dtype, device)
-    if fallback.keeps(backend, folder, dtype, held):
-        return backend, dtype, held, fallback
+    kv_dtype = backend.kv_dtype(options.kv_dtype, dtype, device)
+    if fallback.keeps(backend, folder, dtype, kv_dtype):
+        return backend, dtype, kv_dtype, fallback
     dtype, backend = choose_dtype(options.dtype, device, natively=False, family=config.family), Torch(config)
     return backend, dtype, backend.kv_dtype(options.kv_dtype, dtype, device), fallback
 
@@ -224,14 +224,19 @@ def read_net(
 
 
 def agreed_sizes(
-    config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None, group: ProcessGroup | None
+    config: ModelConfig,
+    kv_dtype: torch.dtype,
+    device: str,
+    options: EngineOptions,
+    memory: int | None,
+    group: ProcessGroup | None,
 ) -> EngineConfig:
     """`size_engine`, with the memory of the rank that has least. On a CPU the ranks share that of the machine."""
     if group is not None:
         if memory is None:
             memory = options.kv_cache_memory or free_memory() // group.ranks
         memory = group.least(memory)
-    return size_engine(config, held, device, options, memory)
+    return size_engine(config, kv_dtype, device, options, memory)
 
 
 def _with_thread(
@@ -239,7 +244,7 @@ def _with_thread(
     info: EngineInfo,
     options: EngineOptions,
     built: ModelParts,
-    held: Callable[[], int],
+    kv_cache_bytes: Callable[[], int],
     adapters: Adapters | None = None,
     explainer: Explainer | None = None,
     ready: Callable[[], None] = lambda: None,
@@ -267,7 +272,7 @@ def _with_thread(
         adapters=adapters,
         explainer=explainer,
         progress=built.runner.progress,
-        held=held,
+        kv_cache_bytes=kv_cache_bytes,
     )
 
 
@@ -282,12 +287,12 @@ def _threads(options: EngineOptions) -> str:
     return "deterministic" if options.deterministic else str(options.num_threads or torch.get_num_threads())
 
 
-def choose_dtype(wanted: str, device: str, *, natively: bool, family: str = "") -> torch.dtype:
+def choose_dtype(dtype: str, device: str, *, natively: bool, family: str = "") -> torch.dtype:
     """`auto` on a CPU is bfloat16 where the native decoder serves, or the CPU multiplies it; else float32. See `gpu_dtype`."""
     if device == "cuda":
-        return gpu_dtype(wanted, family)
-    if wanted != "auto":
-        return DTYPES[wanted]
+        return gpu_dtype(dtype, family)
+    if dtype != "auto":
+        return DTYPES[dtype]
     return torch.bfloat16 if natively or multiplies_bfloat16() else torch.float32
 
 
@@ -313,11 +318,11 @@ def measured_memory(
     net: Decoder,
     backend: Backend,
     options: EngineOptions,
-    held: torch.dtype,
+    kv_dtype: torch.dtype,
     device: str,
     fallback: Fallback,
     *,
-    shared: bool,
+    is_sharded: bool,
 ) -> int | None:
     """Bytes of the GPU for the cache, beside what steps take; None on a CPU, or where it is set. The engine's own cache is
     not there yet.
@@ -329,19 +334,19 @@ def measured_memory(
     form = backend.decoder(net)
 
     def runner(cache: KVCache) -> ModelRunner:
-        record = partial(backend.record, form, cache, config, shared=shared)
+        record = partial(backend.record, form, cache, config, is_sharded=is_sharded)
         graphs, pieces = fallback.record_steps(record, form, backend.attention, cache)
         return ModelRunner(form, backend.attention, cache, "cuda", graphs, pieces=pieces)
 
-    memory = memory_left(net.config, config, held, "cuda", runner, free_device_memory)
+    memory = memory_left(net.config, config, kv_dtype, "cuda", runner, free_device_memory)
     release_memory()
     return memory
 
 
 def size_engine(
-    config: ModelConfig, held: torch.dtype, device: str, options: EngineOptions, memory: int | None = None
+    config: ModelConfig, kv_dtype: torch.dtype, device: str, options: EngineOptions, memory: int | None = None
 ) -> EngineConfig:
-    """The cache takes the memory it is given, with keys and values in dtype `held`; the context is as long as it can hold.
+    """The cache takes the memory it is given, with keys and values in `kv_dtype`; the context is as long as it can hold.
 
     On a CPU it takes no more than `usual_memory` of it where nobody has set how much.
     """
@@ -352,8 +357,8 @@ def size_engine(
     wanted = with_states(config, wanted, memory, options.state_cache_share)
     if device == "cpu" and options.kv_cache_memory is None:
         wanted = replace(wanted, num_snapshots=min(wanted.num_snapshots, SNAPSHOTS_PER_CONTEXT * usual_contexts(wanted)))
-        memory = min(memory, usual_memory(config, wanted, held))
-    groups = size_groups(config, wanted, held, memory, asked or 1)
+        memory = min(memory, usual_memory(config, wanted, kv_dtype))
+    groups = size_groups(config, wanted, kv_dtype, memory, asked or 1)
     if not asked:
         room = (group.num_blocks * options.block_size for group in groups if group.window is None and not group.has_state)
         context = min([context, *room])

@@ -49,10 +49,10 @@ def release_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def most_requests(model: ModelConfig, memory: int, wanted: int) -> int:
-    """How many of the wanted requests run at a time: where layers keep states, these take half of the memory at most."""
+def most_requests(model: ModelConfig, memory: int, max_requests: int) -> int:
+    """How many of `max_requests` run at a time: where layers keep states, these take half of the memory at most."""
     each = model.state_bytes
-    return min(wanted, max(1, memory // 2 // each - 1)) if each else wanted  # and one lies in the reserved place
+    return min(max_requests, max(1, memory // 2 // each - 1)) if each else max_requests  # and one lies in the reserved place
 
 
 def with_states(model: ModelConfig, config: EngineConfig, memory: int, share: float) -> EngineConfig:
@@ -74,28 +74,28 @@ def usual_contexts(config: EngineConfig) -> int:
     return max(USUAL_CONTEXTS, config.max_batch_requests // REQUESTS_PER_CONTEXT)
 
 
-def usual_memory(model: ModelConfig, config: EngineConfig, held: torch.dtype) -> int:
+def usual_memory(model: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype) -> int:
     """Bytes of as many blocks as `usual_contexts` of the longest requests fill, in each group what requests can use of them."""
     level = -(-usual_contexts(config) * config.max_model_len // config.block_size)
     return sum(
         (min(_most(group, config), max(_least(group, config, 1), level)) + 1)
-        * model.block_bytes(group, config.block_size, held.itemsize)
+        * model.block_bytes(group, config.block_size, kv_dtype.itemsize)
         for group in model.memory_groups
     )
 
 
 def size_groups(
-    model: ModelConfig, config: EngineConfig, held: torch.dtype, memory: int, least_tokens: int = 1
+    model: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, memory: int, least_tokens: int = 1
 ) -> tuple[GroupSize, ...]:
     """The blocks of each group of layers that `memory` bytes hold: as many for each group, up to what requests can use of it.
 
-    Keys and values are `held` in that dtype. So a short request has as much room under a window as under full attention, and
+    Keys and values have the dtype `kv_dtype`. So a short request has as much room under a window as under full attention, and
     memory that windows do not need is for long requests. One request of `least_tokens` fits, if the memory suffices. `config`
     has the longest request and how many run. A window as long as a request, or with too few blocks to give any back, keeps
     all tokens, as full attention does.
     """
     groups, size = model.memory_groups, config.block_size
-    each = [model.block_bytes(group, size, held.itemsize) for group in groups]
+    each = [model.block_bytes(group, size, kv_dtype.itemsize) for group in groups]
     most = [_most(group, config) for group in groups]
     wanted = [_least(group, config, least_tokens) for group in groups]
     possible = [_least(group, config, 1) for group in groups]

@@ -215,7 +215,7 @@ class _FailedStep:
         """Raise the error of the submission."""
         raise self.error
 
-    def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> Sequence[int]:
+    def redraw(self, draws: Mapping[int, Draw], banned_tokens: Mapping[int, Sequence[int]]) -> Sequence[int]:
         """Raise the error of the submission."""
         raise self.error
 

@@ -53,7 +53,7 @@ class Fallback:
         backend: Backend,
         folder: Path,
         dtype: torch.dtype,
-        held: torch.dtype,
+        kv_dtype: torch.dtype,
     ) -> bool:
         """Whether a backend agrees with torch; else torch is to compute the model in `folder`.
 
@@ -65,7 +65,7 @@ class Fallback:
         kind = backend.quantized_kind(options.quantize, self._device)
         if kind is None and options.load_format == "auto":
             kind = kept_kind(backend, folder)
-        findings = check_decoder(backend, dtype, held, self._device, options.block_size, kind)
+        findings = check_decoder(backend, dtype, kv_dtype, self._device, options.block_size, kind)
         if self._device == "cuda":
             release_memory()  # what is free is for the model
         self.findings += findings

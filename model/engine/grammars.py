@@ -31,7 +31,7 @@ class SampledStep(Protocol):
         """What each row has drawn; below 0 where there is nothing to draw."""
         ...
 
-    def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> Sequence[int]:
+    def redraw(self, draws: Mapping[int, Draw], banned_tokens: Mapping[int, Sequence[int]]) -> Sequence[int]:
         """Draw some rows again, in another way or without some tokens; returns their tokens. Both mappings are by row."""
         ...
 

@@ -118,11 +118,11 @@ class Lookup:
         known = array("I", text[at * _WIDTH : (at + length) * _WIDTH]).tolist()
         return (known * length)[:length] if text is self._text else known  # what repeats itself goes on so
 
-    def learn(self, guessed: int, right: int) -> None:
-        """Note that `right` of a draft's `guessed` tokens were accepted: the next drafts become longer, or rarer."""
+    def learn(self, num_drafted: int, right: int) -> None:
+        """Note that `right` of a draft's `num_drafted` tokens were accepted: the next drafts become longer, or rarer."""
         if right:
             self._misses = 0
-            self._length = min(LONGEST_DRAFT, 2 * guessed if right == guessed else right + 1)
+            self._length = min(LONGEST_DRAFT, 2 * num_drafted if right == num_drafted else right + 1)
         else:
             self._length = FIRST
             self._pause = min(LONGEST_PAUSE, 1 << self._misses) - 1
@@ -170,10 +170,10 @@ class Lookups:
             request.lookup = Lookup(self._of(request))
         return request.lookup.draft(request, most, streams)
 
-    def learn(self, request: Request, guessed: int, right: int) -> None:
+    def learn(self, request: Request, num_drafted: int, right: int) -> None:
         """See `Lookup.learn`; of its last draft."""
         assert request.lookup is not None
-        request.lookup.learn(guessed, right)
+        request.lookup.learn(num_drafted, right)
 
     def end(self, request: Request) -> None:
         """A request has ended: if drafts were made for it, its text is for others."""
@@ -189,6 +189,6 @@ class Lookups:
         return texts
 
 
-def num_right(draft: Sequence[int], drawn: Sequence[int]) -> int:
-    """How many tokens of a draft, from the first on, were drawn."""
-    return next((at for at, (guess, token) in enumerate(zip(draft, drawn, strict=False)) if guess != token), len(draft))
+def num_right(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens of a draft, from the first on, are the `tokens` that were drawn."""
+    return next((at for at, (guess, token) in enumerate(zip(draft, tokens, strict=False)) if guess != token), len(draft))

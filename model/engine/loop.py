@@ -66,7 +66,7 @@ class _Stream:
         return part
 
     def give_up(self, part: Sequence[Request]) -> None:
-        """End a part that could not be handed over, and all that come later."""
+        """End a part that was not handed over, and all that come later."""
         rest = [request.request_id for request in (*part, *self.later)]
         self.outputs += [Output(request_id, (), FinishReason.ABORT) for request_id in rest]
         self.open_ids.difference_update(rest)
@@ -110,13 +110,13 @@ class AsyncEngine:
         adapters: Adapters | None = None,
         explainer: Explainer | None = None,
         progress: ProgressCounter | None = None,
-        held: Callable[[], int] = lambda: 0,
+        kv_cache_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """`adapters` reads those that requests may have; None: they may have none. `explainer` explains the model's texts.
 
-        `progress`: what the layers of the step under way beat. `held` tells how many bytes of the cache are in memory.
+        `progress`: what the layers of the step under way beat. `kv_cache_bytes` tells how many of the cache are in memory.
         """
-        self._held = held
+        self._kv_cache_bytes = kv_cache_bytes
         self._engine = engine
         self.adapters = adapters
         self.explainer = explainer
@@ -174,7 +174,7 @@ class AsyncEngine:
 
     def cache_resident_bytes(self) -> int:
         """See `TokenEngine.cache_resident_bytes`."""
-        return self._held()
+        return self._kv_cache_bytes()
 
     def heartbeat_age(self) -> float:
         """See `TokenEngine.heartbeat_age`. The progress is as young as its count was new to the last caller."""
@@ -225,6 +225,9 @@ class AsyncEngine:
         deadline = self._clock() + seconds
         while self._streams and self._clock() < deadline:  # noqa: ASYNC110 - waits for the step thread too
             await asyncio.sleep(0.05)
+        for stream in dict.fromkeys(stream for stream in self._streams.values() if stream.later):
+            stream.give_up(())
+            stream.wake()
         for request_id in tuple(self._streams):
             self.abort(request_id, FinishReason.ABORT)
         if (offload := self._engine.offload) is not None:

@@ -27,7 +27,7 @@ LIMITED = SamplingParams(temperature=1.0, top_p=0.5)
 def memory_left(
     model: ModelConfig,
     config: EngineConfig,
-    held: torch.dtype,
+    kv_dtype: torch.dtype,
     device: str,
     runner_of: Callable[[KVCache], ModelRunner],
     free: Callable[[], int],
@@ -37,7 +37,7 @@ def memory_left(
     `runner_of` makes a runner round a cache, and records its steps; `free` tells the free bytes of the device. What the
     allocator holds counts as taken, and a later runner takes it again. Raises OutOfMemory if there is no room for the steps.
     """
-    runner = runner_of(KVCache.allocate(model, 1, config.block_size, held, device))
+    runner = runner_of(KVCache.allocate(model, 1, config.block_size, kv_dtype, device))
     for step in largest_steps(model, config):
         runner.submit(step).result()
     return int(free() * SHARE)

@@ -116,7 +116,7 @@ class PendingStep:
 
     @device_errors()
     @torch.inference_mode()
-    def redraw(self, draws: Mapping[int, Draw], refused: Mapping[int, Sequence[int]]) -> list[int]:
+    def redraw(self, draws: Mapping[int, Draw], banned_tokens: Mapping[int, Sequence[int]]) -> list[int]:
         """Draw some rows again, in another way or without some tokens; returns their tokens. Both mappings are by row.
 
         Not allowed after a later step was submitted: it may overwrite the scores.
@@ -124,7 +124,7 @@ class PendingStep:
         assert self.logits_RV is not None
         tokens, device = self.tokens(), self.logits_RV.device
         some_RV = self.logits_RV.index_select(0, integers(draws, device))
-        pairs = [(at, token) for at, row in enumerate(draws) for token in refused.get(row, ())]
+        pairs = [(at, token) for at, row in enumerate(draws) for token in banned_tokens.get(row, ())]
         if pairs:
             some_RV[tuple(integers(side, device) for side in zip(*pairs, strict=True))] = -math.inf
         drawn: list[int] = self.draw(some_RV, list(draws.values())).tolist()

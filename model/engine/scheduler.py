@@ -171,14 +171,16 @@ class Scheduler(PromptChunks):
         if plan.has_parts:
             self._distrust(self.tables.forget_step(), Plan(()), StepResult())
 
-    def commit(self, plan: Plan, result: StepResult, dropped: Plan | None = None) -> list[Output]:
+    def commit(self, plan: Plan, result: StepResult, dropped_plan: Plan | None = None) -> list[Output]:
         """Apply a step's result: advance the counters, append drawn tokens, end the requests that are complete.
 
-        `dropped`: the step after it, whose result is lost since something of this one failed.
+        `dropped_plan`: the step after it, whose result is lost since something of this one failed.
         """
         outputs = []
         restarted: set[str] = set()
-        lost = [] if dropped is None else [item.request for item in dropped.scheduled_tokens if not item.input_pending]
+        lost = (
+            [] if dropped_plan is None else [item.request for item in dropped_plan.scheduled_tokens if not item.input_pending]
+        )
         if result.errors or result.put_off or lost:
             restarted = self._distrust(self.tables.forget_step(), plan, result, lost)
         for item in plan.scheduled_tokens:

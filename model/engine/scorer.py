@@ -25,7 +25,7 @@ class ServingScorer:
         folder: Path,
         options: EngineOptions,
         context: int,
-        report: Callable[[int, int], None] = lambda done, total: None,
+        report: Callable[[int, int], None] = lambda num_bytes, total: None,
     ) -> None:
         """`context`: tokens of the longest window. `report`: see `build_engine`."""
         alone = replace(options, max_model_len=context, max_batch_requests=1, max_batch_tokens=context)

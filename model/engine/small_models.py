@@ -30,16 +30,16 @@ def reduce_config(config: ModelConfig, *, narrow: bool) -> ModelConfig:
     return with_layers(config, [layers[0] for layers in layers_by_kind(config)], sizes)
 
 
-def with_layers(config: ModelConfig, kept: Sequence[int], sizes: Mapping[str, int]) -> ModelConfig:
+def with_layers(config: ModelConfig, layer_indices: Sequence[int], sizes: Mapping[str, int]) -> ModelConfig:
     """A model of some layers, with few experts. `sizes` bounds fields."""
-    kept = sorted(kept)
-    changes: dict[str, Any] = {"num_layers": len(kept), "bos_token_id": None, "eos_token_ids": ()}
+    layer_indices = sorted(layer_indices)
+    changes: dict[str, Any] = {"num_layers": len(layer_indices), "bos_token_id": None, "eos_token_ids": ()}
     for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers", "conv_layers"):
         layers = getattr(config, name)
-        changes[name] = layers and tuple(new for new, old in enumerate(kept) if old in layers)
+        changes[name] = layers and tuple(new for new, old in enumerate(layer_indices) if old in layers)
     changes |= {name: min(size, limit) for name, limit in sizes.items() if (size := getattr(config, name)) is not None}
-    changes["rope_thetas"] = config.rope_thetas and tuple(config.rope_thetas[old] for old in kept)
-    changes["kv_shared_layers"] = sum(config.layer(old).kv_layer is not None for old in kept)
+    changes["rope_thetas"] = config.rope_thetas and tuple(config.rope_thetas[old] for old in layer_indices)
+    changes["kv_shared_layers"] = sum(config.layer(old).kv_layer is not None for old in layer_indices)
     changes["num_experts"] = None if config.num_experts is None else _experts(config, config.num_experts)
     return replace(config, **changes)
 

@@ -81,11 +81,11 @@ class Snapshots:
                 self._states.discard(request.last_snapshot)
             request.last_snapshot = number
 
-    def note(self, request: Request, start: int, found: Sequence[tuple[int, int]], usable: int) -> None:
+    def note(self, request: Request, start: int, known_blocks: Sequence[tuple[int, int]], usable: int) -> None:
         """Note that of a text's known blocks from `start` on, only the first `usable` have a snapshot behind them."""
-        lost = found[usable:]
+        lost = known_blocks[usable:]
         request.awaits = any(number in self._planned for _, number in lost)
         if start:
             return
-        request.known_until = len(found) * self._size
+        request.known_until = len(known_blocks) * self._size
         request.reason = "evicted" if any(number in self._states.evicted for _, number in lost) else "no_state"

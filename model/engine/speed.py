@@ -84,7 +84,7 @@ def measure_speed(
     config: ModelConfig,
     backend: Backend,
     dtype: torch.dtype,
-    held: torch.dtype,
+    kv_dtype: torch.dtype,
     device: str,
     kind: Kind | None,
     fallback: Fallback,
@@ -96,7 +96,7 @@ def measure_speed(
         return None
     context, most = min(CONTEXT, config.max_positions), min(PROMPT[device], config.max_positions)
     net = random_net(small, dtype, device, kind, max(context, most))
-    runner, sizes = _runner(net, type(backend)(small), dtype, held, device, max(context, most), fallback)
+    runner, sizes = _runner(net, type(backend)(small), dtype, kv_dtype, device, max(context, most), fallback)
     whole, speeds = on_meta(config, kind, 0), []
     part = on_meta(small, kind, 0)
     for streams in STREAMS[device]:
@@ -111,13 +111,13 @@ def measure_speed(
 
 
 def _runner(
-    net: Decoder, backend: Backend, dtype: torch.dtype, held: torch.dtype, device: str, length: int, fallback: Fallback
+    net: Decoder, backend: Backend, dtype: torch.dtype, kv_dtype: torch.dtype, device: str, length: int, fallback: Fallback
 ) -> tuple[ModelRunner, EngineConfig]:
     streams = max(STREAMS[device])
     sizes = EngineConfig(length, streams * (-(-length // 32)), 32, streams, length)
     config = net.config
     form = backend.decoder(net)
-    cache = KVCache.allocate(config, sizes.num_blocks, sizes.block_size, held, device)
+    cache = KVCache.allocate(config, sizes.num_blocks, sizes.block_size, kv_dtype, device)
     attention, draw = backend.attention, fallback.draw(backend, dtype, device)
     graphs, pieces = fallback.record_steps(partial(backend.record, form, cache, sizes), form, attention, cache)
     return backend.runner()(form, attention, cache, device, graphs, draw, None, pieces, backend.logprobs()), sizes

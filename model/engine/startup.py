@@ -110,16 +110,16 @@ def _is_alive(device: str) -> bool:
 
 
 def check_decoder(
-    backend: Backend, dtype: torch.dtype, held: torch.dtype, device: str, block_size: int, kind: Kind | None = None
+    backend: Backend, dtype: torch.dtype, kv_dtype: torch.dtype, device: str, block_size: int, kind: Kind | None = None
 ) -> list[Finding]:
-    """The laws of a backend and of the decoder beside it, for its model. `held`: the dtype of the KV cache; `kind`: of
+    """The laws of a backend and of the decoder beside it, for its model. `kv_dtype`: the dtype of the KV cache; `kind`: of
     quantised weights. The torch and the reference backend are the law themselves: nothing is found of them.
     """
     if not backend.is_checked or backend.config.max_positions < LEAST_POSITIONS:
         return []
     small = type(backend)(reduce_config(backend.config, narrow=device == "cpu"))
     part = "decoder" if kind is None else f"decoder with {kind.name} weights"
-    found = [look(part, lambda: _decoder_law(small, dtype, held, device, block_size, kind), device)]
+    found = [look(part, lambda: _decoder_law(small, dtype, kv_dtype, device, block_size, kind), device)]
     if isinstance(small, Native):  # whose steps draw tokens
         found.append(check_draws(lambda: draw_tokens, torch.float32, small.config.vocab_size, device))
     return found
@@ -183,7 +183,7 @@ def _in_float32(net: Decoder) -> Decoder:
 def _decoder_law(
     small: Backend,
     dtype: torch.dtype,
-    held: torch.dtype,
+    kv_dtype: torch.dtype,
     device: str,
     block_size: int,
     kind: Kind | None,
@@ -191,16 +191,16 @@ def _decoder_law(
     config = small.config
     far = 0 if isinstance(small, Native) else _far(config)  # which lays out keys and values in another way
     steps, context = _steps(far, block_size), max(far + 1, LEAST_POSITIONS)
-    exactly = torch.float32 if held == dtype else held
+    exactly = torch.float32 if kv_dtype == dtype else kv_dtype
     with _one_thread():  # of small matrices a second one only waits
         net = random_net(config, dtype, device, kind, context)
         whole, torchs = _in_float32(net), TorchBackend(config.attention_variants)
         exact_TE = _hidden(whole, torchs, config, steps, exactly, block_size, device)
-        torch_TE = _hidden(net, torchs, config, steps, held, block_size, device)
+        torch_TE = _hidden(net, torchs, config, steps, kv_dtype, block_size, device)
     form = small.decoder(copy.deepcopy(net))
-    ours_TE = _hidden(form, small.attention, config, steps, held, block_size, device)
+    ours_TE = _hidden(form, small.attention, config, steps, kv_dtype, block_size, device)
     share = 0.0 if config.num_experts is None else OTHER_EXPERTS
-    hidden = differs(ours_TE, torch_TE, exact_TE, FLOOR[held if held == torch.int8 else dtype], share)
+    hidden = differs(ours_TE, torch_TE, exact_TE, FLOOR[kv_dtype if kv_dtype == torch.int8 else dtype], share)
     some_TE = exact_TE[:4].to(dtype)
     scores = differs(form.logits(some_TE), net.logits(some_TE), whole.logits(some_TE.float()), FLOOR[dtype], 0.0)
     return (hidden and f"hidden states differ: {hidden}") or (scores and f"scores differ: {scores}")
@@ -263,13 +263,13 @@ def _hidden(
     backend: AttentionBackend,
     config: ModelConfig,
     steps: Sequence[Sequence[Row]],
-    held: torch.dtype,
+    kv_dtype: torch.dtype,
     block_size: int,
     device: str,
 ) -> Tensor:
     """Hidden states [T, E] of all steps, float32. What nobody has computed of the past is random."""
     most = max(block for step in steps for row in step for block in row.blocks)
-    cache = KVCache.allocate(config, most, block_size, held, device)
+    cache = KVCache.allocate(config, most, block_size, kv_dtype, device)
     if any(row.start > 64 for step in steps for row in step):
         dice = torch.Generator(device).manual_seed(2)
         for part in {part.data_ptr(): part for part in (*cache.keys, *cache.values)}.values():

@@ -15,10 +15,10 @@ class StartupTimes:
         self._size = 0
         self.seconds: dict[str, float] = {}
 
-    def report(self, done: int, total: int) -> None:
+    def report(self, num_bytes: int, total: int) -> None:
         """Pass on how many bytes are read, of how many."""
         self._size = total
-        self._report(done, total)
+        self._report(num_bytes, total)
 
     def end(self, name: str) -> None:
         """What was done since the last lap has this name."""

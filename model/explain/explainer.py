@@ -66,11 +66,11 @@ class Explanation:
 class Explainer:
     """Answers questions about the served model. Not for two threads at once."""
 
-    def __init__(self, served: Decoder) -> None:
-        """`served`: the decoder whose matrices serve, or stand for those that do."""
+    def __init__(self, decoder: Decoder) -> None:
+        """`decoder`: the decoder whose matrices serve, or stand for those that do."""
         self._between: Callable[[], None] = lambda: None
-        self._net = reference(served, lambda: self._between())
-        self.config: ModelConfig = served.config
+        self._net = reference(decoder, lambda: self._between())
+        self.config: ModelConfig = decoder.config
         self.num_layers, self.num_heads = self.config.num_layers, self.config.num_heads
         attending = (layer for layer, spec in enumerate(self.config.layers) if spec.recurrence is None)
         self.last_attention = max(attending, default=0)

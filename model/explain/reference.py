@@ -26,10 +26,10 @@ class SlicedLinear(Linear):
     between: Callable[[], None]
 
     @classmethod
-    def over(cls, kept: Linear, between: Callable[[], None]) -> "SlicedLinear":
-        """A float32 form of `kept`, which unpacks it slice by slice and calls `between` before each."""
-        form = cls.of(kept)
-        form.source, form.between = (kept,), between
+    def over(cls, linear: Linear, between: Callable[[], None]) -> "SlicedLinear":
+        """A float32 form of `linear`, which unpacks it slice by slice and calls `between` before each."""
+        form = cls.of(linear)
+        form.source, form.between = (linear,), between
         return form
 
     def make_room(self, kind: str, dtype: torch.dtype, device: str | torch.device) -> None:
@@ -66,21 +66,21 @@ class SlicedEmbedding(nn.Module):
         return vectors_TE.to("cpu", torch.float32)
 
 
-def reference(served: Decoder, between: Callable[[], None] = lambda: None) -> Decoder:
-    """`served` in float32 on the CPU: its matrices are read where they are, its norms and tables are copied."""
+def reference(decoder: Decoder, between: Callable[[], None] = lambda: None) -> Decoder:
+    """`decoder` in float32 on the CPU: its matrices are read where they are, its norms and tables are copied."""
     with torch.device("meta"):
-        net = Decoder(served.config, context=0)
-    matrices = {name: module for name, module in served.named_modules() if isinstance(module, Linear)}
+        net = Decoder(decoder.config, context=0)
+    matrices = {name: module for name, module in decoder.named_modules() if isinstance(module, Linear)}
     replace_linears(net, lambda name, _: SlicedLinear.over(matrices[name], between))
-    tokens = served.embedding.tokens
-    net.embedding.tokens = SlicedEmbedding(served.head if tokens is None else tokens)  # which may be the head too
-    if net.per_layer is not None and served.per_layer is not None:
-        net.per_layer.tokens = SlicedEmbedding(served.per_layer.tokens)
+    tokens = decoder.embedding.tokens
+    net.embedding.tokens = SlicedEmbedding(decoder.head if tokens is None else tokens)  # which may be the head too
+    if net.per_layer is not None and decoder.per_layer is not None:
+        net.per_layer.tokens = SlicedEmbedding(decoder.per_layer.tokens)
     for name in dict(net.named_parameters()):
         module, _, kind = name.rpartition(".")
-        copied = served.get_parameter(name).detach().to("cpu", torch.float32)
+        copied = decoder.get_parameter(name).detach().to("cpu", torch.float32)
         setattr(net.get_submodule(module), kind, nn.Parameter(copied, requires_grad=False))
-    net.rope_tables = [(cos.cpu(), sin.cpu()) for cos, sin in served.rope_tables]
-    if served.config.positions == "sinusoidal":
-        net.embedding.sinusoids = served.embedding.sinusoids.cpu()
+    net.rope_tables = [(cos.cpu(), sin.cpu()) for cos, sin in decoder.rope_tables]
+    if decoder.config.positions == "sinusoidal":
+        net.embedding.sinusoids = decoder.embedding.sinusoids.cpu()
     return net.eval()

@@ -109,15 +109,15 @@ def has_biases(keys: Keys) -> Raw:
     return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
 
 
-def expert_keys(keys: Keys, *, renormed: bool) -> Raw:
-    """A mixture's sizes; `renormed`: whether the chosen experts' weights are made to sum up to 1."""
+def expert_keys(keys: Keys, *, norm_topk_prob: bool) -> Raw:
+    """A mixture's sizes; `norm_topk_prob`: whether the chosen experts' weights are made to sum up to 1."""
     keys.refuse("expert_gating_func", 0, 1)  # softmax
     keys.refuse("expert_weights_scale", 0.0, 1.0)
-    keys.refuse("expert_weights_norm", renormed)
+    keys.refuse("expert_weights_norm", norm_topk_prob)
     keys.refuse("leading_dense_block_count", 0)
     keys.refuse("expert_group_count", 0, 1)
     count, chosen = keys.size("expert_count"), keys.size("expert_used_count")
-    return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": renormed}
+    return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": norm_topk_prob}
 
 
 def shared_experts(keys: Keys) -> Raw:

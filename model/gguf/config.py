@@ -38,7 +38,7 @@ def read_config(container: Container) -> Raw:
 def _llama(keys: Keys, raw: Raw) -> Raw:
     """Llama and Mistral, and Mixtral where there are experts."""
     if keys.get("expert_count"):
-        return eps(keys) | expert_keys(keys, renormed=True) | {"model_type": "mixtral"}
+        return eps(keys) | expert_keys(keys, norm_topk_prob=True) | {"model_type": "mixtral"}
     keys.refuse("expert_used_count", 0)
     return eps(keys) | has_biases(keys) | {"model_type": "llama"}
 
@@ -49,7 +49,7 @@ def _granite(keys: Keys, raw: Raw) -> Raw:
         keys.get(f"ssm.{name}")
     rotates, shared = keys.get("rope.scaling.finetuned") is not False, keys.get("expert_shared_feed_forward_length") or 0
     if keys.get("expert_count"):
-        found = expert_keys(keys, renormed=True) | {"model_type": "granitemoeshared" if shared else "granitemoe"}
+        found = expert_keys(keys, norm_topk_prob=True) | {"model_type": "granitemoeshared" if shared else "granitemoe"}
     else:
         keys.refuse("expert_used_count", 0)
         found, shared = {"model_type": "granite"}, raw["intermediate_size"]
@@ -77,12 +77,12 @@ def _qwen2moe(keys: Keys, raw: Raw) -> Raw:
     shared = keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length"), "shared_expert_intermediate_size": shared}
     biased = {"qkv_bias": keys.has("blk.0.attn_q.bias")}
-    return eps(keys) | expert_keys(keys, renormed=False) | sizes | biased | {"model_type": "qwen2_moe"}
+    return eps(keys) | expert_keys(keys, norm_topk_prob=False) | sizes | biased | {"model_type": "qwen2_moe"}
 
 
 def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     size = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
-    return eps(keys) | expert_keys(keys, renormed=True) | size | {"model_type": "qwen3_moe"}
+    return eps(keys) | expert_keys(keys, norm_topk_prob=True) | size | {"model_type": "qwen3_moe"}
 
 
 def _query_scalar(raw: Raw, odd_layers: int) -> Raw:
@@ -134,7 +134,7 @@ def _gemma4(keys: Keys, raw: Raw) -> Raw:
     found |= {"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": raw["vocab_size"]}
     found |= {"model_type": "gemma4_text", "final_logit_softcapping": cap or None, "rope_parameters": _two_ropes(keys, raw)}
     if keys.get("expert_count"):
-        mixture, size = expert_keys(keys, renormed=True), keys.size("expert_feed_forward_length")
+        mixture, size = expert_keys(keys, norm_topk_prob=True), keys.size("expert_feed_forward_length")
         found |= {"enable_moe_block": True, "moe_intermediate_size": size, "num_experts": mixture["num_experts"]}
         found |= {"top_k_experts": mixture["num_experts_per_tok"]}
     return eps(keys) | found
@@ -253,7 +253,7 @@ def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
     if scaling["rope_type"] == "yarn":
         scaling = scaling | {"truncate": False}
     found = size | {"model_type": "gpt_oss", "rope_scaling": scaling, "attention_bias": keys.has("blk.0.attn_q.bias")}
-    return eps(keys) | expert_keys(keys, renormed=True) | found | sliding_window_keys(keys, raw, 2)
+    return eps(keys) | expert_keys(keys, norm_topk_prob=True) | found | sliding_window_keys(keys, raw, 2)
 
 
 def _lfm2(keys: Keys, raw: Raw) -> Raw:
@@ -271,7 +271,7 @@ def _with_shared(keys: Keys, raw: Raw) -> Raw:
     """A mixture with a shared expert beside layers of the delta rule."""
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     sizes |= {"shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])}
-    return eps(keys) | delta_layers(keys, raw) | expert_keys(keys, renormed=True) | sizes
+    return eps(keys) | delta_layers(keys, raw) | expert_keys(keys, norm_topk_prob=True) | sizes
 
 
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
@@ -304,7 +304,7 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,
-    "olmoe": lambda keys, raw: eps(keys) | expert_keys(keys, renormed=False) | {"model_type": "olmoe"},
+    "olmoe": lambda keys, raw: eps(keys) | expert_keys(keys, norm_topk_prob=False) | {"model_type": "olmoe"},
     "phi3": _phi3,
     "qwen2": lambda keys, raw: eps(keys) | {"model_type": "qwen2"},
     "qwen2moe": _qwen2moe,

@@ -123,8 +123,8 @@ class MultiHeadAttention(nn.Module):
         self.head_size = size = spec.head_size
         self.num_queries = 2 if config.attention_gate else 1  # parts: with what gates the heads' outputs
         sizes = [*[spec.query_size] * self.num_queries, *spec.kv_projections]
-        self.qkv = Linear(config.hidden_size, sizes, bias=config.qkv_bias, cut="rows", unit=size)
-        self.out = Linear(spec.query_size, [config.hidden_size], bias=config.out_bias, cut="columns", unit=size)
+        self.qkv = Linear(config.hidden_size, sizes, bias=config.qkv_bias, shard_dim="rows", unit=size)
+        self.out = Linear(spec.query_size, [config.hidden_size], bias=config.out_bias, shard_dim="columns", unit=size)
         normed = {"none": (0, 0), "head": (size, size), "all": (spec.query_size, spec.kv_size)}
         of_queries, of_keys = normed[config.qk_norm]
         self.q_norm = make_norm(config, of_queries) if of_queries else nn.Identity()

@@ -59,8 +59,8 @@ def read_config(folder: Path) -> ModelConfig:
         raise
     format_of(raw)
     ends = (*config.eos_token_ids, *generation_config.stop_tokens(folder))
-    tied = lacks_head(folder) if not config.tied_head else not _brings_head(folder)
-    return replace(config, tied_head=tied, eos_token_ids=tuple(dict.fromkeys(ends)))
+    tied_head = lacks_head(folder) if not config.tied_head else not _brings_head(folder)
+    return replace(config, tied_head=tied_head, eos_token_ids=tuple(dict.fromkeys(ends)))
 
 
 def lacks_head(folder: Path) -> bool:
@@ -99,16 +99,16 @@ def load_decoder(
     quantize: Kind | None = None,
     keep_codes: bool = False,
     keep_floats: bool = False,
-    mapped: bool = False,
+    keep_mapped: bool = False,
     dummy: bool = False,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda num_bytes, total: None,
 ) -> Decoder:
     """The decoder of a folder, in inference mode on `device`, with tables for `context` positions. Raises CheckpointError.
 
     With `quantize`, matrices are quantised to that kind; with `keep_codes`, the codes that the files have are kept, if any,
     and with `keep_floats` beside it in floats of 8 bits too.
     SettingError where the files have codes, and `quantize` asks for others.
-    With `mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
+    With `keep_mapped`, matrices that are as the file has them stay in the mapped file: for a caller who copies them at once.
     With `dummy` only config.json is read: see `draw_weights`.
     `report` is told, again and again, the bytes that are read, and those that there are.
     """
@@ -129,7 +129,7 @@ def load_decoder(
     if dummy:
         draw_weights(net, dtype, device)
     else:
-        fill(net, folder, dtype, device, mapped=mapped, report=report)
+        fill(net, folder, dtype, device, keep_mapped=keep_mapped, report=report)
     return net.to(device).eval().requires_grad_(False)
 
 
@@ -139,19 +139,19 @@ def fill(
     dtype: torch.dtype,
     device: str,
     *,
-    mapped: bool = False,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    keep_mapped: bool = False,
+    report: Callable[[int, int], None] = lambda num_bytes, total: None,
 ) -> None:
     """Read the weights of a folder into a decoder on the meta device, whatever the forms of its matrices. See
     `load_decoder`."""
-    family, tied = family_of(read_json(folder, "config.json")), net.config.tied_head
+    family, tied_head = family_of(read_json(folder, "config.json")), net.config.tied_head
     with open_weights(folder) as weights:
         family, plain, unread = named_layers(weights.resolve_names(family), net.config), False, 0
         rounded: set[torch.dtype] = set()
         for slot in _slots(net):
             filler = Filler(slot, weights, _parameter_dtype(family, slot, dtype), device)
             for piece in _pieces(net.config, family, weights, slot):
-                if mapped and filler.leave(piece, tied=tied):
+                if keep_mapped and filler.leave(piece, tied_head=tied_head):
                     continue
                 for _ in filler.fill(piece):
                     weights.release()
@@ -159,9 +159,9 @@ def fill(
                 del piece  # before the next is made
             unread, plain = unread + filler.unread, plain or filler.dequantised
             rounded |= filler.rounded
-        if tied:
+        if tied_head:
             weights.check_tied(family, net.config)
-        weights.check(family, tied=tied)
+        weights.check(family, tied_head=tied_head)
         for lacking in dict.fromkeys(family.left_out.values()):
             starts = [start for start, said in family.left_out.items() if said == lacking]
             if left := [f"{start}*" for start in starts if any(name.startswith(start) for name in weights.where)]:
@@ -171,9 +171,9 @@ def fill(
         log.info("weights in %s are rounded to %s; dtype = float32 is exact, and slower", names, held)
     if plain:
         log.info("quantised weights of the checkpoint are dequantised in memory")
-    if tied:
+    if tied_head:
         net.head.share(net.embedding.tokens)
-    net.mapped_files = MappedFiles(folder, weights.read - unread, weights.size) if mapped else None
+    net.mapped_files = MappedFiles(folder, weights.read - unread, weights.size) if keep_mapped else None
 
 
 def draw_weights(net: Decoder, dtype: torch.dtype, device: str) -> None:
@@ -268,7 +268,7 @@ def inspect(folder: Path) -> ModelConfig:
         for slot in _slots(net):
             for name, shape in _their_shapes(net.config, family, slot, weights):
                 weights.find(name, shape)
-        weights.check(family, tied=config.tied_head)
+        weights.check(family, tied_head=config.tied_head)
     return config
 
 

@@ -43,7 +43,7 @@ class Filler:
         self.rounded: set[torch.dtype] = set()
         """Dtypes of files whose numbers were rounded to a coarser one."""
 
-    def leave(self, piece: Tensor | Codes | Blocks, *, tied: bool) -> bool:
+    def leave(self, piece: Tensor | Codes | Blocks, *, tied_head: bool) -> bool:
         """Leave (a part of) a matrix in the file, if its form allows it.
 
         The vectors of tokens are read from time to time, and so they come into memory, unless the head has them too.
@@ -59,7 +59,7 @@ class Filler:
         elif isinstance(slot.module, Linear):
             left = slot.module.leave(unread)
         else:
-            left = tied and slot.ours.startswith("embedding.tokens.") and isinstance(piece, Tensor)
+            left = tied_head and slot.ours.startswith("embedding.tokens.") and isinstance(piece, Tensor)
             if left:
                 slot.module.weight, slot.module.mapped_rows = nn.Parameter(piece, requires_grad=False), (unread,)
         self.unread += unread.memory.nbytes if left else 0

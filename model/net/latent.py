@@ -37,7 +37,7 @@ class LatentQuery(nn.Module):
         super().__init__()
         self.q_down = Linear(config.hidden_size, [rank], bias=config.qkv_bias)
         self.q_norm = RMSNorm(rank, eps=NORM_EPS)
-        self.q_up = Linear(rank, [config.num_heads * size], bias=False, cut="rows", unit=size)
+        self.q_up = Linear(rank, [config.num_heads * size], bias=False, shard_dim="rows", unit=size)
 
     def forward(self, x_TE: Tensor) -> Tensor:
         return self.q_up(self.q_norm(self.q_down(x_TE)))
@@ -51,17 +51,17 @@ class LatentAttention(nn.Module):
         self.spec = spec
         queries, unit = config.num_heads * spec.query_size, spec.key_size + spec.value_size
         self.query: nn.Module = (
-            Linear(config.hidden_size, [queries], bias=False, cut="rows", unit=spec.query_size)
+            Linear(config.hidden_size, [queries], bias=False, shard_dim="rows", unit=spec.query_size)
             if spec.query_rank is None
             else LatentQuery(config, spec.query_rank, spec.query_size)
         )
         self.kv_down = Linear(config.hidden_size, [spec.rank, spec.rope_size], bias=config.qkv_bias)
         """W_DKV and W_KR, one below the other: to the latent vector and to the rotated key that all heads share."""
         self.kv_norm = RMSNorm(spec.rank, eps=NORM_EPS)
-        self.kv_up = Linear(spec.rank, [config.num_heads * unit], bias=False, cut="rows", unit=unit)
+        self.kv_up = Linear(spec.rank, [config.num_heads * unit], bias=False, shard_dim="rows", unit=unit)
         """W_UK and W_UV, head by head. Nothing is multiplied by it as it stands: see ABSORBED in `linear.py`."""
         values = config.num_heads * spec.value_size
-        self.out = Linear(values, [config.hidden_size], bias=config.out_bias, cut="columns", unit=spec.value_size)
+        self.out = Linear(values, [config.hidden_size], bias=config.out_bias, shard_dim="columns", unit=spec.value_size)
 
     def forward(self, x_TE: Tensor, rotation: Rotation | None, layer: int, attention: Attention) -> Tensor:
         spec = self.spec

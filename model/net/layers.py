@@ -85,8 +85,8 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig, size: int) -> None:
         """Make an MLP of width `size`."""
         super().__init__()
-        self.gate_up = Linear(config.hidden_size, [size, size], bias=config.mlp_bias, cut="rows")
-        self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
+        self.gate_up = Linear(config.hidden_size, [size, size], bias=config.mlp_bias, shard_dim="rows")
+        self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, shard_dim="columns")
         self.gated = make_gated(config)
 
     def forward(self, x_TE: Tensor) -> Tensor:
@@ -100,8 +100,8 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, size: int) -> None:
         """Make an MLP of width `size`."""
         super().__init__()
-        self.up = Linear(config.hidden_size, [size], bias=config.mlp_bias, cut="rows")
-        self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, cut="columns")
+        self.up = Linear(config.hidden_size, [size], bias=config.mlp_bias, shard_dim="rows")
+        self.down = Linear(size, [config.hidden_size], bias=config.mlp_bias, shard_dim="columns")
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_TE: Tensor) -> Tensor:

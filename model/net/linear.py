@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from attend.model.net.formats.blocks import MappedRows
 from attend.model.net.formats.codes import Codes
 
-Cut = Literal["rows", "columns"]
+ShardDim = Literal["rows", "columns"]
 """How shards share a matrix: each has some rows of every part, or some columns. The products of the latter are summed."""
 ABSORBED = "kv_up"
 """How names of matrices end whose parts multiply queries and outputs (`latent.py`): they are read whole at each step, so no
 form may keep them that makes their numbers anew, or adds to their products.
 """
-SHAPE = ("in_features", "out_features", "parts", "cut", "unit", "whole", "rows", "columns", "biases")
+SHAPE = ("in_features", "out_features", "parts", "shard_dim", "unit", "whole", "rows", "columns", "biases")
 """Attributes that forms of one matrix have in common."""
 
 
@@ -37,13 +37,15 @@ class Linear(nn.Linear):
     mapped_rows: tuple[MappedRows, ...] = ()
     """The rows of the weight in a mapped file, in place of the weight."""
 
-    def __init__(self, size_in: int, parts: Sequence[int], *, bias: bool, cut: Cut | None = None, unit: int = 1) -> None:
+    def __init__(
+        self, size_in: int, parts: Sequence[int], *, bias: bool, shard_dim: ShardDim | None = None, unit: int = 1
+    ) -> None:
         """`parts`: rows of each. `unit`: rows or columns that no shard divides, such as those of a head."""
         super().__init__(size_in, sum(parts), bias=bias)
-        self._describe((sum(parts), size_in), parts, cut, unit)
+        self._describe((sum(parts), size_in), parts, shard_dim, unit)
 
-    def _describe(self, whole: tuple[int, ...], parts: Sequence[int], cut: Cut | None, unit: int) -> None:
-        self.parts, self.cut, self.unit = tuple(parts), cut, unit
+    def _describe(self, whole: tuple[int, ...], parts: Sequence[int], shard_dim: ShardDim | None, unit: int) -> None:
+        self.parts, self.shard_dim, self.unit = tuple(parts), shard_dim, unit
         self.whole = whole
         """The shape of the whole matrix, of all shards together."""
         self.rows, self.columns = [range(_product(whole[:-1]))], range(whole[-1])
@@ -68,18 +70,18 @@ class Linear(nn.Linear):
 
         Where a part has fewer units than there are shards, such as heads of keys, several shards have the same unit.
         """
-        if self.cut is None:
+        if self.shard_dim is None:
             return self
-        sizes = self.parts if self.cut == "rows" else (self.in_features,)
-        alone = self.cut == "columns" or self.unit == 1  # a unit that two shards have would be added twice
+        sizes = self.parts if self.shard_dim == "rows" else (self.in_features,)
+        alone = self.shard_dim == "columns" or self.unit == 1  # a unit that two shards have would be added twice
         if any(size % (ranks * self.unit) and (alone or ranks * self.unit % size) for size in sizes):
-            raise ValueError(f"{sizes} {self.cut} in units of {self.unit} cannot be divided among {ranks} ranks")
+            raise ValueError(f"{sizes} {self.shard_dim} in units of {self.unit} cannot be divided among {ranks} ranks")
         begins = [sum(sizes[:n]) for n in range(len(sizes))]
         mine = [
             range(begin + low, begin + low + max(self.unit, size // ranks))
             for begin, low, size in zip(begins, (self._begin(size, rank, ranks) for size in sizes), sizes, strict=True)
         ]
-        if self.cut == "rows":
+        if self.shard_dim == "rows":
             return self.of(self, rows=mine, parts=tuple(map(len, mine)), out_features=sum(map(len, mine)))
         biases = "elsewhere" if self.biases == "here" and rank > 0 else self.biases
         return self.of(self, columns=mine[0], in_features=len(mine[0]), biases=biases)
@@ -137,11 +139,11 @@ class Linear(nn.Linear):
             self.weight = nn.Parameter(tensor, requires_grad=False)
         return fits
 
-    def leave(self, unread: MappedRows) -> bool:
+    def leave(self, mapped_rows: MappedRows) -> bool:
         """Leave the next rows of the whole matrix where they lie, where whoever packs this form can read them there."""
-        fits = type(self).store is Linear.store and isinstance(unread.rows, Tensor) and unread.rows.is_contiguous()
+        fits = type(self).store is Linear.store and isinstance(mapped_rows.rows, Tensor) and mapped_rows.rows.is_contiguous()
         if fits:
-            self.mapped_rows += (unread,)
+            self.mapped_rows += (mapped_rows,)
             self.weight = None
         return fits
 

@@ -115,11 +115,11 @@ class QuantisedLinear(Linear):
         for some in torch.arange(first, first + self.out_features).split(rows):
             yield self.select(some)
 
-    def leave(self, unread: MappedRows) -> bool:
+    def leave(self, mapped_rows: MappedRows) -> bool:
         """See Linear: of a file of blocks that native code unpacks."""
-        if not isinstance(unread.rows, Blocks) or unread.rows.number is None:
+        if not isinstance(mapped_rows.rows, Blocks) or mapped_rows.rows.number is None:
             return False
-        self.mapped_rows += (unread,)
+        self.mapped_rows += (mapped_rows,)
         for name in ("codes", "scales", "minima", "units"):
             self.register_buffer(name, None)
         return True

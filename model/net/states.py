@@ -77,9 +77,9 @@ class StateSlots:
         self._rows, self._sources_R, self._slots_R = rows, sources_R, slots_R
         self._turns: dict[int, list[StateBatch]] = {}
 
-    def of(self, held: State) -> list[StateBatch]:
-        """The batches for a layer whose states are `held`, at most CACHED bytes in each on a CPU."""
-        most = len(held[0]) if held[0].is_cuda else max(1, CACHED // sum(part[0].nbytes for part in held))
+    def of(self, states: State) -> list[StateBatch]:
+        """The batches for a layer with these states, at most CACHED bytes in each on a CPU."""
+        most = len(states[0]) if states[0].is_cuda else max(1, CACHED // sum(part[0].nbytes for part in states))
         if most not in self._turns:
             self._turns[most] = list(self._make_batches(most))
         return self._turns[most]
@@ -101,19 +101,19 @@ class StateSlots:
             begin, first = end, last
 
 
-def advance(recurrence: Recurrence, inputs_T: Sequence[Tensor], held: State, turns: StateSlots) -> Tensor:
-    """The outputs [T, ...] of a layer; `held`, its states in all slots, is moved on.
+def advance(recurrence: Recurrence, inputs_T: Sequence[Tensor], states: State, turns: StateSlots) -> Tensor:
+    """The outputs [T, ...] of a layer; `states`, its states in all slots, is moved on.
 
     Of a sequence that begins, what lies in its slot is not read: another request has left it, NaN even.
     """
     outputs = []
-    for tokens, sources_R, slots_R, begins_N in turns.of(held):
-        state = tuple(part.index_select(0, sources_R) for part in held)
+    for tokens, sources_R, slots_R, begins_N in turns.of(states):
+        state = tuple(part.index_select(0, sources_R) for part in states)
         if begins_N is not None:
             state = tuple(part.index_fill_(0, begins_N, 0) for part in state)
         inputs = [x[tokens].unflatten(0, (len(sources_R), -1)) for x in inputs_T]
         out, after = recurrence.advance(inputs, state)
-        for part, new in zip(held, after, strict=True) if slots_R is not None else ():
+        for part, new in zip(states, after, strict=True) if slots_R is not None else ():
             part.index_copy_(0, slots_R, new)
         outputs.append(out.flatten(0, 1))
     return torch.cat(outputs)

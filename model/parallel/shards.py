@@ -124,7 +124,7 @@ def load_shard(
     config: ModelConfig,
     dtype: torch.dtype,
     group: ProcessGroup,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda num_bytes, total: None,
 ) -> Decoder:
     """The decoder of one rank, in inference mode; its `config` has the rank's own heads. Memory is taken for its own parts
     alone. Raises CheckpointError.
@@ -154,7 +154,7 @@ def shard(net: Decoder, group: ProcessGroup) -> None:
         if name == "head":
             return _some_rows(SplitHead, linear, group)
         piece = linear.shard(rank, ranks)
-        return SummedLinear.of(piece, group=group) if linear.cut == "columns" else piece
+        return SummedLinear.of(piece, group=group) if linear.shard_dim == "columns" else piece
 
     replace_linears(net, part)
     with torch.device("meta"):

@@ -49,11 +49,11 @@ class Fragment(str):
     def __getitem__(self, at: Any) -> str:
         return Fragment(super().__getitem__(at))
 
-    def wrap_result(self, made: Any) -> Any:
+    def wrap_result(self, result: Any) -> Any:
         """What a method or a filter made of it: texts are the caller's too."""
-        if isinstance(made, list):
-            return [self.wrap_result(each) for each in made]
-        return Fragment(made) if isinstance(made, str) else made
+        if isinstance(result, list):
+            return [self.wrap_result(each) for each in result]
+        return Fragment(result) if isinstance(result, str) else result
 
 
 def is_marked(text: str) -> bool:
@@ -71,16 +71,16 @@ def restore_marks(document: str) -> str:
     return _ESCAPED.sub(lambda match: match[1] + chr(0xE0100 + int(match[2], 16)), document)
 
 
-def split_literals(marked: str, is_token: Callable[[str], bool]) -> ChatText:
+def split_literals(text: str, is_token: Callable[[str], bool]) -> ChatText:
     """A prompt and the caller's parts of it. A mark whose other one a template left out is a place between two characters."""
     pieces, literals, at, size = list[str](), list[Span](), 0, 0
-    for match in _PIECES.finditer(marked):
+    for match in _PIECES.finditer(text):
         inside = match[1] or ""
-        pieces += [marked[at : match.start()], inside]
+        pieces += [text[at : match.start()], inside]
         start = size + match.start() - at
         at, size = match.end(), start + len(inside)
         literals += [(start, size)] if not inside or is_token(inside) else [(start, start), (size, size)]
-    return ChatText("".join([*pieces, marked[at:]]), tuple(literals))
+    return ChatText("".join([*pieces, text[at:]]), tuple(literals))
 
 
 def touches(literals: Sequence[Span], span: Span) -> bool:

@@ -122,10 +122,10 @@ class PlainTokens:
         self._raw.model = raw.model
         self._of = lru_cache(4096)(self._find)
 
-    def replace_control_tokens(self, text: str, found: Encoding, literals: Sequence[Span]) -> list[int]:
-        """The ids of `found`, with plain ones in place of added tokens that touch parts that the caller wrote."""
+    def replace_control_tokens(self, text: str, encoding: Encoding, literals: Sequence[Span]) -> list[int]:
+        """The ids of `encoding`, with plain ones in place of added tokens that touch parts that the caller wrote."""
         ids = list[int]()
-        for token, span in zip(found.ids, found.offsets, strict=True):
+        for token, span in zip(encoding.ids, encoding.offsets, strict=True):
             if token in self._added and caller_marks.touches(literals, _letters(text, span, self._added[token])):
                 ids += self._of(text[slice(*span)])
             else:

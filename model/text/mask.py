@@ -71,11 +71,11 @@ class Matcher:
     answer or by others, the matcher takes its tokens again on states of its grammar that are new.
     """
 
-    def __init__(self, grammar: "CompiledGrammar", states: "States", matcher: llguidance.LLMatcher, taken: list[int]) -> None:
+    def __init__(self, grammar: "CompiledGrammar", states: "States", matcher: llguidance.LLMatcher, tokens: list[int]) -> None:
         self._grammar = grammar
         self._states = states
         self._matcher = matcher
-        self._taken = taken
+        self._taken = tokens
         self._ready: NDArray[np.bool_] | None = None
         """The tokens that fit here, where `compute_masks` has found them."""
         self._failed = ""
@@ -249,17 +249,17 @@ class CompiledGrammar:
             with self._lock:
                 self._states = made if self._states is spent else self._states
 
-    def renew_states(self, spent: States) -> States:
+    def renew_states(self, states: States) -> States:
         """Other states than those, which are used up; the first to ask has the grammar compiled again, in the step thread.
 
         GrammarFailed for a grammar that takes long to compile, or whose states are used up in no time.
         """
         with self._lock:
             current = self._states
-            if current is spent or current.used_up():  # others may have used up what came after those
+            if current is states or current.used_up():  # others may have used up what came after those
                 if self.seconds > MAX_RENEW_SECONDS or current.uses < MIN_USES:
                     raise GrammarFailed(TOO_COMPLEX)
-                self._states = States(self._build(), spent.opening)
+                self._states = States(self._build(), states.opening)
             return self._states
 
 

@@ -74,8 +74,8 @@ def source_of(schema: Any, whitespace: Whitespace = "compact") -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(whitespace))
 
 
-def rewritten(schema: dict[str, Any], compiled: Compile) -> dict[str, Any]:
-    """The same schema, changed as the module says. `compiled` takes schemas to try; an error of theirs is no error here."""
+def rewritten(schema: dict[str, Any], compile_schema: Compile) -> dict[str, Any]:
+    """The same schema, changed as the module says. `compile_schema` tries schemas: their errors are none here."""
     waiting: list[Any] = [schema]
     seen: dict[int, Any] = {}
     while waiting:
@@ -87,16 +87,16 @@ def rewritten(schema: dict[str, Any], compiled: Compile) -> dict[str, Any]:
         if isinstance(each.get("format"), str) and each["format"] not in FORMATS:
             del each["format"]
         _exclude(each, schema)
-        _spread_patterns(each, compiled)
+        _spread_patterns(each, compile_schema)
     return schema
 
 
-def rewritten_rules(grammar: str, compiled: Compile, whitespace: Whitespace = "compact") -> str:
+def rewritten_rules(grammar: str, compile_schema: Compile, whitespace: Whitespace = "compact") -> str:
     """A grammar in Lark that the server wrote, its schemas rewritten. Each is a rule of its own, on a line of its own."""
     pieces: list[str] = []
     end = 0
     for schema, start, after, _ in _rules(grammar):
-        written = rewritten(schema, compiled) | {"x-guidance": json_options(whitespace)}
+        written = rewritten(schema, compile_schema) | {"x-guidance": json_options(whitespace)}
         pieces += grammar[end:start], json.dumps(written)
         end = after
     return "".join(pieces) + grammar[end:]
@@ -205,7 +205,7 @@ def _are_apart(sets: list[set[str]]) -> bool:
     return all(sets) and len(set().union(*sets)) == sum(map(len, sets))
 
 
-def _spread_patterns(schema: dict[str, Any], compiled: Compile) -> None:
+def _spread_patterns(schema: dict[str, Any], compile_schema: Compile) -> None:
     """Give the schema of a pattern that matches declared properties alone to those."""
     patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
     if not (isinstance(patterns, dict) and isinstance(properties, dict)):
@@ -213,11 +213,11 @@ def _spread_patterns(schema: dict[str, Any], compiled: Compile) -> None:
     names = [*dict.fromkeys((*properties, *(name for name in _list(schema, "required") if isinstance(name, str))))]
     others: dict[str, Any] = {"type": "object", "properties": dict.fromkeys(names, False), "additionalProperties": False}
     for pattern in [each for each in patterns if names and "^" in each and "$" in each]:  # others match texts without end
-        if patterns[pattern] is False or _takes(compiled(others | {"patternProperties": {pattern: True}}), '{"'):
+        if patterns[pattern] is False or _takes(compile_schema(others | {"patternProperties": {pattern: True}}), '{"'):
             continue
         rule = patterns.pop(pattern)
         for name in names:
-            if not compiled({"type": "string", "const": name, "pattern": pattern}).is_error():
+            if not compile_schema({"type": "string", "const": name, "pattern": pattern}).is_error():
                 properties[name] = _and(properties.get(name, True), rule)
     if properties:
         schema["properties"] = properties

@@ -276,12 +276,12 @@ class StreamDecoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: Mapping[int, str] | None = None
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, visible_tokens: Mapping[int, str] | None = None
     ) -> None:
-        """`shown` are special tokens that are text all the same; text begins anew after one."""
+        """`visible_tokens` are special tokens that are text all the same; text begins anew after one."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._shown = shown or {}
+        self._visible_tokens = visible_tokens or {}
         self._alone = tokenizer.alone(skip_special_tokens=skip_special_tokens)
         self._utf8 = _utf8_decoder()
         self._patience = 0 if tokenizer.has_byte_tokens else PATIENCE
@@ -292,8 +292,8 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` settles; may be empty."""
-        if token_id in self._shown:
-            piece = self.flush() + self._shown[token_id]
+        if token_id in self._visible_tokens:
+            piece = self.flush() + self._visible_tokens[token_id]
             self._unfinished, self._tokens, self._context, self._sent = False, [], 0, ""
             return piece
         if self._alone is None:

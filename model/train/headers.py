@@ -63,10 +63,10 @@ def first_block(completion: str) -> str | None:
     return completion[: dedent.start() + 1] if dedent else None
 
 
-def judge(header: str, completion: str, *, stopped: bool) -> Verdict:
-    """Whether a completion ended and is Python; `stopped` tells that the model itself ended the text."""
+def judge(header: str, completion: str, *, is_complete: bool) -> Verdict:
+    """Whether a completion ended and is Python; `is_complete` tells that the model itself ended the text."""
     body = first_block(completion)
-    ended = stopped or body is not None
+    ended = is_complete or body is not None
     return Verdict(ended, ended and is_python(header + (completion if body is None else body)))
 
 

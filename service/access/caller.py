@@ -78,11 +78,11 @@ class Caller:
             return BATCH_WEIGHT
         return 1.0 if self.key is None else self.key.share.weight
 
-    def priority(self, asked: int | None) -> int:
+    def priority(self, requested_priority: int | None) -> int:
         """The priority of a call that asks for this one, or for none. Raises InvalidRequest where its key may not have it."""
-        allowed = DEFAULT_PRIORITY if asked is None else asked
+        allowed = DEFAULT_PRIORITY if requested_priority is None else requested_priority
         if self.key is not None:
-            allowed = self.key.priority(asked)
+            allowed = self.key.priority(requested_priority)
         return 0 if self.is_batch else allowed
 
     def salt(self, own: str) -> str:
@@ -106,19 +106,19 @@ NOBODY = Caller()
 class Callers:
     """Finds who makes a call, but for the API key: `KeyRing` knows that.
 
-    `behind_edge`: our HAProxy is in front. `trusted` and `header` are the settings `trusted_proxies` and `tenant_header`; they
-    name tenants only where no keys are set.
+    `behind_edge`: our HAProxy is in front. `trusted_proxies` and `header` are the settings of that name and `tenant_header`;
+    they name tenants only where no keys are set.
     """
 
     def __init__(
         self,
-        trusted: Sequence[Network] = (),
+        trusted_proxies: Sequence[Network] = (),
         header: str = FORWARDED,
         *,
         behind_edge: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._trusted = tuple(trusted)
+        self._trusted_proxies = tuple(trusted_proxies)
         self._trusts = lru_cache(4096)(self._is_trusted)
         self._header = header.lower()
         self._behind_edge = behind_edge
@@ -129,14 +129,14 @@ class Callers:
 
     def of(self, headers: Iterable[tuple[str, str]], peer: str | None) -> Caller:
         """The caller behind a call's headers or metadata, with names in lower case. `peer` is who connected to this process."""
-        wanted = {FORWARDED, self._header} if self._trusted else {FORWARDED}
+        wanted = {FORWARDED, self._header} if self._trusted_proxies else {FORWARDED}
         found = [(name, value) for name, value in headers if name in wanted]
         told, address = ",".join(value for name, value in found if name == FORWARDED), peer
         if self._behind_edge and told:  # it adds the address that connected to it, as the last one
             told, _, address = told.rpartition(",")
         address = None if address is None else address.strip()[:MAX_FORWARDED]
         tenant = None
-        if self._trusted and address and self._trusts(address):
+        if self._trusted_proxies and address and self._trusts(address):
             if self._header == FORWARDED:
                 tenant = self._forwarded_address(told)
             else:
@@ -158,7 +158,7 @@ class Callers:
 
     def _is_trusted(self, address: str) -> bool:
         read = _address(address)
-        return read is not None and any(read in network for network in self._trusted)
+        return read is not None and any(read in network for network in self._trusted_proxies)
 
     def _complain(self, address: str) -> None:
         with self._lock:

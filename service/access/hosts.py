@@ -36,7 +36,7 @@ def hosts(text: str) -> frozenset[str]:
     return found
 
 
-def allowed_names(text: str, host: str, *, keyed: bool) -> AbstractSet[str]:
+def allowed_names(text: str, host: str, *, has_api_keys: bool) -> AbstractSet[str]:
     """The names that a server which binds `host` answers to, by `allowed_hosts`; none is any.
 
     Where that is empty, a server for its own machine that asks for no keys answers to its own names alone.
@@ -44,7 +44,7 @@ def allowed_names(text: str, host: str, *, keyed: bool) -> AbstractSet[str]:
     names = hosts(text)
     if names:
         return names - {ANY}
-    return {*LOOPBACK, DOTLESS, _plain(host)} if is_loopback(host) and not keyed else frozenset()
+    return {*LOOPBACK, DOTLESS, _plain(host)} if is_loopback(host) and not has_api_keys else frozenset()
 
 
 def answers(names: AbstractSet[str], host: str) -> bool:

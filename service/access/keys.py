@@ -148,9 +148,9 @@ def _entry(name: str, value: object) -> Entry:
     return entry_of(bytes.fromhex(digest), {field: FIELDS[field](f"key {name!r}: {field}", n) for field, n in given.items()})
 
 
-def entry_of(digest: bytes, given: Mapping[str, Any]) -> Entry:
+def entry_of(digest: bytes, fields: Mapping[str, Any]) -> Entry:
     """An entry of the key file, from the hash of a key and the FIELDS that are given."""
-    limits, share = ({name: given[name] for name in names if name in given} for names in (LIMITS, SHARES))
+    limits, share = ({name: fields[name] for name in names if name in fields} for names in (LIMITS, SHARES))
     return Entry(digest, Limits(**limits), Share(**share))
 
 

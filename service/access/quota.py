@@ -85,9 +85,9 @@ class _Window:
         self.spent += amount
         return charge
 
-    def settle(self, charge: _Charge, used: int) -> None:
+    def settle(self, charge: _Charge, actual_amount: int) -> None:
         """Give back what a charge did not use; one that has left the window has nothing to give."""
-        back = max(0, charge.amount - used)
+        back = max(0, charge.amount - actual_amount)
         charge.amount -= back
         self.spent -= back
 
@@ -152,16 +152,17 @@ class Key:
         self.usage = KeyUsage() if usage is None else usage
         self._clock = clock
 
-    def priority(self, asked: int | None) -> int:
+    def priority(self, requested_priority: int | None) -> int:
         """The priority of a call that asks for this one, or for none. Raises InvalidRequest where the key may not have it."""
         most = self.share.max_priority
         if most is None:
-            return DEFAULT_PRIORITY if asked is None else asked
-        if asked is not None and asked > most:
+            return DEFAULT_PRIORITY if requested_priority is None else requested_priority
+        if requested_priority is not None and requested_priority > most:
             raise InvalidRequest(
-                f"priority must be at most {most}, the max_priority of API key {self.name!r}; got {asked}", "priority"
+                f"priority must be at most {most}, the max_priority of API key {self.name!r}; got {requested_priority}",
+                "priority",
             )
-        return min(DEFAULT_PRIORITY, most) if asked is None else asked
+        return min(DEFAULT_PRIORITY, most) if requested_priority is None else requested_priority
 
     def is_busy(self, share: float) -> bool:
         """Whether its calls have taken so much of one of its limits: then it has none of that to spare for batches."""
@@ -213,10 +214,10 @@ class Key:
             self._check(now, tokens=tokens)
             return self.usage.tokens.take(tokens, now)
 
-    def settle(self, charge: _Charge, used: int) -> None:
+    def settle(self, charge: _Charge, actual_amount: int) -> None:
         """Give back what a charge of tokens did not use."""
         with self.usage.lock:
-            self.usage.tokens.settle(charge, used)
+            self.usage.tokens.settle(charge, actual_amount)
 
     def _check_size(self, tokens: int) -> None:
         most = self.limits.tokens_per_minute

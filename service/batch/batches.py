@@ -93,17 +93,18 @@ class Batches:
 
     # For runners
 
-    def take(self, runner: str, held: Mapping[str, int], each: int) -> Batch | None:
-        """A batch that nobody works on, for this runner from now on; None where there is none. `held`: how many batches it has
-        of each owner, `each` at most: first comes who has the fewest.
+    def take(self, runner: str, batches_per_owner: Mapping[str, int], each: int) -> Batch | None:
+        """A batch that nobody works on, for this runner from now on; None where there is none.
+
+        `batches_per_owner`: how many batches it has of each owner, `each` at most: first comes who has the fewest.
         """
         now = self.files.clock()
         with transaction(self._connection):
             sql = f"SELECT id, owner, MIN(number) FROM batches WHERE status IN ({_OPEN}) AND leased_until < ? GROUP BY owner"
-            rows = [row for row in self._connection.execute(sql, (now,)) if held.get(row["owner"], 0) < each]
+            rows = [row for row in self._connection.execute(sql, (now,)) if batches_per_owner.get(row["owner"], 0) < each]
             if not rows:
                 return None
-            first = min(rows, key=lambda row: (held.get(row["owner"], 0), row["MIN(number)"]))["id"]
+            first = min(rows, key=lambda row: (batches_per_owner.get(row["owner"], 0), row["MIN(number)"]))["id"]
             self._connection.execute(
                 "UPDATE batches SET runner = ?, leased_until = ?, generation = generation + 1 WHERE id = ?",
                 (runner, now + LEASE_SECONDS, first),

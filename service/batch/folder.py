@@ -19,8 +19,8 @@ MOUNT_ESCAPE = re.compile(r"\\(\d{3})")
 class Folder:
     """The paths. Raises SettingError where the folder cannot be used."""
 
-    def __init__(self, given: Path) -> None:
-        self.root = given.absolute() / SUBFOLDER
+    def __init__(self, parent: Path) -> None:
+        self.root = parent.absolute() / SUBFOLDER
         try:
             for path in (self.root, self.files, self.parts):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -21,8 +21,6 @@ FAILED, DONE, LEFT = 0, 1, 2
 """Outcomes of a line: answered with an error; answered; not computed before the batch ended."""
 RECORD = re.compile(rb"(\d{1,9}) ([012]) (?:(\d+),(\d+),(\d+),(\d+) )?(\{)")
 COPY_BYTES = 1 << 20
-
-
 Sums = tuple[int, int, TokenUsage]
 """Lines that are answered, those that are answered with an error, and the tokens of the answers."""
 
@@ -107,11 +105,11 @@ def spans(parts: Iterable[Path]) -> dict[int, Span]:
     return found
 
 
-def tally(found: Iterable[Span]) -> Sums:
+def tally(spans: Iterable[Span]) -> Sums:
     """Lines that are answered, those that are answered with an error, and the tokens of the answers."""
     done = failed = 0
     usage = NO_TOKENS
-    for span in found:
+    for span in spans:
         done, failed = done + (span.outcome == DONE), failed + (span.outcome == FAILED)
         usage = usage.plus(span.usage)
     return done, failed, usage
@@ -125,12 +123,12 @@ class AnswerFile:
     count: int
 
 
-def write_sorted(parts: list[Path], found: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
+def write_sorted(parts: list[Path], spans: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
     """Write the answers with these outcomes into a new file, by the order of their lines; no file where there are none.
 
     Raises OSError, without a trace.
     """
-    numbers = [number for number in sorted(found) if found[number].outcome in outcomes]
+    numbers = [number for number in sorted(spans) if spans[number].outcome in outcomes]
     if not numbers:
         return AnswerFile(0, 0)
     handles = [os.open(path, os.O_RDONLY) for path in parts]
@@ -139,7 +137,7 @@ def write_sorted(parts: list[Path], found: dict[int, Span], outcomes: set[int], 
         with target.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
             for number in numbers:
-                span = found[number]
+                span = spans[number]
                 for piece in _read(handles[span.part], span):
                     out.write(piece)
                 size += span.size

@@ -48,17 +48,17 @@ class BatchService:
         self._database = ThreadPoolExecutor(1, "attend-batch-db")
         self._disk = ThreadPoolExecutor(2, "attend-batch-io")
 
-    async def db(self, work: Callable[..., T], *given: Any, **named: Any) -> T:
+    async def db(self, work: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """The result of work with the database. Raises StorageFailed where that cannot be written."""
-        return await self._answer(self._database.submit(partial(work, *given, **named)))
+        return await self._answer(self._database.submit(partial(work, *arguments, **keywords)))
 
-    async def disk(self, work: Callable[..., T], *given: Any) -> T:
+    async def disk(self, work: Callable[..., T], *arguments: Any) -> T:
         """The result of work with files. Raises OSError."""
-        return await asyncio.wrap_future(self.submit(work, *given))
+        return await asyncio.wrap_future(self.submit(work, *arguments))
 
-    def submit(self, work: Callable[..., T], *given: Any) -> "Future[T]":
+    def submit(self, work: Callable[..., T], *arguments: Any) -> "Future[T]":
         """Work with files, which goes on though nobody waits for it any more."""
-        return self._disk.submit(partial(work, *given))
+        return self._disk.submit(partial(work, *arguments))
 
     def later(self, work: Callable[[], None]) -> None:
         """Have work with files done that nobody waits for."""

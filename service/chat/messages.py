@@ -63,6 +63,6 @@ def _is_unicode(value: dict[str, Any]) -> bool:
         return False
 
 
-def wrong(place: str, wanted: str, value: Any) -> InvalidRequest:
+def wrong(place: str, requirement: str, value: Any) -> InvalidRequest:
     """The error of a value that is not what is wanted in its place."""
-    return InvalidRequest(f"{place} {wanted}; got {describe(value)}", place)
+    return InvalidRequest(f"{place} {requirement}; got {describe(value)}", place)

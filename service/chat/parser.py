@@ -66,12 +66,12 @@ class AnswerParser(Reader):
         parts, self.parts = self.parts, []
         return parts
 
-    def finish(self, *, complete: bool = True, cut: str = "") -> list[Part]:
-        """The rest. `complete`: the model ended the answer itself. `cut`: the stop string that followed the text.
+    def finish(self, *, complete: bool = True, stop_string: str = "") -> list[Part]:
+        """The rest. `complete`: the model ended the answer itself. `stop_string`: the stop string that followed the text.
 
         Of an answer that was broken off, the beginning of a marker, or of a call after one, is not shown.
         """
-        self.complete, self.cut, self.ended = complete and not cut, cut, True
+        self.complete, self.stop_string, self.ended = complete and not stop_string, stop_string, True
         return self.feed("")
 
     def start(self, name: str) -> int:

@@ -20,17 +20,17 @@ def prompt_of(
     template: ChatTemplate,
     messages: list[dict[str, Any]],
     calling: Calling,
-    given: dict[str, Any],
+    template_options: dict[str, Any],
     effort: str | None,
     *,
     continues: bool = False,
 ) -> ChatText:
     """The text that the model is to continue. It holds its special tokens: encode it with add_special_tokens=False.
 
-    `messages` are as templates take them; `given` are the options that the caller names. Where it `continues`, the prompt ends
-    with the text of the last message, which is the assistant's. Raises InvalidRequest with the place named.
+    `messages` are as templates take them; `template_options` are those that the caller names. Where it `continues`, the prompt
+    ends with the text of the last message, which is the assistant's. Raises InvalidRequest with the place named.
     """
-    options = options_of(template, given, effort)
+    options = options_of(template, template_options, effort)
     tools = list(calling.template_tools) or None
     if not continues:
         return template.write(messages, tools, **options)
@@ -89,19 +89,19 @@ def thinking_of(template: ChatTemplate, thinking: str | None, remarks: Remarks) 
     return {}
 
 
-def options_of(template: ChatTemplate, given: dict[str, Any], effort: str | None) -> dict[str, Any]:
+def options_of(template: ChatTemplate, template_options: dict[str, Any], effort: str | None) -> dict[str, Any]:
     """The options of a template, among them how much the model is to reason. Raises InvalidRequest.
 
     A template that knows no effort, but can leave reasoning out, takes "none" for that and any other as reasoning.
     """
     if effort is None:
-        return given
+        return template_options
     if effort not in EFFORTS:
         raise InvalidRequest(
             f"reasoning_effort must be one of {', '.join(EFFORTS)}; got {describe(effort)}", "reasoning_effort"
         )
     if "reasoning_effort" in template.options:
-        return {"reasoning_effort": "xhigh" if effort == "max" else effort} | given
+        return {"reasoning_effort": "xhigh" if effort == "max" else effort} | template_options
     if "enable_thinking" in template.options:
-        return {"enable_thinking": effort != "none"} | given
+        return {"enable_thinking": effort != "none"} | template_options
     raise NotSupported("reasoning_effort: this model's chat template does not read it", "reasoning_effort")

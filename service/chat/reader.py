@@ -25,7 +25,7 @@ class Reader:
         self.text, self.at = "", 0
         self.ended = False
         """Whether the answer has ended: no more text comes."""
-        self.complete, self.cut = True, ""
+        self.complete, self.stop_string = True, ""
         """Whether the model ended the text itself; the stop string that followed it."""
         self.num_calls = self.num_whole = 0
         """Calls, and those of them whose arguments have come to their end."""
@@ -104,7 +104,7 @@ class Reader:
         """Whether the end of the text is the beginning of a marker that a limit or a stop string broke off."""
         if not end or self.complete:
             return False
-        whole = end + self.cut
+        whole = end + self.stop_string
         return any(marker.startswith(whole) or (marker.startswith(end) and whole.startswith(marker)) for marker in markers)
 
     def put_back(self, mark: int) -> None:

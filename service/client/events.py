@@ -20,9 +20,9 @@ AGAIN_LATER = ("shutting_down", "queue_full", "rate_limit_exceeded")
 MOST_ERROR_BYTES = 64 << 10
 
 
-def check_fields(fields: Mapping[str, Any], known: type) -> dict[str, Any]:
+def check_fields(fields: Mapping[str, Any], typed_dict: type) -> dict[str, Any]:
     """The fields that are given. Raises InvalidRequest for one that this client does not send, such as `n`."""
-    for name in fields.keys() - known.__annotations__.keys():
+    for name in fields.keys() - typed_dict.__annotations__.keys():
         raise InvalidRequest(f"{name} is not supported by this client: its streams have one answer, which can be resumed", name)
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt):

@@ -77,14 +77,14 @@ class Means:
 class Call:
     """One call over all its tries."""
 
-    def __init__(self, means: Means, seed: int | None, received: Iterable[int] = (), *, resumable: bool = True) -> None:
-        """`received` are tokens of the answer that the caller has from an earlier call."""
+    def __init__(self, means: Means, seed: int | None, received_tokens: Iterable[int] = (), *, resumable: bool = True) -> None:
+        """`received_tokens` are tokens of the answer that the caller has from an earlier call."""
         self.seed = means.draw.getrandbits(SEED_BITS) if seed is None else seed
         self.tries = 0
         self._means = means
         self._deadline = means.clock() + means.policy.seconds
         self._resumable = resumable
-        self._before = tuple(received)
+        self._before = tuple(received_tokens)
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._last: Delta | None = None

@@ -1,7 +1,10 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
+import io
 import logging
+import os
 import sys
+from contextlib import suppress
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated
@@ -34,13 +37,37 @@ app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:
-    """Run the command line: an error of ours ends with its sentence and status 2, without a traceback."""
+    """Run the command line: an error of ours ends with its sentence and status 2, without a traceback; what the system refuses,
+    such as memory or a full disk, with a sentence and status 1.
+    """
     words = without_values(sys.argv[1:])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack a character of an answer
     try:
-        app([*words[1:], "--help"] if words[:1] == ["help"] else words)
+        try:
+            app([*words[1:], "--help"] if words[:1] == ["help"] else words)
+        finally:
+            sys.stdout.flush()
     except AttendError as error:
         print_line(f"attend: {error}", logging.ERROR)
         sys.exit(2)
+    except (OSError, MemoryError) as error:
+        print_line(f"attend: {_refusal(error)}", logging.ERROR)
+        _drop_output()
+        sys.exit(1)
+
+
+def _refusal(error: OSError | MemoryError) -> str:
+    """What the system refuses, in words."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    return f"{error.strerror or error}: {error.filename}" if error.filename else str(error.strerror or error)
+
+
+def _drop_output() -> None:
+    """Python writes what is left at its end, and tells of each failure."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.callback(invoke_without_command=True)

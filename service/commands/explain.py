@@ -56,12 +56,12 @@ def show(settings: Settings, text: str, *, answer: str, layer: int | None, head:
         draw(json.loads(written), Console(highlight=False))
 
 
-def draw(found: dict[str, Any], console: Console) -> None:
+def draw(explanation: dict[str, Any], console: Console) -> None:
     """The table of queries and keys, its strongest links, and the likeliest token at each place."""
-    names = [visible(token["token"]) for token in found["tokens"]]
+    names = [visible(token["token"]) for token in explanation["tokens"]]
     if len(names) > TOKENS:
         raise SettingError(f"a terminal shows at most {TOKENS} tokens; the text has {len(names)}: --json prints all")
-    for layer in found["layers"]:
+    for layer in explanation["layers"]:
         if layer["kind"] == "state":
             console.print(
                 f"Layer {layer['layer']} has a recurrent state in place of a KV cache: it has no attention weights to show.\n"
@@ -70,16 +70,15 @@ def draw(found: dict[str, Any], console: Console) -> None:
         weights = mean([head["weights"] for head in layer["heads"]])
         heads = [head["head"] for head in layer["heads"]]
         which = f"head {heads[0]}" if len(heads) == 1 else f"the mean of its {len(heads)} heads"
-        console.print(
-            Text(f"Layer {layer['layer']} of 0 to {found['num_layers'] - 1}, {which}. Rows are queries; columns are keys.\n")
-        )
+        last = explanation["num_layers"] - 1
+        console.print(Text(f"Layer {layer['layer']} of 0 to {last}, {which}. Rows are queries; columns are keys.\n"))
         console.print(percent_rows(names, weights) if len(names) <= NUMBERED else shades(names, weights))
         console.print(Text("\nLargest attention weights between two tokens:"))
         for weight, query, key in links(weights):
             console.print(Text(f"  {weight:4.0%}  {names[query]} ({query}) -> {names[key]} ({key})"))
     console.print()
-    console.print(token_probabilities(found, names))
-    for layer in found.get("logit_lens", ()):
+    console.print(token_probabilities(explanation, names))
+    for layer in explanation.get("logit_lens", ()):
         guess = layer["guesses"][-1][0]
         line = f"logit lens of layer {layer['layer']:>2}: the next token is {visible(guess['token'])}"
         console.print(Text(f"{line}, {percent(guess['logprob'])}"))
@@ -119,12 +118,12 @@ def shades(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
     return table
 
 
-def token_probabilities(found: dict[str, Any], names: Sequence[str]) -> Table:
+def token_probabilities(explanation: dict[str, Any], names: Sequence[str]) -> Table:
     """The probability of each token, the entropy of its place, and the likeliest token there."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("place", "token", "probability", "entropy", "likeliest"):
         table.add_column(title, justify="right" if title in ("place", "probability", "entropy") else "left")
-    places = [*found["tokens"], found["next"]]
+    places = [*explanation["tokens"], explanation["next"]]
     for at, (name, place) in enumerate(zip([*names, "(next)"], places, strict=True)):
         if place["entropy"] is None:
             table.add_row(str(at), Text(name), "", "", "")

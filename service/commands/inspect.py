@@ -64,44 +64,44 @@ def show(settings: Settings, *, as_json: bool) -> int:
     return 0
 
 
-def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What is known of a checkpoint as lines: (name, value)."""
-    mlp, tokenizer, weights = found["mlp"], found["tokenizer"], found["weights"]
+    mlp, tokenizer, weights = facts["mlp"], facts["tokenizer"], facts["weights"]
     kind, size = ("gated " if mlp["gated"] else "") + mlp["activation"], mlp["size"]
-    heads = f"{found['num_heads']} heads of {found['head_size']}, {found['num_kv_heads']} for keys and values"
-    if "global_heads" in found:
-        heads += ", and {head_size} and {num_kv_heads} in layers without a window".format(**found["global_heads"])
-    layers = f"{found['num_layers']} of size {found['hidden_size']}; {heads}; {kind} MLP of {size}; {found['norm']}"
+    heads = f"{facts['num_heads']} heads of {facts['head_size']}, {facts['num_kv_heads']} for keys and values"
+    if "global_heads" in facts:
+        heads += ", and {head_size} and {num_kv_heads} in layers without a window".format(**facts["global_heads"])
+    layers = f"{facts['num_layers']} of size {facts['hidden_size']}; {heads}; {kind} MLP of {size}; {facts['norm']}"
     ends = ", ".join(map(repr, tokenizer["eos_tokens"])) or "none"
     special = f"starts with {tokenizer['bos_token']!r}, ends with {ends}"
     count = "1 file" if weights["files"] == 1 else f"{weights['files']} files"
     rows = [
-        ("checkpoint", found["folder"]),
-        ("family", found["family"]),
+        ("checkpoint", facts["folder"]),
+        ("family", facts["family"]),
         ("layers", layers),
         (
             "vocabulary",
-            f"{found['vocab_size']} tokens; {_head(found)}",
+            f"{facts['vocab_size']} tokens; {_head(facts)}",
         ),
-        ("context", f"{found['max_model_len']} tokens, {found['positions']} positions"),
-        ("parameters", f"{found['parameters']:,}"),
+        ("context", f"{facts['max_model_len']} tokens, {facts['positions']} positions"),
+        ("parameters", f"{facts['parameters']:,}"),
         ("on disk", f"{_size(weights['bytes'])} in {count}, {', '.join(weights['dtypes'])}"),
-        *([("quantised", found["format"])] if found["format"] else []),
+        *([("quantised", facts["format"])] if facts["format"] else []),
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
-        ("chat template", "yes" if found["chat_template"] else "no: /v1/chat/completions is refused"),
+        ("chat template", "yes" if facts["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
     same: dict[str, list[str]] = {}
-    for name, memory in found["memory"].items():
+    for name, memory in facts["memory"].items():
         same.setdefault(f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}", []).append(name)
     rows += [(f"in {' and '.join(names)}", words) for words, names in same.items()]
-    rows.append(("kv_dtype int8", _in_words(found["kv_int8"])))
+    rows.append(("kv_dtype int8", _in_words(facts["kv_int8"])))
     return rows
 
 
-def _head(found: dict[str, Any]) -> str:
-    if not found["makes_text"]:
+def _head(facts: dict[str, Any]) -> str:
+    if not facts["makes_text"]:
         return "no head: embeddings alone"
-    return "head tied to the embedding" if found["tied_head"] else "own head"
+    return "head tied to the embedding" if facts["tied_head"] else "own head"
 
 
 def _in_words(cache: dict[str, int]) -> str:
@@ -145,9 +145,9 @@ def _memory(config: ModelConfig, weights: int, dtype: torch.dtype) -> dict[str, 
     return {"weights_bytes": weights, **_cache(config, dtype)}
 
 
-def _cache(config: ModelConfig, held: torch.dtype) -> dict[str, int]:
-    size = held.itemsize
-    sized = size_engine(config, held, "cpu", EngineOptions(kv_cache_memory=GIB))
+def _cache(config: ModelConfig, kv_dtype: torch.dtype) -> dict[str, int]:
+    size = kv_dtype.itemsize
+    sized = size_engine(config, kv_dtype, "cpu", EngineOptions(kv_cache_memory=GIB))
     return {
         "kv_bytes_per_token": config.kv_bytes_per_token(size),
         "kv_bytes_per_token_past_windows": sum(config.block_bytes(group, 1, size) for group in _keeping_all(config)),

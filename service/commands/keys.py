@@ -88,27 +88,27 @@ def keys(context: typer.Context) -> None:
 
 @app.command("add")
 @with_fields
-def add(name: str, path: Path, given: dict[str, Any]) -> None:
+def add(name: str, path: Path, fields: dict[str, Any]) -> None:
     """Make a key and print it, this once: only its hash is kept. Makes the file where there is none."""
     name, secret = read_name(name), new_secret()
     with editing(path) as entries:
         if name in entries:
             raise SettingError(f"there is a key {name!r} in {str(path)!r} already; remove it first, or choose another name")
-        entries[name] = entry_of(digest_of(secret.encode()), _stored_fields(given))
+        entries[name] = entry_of(digest_of(secret.encode()), _stored_fields(fields))
     print(f"The API key of {name!r}, shown this once; {path} keeps its hash only:", file=sys.stderr)
     print(secret)
 
 
 @app.command("set")
 @with_fields
-def change(name: str, path: Path, given: dict[str, Any]) -> None:
+def change(name: str, path: Path, fields: dict[str, Any]) -> None:
     """Change what is said of a key. What is not given stays; `none` takes it away."""
-    if not given:
+    if not fields:
         raise SettingError(f"say what to change: {', '.join(map(_flag, FIELDS))}")
     with editing(path) as entries:
         if name not in entries:
             raise SettingError(_unknown(name, path))
-        entries[name] = entry_of(entries[name].digest, _stored_fields(fields_of(entries[name]) | given))
+        entries[name] = entry_of(entries[name].digest, _stored_fields(fields_of(entries[name]) | fields))
 
 
 @app.command("list")
@@ -151,8 +151,8 @@ def _given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _stored_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in given.items() if value is not None}
+def _stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in fields.items() if value is not None}
 
 
 def _value(field: str, text: str) -> object:

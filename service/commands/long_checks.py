@@ -18,7 +18,7 @@ MOST_ANSWERS = 8
 UNDER_LIMITS = 32
 """Tokens of the context that are left to the prompt."""
 
-Held = Callable[[Probe, int], Iterator[bool]]
+OpenStream = Callable[[Probe, int], Iterator[bool]]
 """A stream of so many answers as long as the context allows: False for what comes, and True once each answer has ended."""
 
 
@@ -43,14 +43,14 @@ def held_grpc(probe: Probe, answers: int) -> Iterator[bool]:
             yield ended == answers
 
 
-def check_long_stream(probe: Probe, held: Held) -> str:
+def check_long_stream(probe: Probe, open_stream: OpenStream) -> str:
     """Hold a stream for LONG_SECONDS. Raises CheckFailed where it is cut, and CheckSkipped where this model's end sooner."""
     answers = 1
     while True:
         began = time.monotonic()
         ended, lasted = False, 0.0
         try:
-            for last in held(probe, answers):
+            for last in open_stream(probe, answers):
                 ended, lasted = last, time.monotonic() - began
                 if lasted >= LONG_SECONDS:
                     return f"a stream was held for {lasted:.0f} s"

@@ -55,7 +55,9 @@ def offline_service(
     defaults = read_defaults(settings.folder, settings.generation_config)
     tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
     adapter_registry = (
-        None if engine.adapters is None else AdapterRegistry(engine.adapters, dict(adapters), most=1, taken=settings.name)
+        None
+        if engine.adapters is None
+        else AdapterRegistry(engine.adapters, dict(adapters), most=1, reserved_name=settings.name)
     )
     try:
         yield (
@@ -100,9 +102,9 @@ def to_chat(
     return body, to_command(body, "offline", service.defaults, template, form)
 
 
-async def run_chat(service: GenerationService, asked: tuple[ChatRequest, Command], write: Write) -> dict[str, Any]:
+async def run_chat(service: GenerationService, request: tuple[ChatRequest, Command], write: Write) -> dict[str, Any]:
     """What POST /v1/chat/completions would answer; see `completed`."""
-    return await _run_answer(service, ChatWriter, *asked, write)
+    return await _run_answer(service, ChatWriter, *request, write)
 
 
 async def run_completion(

@@ -82,9 +82,9 @@ def read_text(path: Path | None) -> Text:
         raise SettingError(f"text {path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from error
 
 
-def names_of(wanted: str) -> list[str]:
+def names_of(text: str) -> list[str]:
     """Forms as they are given, int8,int4. Raises SettingError."""
-    names = [name.strip() for name in wanted.split(",")]
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in FORMS:
             raise SettingError(f"quantize has {name!r}; it takes {', '.join(FORMS)}, with commas between them")
@@ -125,7 +125,7 @@ def measure_quality(
     columns = (TextColumn("Reading"), BarColumn(), TextColumn("{task.completed} of {task.total} tokens"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=len(tokens))
-        found = compare(list(forms.values()), tokens, context, lambda done: bar.update(task, completed=done))
+        found = compare(list(forms.values()), tokens, context, lambda count: bar.update(task, completed=count))
     rows = [_row(name, quality, found[0], text.num_bytes) for name, quality in zip(forms, found, strict=True)]
     return {"text": text.name, "bytes": text.num_bytes, "positions": len(tokens) - 1, "forms": rows}
 
@@ -141,12 +141,12 @@ def _row(name: str, quality: Quality, first: Quality, num_bytes: int) -> dict[st
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(report: Mapping[str, Any]) -> str:
     """The rows for a person: a Markdown table."""
-    first = found["forms"][0]["form"]
+    first = report["forms"][0]["form"]
     lines = [f"| weights | bits per byte | over {first} | KL divergence, nats a token | same most likely token |"]
     lines += ["| --- | --- | --- | --- | --- |"]
-    for row in found["forms"]:
+    for row in report["forms"]:
         ratio = f"{row['ratio']:.4f} ± {row['ratio_error']:.4f}" if row["ratio_error"] else "1"
         numbers = (f"{row['bits_per_byte']:.4f}", ratio, f"{row['kl_divergence']:.3g}", f"{row['agreement']:.2%}")
         lines.append("| " + " | ".join((row["form"], *numbers)) + " |")

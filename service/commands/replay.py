@@ -50,10 +50,10 @@ def read_exchange(answer: Path, request: Path | None) -> tuple[dict[str, Any], d
     return asked, response
 
 
-def replay(asked: Mapping[str, Any], response: Mapping[str, Any], ask: Ask, precise: Callable[[], bool]) -> Verdict:
+def replay(request: Mapping[str, Any], response: Mapping[str, Any], ask: Ask, precise: Callable[[], bool]) -> Verdict:
     """Ask again and compare. `precise` tells whether who answers computes the same bits in any batch."""
     try:
-        body = _body(asked, response)
+        body = _body(request, response)
         again = ask(body)
         _check_weights(response, again)
     except Impossible as why:
@@ -89,19 +89,19 @@ def _end_of(choice: Mapping[str, Any]) -> Any:
     return cut if reason == "length" and cut in ("deadline", "abort") else reason
 
 
-def _body(asked: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
+def _body(request: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
     """The request of the second answer. Raises Impossible."""
     seed = response.get("seed")
     if type(seed) is not int:
         raise Impossible("the answer has no seed: another seed samples other tokens")
-    if asked.get("seed") not in (None, seed):
-        raise Impossible(f"the request has the seed {asked['seed']}, and the answer {seed}: they do not belong together")
+    if request.get("seed") not in (None, seed):
+        raise Impossible(f"the request has the seed {request['seed']}, and the answer {seed}: they do not belong together")
     reasons = [_end_of(choice) for choice in response["choices"]]
     for reason in reasons:
         if reason not in WHOLE:
             raise Impossible(f"the answer ended with {reason!r}, which depends on the time that it took")
     left_out = ("stream", "stream_options", "deadline_ms", "request_id")
-    same = {name: value for name, value in asked.items() if name not in left_out}
+    same = {name: value for name, value in request.items() if name not in left_out}
     return {**same, "seed": seed, "return_token_ids": True}
 
 

@@ -15,8 +15,8 @@ def printer(*, silent: bool = False) -> Print:
         return lambda outcome, spent, name, detail: None
     console, colours = Console(highlight=False), {"ok": "green", "failed": "bold red", "skipped": "yellow"}
 
-    def show(outcome: str, spent: str, name: str, detail: str) -> None:
-        line = Text.assemble((f"{outcome:<7}", colours[outcome]), f" {spent:>8}  {name:<19} ", (detail, "dim"))
+    def show(outcome: str, duration: str, name: str, detail: str) -> None:
+        line = Text.assemble((f"{outcome:<7}", colours[outcome]), f" {duration:>8}  {name:<19} ", (detail, "dim"))
         console.print(line, soft_wrap=True)
 
     return show

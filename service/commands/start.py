@@ -16,12 +16,12 @@ MOST_TEXT = 16 << 20
 """Bytes of standard input; no context is as long."""
 
 
-def start_settings(given: Mapping[str, Any], *, locate: bool = True, is_server: bool = False) -> Settings:
+def start_settings(arguments: Mapping[str, Any], *, locate: bool = True, is_server: bool = False) -> Settings:
     """The settings of a command; tells which variables nobody reads. Raises SettingError, and with `locate` CheckpointError.
 
     A server writes all its lines in its `log_format`.
     """
-    settings = read_settings(given)
+    settings = read_settings(arguments)
     if is_server:
         set_line_style(settings.log_format)
     for name in unknown_variables():
@@ -46,6 +46,8 @@ def given_text(text: str | None, name: str) -> str:
     One line break at its end is left out: `echo` writes it.
     """
     if text is not None:
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):  # as Python keeps other bytes
+            raise SettingError(f"the {name} on the command line is not UTF-8")
         return text
     piped = sys.stdin is not None and not sys.stdin.isatty()
     read = sys.stdin.buffer.read(MOST_TEXT + 1).removesuffix(b"\n") if piped else b""

@@ -209,8 +209,8 @@ def _of_response(body: ResponsesRequest, template: ChatTemplate, form: AnswerFor
     effort = None if body.reasoning is None else body.reasoning.effort
     effort = known_effort(template, effort, "reasoning", remarks)
 
-    def write(dropped: int = 0) -> ChatText:
-        messages = without_oldest(messages_of_input(body.instructions, body.input, remarks), dropped)
+    def write(num_dropped: int = 0) -> ChatText:
+        messages = without_oldest(messages_of_input(body.instructions, body.input, remarks), num_dropped)
         return prompt_of(template, messages, calling, body.chat_template_kwargs or {}, effort)
 
     most = len(body.input) - 1 if body.truncation == "auto" and isinstance(body.input, list) else 0

@@ -161,15 +161,15 @@ class _Input(Shape):
     input: Items
 
 
-def messages_of_input(instructions: str | None, given: Any, remarks: Remarks) -> list[dict[str, Any]]:
+def messages_of_input(instructions: str | None, input_value: Any, remarks: Remarks) -> list[dict[str, Any]]:
     """A conversation as templates take it. Raises InvalidRequest with the place named."""
     told_first: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(given, str):
-        return [*told_first, {"role": "user", "content": given}]
-    if not isinstance(given, list):
-        raise wrong("input", "must be a string, or a list of items", given)
-    at_most("input", given, MAX_MESSAGES, "items")
-    items = validate(_Input, {"input": given}, remarks, exact=True).input
+    if isinstance(input_value, str):
+        return [*told_first, {"role": "user", "content": input_value}]
+    if not isinstance(input_value, list):
+        raise wrong("input", "must be a string, or a list of items", input_value)
+    at_most("input", input_value, MAX_MESSAGES, "items")
+    items = validate(_Input, {"input": input_value}, remarks, exact=True).input
     read = _Reader(remarks, told_first)
     for index, item in enumerate(items):
         read.take(item, f"input[{index}]")

@@ -70,41 +70,41 @@ class ScoreRequest(Scoring):
     documents: _TEXTS = optional_field(description="`text_2`, where that is absent.")
 
 
-def to_rerank(given: RerankRequest, request_id: str) -> dict[str, Any]:
+def to_rerank(body: RerankRequest, request_id: str) -> dict[str, Any]:
     """The arguments of `score.command_of`. Raises InvalidRequest with the field named."""
-    if given.query is None:
+    if body.query is None:
         raise InvalidRequest("query is required: a string", "query")
-    if given.top_n is not None:
-        integer("top_n", given.top_n, 0, MAX_INT32)
-    documents = None if given.documents is None else [each if isinstance(each, str) else each.text for each in given.documents]
-    return _common(given, request_id) | {"queries": ("query", (given.query,)), "documents": _many("documents", documents)}
+    if body.top_n is not None:
+        integer("top_n", body.top_n, 0, MAX_INT32)
+    documents = None if body.documents is None else [each if isinstance(each, str) else each.text for each in body.documents]
+    return _common(body, request_id) | {"queries": ("query", (body.query,)), "documents": _many("documents", documents)}
 
 
-def to_scores(given: ScoreRequest, request_id: str) -> dict[str, Any]:
+def to_scores(body: ScoreRequest, request_id: str) -> dict[str, Any]:
     """The arguments of `score.command_of`. Raises InvalidRequest with the field named."""
-    queries = _either(given, "text_1", "queries")
-    documents = _either(given, "text_2", "documents")
+    queries = _either(body, "text_1", "queries")
+    documents = _either(body, "text_2", "documents")
     count = len(queries[1])
     if count not in (1, len(documents[1])):
         wanted = f"1 text, or as many as {documents[0]}, which has {len(documents[1])}"
         raise InvalidRequest(f"{queries[0]} must hold {wanted}; got {count}", queries[0])
-    return _common(given, request_id) | {"queries": queries, "documents": documents}
+    return _common(body, request_id) | {"queries": queries, "documents": documents}
 
 
-def _common(given: Scoring, request_id: str) -> dict[str, Any]:
-    if given.max_tokens_per_doc is not None:
-        integer("max_tokens_per_doc", given.max_tokens_per_doc, 1, MAX_INT32)
-    fields = {"request_id": given.request_id or request_id}
-    own = {"instruction": given.instruction, "max_tokens_per_doc": given.max_tokens_per_doc}
-    return fields_of(given, Command) | fields | own
+def _common(body: Scoring, request_id: str) -> dict[str, Any]:
+    if body.max_tokens_per_doc is not None:
+        integer("max_tokens_per_doc", body.max_tokens_per_doc, 1, MAX_INT32)
+    fields = {"request_id": body.request_id or request_id}
+    own = {"instruction": body.instruction, "max_tokens_per_doc": body.max_tokens_per_doc}
+    return fields_of(body, Command) | fields | own
 
 
-def _either(given: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, ...]]:
+def _either(body: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, ...]]:
     """A field that has two names, under the one that the caller uses."""
-    if getattr(given, name) is not None and getattr(given, other) is not None:
+    if getattr(body, name) is not None and getattr(body, other) is not None:
         raise InvalidRequest(f"{other} is another name of {name}: only one may be given", other)
-    used = other if getattr(given, name) is None and getattr(given, other) is not None else name
-    value = getattr(given, used)
+    used = other if getattr(body, name) is None and getattr(body, other) is not None else name
+    value = getattr(body, used)
     return _many(used, [value] if isinstance(value, str) else value)
 
 

@@ -39,8 +39,8 @@ class Shape(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _looked_through(cls, given: Any, info: ValidationInfo) -> Any:
-        return _drop_names(given, cls.names, info.context, cls.off)
+    def _looked_through(cls, data: Any, info: ValidationInfo) -> Any:
+        return _drop_names(data, cls.names, info.context, cls.off)
 
 
 NO_OFF: Mapping[str, Off] = MappingProxyType({})
@@ -64,15 +64,15 @@ def build_all(kind: type[Shape] = Shape) -> None:
         build_all(each)
 
 
-def _drop_names(given: Any, names: frozenset[str], remarks: Remarks | None, off: Mapping[str, Off] = NO_OFF) -> Any:
+def _drop_names(data: Any, names: frozenset[str], remarks: Remarks | None, off: Mapping[str, Off] = NO_OFF) -> Any:
     """Null of any name is absent, also of one that is not known. Other unknown names are left out, and said; but the first of
     them that may not be is kept, and is an error.
     """
-    if not isinstance(given, dict) or names.issuperset(given):
-        return given
-    unknown = [name for name, value in given.items() if name not in names and value is not None]
+    if not isinstance(data, dict) or names.issuperset(data):
+        return data
+    unknown = [name for name, value in data.items() if name not in names and value is not None]
     wrong = next((name for name in unknown if remarks is None or name in off or not is_ignored(name, names, remarks)), None)
-    return {name: value for name, value in given.items() if name in names or name == wrong}
+    return {name: value for name, value in data.items() if name in names or name == wrong}
 
 
 class NullAsAbsent:
@@ -83,9 +83,9 @@ class NullAsAbsent:
         names = frozenset(source.__required_keys__ | source.__optional_keys__)
 
         def drop_names(
-            given: Any, info: ValidationInfo
+            data: Any, info: ValidationInfo
         ) -> Any:  # asked for each part of each message: the usual case is told here
-            return given if isinstance(given, dict) and names.issuperset(given) else _drop_names(given, names, info.context)
+            return data if isinstance(data, dict) and names.issuperset(data) else _drop_names(data, names, info.context)
 
         return core_schema.with_info_before_validator_function(drop_names, handler(source))
 
@@ -146,12 +146,12 @@ def wires(model: type[BaseModel]) -> dict[str, Wire]:
     return {name: each[-1] if each else Wire() for name, each in found.items()}
 
 
-def body(*required: str, off: Mapping[str, Off] = NO_OFF) -> ConfigDict:
+def body(*required_fields: str, off: Mapping[str, Off] = NO_OFF) -> ConfigDict:
     """For a body: fields whose absence ours refuse, and fields that its model lacks because they may only ask for nothing."""
 
     def extend(schema: Schema) -> None:
         schema["properties"] |= {name: _off(rule) for name, rule in off.items()}
-        schema["required"] = [*schema.get("required", ()), *required]
+        schema["required"] = [*schema.get("required", ()), *required_fields]
 
     return ConfigDict(json_schema_extra=extend)
 

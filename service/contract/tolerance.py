@@ -124,32 +124,34 @@ SAMPLING: dict[str, Off] = {
 """Fields of other servers: what does nothing there, and the field of ours that does the same."""
 
 
-def known_fields(document: dict[str, Any], known: frozenset[str], off: dict[str, Off], remarks: Remarks) -> dict[str, Any]:
+def known_fields(
+    document: dict[str, Any], known_names: frozenset[str], off: dict[str, Off], remarks: Remarks
+) -> dict[str, Any]:
     """The fields of a body that its route knows, and the first other one that is an error in itself.
 
     The rest is ignored, or raises NotSupported by name.
     """
     kept = {}
     for name, value in document.items():
-        if name in known:
+        if name in known_names:
             kept[name] = value
         elif value is not None:
             rule = off.get(name)
             if rule is not None:
                 _check_off(name, value, rule, remarks.max_model_len)
                 remarks.ignore(name)
-            elif not is_ignored(name, known, remarks):
+            elif not is_ignored(name, known_names, remarks):
                 return kept | {name: value}
     return kept
 
 
-def is_ignored(name: str, known: frozenset[str], remarks: Remarks) -> bool:
+def is_ignored(name: str, known_names: frozenset[str], remarks: Remarks) -> bool:
     """Whether a field that is not known is ignored, and said; else it is an error."""
     if name in remarks.ignored_fields:
         return True
     if remarks.strict or len(remarks.ignored_fields) >= MAX_UNKNOWN:
         return False
-    if name not in PUBLISHED and (meant := nearest(name, known)) is not None:
+    if name not in PUBLISHED and (meant := nearest(name, known_names)) is not None:
         remarks.near[name] = meant
         return False
     remarks.ignore(name)
@@ -165,12 +167,12 @@ def _check_off(name: str, value: Any, rule: Off, max_model_len: int) -> None:
     raise NotSupported(f"{name} is not supported{instead}; got {describe(value)}", name)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known_names: Iterable[str]) -> str | None:
     """The known name that a mistyped one resembles; None for none."""
     edits = next((edits for letters, edits in NEAR if len(name) >= letters), 0)
     if not edits or len(name) > MAX_NAME:
         return None
-    return next((other for other in sorted(known) if _edits_within(name, other, edits)), None)
+    return next((other for other in sorted(known_names) if _edits_within(name, other, edits)), None)
 
 
 def _edits_within(one: str, other: str, most: int) -> bool:

@@ -36,26 +36,27 @@ class AdapterRegistry:
     def __init__(
         self,
         reader: Reader,
-        fixed: Mapping[str, Path],
+        static_adapters: Mapping[str, Path],
         folder: Path | None = None,
         *,
         most: int,
-        taken: str = "",
+        reserved_name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Loads all of them. Raises CheckpointError or SettingError where one of `fixed`, or the folder itself, cannot be read.
+        """Loads all of them. Raises CheckpointError or SettingError where one of `static_adapters`, or the folder itself,
+        cannot be read.
 
-        `most`: adapters at a time. `taken`: the model's name, which no adapter may have.
+        `most`: adapters at a time. `reserved_name`: the model's name, which no adapter may have.
         """
-        self._reader, self._folder, self._most, self._taken, self._clock = reader, folder, most, taken, clock
+        self._reader, self._folder, self._most, self._reserved_name, self._clock = reader, folder, most, reserved_name, clock
         self._fixed: dict[str, Adapter] = {}
         self._found: dict[str, tuple[Seen, Adapter]] = {}
         self._bad: dict[str, tuple[Seen, str]] = {}
         self._complaints: dict[str, tuple[str, float]] = {}
         self._stopping = threading.Event()
-        if len(fixed) > most:
-            raise SettingError(f"adapter names {len(fixed)} adapters, but max_adapters is {most}")
-        for name, place in fixed.items():
+        if len(static_adapters) > most:
+            raise SettingError(f"adapter names {len(static_adapters)} adapters, but max_adapters is {most}")
+        for name, place in static_adapters.items():
             self._fixed[name] = self._load_adapter(name, place)
         self._adapters: Mapping[str, Adapter] = self._fixed
         if folder is not None and not folder.is_dir():
@@ -135,6 +136,6 @@ class AdapterRegistry:
                 yield place.name, place, tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
 
     def _load_adapter(self, name: str, place: Path) -> Adapter:
-        if name == self._taken or (name in self._fixed):
+        if name == self._reserved_name or (name in self._fixed):
             raise SettingError(f"another has the name {name!r}")
         return self._reader.read(place)

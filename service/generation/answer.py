@@ -72,8 +72,8 @@ class Answer:
         """The parts that the end of the answer releases."""
         if self.parser is None:
             return []
-        cut = hit if hit is not None and not self.stops.include_stop_str_in_output else ""
-        return self.parser.finish(complete=reason is FinishReason.STOP, cut=cut)
+        stop_string = hit if hit is not None and not self.stops.include_stop_str_in_output else ""
+        return self.parser.finish(complete=reason is FinishReason.STOP, stop_string=stop_string)
 
     @property
     def _has_enough(self) -> bool:
@@ -159,26 +159,26 @@ def check_begun(reason: FinishReason | None, token: str = "the first token") -> 
 class RegeneratedAnswer:
     """An answer whose beginning is made again, beside what an earlier call showed. Raises AnswerChanged where they differ."""
 
-    def __init__(self, shown: ShownPrefix, received: Sequence[int]) -> None:
-        self._shown = shown
-        self._num_tokens, self._digest = len(received), digest_of(received)
+    def __init__(self, prefix: ShownPrefix, received_tokens: Sequence[int]) -> None:
+        self._prefix = prefix
+        self._num_tokens, self._digest = len(received_tokens), digest_of(received_tokens)
         self._compare()
 
     def split_at_prefix_end(self, outputs: Iterable[Output]) -> Iterator[Output]:
         """The outputs, so that one of them ends where the beginning does; the last one, where the answer ended there."""
         at = self._num_tokens
         for output in outputs:
-            first, at = self._shown.num_tokens - at, at + len(output.token_ids)
+            first, at = self._prefix.num_tokens - at, at + len(output.token_ids)
             is_whole = first == len(output.token_ids) and output.finish_reason not in CUT
             if 0 < first <= len(output.token_ids) and not is_whole:
-                end = FinishReason.ABORT if self._shown.has_ended else None
+                end = FinishReason.ABORT if self._prefix.has_ended else None
                 yield output._replace(
                     token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=end, times=None
                 )
                 output = output._replace(
                     token_ids=output.token_ids[first:], logprobs=output.logprobs[first:], prompt_logprobs=(), hidden=None
                 )
-            elif is_whole and self._shown.has_ended and output.finish_reason is None:
+            elif is_whole and self._prefix.has_ended and output.finish_reason is None:
                 output = output._replace(finish_reason=FinishReason.ABORT)  # as a deadline or a drain ended it
             yield output
 
@@ -188,15 +188,15 @@ class RegeneratedAnswer:
         Raises DeadlineExceeded or Unavailable where the end comes from outside, before any of them.
         """
         for chunk in chunks:
-            if self._num_tokens < self._shown.num_tokens:
+            if self._num_tokens < self._prefix.num_tokens:
                 self._num_tokens, self._digest = chunk.num_tokens, digest_of(chunk.token_ids, self._digest)
                 self._compare(chunk.finish_reason)
-        return [chunk for chunk in chunks if chunk.num_tokens > self._shown.num_tokens or chunk.finish_reason is not None]
+        return [chunk for chunk in chunks if chunk.num_tokens > self._prefix.num_tokens or chunk.finish_reason is not None]
 
     def _compare(self, reason: FinishReason | None = None) -> None:
         """Where the beginning is whole, or ends too early."""
-        if self._num_tokens == self._shown.num_tokens:
-            differs = self._digest != self._shown.digest or (reason is not None and not self._shown.has_ended)
+        if self._num_tokens == self._prefix.num_tokens:
+            differs = self._digest != self._prefix.digest or (reason is not None and not self._prefix.has_ended)
         else:
             check_begun(reason, "the first token after that of the Last-Event-ID")
             differs = reason is not None

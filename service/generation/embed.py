@@ -61,18 +61,18 @@ async def compute_embeddings(
     command: Command,
     dimensions: int | None,
     record: RequestRecord,
-    held: ExitStack,
+    resources: ExitStack,
     *,
     adapter: Adapter | None,
 ) -> EmbeddingResult:
     """The vectors of the command's texts: their first `dimensions` numbers, or all. Raises an AttendError.
 
-    They hold their places among those of all calls until `held` is closed.
+    They hold their places among those of all calls until `resources` is closed.
     """
     record.at_once = True
     vectors: list[Any] = [None] * command.num_answers
     num_tokens = 0
-    async for chunks in service.generate(command, record, held, adapter=adapter):
+    async for chunks in service.generate(command, record, resources, adapter=adapter):
         for chunk in chunks:
             assert chunk.prompt is not None, "an embedding ends with its first output"
             assert chunk.prompt.hidden is not None, "the engine has made no vector"

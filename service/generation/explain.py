@@ -60,15 +60,15 @@ class ExplainService:
         self.explainer = explainer
         self._places = FairSemaphore(MOST_CALLS, "texts are being explained")
 
-    async def explain(self, command: ExplainCommand, record: RequestRecord, held: ExitStack) -> ExplainResult:
+    async def explain(self, command: ExplainCommand, record: RequestRecord, resources: ExitStack) -> ExplainResult:
         """The answer to one call, which is charged for the tokens of its text. Raises an AttendError.
 
-        It has a place among MOST_CALLS until `held` is closed: an answer that is being written takes some MB.
+        It has a place among MOST_CALLS until `resources` is closed: an answer that is being written takes some MB.
         """
         deadline, caller = self.service.deadline_of(command.arrival, command.deadline_ms), command.caller
         with record.errors(), ExitStack() as stack:
             lease = stack.enter_context(admission(caller))
-            held.enter_context(self._places.hold(caller.owner))
+            resources.enter_context(self._places.hold(caller.owner))
             self._check_model(command.model)
             self._check_room()
             try:

@@ -22,8 +22,8 @@ async def fit_conversation(command: Command, most: int, num_tokens: Callable[[Ch
         return command
     room = most - max(1, min(command.stops.max_tokens or 1, most // 2))
 
-    def fits(dropped: int) -> bool:
-        return num_tokens(prompt.write(dropped)) <= room
+    def fits(num_dropped: int) -> bool:
+        return num_tokens(prompt.write(num_dropped)) <= room
 
     low, high = 0, prompt.most_dropped  # fewest and most that may have to go
     while low < high:

@@ -79,13 +79,13 @@ class GenerationService:
         self._vectors = FairSemaphore(MOST_VECTORS, "numbers of embeddings are being computed")
 
     async def generate(
-        self, command: Command, record: RequestRecord, held: ExitStack | None = None, *, adapter: Adapter | None
+        self, command: Command, record: RequestRecord, resources: ExitStack | None = None, *, adapter: Adapter | None
     ) -> AsyncGenerator[list[Chunk], None]:
         """The answers as they are made, in lists of chunks that arrived together. Closing the iterator aborts.
 
         `adapter` is the result of `adapter_of`, so that the fingerprint and the computation use the same one. Log probabilities
-        of prompts, and embeddings, hold their places until the end, or until `held` is closed: a caller that gathers chunks
-        keeps them longer.
+        of prompts, and embeddings, hold their places until the end, or until `resources` is closed: a caller that gathers
+        chunks keeps them longer.
 
         A call in parts (`Command.in_parts`) has no more of its prompts in the engine than `_at_once` says, and takes no more
         places of its key.
@@ -107,10 +107,10 @@ class GenerationService:
             if command.prompt_logprobs is not None:
                 each = command.prompt_logprobs + 1
                 amount = each * sum(len(request.prompt) for request in requests)
-                (stack if held is None else held).enter_context(self._scores.hold(command.caller.owner, amount))
+                (stack if resources is None else resources).enter_context(self._scores.hold(command.caller.owner, amount))
             if command.embedding is not None:
                 amount = len(requests) * self.engine.info.hidden_size
-                (stack if held is None else held).enter_context(self._vectors.hold(command.caller.owner, amount))
+                (stack if resources is None else resources).enter_context(self._vectors.hold(command.caller.owner, amount))
             unfinished = dict(answers)
             remade = None if command.shown_prefix is None else RegeneratedAnswer(command.shown_prefix, command.resume_token_ids)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
@@ -127,6 +127,8 @@ class GenerationService:
                             yield chunks
                         if not unfinished:
                             break
+                        if command.in_parts and asyncio.get_running_loop().time() >= deadline:
+                            check_begun(FinishReason.DEADLINE)  # the alarm knows the parts alone that were in the engine
             finally:
                 alarm.cancel()
 
@@ -178,6 +180,8 @@ class GenerationService:
         most, keep = command.stops.max_tokens, command.truncate_prompt_tokens
         if most is None:  # prompt and answer fill the context
             return command.num_answers * self.engine.info.max_model_len
+        if command.remarks.clamps:
+            most = min(most, self.engine.info.max_model_len)
         sizes = [len(prompt) if isinstance(prompt, tuple) else 1 for prompt in command.prompts]
         return command.n * sum(most + min(size, keep or size) for size in sizes)
 

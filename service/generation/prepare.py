@@ -56,6 +56,8 @@ class _Text(NamedTuple):
     """What stands around it, and how much of it is kept."""
     literals: tuple[Span, ...] = ()
     """Parts of a chat in which no control token is looked for."""
+    framing: int = 0
+    """Characters of what stands around it."""
 
 
 @dataclass(slots=True)
@@ -143,11 +145,11 @@ class Preparation:
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
             text = _of_chat(await run_exclusive(prompt.write, command.arrival))
         elif isinstance(prompt, FramedText):
-            text = _Text(self._short(prompt), prompt.add_special_tokens, prompt)
+            text = _Text(self._short(prompt), prompt.add_special_tokens, prompt, framing=sum(map(len, prompt.around)))
         else:
             text = _Text(infill(self.tokenizer, prompt, command.suffix) if command.suffix else prompt, add_special_tokens=True)
-        if len(text.text) > self._most_characters:
-            size = f"{limit} tokens, which {len(text.text)} characters cannot fit"
+        if (characters := len(text.text) + text.framing) > self._most_characters:
+            size = f"{limit} tokens, which {characters} characters cannot fit"
             raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
         return text
 
@@ -182,7 +184,7 @@ class Preparation:
             if limit is not None:
                 request.grammar = ReasoningBudget(limit, request.grammar, is_open=read.ends_in_reasoning)
             skip = command.skip_special_tokens
-            text = TextStream(self.tokenizer, command.stops, skip_special_tokens=skip, shown=shown)
+            text = TextStream(self.tokenizer, command.stops, skip_special_tokens=skip, visible_tokens=shown)
             echo = read.echoes[place] if command.echo else ""
             answer = Answer(index, request, command.stops, text, self.info.eos_token_ids, echo)
             if command.chat is not None:
@@ -363,7 +365,10 @@ async def _run(work: Callable[[], T], size: int, turn: str | None) -> T:
 
 def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:
     """How long `Preparation._read` takes, in characters."""
-    decoding, texts = command.decoding, sum(len(prompt.text) for prompt in prompts if isinstance(prompt, _Text))
+    decoding, texts = (
+        command.decoding,
+        sum(len(prompt.text) + prompt.framing for prompt in prompts if isinstance(prompt, _Text)),
+    )
     of_prompts = sum(len(prompt) for prompt in prompts if not isinstance(prompt, _Text))
     others = len(decoding.allowed_token_ids) + len(command.resume_token_ids) + len(command.stops.stop_token_ids)
     ids = others + len(decoding.logit_bias) + of_prompts * (IDS_A_CHARACTER if command.echo else 1)

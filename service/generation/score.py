@@ -20,7 +20,7 @@ from attend.model.scoring import ScoreWay
 from attend.service.generation.embed import compute_embeddings
 from attend.service.generation.generation import MOST_VECTORS, GenerationService
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Command, FramedText
+from attend.service.records import BYTES_A_TOKEN, MOST_INPUT_TOKENS, Command, FramedText
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 BEFORE = (
@@ -28,6 +28,8 @@ BEFORE = (
     'that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
 )
+MOST_CHARACTERS = BYTES_A_TOKEN * MOST_INPUT_TOKENS
+"""Of queries and instructions, each counted once for each of its documents: as many as a call has bytes."""
 AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 Texts = tuple[str, tuple[str, ...]]
@@ -61,8 +63,7 @@ def command_of(
         if instruction is not None and service.scoring.way is not None:
             raise NotSupported("instruction is for models that answer yes or no: this one compares embeddings", "instruction")
         return _of_vectors(service, queries, [FramedText(text, max_tokens_per_doc) for text in texts], fields)
-    asked = queries[1] * len(texts) if len(queries[1]) == 1 else queries[1]
-    heads = [BEFORE.format(instruction=instruction or INSTRUCTION, query=query) for query in asked]
+    heads = _heads(queries, len(texts), instruction or INSTRUCTION)
     pairs = zip(texts, heads, strict=True)
     return Command(
         prompts=tuple(FramedText(text, max_tokens_per_doc, (head, AFTER), add_special_tokens=False) for text, head in pairs),
@@ -72,6 +73,17 @@ def command_of(
         scored_token_ids=service.scoring.tokens,
         **fields,
     )
+
+
+def _heads(queries: Texts, count: int, instruction: str) -> list[str]:
+    """What stands before each of so many documents. Raises InvalidRequest where all of it together is more than can be read."""
+    name, asked = queries
+    size = count * (len(BEFORE) + len(instruction)) + sum(map(len, asked)) * (count if len(asked) == 1 else 1)
+    if size > MOST_CHARACTERS:
+        texts = f"{name} and instruction may have at most {MOST_CHARACTERS} characters, counted once for each document"
+        raise InvalidRequest(f"{texts}; got {size}", name)
+    heads = [BEFORE.format(instruction=instruction, query=query) for query in asked]
+    return heads * count if len(heads) == 1 else heads
 
 
 def _of_vectors(service: GenerationService, queries: Texts, documents: list[FramedText], fields: dict[str, Any]) -> Command:
@@ -94,19 +106,19 @@ async def score(
     command: Command,
     num_documents: int,
     record: RequestRecord,
-    held: ExitStack,
+    resources: ExitStack,
     *,
     adapter: Adapter | None,
 ) -> ScoreResult:
     """The scores of the command's pairs. Raises an AttendError."""
     if command.embedding is not None:
-        embedded = await compute_embeddings(service, command, None, record, held, adapter=adapter)
+        embedded = await compute_embeddings(service, command, None, record, resources, adapter=adapter)
         queries, documents = embedded.vectors[:-num_documents], embedded.vectors[-num_documents:]
         pairs = zip(queries * num_documents if len(queries) == 1 else queries, documents, strict=True)
         return ScoreResult([float(np.dot(query, document)) for query, document in pairs], embedded.num_tokens)
     record.at_once = True
     scores, num_tokens = [math.nan] * num_documents, 0
-    async for chunks in service.generate(command, record, held, adapter=adapter):
+    async for chunks in service.generate(command, record, resources, adapter=adapter):
         for chunk in chunks:
             found = dict(chunk.logprobs[0].top)
             yes, no = (found[token] for token in command.scored_token_ids)

@@ -15,10 +15,15 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: StopRules, *, skip_special_tokens: bool, shown: Mapping[int, str] | None = None
+        self,
+        tokenizer: Tokenizer,
+        stops: StopRules,
+        *,
+        skip_special_tokens: bool,
+        visible_tokens: Mapping[int, str] | None = None,
     ) -> None:
-        """`shown` are special tokens that are text all the same."""
-        self._decoder = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
+        """`visible_tokens` are special tokens that are text all the same."""
+        self._decoder = StreamDecoder(tokenizer, skip_special_tokens=skip_special_tokens, visible_tokens=visible_tokens)
         self._stops = stops
         self._searches = [StopSearch(stop) for stop in stops.stop]
         self._held = ""

@@ -131,8 +131,10 @@ async def _tell_scores(message: pb.PromptInfo | pb.Output, scores: Sequence[Toke
             message.top_logprobs.extend(map(_top, some))
 
 
-def _top(scored: TokenLogprob) -> pb.TopLogprobs:
-    return pb.TopLogprobs(token_ids=[token for token, _ in scored.top], logprobs=[value for _, value in scored.top])
+def _top(token_logprob: TokenLogprob) -> pb.TopLogprobs:
+    return pb.TopLogprobs(
+        token_ids=[token for token, _ in token_logprob.top], logprobs=[value for _, value in token_logprob.top]
+    )
 
 
 def _timing(chunks: Sequence[Chunk]) -> pb.Timing | None:

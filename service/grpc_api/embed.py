@@ -27,10 +27,10 @@ def check_sizes(request: pb.EmbedRequest, info: EngineInfo) -> None:
     check_total("input", sum(sizes))
 
 
-async def to_response(embedded: EmbeddingResult, fingerprint: str) -> pb.EmbedResponse:
+async def to_response(result: EmbeddingResult, fingerprint: str) -> pb.EmbedResponse:
     """The answer. Other work on the event loop runs between its vectors."""
-    response = pb.EmbedResponse(num_prompt_tokens=embedded.num_tokens, system_fingerprint=fingerprint)
-    for at, vector in enumerate(embedded.vectors):
+    response = pb.EmbedResponse(num_prompt_tokens=result.num_tokens, system_fingerprint=fingerprint)
+    for at, vector in enumerate(result.vectors):
         if at % AT_ONCE == AT_ONCE - 1:
             await yield_to_loop()
         response.embeddings.add(values=vector.tolist())

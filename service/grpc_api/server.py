@@ -69,8 +69,8 @@ class Calls:
         give = self._reader if described.containing_service is SERVICE else self._parse_message
         wants_context = "grpc_context" in inspect.signature(method).parameters
 
-        async def begin(messages: AsyncIterator[bytes], context: Any, held: ExitStack) -> Any:
-            given = await give(described, messages, context, held)
+        async def begin(messages: AsyncIterator[bytes], context: Any, resources: ExitStack) -> Any:
+            given = await give(described, messages, context, resources)
             return method(given, **({"grpc_context": AioContext(context)} if wants_context else {}))
 
         async def unary(messages: AsyncIterator[bytes], context: Any) -> Any:
@@ -98,19 +98,19 @@ class Calls:
         return grpc.stream_unary_rpc_method_handler(unary, response_serializer=answer.SerializeToString)
 
     async def _reader(
-        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
+        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, resources: ExitStack
     ) -> Callable[[str | None], Awaitable[bytes]]:
         """What a method of ours reads its message by. A call has its place from then on."""
 
         async def message(turn: str | None) -> bytes:
             data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
-            held.enter_context(self._places.hold(None))
+            resources.enter_context(self._places.hold(None))
             return data
 
         return message
 
     async def _parse_message(
-        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, held: ExitStack
+        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, resources: ExitStack
     ) -> Message:
         """The message of a check of health, which takes no place. Raises InvalidRequest, SlowBody or Overloaded."""
         turn = Address(address_of(context.peer()))

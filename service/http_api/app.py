@@ -32,5 +32,5 @@ def build_app(
     if expose_docs:
         add_pages(app, [guard_others(deps)])
     problems.install_error_handlers(app)
-    openapi.install_openapi(app, keyed=deps.keys is not None)
+    openapi.install_openapi(app, has_api_keys=deps.keys is not None)
     return with_cors(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=behind_serve), cors_origins)

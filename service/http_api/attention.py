@@ -26,14 +26,14 @@ from attend.service.http_api.logprobs import finite
 class AttentionWriter:
     """The answer to one call. Its lists are iterators: see `json_pieces`."""
 
-    def __init__(self, explaining: ExplainService, explained: ExplainResult) -> None:
+    def __init__(self, explaining: ExplainService, result: ExplainResult) -> None:
         self._explaining = explaining
-        self._explained = explained
+        self._result = result
         self._tokenizer: Tokenizer = explaining.service.tokenizer
 
     def full_response(self) -> Attention:
         """The answer of POST /v1/attention; its weights are written piece by piece."""
-        result, service, explainer = self._explained, self._explaining.service, self._explaining.explainer
+        result, service, explainer = self._result, self._explaining.service, self._explaining.explainer
         count, command = len(result.tokens), result.command
         answer: Attention = {
             "id": f"attn-{command.request_id}",
@@ -55,7 +55,7 @@ class AttentionWriter:
         return answer
 
     def _places(self) -> Iterator[Place]:
-        for at, token in enumerate(self._explained.tokens):
+        for at, token in enumerate(self._result.tokens):
             place: Place = {
                 "id": token,
                 "token": self._tokenizer.text_of(token),
@@ -64,14 +64,14 @@ class AttentionWriter:
                 "top_logprobs": None,
             }
             if at:
-                place["logprob"] = finite(float(self._explained.explanation.next_tokens.asked_N[at - 1]))
+                place["logprob"] = finite(float(self._result.explanation.next_tokens.asked_N[at - 1]))
                 expected = self._next_token(at - 1)
                 place["entropy"], place["top_logprobs"] = expected["entropy"], expected["top_logprobs"]
             yield place
 
     def _next_token(self, at: int) -> NextToken:
         """What is expected behind the token in place `at`."""
-        found, top = self._explained.explanation.next_tokens, self._explained.command.top_logprobs
+        found, top = self._result.explanation.next_tokens, self._result.command.top_logprobs
         best = self._alternatives(found.best_NG[at], found.logprobs_NG[at], top)
         return {"entropy": float(found.entropy_N[at]), "top_logprobs": best}
 
@@ -82,8 +82,8 @@ class AttentionWriter:
         ]
 
     def _layers(self) -> Iterator[LayerAttention]:
-        for view in self._explained.explanation.layers:
-            heads = [] if view.head_weights is None else [self._head(view, *each) for each in enumerate(self._explained.heads)]
+        for view in self._result.explanation.layers:
+            heads = [] if view.head_weights is None else [self._head(view, *each) for each in enumerate(self._result.heads)]
             yield {"layer": view.layer, "kind": view.kind, "window": view.window, "heads": heads}
 
     def _head(self, view: Any, at: int, head: int) -> HeadAttention:
@@ -96,7 +96,7 @@ class AttentionWriter:
         return result
 
     def _lens(self, layers: int) -> Iterator[LayerGuesses]:
-        found, count = self._explained.explanation.lens, len(self._explained.tokens)
+        found, count = self._result.explanation.lens, len(self._result.tokens)
         assert found is not None
         for layer in range(layers):
             places = zip(found.best_NG[layer * count :], found.logprobs_NG[layer * count :], strict=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -33,6 +33,8 @@ BODY_SECONDS = MESSAGE_SECONDS
 MAX_PARTS = 1 << 16
 """Strings and brackets in a body. Each costs the interpreter a microsecond, half a million of them cost every stream a second.
 Two thousand messages have a third of these; token ids are none of them."""
+DEADLINE_BYTES, DEADLINES = 8 << 10, 3
+"""Of a body that waits to be read: bytes from each end in which its deadline is looked for, and names of it that are judged."""
 MAX_DIGITS = 400
 """Longer numbers cannot be meant, and Python refuses to read integers of over 4300 digits."""
 # The closing quote is optional: an unfinished string is then read once, not once more from each quote inside it.
@@ -122,19 +124,21 @@ async def _read(request: Request, most: int, call: IncomingBody) -> bytes:
 
 
 def _deadline(body: bytes, reading: Reading) -> float | None:
-    """When a call ends whose body waits to be read: the deadline is looked for in its text."""
+    """When a call ends whose body waits to be read: the deadline is looked for near both ends of its text. One that stands
+    elsewhere counts once the body is read.
+    """
     if reading.deadline_of is None:
         return None
-    if b'"deadline_ms"' not in body:
-        return reading.deadline_of(reading.arrival, None)
-    asked = next((int(found[1]) for found in _DEADLINE.finditer(body) if _is_outermost(body[: found.start()])), None)
-    return reading.deadline_of(reading.arrival, asked or None)
+    head, tail = body[:DEADLINE_BYTES], body[-DEADLINE_BYTES:]
+    first = (int(found[1]) for found in islice(_DEADLINE.finditer(head), DEADLINES) if _is_outermost(head[: found.start()]))
+    last = (int(found[1]) for found in islice(_DEADLINE.finditer(tail), DEADLINES) if _is_outermost(tail[found.end() :]))
+    return reading.deadline_of(reading.arrival, next(chain(first, last), None) or None)
 
 
-def _is_outermost(before: bytes) -> bool:
-    """Whether what follows these bytes of a body is a field of the body itself."""
-    outside = _ANY_STRING.sub(b"", before)
-    return outside.count(b"{") - outside.count(b"}") == 1 and outside.count(b"[") == outside.count(b"]")
+def _is_outermost(text: bytes) -> bool:
+    """Whether a body's text before, or after, a field of an object shows that the object is the body itself."""
+    outside = _ANY_STRING.sub(b"", text)
+    return abs(outside.count(b"{") - outside.count(b"}")) == 1 and outside.count(b"[") == outside.count(b"]")
 
 
 def unzip(body: bytes, most: int) -> bytes:

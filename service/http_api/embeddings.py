@@ -8,14 +8,14 @@ from attend.service.contract.texts import EmbeddingsRequest
 from attend.service.generation.embed import EmbeddingResult
 
 
-def answer_of(body: EmbeddingsRequest, embedded: EmbeddingResult, model: str) -> Embeddings:
+def answer_of(body: EmbeddingsRequest, result: EmbeddingResult, model: str) -> Embeddings:
     """The answer. Its vectors are arrays: see `json_pieces`."""
-    vectors = map(_base64, embedded.vectors) if body.encoding_format == "base64" else embedded.vectors
+    vectors = map(_base64, result.vectors) if body.encoding_format == "base64" else result.vectors
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": at, "embedding": each} for at, each in enumerate(vectors)],
         "model": model,
-        "usage": {"prompt_tokens": embedded.num_tokens, "total_tokens": embedded.num_tokens},
+        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
     }
 
 

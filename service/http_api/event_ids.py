@@ -45,11 +45,11 @@ class Place:
 class Numbering:
     """Gives the events of one answer their ids, and leaves out those that the caller has. It is told of each chunk once."""
 
-    def __init__(self, digest: str, received: Iterable[int] = (), after: ShownPrefix | None = None) -> None:
-        """`digest` is that of fingerprint and request; `received` are the tokens that the caller sent of the answer."""
+    def __init__(self, digest: str, received_tokens: Iterable[int] = (), after: ShownPrefix | None = None) -> None:
+        """`digest` is that of fingerprint and request; `received_tokens` are the tokens that the caller sent of the answer."""
         self.digest = digest
         self.after = after
-        self._digest = digest_of(received)
+        self._digest = digest_of(received_tokens)
 
     def start(self, seed: int) -> bytes:
         """An id's line up to the number of tokens."""

@@ -58,15 +58,15 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 class PieceResponse(StreamingResponse):
-    """An answer in JSON, piece by piece, without a Content-Length. `held` is closed when the caller has taken it or left."""
+    """An answer in JSON, piece by piece, without a Content-Length. `resources` is closed once the caller has it or has left."""
 
-    def __init__(self, parts: Iterator[bytes], held: ExitStack) -> None:
+    def __init__(self, parts: Iterator[bytes], resources: ExitStack) -> None:
         super().__init__(in_turns(parts), media_type="application/json")
-        self._held = held
+        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the answer piece by piece, then release what it holds."""
-        with self._held:
+        with self._resources:
             await super().__call__(scope, receive, send)
 
 
@@ -75,10 +75,10 @@ def json_answer(content: object) -> Response:
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-def json_response(document: Any, held: ExitStack | None = None) -> Response:
-    """An answer in JSON: at once where it is one piece, else in pieces, for which it takes over what `held` holds."""
+def json_response(document: Any, resources: ExitStack | None = None) -> Response:
+    """An answer in JSON: at once where it is one piece, else in pieces, for which it takes over what `resources` holds."""
     parts = json_pieces(document)
     first = [*islice(parts, 2)]
     if len(first) < 2:
         return Response(first[0], media_type="application/json")
-    return PieceResponse(chain(first, parts), ExitStack() if held is None else held.pop_all())
+    return PieceResponse(chain(first, parts), ExitStack() if resources is None else resources.pop_all())

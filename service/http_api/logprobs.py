@@ -18,13 +18,15 @@ def finite(value: float) -> float:
     return max(value, FLOOR)
 
 
-def scored_token(tokenizer: Tokenizer, scored: TokenLogprob, top: int) -> Any:
+def scored_token(tokenizer: Tokenizer, token_logprob: TokenLogprob, top: int) -> Any:
     """A token with its log probability and the `top` likeliest ones, as chats and responses have it."""
 
     def token_object(token: int, logprob: float) -> dict[str, Any]:
         return {"token": tokenizer.text_of(token), "logprob": finite(logprob), "bytes": list(tokenizer.bytes_of(token))}
 
-    return token_object(scored.token_id, scored.logprob) | {"top_logprobs": [token_object(*each) for each in scored.top[:top]]}
+    return token_object(token_logprob.token_id, token_logprob.logprob) | {
+        "top_logprobs": [token_object(*each) for each in token_logprob.top[:top]]
+    }
 
 
 class CompletionLogprobs:
@@ -37,9 +39,9 @@ class CompletionLogprobs:
         self._echo = echo
         self._offset = 0
 
-    def skip(self, received: Iterable[int]) -> None:
+    def skip(self, tokens: Iterable[int]) -> None:
         """Go past tokens that the caller has already: the lists that follow are the tail of the whole answer's."""
-        for token in received:
+        for token in tokens:
             self._offset += len(self._decoder.push(token))
 
     def of(self, chunk: Chunk) -> answers.CompletionLogprobs:
@@ -76,9 +78,9 @@ class CompletionLogprobs:
         written = self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == prompt.text
         return StreamDecoder(self._tokenizer, skip_special_tokens=not written)
 
-    def _top(self, scored: TokenLogprob) -> dict[str, float]:
+    def _top(self, token_logprob: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the token itself: so there may be one more than was asked for."""
-        pairs = (*scored.top[: self._num_top], (scored.token_id, scored.logprob))
+        pairs = (*token_logprob.top[: self._num_top], (token_logprob.token_id, token_logprob.logprob))
         return {self._tokenizer.text_of(token): finite(value) for token, value in pairs}
 
 

@@ -77,21 +77,21 @@ def bare_app(version: str) -> FastAPI:
     )
 
 
-def install_openapi(app: FastAPI, *, keyed: bool = False) -> None:
+def install_openapi(app: FastAPI, *, has_api_keys: bool = False) -> None:
     """Have `app` describe itself by `openapi_document`, made when it is first asked for. Requests are handled as before.
 
-    `keyed` is whether it asks for API keys.
+    `has_api_keys` is whether it asks for API keys.
     """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = openapi_document(app, keyed=keyed)
+            app.openapi_schema = openapi_document(app, has_api_keys=has_api_keys)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to another document
 
 
-def openapi_document(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
+def openapi_document(app: FastAPI, *, has_api_keys: bool) -> dict[str, Any]:
     """The OpenAPI document of the routes that `app` has and shows, with or without a need for API keys."""
     tags = [{"name": name, "description": text} for name, text in TAGS.items()]
     whole = get_openapi(
@@ -102,14 +102,14 @@ def openapi_document(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
         tags=tags,
         routes=app.routes,
     )
-    defined = schemas()
+    definitions = schemas()
     for path, item in whole["paths"].items():
         for method, found in item.items():
             known = OPERATIONS[method, path]
-            found |= _operation(found, known, defined)
-            found["security"] = [{"ApiKey": []}] if known.needs_key and keyed else []
+            found |= _operation(found, known, definitions)
+            found["security"] = [{"ApiKey": []}] if known.needs_key and has_api_keys else []
     whole["components"] = {
-        "schemas": defined,
+        "schemas": definitions,
         "headers": _HEADERS,
         "parameters": {"X-Request-Id": _REQUEST_ID},
         "securitySchemes": {"ApiKey": _API_KEY},
@@ -127,10 +127,10 @@ _REQUEST_ID: Schema = {
 _API_KEY: Schema = {"type": "http", "scheme": "bearer", "description": "An API key, where the server has keys."}
 
 
-def _operation(found: dict[str, Any], known: Operation, defined: dict[str, Schema]) -> dict[str, Any]:
+def _operation(found: dict[str, Any], known: Operation, definitions: dict[str, Schema]) -> dict[str, Any]:
     """What FastAPI could not know of an operation."""
     described = {} if known.body is None else {"requestBody": _request(known)}
-    responses = _responses(known, found["responses"]["200"]["description"], defined)
+    responses = _responses(known, found["responses"]["200"]["description"], definitions)
     return {
         "parameters": [*found.get("parameters", ()), *known.parameters, {"$ref": "#/components/parameters/X-Request-Id"}],
         "responses": {str(status): answer for status, answer in sorted(responses.items())},
@@ -145,22 +145,22 @@ def _request(known: Operation) -> dict[str, Any]:
     return {"required": True, "content": {known.takes: {"schema": _ref(known.body), **examples}}}
 
 
-def _responses(known: Operation, success: str, defined: dict[str, Schema]) -> dict[int, dict[str, Any]]:
-    answers = {200: _answer(success, _content(known.answer, defined, known.gives))}
+def _responses(known: Operation, success: str, definitions: dict[str, Schema]) -> dict[int, dict[str, Any]]:
+    answers = {200: _answer(success, _content(known.answer, definitions, known.gives))}
     if known.unwell is not None:
-        answers[503] = _answer(known.unwell[0], _content(known.unwell[1], defined))
+        answers[503] = _answer(known.unwell[0], _content(known.unwell[1], definitions))
     if known.stream is not None:
-        answers[200]["content"]["text/event-stream"] = _events(known.stream, known.failure, defined)
+        answers[200]["content"]["text/event-stream"] = _events(known.stream, known.failure, definitions)
     return _failures(known) | answers
 
 
-def _content(answer: type | str, defined: dict[str, Schema], media: str = "text/plain") -> dict[str, Any]:
+def _content(answer: type | str, definitions: dict[str, Schema], media: str = "text/plain") -> dict[str, Any]:
     if isinstance(answer, str):
         return {media: {"schema": {"type": "string"}, "example": answer}}
-    return {"application/json": {"schema": _ref(answer), "example": schema_example(_ref(answer), defined)}}
+    return {"application/json": {"schema": _ref(answer), "example": schema_example(_ref(answer), definitions)}}
 
 
-def _events(stream: Stream, failure: type, defined: dict[str, Schema]) -> dict[str, Any]:
+def _events(stream: Stream, failure: type, definitions: dict[str, Schema]) -> dict[str, Any]:
     """One event of a stream, as clients parse it: OpenAPI 3.1 has no word for the whole."""
     json_event = {
         "type": "string",
@@ -170,7 +170,7 @@ def _events(stream: Stream, failure: type, defined: dict[str, Schema]) -> dict[s
     ends = [] if stream.is_named else [{"const": DONE}]
     data = {"anyOf": [*ends, json_event], "description": "The object as JSON, or the end of the stream."}
     schema = {"type": "object", "properties": {"data": data}, "required": ["data"], "description": _SSE}
-    event = schema_example(_ref(stream.event), defined)
+    event = schema_example(_ref(stream.event), definitions)
     texts = {name: json.dumps(event | other) for name, other in stream.examples.items()}
     texts |= {} if stream.is_named else {"The end": DONE}
     return {"schema": schema, "examples": {name: {"value": {"data": text}} for name, text in texts.items()}}
@@ -229,19 +229,19 @@ def nullable(shapes: list[Schema]) -> Schema:
     return {"anyOf": [*alternatives, {"type": "null"}]}
 
 
-def schema_example(schema: Schema, defined: dict[str, Schema]) -> Any:
+def schema_example(schema: Schema, definitions: dict[str, Schema]) -> Any:
     """The example of a schema: its own, or that of its parts. A field that may be missing is in it where it has an example."""
     if "examples" in schema:
         return schema["examples"][0]
     if "$ref" in schema:
-        return schema_example(defined[schema["$ref"].rpartition("/")[2]], defined)
+        return schema_example(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "const" in schema or "enum" in schema:
         return schema.get("const", schema.get("enum", [None])[0])
     if "properties" in schema:
         shown = [key for key, field in schema["properties"].items() if key in schema.get("required", ()) or "examples" in field]
-        return {key: schema_example(schema["properties"][key], defined) for key in shown}
+        return {key: schema_example(schema["properties"][key], definitions) for key in shown}
     if "items" in schema:
-        return [schema_example(schema["items"], defined)]
+        return [schema_example(schema["items"], definitions)]
     return schema.get("minimum")
 
 
@@ -253,14 +253,14 @@ def schemas() -> dict[str, Schema]:
     models = [model for model in (*found, *(row.failure for row in rows)) if isinstance(model, type)]
     inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
     _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
-    defined: dict[str, Schema] = made["$defs"]
+    definitions: dict[str, Schema] = made["$defs"]
     bodies: list[Any] = [(row.body, "validation", TypeAdapter(row.body)) for row in rows if row.body is not None]
     _, read = TypeAdapter.json_schemas(bodies, ref_template=REF, schema_generator=_Plain)
-    for name, schema in defined.items():
+    for name, schema in definitions.items():
         schema.pop("title", None)
         if name in read["$defs"]:  # other fields are ignored, and said
             schema.pop("additionalProperties", None)
         for field in schema.get("properties", {}).values():
             if "description" in field:
                 field["description"] = " ".join(field["description"].split())
-    return dict(sorted(defined.items()))
+    return dict(sorted(definitions.items()))

@@ -7,13 +7,15 @@ from attend.model.params import describe
 
 
 class Query:
-    """The parameters `known` of a query. Raises InvalidRequest for another name, and for one that is given twice."""
+    """The parameters `known_names` of a query. Raises InvalidRequest for another name, and for one that is given twice."""
 
-    def __init__(self, pairs: Iterable[tuple[str, str]], known: Sequence[str]) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]], known_names: Sequence[str]) -> None:
         self._given: dict[str, str] = {}
         for name, text in pairs:
-            if name not in known:
-                raise InvalidRequest(f"{describe(name)} is not a parameter of this route; known: {', '.join(known)}", name[:64])
+            if name not in known_names:
+                raise InvalidRequest(
+                    f"{describe(name)} is not a parameter of this route; known: {', '.join(known_names)}", name[:64]
+                )
             if name in self._given:
                 raise InvalidRequest(f"{name} is given more than once", name)
             self._given[name] = text

@@ -180,8 +180,8 @@ class ResponseWriter(BlockWriter):
         """Log probabilities of a text's tokens, as a new iterator each time."""
         return map(self._token_logprob, self._scores.get(block.index, ()))
 
-    def _token_logprob(self, scored: TokenLogprob) -> ResponseLogprob:
-        made: ResponseLogprob = scored_token(self.tokenizer, scored, self.body.top_logprobs or 0)
+    def _token_logprob(self, token_logprob: TokenLogprob) -> ResponseLogprob:
+        made: ResponseLogprob = scored_token(self.tokenizer, token_logprob, self.body.top_logprobs or 0)
         return made
 
     def _id(self, block: Block) -> str:

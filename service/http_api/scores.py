@@ -67,26 +67,26 @@ async def _answer_scores(
         return deps.with_remarks(json_response(made, held), remarks, request)
 
 
-def rerank_answer(body: RerankRequest, texts: list[str], scored: ScoreResult, request_id: str, model: str) -> Reranked:
+def rerank_answer(body: RerankRequest, texts: list[str], result: ScoreResult, request_id: str, model: str) -> Reranked:
     """The best documents, the best first; of equal scores the one that comes first."""
-    order = sorted(range(len(texts)), key=lambda at: -scored.scores[at])[: body.top_n or None]
-    results: list[RerankResult] = [{"index": at, "relevance_score": scored.scores[at]} for at in order]
+    order = sorted(range(len(texts)), key=lambda at: -result.scores[at])[: body.top_n or None]
+    results: list[RerankResult] = [{"index": at, "relevance_score": result.scores[at]} for at in order]
     if body.return_documents:
         results = [{**each, "document": {"text": texts[each["index"]]}} for each in results]
-    return {"id": f"rerank-{request_id}", "model": model, "usage": _usage(scored), "results": results}
+    return {"id": f"rerank-{request_id}", "model": model, "usage": _usage(result), "results": results}
 
 
-def scores_of(body: ScoreRequest, texts: list[str], scored: ScoreResult, request_id: str, model: str) -> Scores:
+def scores_of(body: ScoreRequest, texts: list[str], result: ScoreResult, request_id: str, model: str) -> Scores:
     """The scores in the order of the documents."""
     return {
         "id": f"score-{request_id}",
         "object": "list",
         "created": int(time.time()),
         "model": model,
-        "data": [{"index": at, "object": "score", "score": each} for at, each in enumerate(scored.scores)],
-        "usage": _usage(scored),
+        "data": [{"index": at, "object": "score", "score": each} for at, each in enumerate(result.scores)],
+        "usage": _usage(result),
     }
 
 
-def _usage(scored: ScoreResult) -> Any:
-    return {"prompt_tokens": scored.num_tokens, "total_tokens": scored.num_tokens}
+def _usage(result: ScoreResult) -> Any:
+    return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}

@@ -175,13 +175,13 @@ def answer_seconds(load: Load, question: Question) -> float | None:
     return wait + prompt + question.max_tokens * pace.step_seconds
 
 
-def estimate(loads: Sequence[Load], expected: int, question: Question) -> server_answers.Capacity:
+def estimate(loads: Sequence[Load], num_expected: int, question: Question) -> server_answers.Capacity:
     """The answer of /v1/capacity: sums over the replicas that reported, and the times of the one with the least wait."""
     times = [(wait_seconds(load, question), answer_seconds(load, question)) for load in loads]
     wait, seconds = min(times, key=_unknown_last, default=(None, None))
     infos, stats, paces = ([getattr(load, part) for load in loads] for part in Load.__slots__)
     return {
-        "replicas": {"expected": expected, "answered": len(loads)},
+        "replicas": {"expected": num_expected, "answered": len(loads)},
         "free_blocks": sum(one.num_free_blocks for one in stats),
         "num_blocks": sum(info.num_blocks for info in infos),
         "block_size": next((info.block_size for info in infos), None),

@@ -68,13 +68,13 @@ def signed_in() -> set[str]:
     return {key.removeprefix(PREFIX).decode() for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE)}
 
 
-def parse_state(details: Mapping[str, Any], signed: set[str], application: str) -> ClusterState:
+def parse_state(details: Mapping[str, Any], signed_in_replicas: set[str], application: str) -> ClusterState:
     """The state from the controller's answer, and the replicas that were signed in before and after it."""
     deployments = details.get("applications", {}).get(application, {}).get("deployments", {}).values()
     replicas = {each["replica_id"]: str.lower(each["state"]) for deployment in deployments for each in deployment["replicas"]}
     proxies = {node: (str.lower(each["status"]), str(each["actor_id"])) for node, each in details.get("proxies", {}).items()}
     healthy = {node: each["node_ip"] for node, each in details.get("proxies", {}).items() if proxies[node][0] == "healthy"}
-    return ClusterState(replicas, proxies, frozenset(signed - replicas.keys()), healthy)
+    return ClusterState(replicas, proxies, frozenset(signed_in_replicas - replicas.keys()), healthy)
 
 
 def news(before: ClusterState, after: ClusterState) -> list[str]:

@@ -23,11 +23,11 @@ def serving_metrics(replicas: Iterable[str], proxies: Iterable[str], deaths: int
     )
 
 
-def replica_counts(expected: int, answered: int) -> str:
+def replica_counts(num_expected: int, num_answered: int) -> str:
     """How many replicas the page covers."""
     asked, told = "Replicas that were asked for their metrics", "Replicas whose metrics are on this page"
-    return family("attend_scrape_replicas_expected", "gauge", asked, [({}, expected)]) + family(
-        "attend_scrape_replicas_answered", "gauge", told, [({}, answered)]
+    return family("attend_scrape_replicas_expected", "gauge", asked, [({}, num_expected)]) + family(
+        "attend_scrape_replicas_answered", "gauge", told, [({}, num_answered)]
     )
 
 

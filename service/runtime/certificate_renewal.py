@@ -56,15 +56,15 @@ def context() -> ssl.SSLContext:
     return made
 
 
-def load_pair(made: ssl.SSLContext, whole: bytes) -> ssl.SSLContext:
+def load_pair(context: ssl.SSLContext, whole: bytes) -> ssl.SSLContext:
     """Give a context the certificates and the key: its new connections use them. Raises BadPair for an encrypted key."""
 
     def ask() -> str:
         raise BadPair("tls_key is encrypted: a server cannot type its password")
 
     with _file(whole) as path:
-        made.load_cert_chain(path, password=ask)
-    return made
+        context.load_cert_chain(path, password=ask)
+    return context
 
 
 @contextmanager
@@ -158,9 +158,9 @@ def note(pem: Path, whole: bytes, *, is_ok: bool) -> dict[str, str]:
     return noted
 
 
-def publish(path: str, table: Path, noted: dict[str, str]) -> None:
+def publish(path: str, table: Path, entries: dict[str, str]) -> None:
     """Have a running HAProxy say so. Raises OSError."""
-    for name, value in noted.items():
+    for name, value in entries.items():
         _command(path, b"set map %s %s %s\n" % (bytes(table), name.encode(), value.encode()), "")
 
 

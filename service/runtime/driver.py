@@ -135,10 +135,10 @@ async def start(settings: Settings, statistics: int) -> None:
         print_line("HAProxy does not route to every replica yet: requests that it cannot route get 503")
 
 
-async def deploy(served: serve.Application) -> None:
+async def deploy(application: serve.Application) -> None:
     """Returns when replicas have loaded their weights. Raises CheckpointError where one cannot."""
     try:
-        await run_in_daemon_thread(serve.run, served, name=APP, route_prefix="/")
+        await run_in_daemon_thread(serve.run, application, name=APP, route_prefix="/")
     except RuntimeError as error:
         raise CheckpointError(reason_of_failure()) from error
 
@@ -169,12 +169,12 @@ async def tell_changes(statistics: int | None) -> None:
         await asyncio.sleep(WATCH_SECONDS if clock() - changed < CALM_SECONDS else CALM_WATCH_SECONDS)
 
 
-async def leads_nowhere(lost: routes.UnreachableTime, cluster: cluster_state.ClusterState, statistics: int) -> bool:
+async def leads_nowhere(unreachable_time: routes.UnreachableTime, cluster: cluster_state.ClusterState, statistics: int) -> bool:
     """Whether the server must end for it. Has HAProxy started again before."""
     leads = (
         "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.reachable_replicas, APP, statistics) > 0
     )
-    what = lost.look(leads, asyncio.get_running_loop().time())
+    what = unreachable_time.look(leads, asyncio.get_running_loop().time())
     if what == "restart":
         print_line(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
         await run_in_daemon_thread(cluster_state.restart_proxies)

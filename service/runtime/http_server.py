@@ -71,9 +71,9 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def __init__(self, *given: Any, most: int, idle: Idle, cors_origins: Sequence[str], **named: Any) -> None:
+    def __init__(self, *arguments: Any, most: int, idle: Idle, cors_origins: Sequence[str], **keywords: Any) -> None:
         """`most`: connections at a time. `idle`: those of the server. `cors_origins`: whose pages may read its own answers."""
-        super().__init__(*given, **named)
+        super().__init__(*arguments, **keywords)
         self._most, self._idle, self._cors_origins = most, idle, cors_origins
         self._leaving: set[Callable[[], None]] = set()
 
@@ -214,7 +214,7 @@ class ConcurrencyLimit:
                     return
             await self.app(scope, receive, send)
 
-    def _reading(self, receive: Receive, held: ExitStack) -> Receive:
+    def _reading(self, receive: Receive, resources: ExitStack) -> Receive:
         """What the application reads a body by. With its end the call takes a place; where none is free that is Overloaded."""
         is_whole = False
 
@@ -224,7 +224,7 @@ class ConcurrencyLimit:
             if not is_whole and not message.get("more_body", False):
                 is_whole = True
                 if message["type"] == "http.request":
-                    held.enter_context(self.places.hold(None))
+                    resources.enter_context(self.places.hold(None))
             return message
 
         return read
@@ -243,11 +243,11 @@ def _has_body(scope: Scope) -> bool:
 class Loop(uvloop.Loop):
     """An event loop whose servers end slow handshakes of TLS; uvicorn leaves them a minute."""
 
-    def create_server(self, *given: Any, **named: Any) -> Any:
+    def create_server(self, *arguments: Any, **keywords: Any) -> Any:
         """A server, as any loop makes it."""
-        if named.get("ssl") is not None:
-            named["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
-        return super().create_server(*given, **named)
+        if keywords.get("ssl") is not None:
+            keywords["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
+        return super().create_server(*arguments, **keywords)
 
 
 class HttpServer(uvicorn.Server):
@@ -303,9 +303,9 @@ def http_server(
     return HttpServer(config)
 
 
-def listening(made: socket.socket) -> list[socket.socket]:
+def listening(listener: socket.socket) -> list[socket.socket]:
     """What the server is to listen on: the same socket ACCEPTS times."""
-    return [made, *(made.dup() for _ in range(ACCEPTS - 1))]
+    return [listener, *(listener.dup() for _ in range(ACCEPTS - 1))]
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

@@ -32,7 +32,7 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> boo
     return False
 
 
-def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> asyncio.Future[Any]:
     """Run `function` in a background (daemon) thread, which does not delay the exit: Serve may block in it for ever."""
     loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
@@ -42,7 +42,7 @@ def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **named:
 
     def run() -> None:
         try:
-            outcome = result.set_result, function(*arguments, **named)
+            outcome = result.set_result, function(*arguments, **keywords)
         except BaseException as error:
             outcome = result.set_exception, error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -18,4 +18,4 @@ def progress_reporter(stream: TextIO | None) -> Iterator[Report]:
     bar = Progress(*columns, console=Console(file=stream), transient=True, disable=stream is None or not stream.isatty())
     task = bar.add_task("", total=None)
     with bar:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda num_bytes, total: bar.update(task, completed=num_bytes, total=total)

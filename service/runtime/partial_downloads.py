@@ -48,21 +48,21 @@ def find_partials(home: Path, sums: Mapping[str, str | None]) -> list[Partial]:
 
 
 def complete_downloads(
-    repository: str, commit: str, begun: Collection[Partial], sizes: Mapping[str, int], say: Callable[[str], None]
+    repository: str, commit: str, partials: Collection[Partial], sizes: Mapping[str, int], say: Callable[[str], None]
 ) -> None:
     """Download what these files lack. One that another process writes to is left alone, one that is damaged is removed: the
     library downloads those. Raises what the library raises.
     """
     from huggingface_hub import constants
 
-    if not begun or constants.is_offline_mode():  # of that the library tells
+    if not partials or constants.is_offline_mode():  # of that the library tells
         return
 
     def go_on(one: Partial) -> None:
         _go_on(repository, commit, one, sizes[one.name], say)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(go_on, begun))
+        list(pool.map(go_on, partials))
 
 
 def _go_on(repository: str, commit: str, one: Partial, size: int, say: Callable[[str], None]) -> None:

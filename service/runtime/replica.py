@@ -159,7 +159,7 @@ class Replica(GrpcMethods):
             deps,
             expose_docs=self.settings.expose_docs,
             cors_origins=self.settings.origins,
-            hosts=allowed_names(self.settings.allowed_hosts, self.settings.host, keyed=self.keys is not None),
+            hosts=allowed_names(self.settings.allowed_hosts, self.settings.host, has_api_keys=self.keys is not None),
             behind_serve=behind_serve,
         )
         if self.batch_service is not None:
@@ -221,7 +221,7 @@ def open_shelf(settings: Settings, engine: AsyncEngine) -> AdapterRegistry | Non
     if engine.adapters is None:
         return None
     folder = Path(settings.adapters_folder).absolute() if settings.adapters_folder else None
-    return AdapterRegistry(engine.adapters, settings.adapters, folder, most=settings.max_adapters, taken=settings.name)
+    return AdapterRegistry(engine.adapters, settings.adapters, folder, most=settings.max_adapters, reserved_name=settings.name)
 
 
 def open_tracer(settings: Settings, replica: str) -> tracing.Tracer | None:

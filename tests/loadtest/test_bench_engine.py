@@ -38,8 +38,8 @@ DRAWS = """
 import time
 
 def start(folder, threads):
-    def generate(prompts, output, sampled=False):
-        time.sleep(0.2 if sampled else 0)
+    def generate(prompts, output, do_sample=False):
+        time.sleep(0.2 if do_sample else 0)
         return len(prompts) * output
     return {"name": "Attend", "samples": True}, generate
 """
@@ -80,7 +80,7 @@ def test_a_contestant_answers_with_seconds_and_stands_still_between_its_turns(tr
 
 def test_a_contestant_draws_where_it_is_asked_to(tree):
     with start_all([lambda: contestant("draws", tree)]) as (one,):
-        assert one(1, 8, 4) < 0.2 <= one(1, 8, 4, sampled=True)
+        assert one(1, 8, 4) < 0.2 <= one(1, 8, 4, do_sample=True)
     assert engine.read_flags(["--sampled"]).peers == {}
     assert list(engine.read_flags(["--sampled", "--peer", "transformers"]).peers) == ["transformers"]
 

@@ -62,7 +62,7 @@ class Drafting:
 def test_requests_that_are_alike_are_of_one_owner_or_of_an_owner_each_in_every_turn(shared):
     engine, rates = Drafting(), []
     for _ in range(2):
-        asyncio.run(in_turn(engine, [[1]] * len(KINDS), 0.0, rates, shared=shared))
+        asyncio.run(in_turn(engine, [[1]] * len(KINDS), 0.0, rates, same_owner=shared))
     owners, seeds = zip(*engine.asked, strict=True)
     assert (2 if shared else 2 * len(KINDS)) == len(set(owners))
     assert [*range(len(KINDS))] * 2 == [*seeds]

@@ -25,7 +25,7 @@ class Recorder:
 
 def test_prompts_come_in_pairs_with_one_prefix_and_two_ends():
     engine = Recorder()
-    found = asyncio.run(measure(engine, shared=64, turns=3))
+    found = asyncio.run(measure(engine, num_shared=64, turns=3))
     assert {name: len(values) for name, values in found.values.items()} == {"cached": 3, "cold": 3}
     pairs = list(zip(engine.prompts[::2], engine.prompts[1::2], strict=True))
     assert len(pairs) == 4  # one to warm up

@@ -47,7 +47,7 @@ def replica(folder: Path, *, adapters: Sequence[str] = (), **options: Any) -> It
     if adapters:
         modules = linears(folder, ["q_proj", "v_proj", "o_proj", "down_proj"])
         places = {name: write_adapter(folder.parent / name, modules, at) for at, name in enumerate(adapters)}
-        adapter_registry = AdapterRegistry(engine.adapters, places, most=8, taken=MODEL)
+        adapter_registry = AdapterRegistry(engine.adapters, places, most=8, reserved_name=MODEL)
     engine.start()
     try:
         yield build_server(engine, adapter_registry=adapter_registry)

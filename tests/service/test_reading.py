@@ -18,6 +18,7 @@ from attend.service.generation import thread_pools
 from attend.service.generation.unread_bodies import CALL_BYTES, UnreadBodies
 from attend.service.grpc_api import reading, register
 from attend.service.http_api import body
+from attend.service.records import Arrival
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import Server, build_server
 from tests.service.bad_calls import grpc_bytes, whole_server
@@ -57,6 +58,15 @@ def test_a_deadline_inside_of_a_field_or_a_text_is_none(monkeypatch):
     threading.Timer(0.3, gate.set).start()
     inside = {"metadata": {"deadline_ms": 1}, "user": '"deadline_ms": 1,', "stop": ['{"deadline_ms": 1}']}
     assert server.post(json.dumps(inside | LONG).encode()).status_code == 400
+
+
+def test_looking_for_a_deadline_takes_no_longer_in_a_body_of_many():
+    """It is looked for on the event loop."""
+    many = json.dumps({"prompt": "a", "metadata": [{"deadline_ms": 1}] * 20_000}).encode()
+    call = body.Reading(Arrival(), UnreadBodies(), lambda arrival, asked: asked or 0)
+    began = time.perf_counter()
+    assert body._deadline(many, call) == 0
+    assert time.perf_counter() - began < 0.05
 
 
 def test_a_default_deadline_counts_from_the_arrival(monkeypatch):

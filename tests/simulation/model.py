@@ -165,9 +165,9 @@ class Pending:
     def tokens(self) -> list[int]:
         return self.drawn
 
-    def redraw(self, draws: dict[int, Draw], refused: dict[int, Sequence[int]]) -> list[int]:
+    def redraw(self, draws: dict[int, Draw], banned_tokens: dict[int, Sequence[int]]) -> list[int]:
         for row, draw in draws.items():
-            self.drawn[row] = self._draw(row, draw, refused.get(row, ()))
+            self.drawn[row] = self._draw(row, draw, banned_tokens.get(row, ()))
         return [self.drawn[row] for row in draws]
 
     def result(self) -> StepResult:

@@ -188,4 +188,4 @@ def parts_of(command: Command, prompt: Sequence[int], text: str, reason: FinishR
         content_formed=command.grammar is not None,
     )
     cut = stop if isinstance(stop, str) and not command.stops.include_stop_str_in_output else ""
-    return join_deltas([*parser.feed(text), *parser.finish(complete=reason is FinishReason.STOP, cut=cut)])
+    return join_deltas([*parser.feed(text), *parser.finish(complete=reason is FinishReason.STOP, stop_string=cut)])

@@ -89,11 +89,11 @@ def scores(net: Decoder, answer: Answer) -> Tensor:
     return net.logits(hidden[len(answer.prompt) - 1 :]).float()
 
 
-def verdict(answers: Sequence[Answer], exact: Sequence[Tensor], rounded: Sequence[Tensor]) -> dict[str, Any]:
-    """`exact` and `rounded` are scores [T, V] of each answer in float32 and in bfloat16."""
-    allowed = 2 * max(float((a - b).abs().max()) for a, b in zip(exact, rounded, strict=True))
+def verdict(answers: Sequence[Answer], exact_scores: Sequence[Tensor], rounded_scores: Sequence[Tensor]) -> dict[str, Any]:
+    """`exact_scores` and `rounded_scores` are scores [T, V] of each answer in float32 and in bfloat16."""
+    allowed = 2 * max(float((a - b).abs().max()) for a, b in zip(exact_scores, rounded_scores, strict=True))
     found: dict[str, Any] = {"tokens": 0, "other": 0, "margin": 0.0, "allowed": allowed, "wrong": []}
-    for number, (answer, each) in enumerate(zip(answers, exact, strict=True)):
+    for number, (answer, each) in enumerate(zip(answers, exact_scores, strict=True)):
         if len(answer.output) != OUTPUT:
             found["wrong"].append(f"prompt {number}: {len(answer.output)} tokens in place of {OUTPUT}")
             continue

@@ -8,14 +8,14 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def double_kernel(given: Any, doubled: Any, SIZE: tl.constexpr) -> None:  # noqa: N803 - a constant
+def double_kernel(in_ptr: Any, out_ptr: Any, SIZE: tl.constexpr) -> None:  # noqa: N803 - a constant
     """Twice SIZE numbers."""
     at = tl.arange(0, SIZE)
-    tl.store(doubled + at, 2 * tl.load(given + at))
+    tl.store(out_ptr + at, 2 * tl.load(in_ptr + at))
 
 
-def double(given: torch.Tensor) -> torch.Tensor:
+def double(numbers: torch.Tensor) -> torch.Tensor:
     """Twice the numbers, as many as a power of two."""
-    doubled = torch.empty_like(given)
-    double_kernel[(1,)](given, doubled, SIZE=given.numel())
+    doubled = torch.empty_like(numbers)
+    double_kernel[(1,)](numbers, doubled, SIZE=numbers.numel())
     return doubled

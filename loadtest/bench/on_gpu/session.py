@@ -57,7 +57,7 @@ class Session:
         self.ended_by = self.ended_by or signal.Signals(number).name
         self.end = min(self.end, self.clock())
 
-    def note(self, kind: str, shown: str, /, **values: Any) -> None:
+    def note(self, kind: str, text: str, /, **values: Any) -> None:
         """Append a row to the file, down to the disk, and print it. A lack of either costs the other nothing."""
         line = {"kind": kind, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **values}
         self.notes.append(line)
@@ -70,7 +70,7 @@ class Session:
                         os.fsync(file.fileno())
             except OSError as error:
                 say(f"{self.path} cannot be written: {error}")
-        say(shown)
+        say(text)
 
     def lose(self, what: str, why: str) -> None:
         """Note a part that failed, or was not run."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def start(folder: str, threads: int) -> tuple[dict[str, Any], Callable[..., int]]:
-    """Facts, and (prompts, output tokens, sampled) -> tokens made."""
+    """Facts, and (prompts, output tokens, do_sample) -> tokens made."""
     import torch
 
     from attend.model.engine.build import build_engine
@@ -46,7 +46,7 @@ def start(folder: str, threads: int) -> tuple[dict[str, Any], Callable[..., int]
         "omp_wait_policy": waits,
     }
 
-    def generate(prompts: list[list[int]], output: int, sampled: bool = False) -> int:
-        return runner.run(work(prompts, output, drawn if sampled else greedy))
+    def generate(prompts: list[list[int]], output: int, do_sample: bool = False) -> int:
+        return runner.run(work(prompts, output, drawn if do_sample else greedy))
 
     return facts, generate

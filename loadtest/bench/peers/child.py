@@ -47,7 +47,7 @@ def main():
     for line in sys.stdin:
         words = line.split()
         count, length, output = map(int, words[:3])
-        how = dict.fromkeys(words[3:], True)
+        how = {"do_sample": True} if words[3:] == ["sampled"] else {}
         asked = prompts(count, length)
         started = time.perf_counter()
         made = generate(asked, output, **how)

@@ -103,12 +103,13 @@ def walk(
         yield place, digest, known
 
 
-def in_memory(tables: BlockTables, known: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Group, block and number there of what is in memory at the end of a known text."""
+def in_memory(tables: BlockTables, last_block: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Group, block and number there of what is in memory at the end of a known text, which has its last block and number in the
+    first group."""
     if tables.full is not None:
-        yield 0, *known
+        yield 0, *last_block
     for at, group in tables.others:
-        if (found := group.pool.find(known[1], ())) is not None:
+        if (found := group.pool.find(last_block[1], ())) is not None:
             yield at, *found
 
 

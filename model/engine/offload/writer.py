@@ -70,10 +70,10 @@ class BlockWriter:
         self._queued_tokens += count
         self._jobs.put(Text(request.root, array("I", request.tokens(0, count)), request.num_known, is_bad))
 
-    def flush(self, done: threading.Event) -> None:
+    def flush(self, event: threading.Event) -> None:
         """Write what waits, without the bound on bytes a second; the event is set once that is done."""
         self._hurry.set()
-        self._jobs.put(done)
+        self._jobs.put(event)
 
     def close(self, seconds: float) -> None:
         """End the thread; what waits is not written."""

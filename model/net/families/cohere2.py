@@ -26,7 +26,7 @@ from attend.model.net.families.positions import rope
 
 def _common(raw: Raw) -> dict[str, Any]:
     bias = flag(raw, "attention_bias")
-    return decoder_sizes(raw, tied=True) | {
+    return decoder_sizes(raw, tied_head=True) | {
         "norm": "layernorm_without_bias",
         "norm_eps": number(raw, "layer_norm_eps", 1e-5),
         "norm_place": "shared",

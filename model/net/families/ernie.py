@@ -11,7 +11,7 @@ def read(raw: Raw) -> ModelConfig:
     raw = {"num_key_value_heads": 2, "head_dim": 128, **raw}
     bias = flag(raw, "use_bias")
     return ModelConfig(
-        **decoder_sizes(raw, eps=1e-5, tied=True)
+        **decoder_sizes(raw, eps=1e-5, tied_head=True)
         | rope(raw, head_size(raw), theta=500000.0)
         | {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias}
     )

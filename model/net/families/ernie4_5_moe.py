@@ -15,7 +15,7 @@ def read(raw: Raw) -> ModelConfig:
     raw = {"num_experts": 64, "num_experts_per_tok": 6, "num_key_value_heads": 4, **with_ends(raw, 1, 2)}
     width, shared = size(raw, "moe_intermediate_size", 1536), count(raw, "moe_num_shared_experts", 2)
     return ModelConfig(
-        **decoder_sizes(raw, eps=1e-5, tied=True)
+        **decoder_sizes(raw, eps=1e-5, tied_head=True)
         | rope(raw, head_size(raw), theta=500000.0)
         | {
             "num_experts": size(raw, "moe_num_experts", raw["num_experts"]),

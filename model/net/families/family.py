@@ -186,7 +186,9 @@ def head_size(raw: Raw) -> int:
     return size(raw, "head_dim") if raw.get("head_dim") else head_size_of(raw, "hidden_size", "num_attention_heads")
 
 
-def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied: bool = False, activation_key: str = "hidden_act") -> dict[str, Any]:
+def decoder_sizes(
+    raw: Raw, *, eps: float = 1e-6, tied_head: bool = False, activation_key: str = "hidden_act"
+) -> dict[str, Any]:
     """The fields of ModelConfig whose keys are the same in most families; keywords are what an absent key means."""
     heads = size(raw, "num_attention_heads")
     default = "silu" if activation_key == "hidden_act" else "gelu_pytorch_tanh"
@@ -202,7 +204,7 @@ def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied: bool = False, activation
         "max_positions": positions(raw),
         "norm_eps": number(raw, "rms_norm_eps", eps),
         "activation": activation(raw, activation_key, default),
-        "tied_head": flag(raw, "tie_word_embeddings", tied),
+        "tied_head": flag(raw, "tie_word_embeddings", tied_head),
         "bos_token_id": raw.get("bos_token_id"),
         "eos_token_ids": stop_tokens(raw),
     }
@@ -211,12 +213,12 @@ def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied: bool = False, activation
 KINDS = ("full_attention", "sliding_attention")
 
 
-def layer_kinds(raw: Raw, known: tuple[str, ...], default: Callable[[int], str]) -> list[str]:
+def layer_kinds(raw: Raw, supported_kinds: tuple[str, ...], default: Callable[[int], str]) -> list[str]:
     """What `layer_types` calls each layer; without it what `default` does."""
     count, kinds = size(raw, "num_hidden_layers"), raw.get("layer_types")
     kinds = [default(layer) for layer in range(count)] if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in known for kind in kinds):
-        named = f"layer_types must name {' or '.join(known)} for each of {count} layers"
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in supported_kinds for kind in kinds):
+        named = f"layer_types must name {' or '.join(supported_kinds)} for each of {count} layers"
         raise CheckpointError(f"config.json: {named}; got {kinds!r}")
     return kinds
 

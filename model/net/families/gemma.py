@@ -32,7 +32,7 @@ def _common(raw: Raw) -> dict[str, Any]:
     refuse(raw, "use_bidirectional_attention", None, False)
     bias = flag(raw, "attention_bias")
     key = "hidden_activation" if raw.get("hidden_activation") is not None else "hidden_act"
-    fields = decoder_sizes(raw | {key: raw.get(key) or "gelu_pytorch_tanh"}, tied=True, activation_key=key)
+    fields = decoder_sizes(raw | {key: raw.get(key) or "gelu_pytorch_tanh"}, tied_head=True, activation_key=key)
     return fields | {"qkv_bias": bias, "out_bias": bias, "embedding_scale": math.sqrt(fields["hidden_size"])}
 
 

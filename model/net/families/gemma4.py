@@ -84,7 +84,7 @@ def _read(raw: Raw) -> ModelConfig:
     refuse(raw, "rope_scaling", None)
     bias, count = flag(raw, "attention_bias"), size(raw, "num_hidden_layers")
     slides = [layer for layer in sliding_layers(raw, lambda layer: (layer + 1) % 6 != 0) if layer != count - 1]
-    fields = decoder_sizes(raw, tied=True, activation_key="hidden_activation") | _heads(raw, slides) | _experts(raw)
+    fields = decoder_sizes(raw, tied_head=True, activation_key="hidden_activation") | _heads(raw, slides) | _experts(raw)
     fields |= _ropes(raw, fields, slides) | _inputs(raw) | _kv_sharing(raw, count)
     if slides:
         fields |= {"sliding_window": size(raw, "sliding_window"), "window_layers": tuple(slides)}

@@ -20,12 +20,13 @@ def _common(raw: Raw) -> dict[str, Any]:
     return fields | {"qkv_bias": flag(raw, "attention_bias", True)}
 
 
-def halves(tensor: "Tensor", head: int, rotated: int, first: int = 0) -> "Tensor":
+def halves(tensor: "Tensor", head: int, rotary_dim: int, first: int = 0) -> "Tensor":
     """Rows of queries or keys [heads * D, ...] whose pairs are (2i, 2i + 1), in the order in which pairs are (i, i + R / 2).
 
-    Of a head R rows are rotated, from the `first` on. Queries and keys change places alike, so their products stay.
+    Of a head R = `rotary_dim` rows are rotated, from the `first` on. Queries and keys change places alike,
+    so their products stay.
     """
-    last = first + rotated
+    last = first + rotary_dim
     order = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, head)]
     return tensor.unflatten(0, (-1, head))[:, order].flatten(0, 1)
 

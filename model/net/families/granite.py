@@ -75,7 +75,7 @@ def read_swa(raw: Raw) -> ModelConfig:
     """Granite SWA. Without `layer_types`, all layers but every fourth have the window, from the second on."""
     raw = {"num_key_value_heads": 4, **raw}
     slides = windows_of_types(raw, raw.get("sliding_window", 128), lambda layer: layer % 4 != 0)
-    fields = _common(raw, eps=1e-5, tied=True) | {"mlp_bias": flag(raw, "mlp_bias"), "sinks": True}
+    fields = _common(raw, eps=1e-5, tied_head=True) | {"mlp_bias": flag(raw, "mlp_bias"), "sinks": True}
     return ModelConfig(**fields | slides | _thetas(raw))
 
 

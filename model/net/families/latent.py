@@ -33,7 +33,7 @@ SIZES = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", 
 
 
 def latent(
-    raw: Raw, defaults: tuple[int, ...], ends: tuple[int, int], *, interleaved: bool, eps: float = 1e-6, tied: bool = False
+    raw: Raw, defaults: tuple[int, ...], ends: tuple[int, int], *, interleaved: bool, eps: float = 1e-6, tied_head: bool = False
 ) -> dict[str, Any]:
     """The fields of a decoder with latent attention. What absent keys mean: of SIZES, where a rank of null is none, and of the
     start and the end token.
@@ -45,7 +45,7 @@ def latent(
     refuse(raw, "num_key_value_heads", None, size(raw, "num_attention_heads"))
     refuse(raw, "head_dim", None, turned)
     bias = flag(raw, "attention_bias")
-    sizes = decoder_sizes(raw | {"head_dim": spec.cached_size, "num_key_value_heads": 1}, eps=eps, tied=tied)
+    sizes = decoder_sizes(raw | {"head_dim": spec.cached_size, "num_key_value_heads": 1}, eps=eps, tied_head=tied_head)
     return (
         sizes
         | rope(raw, turned)
@@ -78,7 +78,7 @@ def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
 
 def read_youtu(raw: Raw) -> ModelConfig:
     """Youtu-LLM: DeepSeek-V3's attention beside Llama's MLP."""
-    return ModelConfig(**latent(raw, (512, 1536, 128, 64, 128), (128000, 128001), interleaved=interleaves(raw), tied=True))
+    return ModelConfig(**latent(raw, (512, 1536, 128, 64, 128), (128000, 128001), interleaved=interleaves(raw), tied_head=True))
 
 
 def interleaves(raw: Raw) -> bool:
@@ -91,7 +91,7 @@ def read_minicpm(raw: Raw) -> ModelConfig:
     """MiniCPM3, with scales of the embedding, of sublayers and of the scores. Without `v_head_dim` heads share the width."""
     if raw.get("v_head_dim") is None:
         raw = raw | {"v_head_dim": head_size_of(raw, "hidden_size", "num_attention_heads")}
-    fields = latent(raw, (256, 768, 64, 32, 0), (1, 2), interleaved=False, eps=1e-5, tied=True)
+    fields = latent(raw, (256, 768, 64, 32, 0), (1, 2), interleaved=False, eps=1e-5, tied_head=True)
     depth, base = optional_number(raw, "scale_depth", 1.4), optional_number(raw, "dim_model_base", 256.0)
     return ModelConfig(
         **fields

@@ -43,7 +43,7 @@ def read(raw: Raw) -> ModelConfig:
     }
     bias = flag(raw, "attention_bias")
     return ModelConfig(
-        **decoder_sizes(raw, tied=True)
+        **decoder_sizes(raw, tied_head=True)
         | _ropes(raw, kinds)
         | lfm2.convolutions(raw, kinds, 7)
         | local_windows(raw, raw.get("sliding_window", 256), tuple(at for at, kind in enumerate(kinds) if kind == SLIDING))

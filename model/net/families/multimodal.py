@@ -40,9 +40,9 @@ def _as(kind: str, text: dict[str, Any], reader: Callable[[Raw], ModelConfig]) -
     return replace(reader({**text, "model_type": kind}), family=text["model_type"])
 
 
-def _with(raw: Raw, *, tied: bool = False, **absent: Any) -> dict[str, Any]:
+def _with(raw: Raw, *, tied_head: bool = False, **absent: Any) -> dict[str, Any]:
     """The text model's keys, and what absent ones mean. The head is tied by the key beside it alone."""
-    ties = raw["tie_word_embeddings"] if raw.get("tie_word_embeddings") is not None else tied
+    ties = raw["tie_word_embeddings"] if raw.get("tie_word_embeddings") is not None else tied_head
     positions = POSITIONS[raw["model_type"]]
     return {"max_position_embeddings": positions, **absent, **text_of(raw), "tie_word_embeddings": ties}
 
@@ -51,7 +51,7 @@ def gemma3(raw: Raw) -> ModelConfig:
     """Gemma 3. Published configs leave out what is as in its smallest model. Its reference caps no scores of the next token."""
     sizes = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
-    text = _with(raw, tied=True, **sizes, **heads)
+    text = _with(raw, tied_head=True, **sizes, **heads)
     return _as("gemma3_text", text | {"final_logit_softcapping": None}, gemma.read3)
 
 
@@ -63,7 +63,7 @@ def mistral3(raw: Raw) -> ModelConfig:
         known = ", ".join(readers)
         raise CheckpointError(f"config.json: text_config: model_type {inner!r} is not supported; known: {known}")
     absent = {"max_position_embeddings": POSITIONS[inner], "num_key_value_heads": 8}
-    return _as(inner, _with(raw, tied=True, **absent), readers[inner])
+    return _as(inner, _with(raw, tied_head=True, **absent), readers[inner])
 
 
 def qwen2_vl(raw: Raw) -> ModelConfig:

@@ -16,7 +16,7 @@ def read(raw: Raw) -> ModelConfig:
         raise CheckpointError(f"config.json: no_rope_layers must hold 0 or 1 for each of {count} layers; got {rotates!r}")
     layers = tuple(layer for layer in range(count) if rotates[layer])
     slides = flag(raw, "use_sliding_window") and raw.get("sliding_window") is not None
-    fields = decoder_sizes(raw, tied=True) | rope(raw, head_size(raw), theta=2e6)
+    fields = decoder_sizes(raw, tied_head=True) | rope(raw, head_size(raw), theta=2e6)
     fields |= {"rope_layers": None if len(layers) == count else layers}
     fields |= {"qkv_bias": bias, "out_bias": bias, "mlp_bias": flag(raw, "mlp_bias")}
     if raw.get("layer_types") is not None or slides:

@@ -10,7 +10,7 @@ def read(raw: Raw) -> ModelConfig:
     """Read a StarCoder2 config.json; a sliding window, if given, holds in every layer."""
     bias = flag(raw, "use_bias", True)
     return ModelConfig(
-        **decoder_sizes(raw | {"hidden_act": raw.get("hidden_act") or "gelu_pytorch_tanh"}, tied=True)
+        **decoder_sizes(raw | {"hidden_act": raw.get("hidden_act") or "gelu_pytorch_tanh"}, tied_head=True)
         | rope(raw, head_size(raw))
         | windows(raw, raw.get("sliding_window"), None)
         | {"norm": "layernorm", "norm_eps": number(raw, "norm_epsilon", 1e-5), "gated_mlp": False}

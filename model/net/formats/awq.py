@@ -13,11 +13,11 @@ from attend.model.net.formats.codes import INT4, CodeLayout, Codes
 from attend.model.net.formats.format import (
     SCALES,
     WORDS,
+    DtypeOf,
     Find,
     Format,
     Part,
     Settings,
-    Stored,
     Tensors,
     as_bytes,
     as_values,
@@ -42,7 +42,7 @@ class Awq(Format):
     """All matrices that have a qweight."""
 
     def __init__(self, settings: Settings) -> None:
-        bits_of(settings, "bits", "w_bit", known=(BITS,))
+        bits_of(settings, "bits", "w_bit", supported_bits=(BITS,))
         self.group = group_of(settings, "group_size", "q_group_size")
         self.title = f"AWQ, {in_groups(BITS, self.group)}"
         layout = str(settings.get("version") or settings.get("format") or "gemm").lower()
@@ -52,7 +52,7 @@ class Awq(Format):
                 f"AWQ in the layout {layout!r} is not supported; known: 'gemm'. Take a checkpoint of AutoAWQ's in it"
             )
 
-    def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
+    def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:
         """The tensors of a matrix: qweight, qzeros, scales."""
         module, (rows, columns) = module_of(name), flat(shape)
         groups, words = count_groups(columns, self.group), count_words(rows, BITS)

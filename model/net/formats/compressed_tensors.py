@@ -24,11 +24,11 @@ from attend.model.net.formats.format import (
     KINDS,
     SCALES,
     WORDS,
+    DtypeOf,
     Find,
     Format,
     Part,
     Settings,
-    Stored,
     Tensors,
     as_values,
     bits_of,
@@ -112,16 +112,16 @@ class CompressedTensors(Format):
         found += [target for target in self.schemes if target in CLASSES]
         return self.schemes[found[0]] if found else None
 
-    def holds(self, name: str, stored: Stored) -> bool:
+    def holds(self, name: str, dtype_of: DtypeOf) -> bool:
         """Whether it is a target, and is stored as its group says."""
         scheme = self.scheme_of(name)
         if scheme is None:
             return False
         if scheme.layout in (PACKED, MX):
-            return stored(f"{name}_packed") is not None or (stored(name) is None and stored(f"{name}_scale") is not None)
-        return stored(name) == ("I8" if scheme.layout == BYTES else "F8_E4M3")
+            return dtype_of(f"{name}_packed") is not None or (dtype_of(name) is None and dtype_of(f"{name}_scale") is not None)
+        return dtype_of(name) == ("I8" if scheme.layout == BYTES else "F8_E4M3")
 
-    def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
+    def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:
         """The matrix and what belongs to it."""
         scheme = self._need_scheme(name)
         if scheme.layout == FLOATS:
@@ -232,7 +232,7 @@ def _scheme(group: Mapping[str, Any], layout: str) -> Scheme:
     grouped_ = weights.get("strategy") in ("group", "tensor_group") or read_integer(weights, "group_size", default=-1) > 0
     if layout == FLOATS and grouped_:
         raise not_supported("float-quantized weights in groups are not supported; known: of a matrix, of rows, of blocks")
-    bits = bits_of(weights, "num_bits", known={PACKED: (4, 8), MX: (4,)}.get(layout, (8,)))
+    bits = bits_of(weights, "num_bits", supported_bits={PACKED: (4, 8), MX: (4,)}.get(layout, (8,)))
     group_ = group_of(weights, "group_size") if grouped_ else -1
     return Scheme(layout, bits, group_, weights.get("symmetric", True) is not False, tuple(block) if block else None)
 

@@ -20,7 +20,7 @@ Settings = Mapping[str, Any]
 """`quantization_config` of config.json."""
 Tensors = Mapping[str, Tensor]
 """The tensors that hold a matrix, by their roles in `Format.parts`."""
-Stored = Callable[[str], str | None]
+DtypeOf = Callable[[str], str | None]
 """What a tensor of the files is stored in, under safetensors' name; None where there is no tensor of this name."""
 Find = Callable[[str], Tensor | None]
 """A tensor of the files; None where there is none of this name."""
@@ -50,14 +50,16 @@ class Format:
     notes: tuple[str, ...] = ()
     """What is not carried out, or carried out in another way: for the log."""
 
-    def holds(self, name: str, stored: Stored) -> bool:
+    def holds(self, name: str, dtype_of: DtypeOf) -> bool:
         """Whether the matrix `name` is written in this format: as a qweight. A matrix that lacks its qweight counts too, where
         there are scales and no plain matrix.
         """
         module = module_of(name)
-        return stored(f"{module}.qweight") is not None or (stored(name) is None and stored(f"{module}.scales") is not None)
+        return dtype_of(f"{module}.qweight") is not None or (
+            dtype_of(name) is None and dtype_of(f"{module}.scales") is not None
+        )
 
-    def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
+    def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:
         """The tensors that hold a matrix of this shape, by their roles."""
         raise NotImplementedError
 
@@ -91,11 +93,11 @@ def read_integer(settings: Settings, *keys: str, default: int | None = None) -> 
     return value
 
 
-def bits_of(settings: Settings, *keys: str, known: Sequence[int] = (4, 8)) -> int:
+def bits_of(settings: Settings, *keys: str, supported_bits: Sequence[int] = (4, 8)) -> int:
     """Bits of a weight. Raises CheckpointError for those that are not read."""
     bits = read_integer(settings, *keys)
-    if bits not in known:
-        raise not_supported(f"weights of {bits} bits are not supported; known: {', '.join(map(str, known))}")
+    if bits not in supported_bits:
+        raise not_supported(f"weights of {bits} bits are not supported; known: {', '.join(map(str, supported_bits))}")
     return bits
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import FP8, GROUP, CodeLayout, Codes
-from attend.model.net.formats.format import SCALES, Find, Format, Part, Settings, Stored, Tensors, not_supported
+from attend.model.net.formats.format import SCALES, DtypeOf, Find, Format, Part, Settings, Tensors, not_supported
 
 FLOATS = ("F8_E4M3",)
 POWERS = "F8_E8M0"
@@ -35,13 +35,13 @@ class Fp8(Format):
         )
         self.notes = (PLAIN,)
 
-    def holds(self, name: str, stored: Stored) -> bool:
+    def holds(self, name: str, dtype_of: DtypeOf) -> bool:
         """Whether it is stored in these floats."""
-        return stored(name) in FLOATS
+        return dtype_of(name) in FLOATS
 
-    def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
+    def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:
         """The matrix and its scales, under whichever name they are there."""
-        plain = stored(f"{name}_scale") is not None or (self.block is None and stored(f"{name}_scale_inv") is None)
+        plain = dtype_of(f"{name}_scale") is not None or (self.block is None and dtype_of(f"{name}_scale_inv") is None)
         return matrix_parts(name, f"{name}_scale" if plain else f"{name}_scale_inv", shape, self.block)
 
     def form(self, name: str, tensor: Find) -> CodeLayout | None:

@@ -15,11 +15,11 @@ from attend.model.net.formats.format import (
     KINDS,
     SCALES,
     WORDS,
+    DtypeOf,
     Find,
     Format,
     Part,
     Settings,
-    Stored,
     Tensors,
     as_bytes,
     as_values,
@@ -59,7 +59,7 @@ class Gptq(Format):
         self.added = LAYOUTS[layout]
         self.title = f"GPTQ ({layout}), {in_groups(self.bits, self.group)}"
 
-    def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
+    def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:
         """The four tensors; a file whose columns were never sorted may do without g_idx."""
         module, (rows, columns) = module_of(name), flat(shape)
         groups, words = count_groups(columns, self.group), count_words(rows, self.bits)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attend.model.net.formats.codes import GROUP, MXFP4, CodeLayout, Codes
-from attend.model.net.formats.format import Find, Format, Part, Settings, Stored, Tensors, count_groups
+from attend.model.net.formats.format import DtypeOf, Find, Format, Part, Settings, Tensors, count_groups
 
 BYTES = ("U8",)
 """Dtype of both tensors, by its name in safetensors."""
@@ -24,11 +24,11 @@ class Mxfp4(Format):
     def __init__(self, settings: Settings) -> None:
         """Take the settings of config.json, which choose nothing."""
 
-    def holds(self, name: str, stored: Stored) -> bool:
+    def holds(self, name: str, dtype_of: DtypeOf) -> bool:
         """Whether there are blocks in place of a plain matrix."""
-        return stored(name) is None and stored(f"{name}_blocks") is not None
+        return dtype_of(name) is None and dtype_of(f"{name}_blocks") is not None
 
-    def parts(self, name: str, shape: Sequence[int], stored: Stored) -> dict[str, Part]:
+    def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:
         """The tensors of a matrix: its blocks and their scales."""
         *rows, columns = shape
         groups = (*rows, count_groups(columns, GROUP))

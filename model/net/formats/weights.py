@@ -129,12 +129,12 @@ class Weights:
             self._taken = pair
             self.release()
 
-    def check(self, family: Family, *, tied: bool) -> None:
+    def check(self, family: Family, *, tied_head: bool) -> None:
         """Raise if anything was wrong, or if there are tensors that nobody asked for."""
         heads = (family.weights or {}).get("head.weight", ("lm_head.weight",))
         left_out = tuple(family.left_out)
         for name, file in self.where.items():
-            ignored = family.ignored_tensors.search(name) or name.startswith(left_out) or (tied and name in heads)
+            ignored = family.ignored_tensors.search(name) or name.startswith(left_out) or (tied_head and name in heads)
             if name not in self.used and not ignored and not self._is_spare(name):
                 self.problems.append(f"{file}: tensor {name} is unexpected")
         if self.problems:

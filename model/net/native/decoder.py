@@ -104,7 +104,7 @@ class NativeDecoder:
     """
 
     def __init__(
-        self, net: Decoder, *, spend: bool = False, report: Callable[[int, int], None] = lambda done, total: None
+        self, net: Decoder, *, spend: bool = False, report: Callable[[int, int], None] = lambda num_bytes, total: None
     ) -> None:
         self.config = config = net.config
         self._library = native()
@@ -150,15 +150,15 @@ class NativeDecoder:
         self,
         cache: KVCache,
         rows: StepRows,
-        scored: Sequence[int],
+        logits_indices: Sequence[int],
         draws: Sequence[Draw],
         progress: ProgressCounter,
         hidden_TE: Tensor | None = None,
     ) -> tuple[list[int], Tensor]:
-        """The tokens [S] drawn after the tokens whose places in T are `scored`, UNSCORED or EXCLUDED where there is none, and
-        the scores [S, V] they were drawn from, which the next step overwrites. `hidden_TE` is filled: bfloat16 [T, E].
+        """The tokens [S] drawn after the tokens at `logits_indices` of T, UNSCORED or EXCLUDED where there is none, and the
+        scores [S, V] they were drawn from, which the next step overwrites. `hidden_TE` is filled: bfloat16 [T, E].
         """
-        num_rows, num_scored, vocab_size = len(rows.starts), len(scored), self.config.vocab_size
+        num_rows, num_scored, vocab_size = len(rows.starts), len(logits_indices), self.config.vocab_size
         if len(self._scores_SV) < num_scored:
             self._scores_SV = torch.empty(num_scored, vocab_size)
         of_groups = [*rows.tables] * (cache.num_groups if len(rows.tables) == 1 else 1)
@@ -168,7 +168,7 @@ class NativeDecoder:
         assert all(len(table) >= end for table, end in zip(tables, ends * len(of_groups), strict=True)), "a table is too short"
         numbers = [array("q", some) for some in (rows.starts, rows.counts, rows.snapshot_counts)]
         states = [None if slots is None else array("q", slots) for slots in (rows.sources, rows.places)]
-        places, drawn = array("q", scored), array("q", [0]) * num_scored
+        places, drawn = array("q", logits_indices), array("q", [0]) * num_scored
         asked, held = draw_rows(draws, vocab_size)
         self._run(
             cache,

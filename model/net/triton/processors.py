@@ -28,12 +28,12 @@ class Processors(NamedTuple):
         shared, threads = gpu.shared_memory_per_multiprocessor, gpu.max_threads_per_multi_processor
         return cls(gpu.multi_processor_count, shared, gpu.regs_per_multiprocessor, threads)
 
-    def programs(self, shared: int, registers: int, warps: int) -> int:
+    def programs(self, shared_memory: int, registers: int, warps: int) -> int:
         """Programs that run at once: each has so many bytes of shared memory, and its threads so many registers."""
         threads = 32 * warps
         held = -(-max(registers, 1) // 8) * 8 * threads  # registers are given out by eights
         return self.count * max(
-            1, min(self.shared_memory // (shared + RESERVED), self.registers // held, self.threads // threads)
+            1, min(self.shared_memory // (shared_memory + RESERVED), self.registers // held, self.threads // threads)
         )
 
 

@@ -68,8 +68,8 @@ def _name_log_lines(model: str) -> None:
     """Have each record tell its model: a field of JSON; a text line has it before the message."""
     make = logging.getLogRecordFactory()
 
-    def make_record(*given: Any, **named: Any) -> logging.LogRecord:
-        record = make(*given, **named)
+    def make_record(*arguments: Any, **keywords: Any) -> logging.LogRecord:
+        record = make(*arguments, **keywords)
         record.model = model
         return record
 

@@ -105,7 +105,7 @@ class Passing:
                 call.cancel()
 
     async def _model(
-        self, held: AsyncExitStack, message: Message, context: Any, turn: str | None, size: int
+        self, resources: AsyncExitStack, message: Message, context: Any, turn: str | None, size: int
     ) -> tuple[ModelProcess, float]:
         """The process of the model that a message names, and how long it took to have it."""
         name = getattr(message, "model", "") or getattr(message, "adapter", "")
@@ -117,7 +117,7 @@ class Passing:
             waits.came(size)
             try:
                 async with waits.waiting(), asyncio.timeout(min(limit for limit in limits if limit is not None)):
-                    process = await held.enter_async_context(self._pool.use(slot, turn))
+                    process = await resources.enter_async_context(self._pool.use(slot, turn))
             except TimeoutError as error:
                 if asked > 0:
                     raise DeadlineExceeded("the deadline passed before the model was loaded") from error

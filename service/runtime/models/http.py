@@ -149,10 +149,10 @@ class ForwardedResponse(Response):
             if not await out.fail(error):
                 scope.get("extensions", {}).get(ABORT, lambda: None)()
 
-    async def _model(self, held: AsyncExitStack, out: "Out") -> tuple[ModelProcess, float]:
+    async def _model(self, resources: AsyncExitStack, out: "Out") -> tuple[ModelProcess, float]:
         """The process of the model, and how long it took to have it."""
         began = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._enter(held))
+        task = asyncio.create_task(self._enter(resources))
         try:
             while not (await asyncio.wait({task}, timeout=COMMENT_SECONDS if self.ask.streams else None))[0]:
                 await out.comment(f": loading {self.ask.slot.name}\n")
@@ -162,12 +162,12 @@ class ForwardedResponse(Response):
                 await asyncio.wait({task})
         return task.result(), asyncio.get_running_loop().time() - began
 
-    async def _enter(self, held: AsyncExitStack) -> ModelProcess:
+    async def _enter(self, resources: AsyncExitStack) -> ModelProcess:
         with self.authenticator.unread_bodies.call(self.ask.turn) as waits:  # its body is held meanwhile
             waits.came(len(self._unsent))
             try:
                 async with waits.waiting(), asyncio.timeout(self.ask.seconds):
-                    return await held.enter_async_context(self.pool.use(self.ask.slot, self.ask.turn))
+                    return await resources.enter_async_context(self.pool.use(self.ask.slot, self.ask.turn))
             except TimeoutError as error:
                 if self.ask.deadline_ms is not None:
                     raise DeadlineExceeded("the deadline passed before the model was loaded") from error

@@ -58,16 +58,16 @@ class ModelProcess:
         self.grpc = grpc.aio.insecure_channel(f"unix:{folder / SOCKETS[1]}", options=OPTIONS)
 
     @classmethod
-    async def start(cls, served: ServedModel, folder: Path) -> Self:
+    async def start(cls, model: ServedModel, folder: Path) -> Self:
         """Start it, with its sockets in a folder of its own, which is made; wait until it serves. Raises LoadFailed."""
         os.mkdir(folder, 0o700)
-        settings = _behind(served.settings, folder)
+        settings = _behind(model.settings, folder)
         words = ["-P", "-m", "attend.service.runtime.models.child"]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe, limit=MOST_REPORT)
         try:
             facts = await _report(process, {"parent": os.getpid(), "folder": str(folder), "settings": settings.to_json()})
-            return cls(served.name, process, folder, facts)
+            return cls(model.name, process, folder, facts)
         except BaseException:
             with suppress(ProcessLookupError):
                 process.kill()

@@ -94,7 +94,7 @@ def build_models_app(routes: ModelRoutes, hosts: AbstractSet[str]) -> ASGIApp:
     if routes.settings.expose_docs:
         add_pages(app, [_guard(routes)])
     problems.install_error_handlers(app)
-    openapi.install_openapi(app, keyed=routes.authenticator.keys is not None)
+    openapi.install_openapi(app, has_api_keys=routes.authenticator.keys is not None)
     inner = RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=False)
     return with_cors(inner, routes.settings.origins)
 

@@ -73,8 +73,8 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
     """Load the pinned models, serve, drain. A second signal ends the process at once."""
     stop, numbers = catch_signals(), itertools.count()
 
-    async def start(served: ServedModel) -> ModelProcess:
-        return await ModelProcess.start(served, folder / str(next(numbers)))
+    async def start(model: ServedModel) -> ModelProcess:
+        return await ModelProcess.start(model, folder / str(next(numbers)))
 
     pool = Pool(plan, start)
     authenticator = CallAuthenticator(keys, callers_of(settings.model_copy(update={"single": True})), lambda: pool.is_closing)
@@ -108,7 +108,9 @@ async def serve_models(
         return await models_page(authenticator, pool) + edge.to_exposition(own)
 
     routes = ModelRoutes(settings, authenticator, pool, CachedPage(whole_page), version("attend-server"), int(time.time()))
-    app = build_models_app(routes, allowed_names(settings.allowed_hosts, settings.host, keyed=authenticator.keys is not None))
+    app = build_models_app(
+        routes, allowed_names(settings.allowed_hosts, settings.host, has_api_keys=authenticator.keys is not None)
+    )
     over_http, over_grpc = (
         most // 2 for most in connections_allowed()
     )  # each call has another one to the process of its model

@@ -78,8 +78,8 @@ def sent(engine: Engine) -> Engine:
         def tokens(self):
             return crossed(self.pending.tokens())
 
-        def redraw(self, draws, refused):
-            return crossed(self.pending.redraw(crossed(draws), crossed(refused)))
+        def redraw(self, draws, banned_tokens):
+            return crossed(self.pending.redraw(crossed(draws), crossed(banned_tokens)))
 
         def result(self) -> StepResult:
             return crossed(self.pending.result())

@@ -25,9 +25,9 @@ def is_idle(engine) -> bool:
     return replace(engine.stats(), num_lost_disabled=0) == IDLE
 
 
-async def collect(engine: AsyncEngine, requests) -> dict[str, list[Output]]:
+async def collect(engine: AsyncEngine, requests, at_once: int | None = None) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {}
-    async with aclosing(engine.generate(requests)) as stream:
+    async with aclosing(engine.generate(requests, at_once)) as stream:
         async for batch in stream:
             assert batch, "an empty list"
             for output in batch:
@@ -676,6 +676,26 @@ def test_others_find_room_beside_a_call_in_parts():
     with threaded(max_batch_requests=2, max_queued_requests=2) as engine:
         found, left = asyncio.run(crowd(engine))
         assert (expected([ask("other")]), left) == (found, 2)
+
+
+def test_a_drain_whose_time_is_up_gives_up_the_parts_that_come_later():
+    async def drain(engine, clock):
+        gate(engine).shut()
+        many = asyncio.create_task(collect(engine, [ask(f"m{at}") for at in range(40)], 2))
+        await until(lambda: len(engine._streams) == 2)
+        draining = asyncio.create_task(engine.drain(30))
+        await until(lambda: engine.draining)
+        clock.now += 31
+        await until(lambda: engine._commands)
+        gate(engine).open()
+        await draining
+        return await many
+
+    clock = Clock()
+    with threaded(clock=clock, max_batch_requests=2, max_queued_requests=2) as engine:
+        found = asyncio.run(drain(engine, clock))
+        assert len(found) == 40
+        assert {FinishReason.ABORT} == {found[f"m{at}"][-1].finish_reason for at in range(2, 40)}
 
 
 def test_leaving_a_call_in_parts_leaves_nothing_in_the_engine():

@@ -41,9 +41,9 @@ class Watched:
         return self(lambda between: step())
 
     @torch.inference_mode()
-    def steps(self, backend, net, cache, config, *, shared=False):
+    def steps(self, backend, net, cache, config, *, is_sharded=False):
         """In place of a backend's `record`, which records nothing on a CPU."""
-        graphs = DecodeGraphs(net, backend.attention, cache, config.max_model_len, 2, self.one_piece, scores=not shared)
+        graphs = DecodeGraphs(net, backend.attention, cache, config.max_model_len, 2, self.one_piece, scores=not is_sharded)
         return graphs, PiecewiseGraphs(net, backend.attention, cache, 16, self)
 
 

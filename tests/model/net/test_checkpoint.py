@@ -264,7 +264,7 @@ def test_a_config_that_is_not_the_weights_is_named_by_a_tensor(folder, changes, 
 
 
 def test_what_is_loaded_is_no_longer_the_file(folder):
-    """Only with `mapped` are matrices left in the file, to be copied at once."""
+    """Only with `keep_mapped` are matrices left in the file, to be copied at once."""
     before = load_decoder(folder, torch.float32, "cpu")
     expected = logits(before)
     path = folder / "model.safetensors"
@@ -277,7 +277,7 @@ def test_what_is_loaded_is_no_longer_the_file(folder):
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "gpt2"])
 def test_mapped_matrices_are_the_same_numbers(tmp_path, kind):
     folder = write_checkpoint(kind, tmp_path)
-    mapped, owned = load_decoder(folder, torch.float32, "cpu", mapped=True), load_decoder(folder, torch.float32, "cpu")
+    mapped, owned = load_decoder(folder, torch.float32, "cpu", keep_mapped=True), load_decoder(folder, torch.float32, "cpu")
     assert mapped.mapped_files is not None and owned.mapped_files is None
     pairs = zip(mapped.modules(), owned.modules(), strict=True)
     assert all(torch.equal(one.dense(), other.dense()) for one, other in pairs if isinstance(one, Linear))
@@ -291,7 +291,7 @@ def test_a_matrix_whose_parts_are_stored_in_two_types_is_copied_whole(tmp_path, 
     tensors = load_file(folder / "model.safetensors")
     changed = {name: tensor.float() if other in name else tensor.bfloat16() for name, tensor in tensors.items()}
     save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
-    mapped, owned = (load_decoder(folder, torch.bfloat16, "cpu", mapped=each) for each in (True, False))
+    mapped, owned = (load_decoder(folder, torch.bfloat16, "cpu", keep_mapped=each) for each in (True, False))
     qkv, down = mapped.blocks[0].attention.qkv, mapped.blocks[0].mlp.down
     assert (len(qkv.mapped_rows), len(down.mapped_rows)) == (0, 1)
     assert torch.equal(qkv.dense(), owned.blocks[0].attention.qkv.dense())
@@ -311,7 +311,7 @@ def test_a_matrix_whose_parts_are_stored_in_two_types_is_copied_whole(tmp_path, 
 def test_bits_that_go_are_told(tmp_path, caplog, stored, served, told, mapped):
     save(tiny_decoder(tiny_config(head_size=32)), tmp_path, stored)
     with caplog.at_level("INFO", "attend.model"):
-        load_decoder(tmp_path, served, "cpu", mapped=mapped)
+        load_decoder(tmp_path, served, "cpu", keep_mapped=mapped)
     assert caplog.messages == ([] if told is None else [told])
 
 

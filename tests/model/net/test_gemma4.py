@@ -172,7 +172,7 @@ def test_the_table_of_the_layers_may_be_in_8_bits(shared):
 def test_a_file_of_blocks_is_served_natively_with_the_table_beside_it(shared, tmp_path):
     """Its matrices are packed straight from the mapped file, and its table is not, for each step reads rows of it."""
     path = write_gguf(shared, tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
-    copied, mapped = (load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=each) for each in (False, True))
+    copied, mapped = (load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=each) for each in (False, True))
     assert mapped.per_layer.projection.mapped_rows and not mapped.per_layer.tokens.mapped_rows
     variants, texts = copied.config.attention_variants, [torch.tensor(TOKENS)]
     nets = (NativeDecoder(copied), NativeDecoder(mapped, spend=True))

@@ -250,7 +250,7 @@ def shards(matrix: Linear, ranks: int = 2) -> list[Linear]:
 @pytest.mark.parametrize("bias", [True, False])
 def test_shards_of_rows_are_the_whole_side_by_side(bias):
     """Part by part: each has some heads of the queries, of the keys, and of the values."""
-    whole = numbers(Linear(24, [32, 16, 16], bias=bias, cut="rows", unit=8))
+    whole = numbers(Linear(24, [32, 16, 16], bias=bias, shard_dim="rows", unit=8))
     x = torch.randint(-4, 5, (5, 24)).float()
     split = [shard(x).split(shard.parts, dim=-1) for shard in shards(whole)]
     assert [shard.parts for shard in shards(whole)] == [(16, 8, 8)] * 2
@@ -260,7 +260,7 @@ def test_shards_of_rows_are_the_whole_side_by_side(bias):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_shards_of_columns_add_up_to_the_whole_with_one_bias(bias):
-    whole = numbers(Linear(32, [24], bias=bias, cut="columns", unit=8))
+    whole = numbers(Linear(32, [24], bias=bias, shard_dim="columns", unit=8))
     x = torch.randint(-4, 5, (5, 32)).float()
     assert torch.equal(whole(x), sum(shard(part) for shard, part in zip(shards(whole), x.split(16, dim=-1), strict=True)))
 
@@ -272,13 +272,13 @@ def test_a_matrix_that_is_not_cut_is_whole_everywhere():
 
 def test_a_head_is_never_divided():
     with pytest.raises(ValueError, match=r"\(32, 24, 24\) rows in units of 8 cannot be divided among 2 ranks"):
-        Linear(24, [32, 24, 24], bias=False, cut="rows", unit=8).shard(0, 2)
+        Linear(24, [32, 24, 24], bias=False, shard_dim="rows", unit=8).shard(0, 2)
     with pytest.raises(ValueError, match=r"\(8,\) columns in units of 8 cannot be divided among 2 ranks"):
-        Linear(8, [24], bias=False, cut="columns", unit=8).shard(0, 2)  # both would add it to the sum
+        Linear(8, [24], bias=False, shard_dim="columns", unit=8).shard(0, 2)  # both would add it to the sum
 
 
 def test_shards_have_the_same_head_where_there_are_fewer_than_shards():
-    whole = Linear(24, [32, 8, 8], bias=False, cut="rows", unit=8)
+    whole = Linear(24, [32, 8, 8], bias=False, shard_dim="rows", unit=8)
     assert [whole.shard(rank, 2).rows for rank in range(2)] == [
         [range(16), range(32, 40), range(40, 48)],
         [range(16, 32), range(32, 40), range(40, 48)],

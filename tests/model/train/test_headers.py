@@ -75,7 +75,7 @@ def test_what_was_cut_parses_unless_the_cut_went_through_syntax(name):
     """The rule knows no syntax: a line of a string, or a bracket, in column 0 ends the body and leaves it broken."""
     broken = {"a string whose lines stand in column 0", "a bracket that closes in column 0", "nothing but a dedent"}
     body, rest = CUTS[name]
-    verdict = judge("async def f():", body + rest.removeprefix("\n"), stopped=False)
+    verdict = judge("async def f():", body + rest.removeprefix("\n"), is_complete=False)
     assert Verdict(is_complete=True, parses=name not in broken) == verdict
 
 
@@ -97,12 +97,12 @@ def test_what_was_cut_parses_unless_the_cut_went_through_syntax(name):
 )
 def test_a_completion_counts_if_it_ends_and_is_python_up_to_there(completion, stopped, verdict):
     """A body that never ends has failed, however good it is; what follows the dedent is not looked at."""
-    assert judge("def f():", completion, stopped=stopped) == verdict
+    assert judge("def f():", completion, is_complete=stopped) == verdict
 
 
 def test_the_header_is_judged_with_its_body():
-    assert judge("def f(a, a):", "\n    return 1\nx", stopped=False).parses  # what only the compiler refuses is Python here
-    assert not judge("def f(a b):", "\n    return 1\nx", stopped=False).parses
+    assert judge("def f(a, a):", "\n    return 1\nx", is_complete=False).parses  # what only the compiler refuses is Python here
+    assert not judge("def f(a b):", "\n    return 1\nx", is_complete=False).parses
 
 
 @pytest.mark.parametrize("text", ["x = " + "(" * 5000, "x = " + "-" * 200_000 + "1", "a = \0", "\ud800"])

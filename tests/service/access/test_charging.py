@@ -10,11 +10,12 @@ from grpc import StatusCode
 from attend.model.engine.request import FinishReason
 from attend.model.errors import AttendError, RateLimited
 from attend.model.params import SamplingParams, StopRules
+from attend.model.text.chat import ChatTemplate
 from attend.service.access.caller import Caller
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from attend.service.records import Command
 from attend.v1 import generation_pb2 as pb
-from tests.fakes import CallContext, FakeEngine, Server, build_server, says, until
+from tests.fakes import INFO, CallContext, FakeEngine, Server, build_server, says, until
 from tests.service.bad_calls import whole_server
 
 SECRET = "att_secret"
@@ -186,6 +187,17 @@ async def test_while_a_call_runs_it_holds_all_that_it_may_take(tmp_path):
     assert await take(build_server(), command(keys, max_tokens=39)) is FinishReason.LENGTH
     engine.release(59)
     await task
+
+
+async def test_what_is_clamped_to_the_context_is_charged_as_that(tmp_path):
+    """Of a limit that a context fits into."""
+    keys = ring(tmp_path, tokens_per_minute=2 * INFO.max_model_len)
+    server = build_server(keys=keys, template=ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}"))
+    sent = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 32_000}
+    async with server.http() as client:
+        answer = await client.post("/v1/messages", json=sent, headers={"authorization": BEARER})
+    assert (answer.status_code, answer.headers["x-attend-clamped"]) == (200, "max_tokens")
+    assert answer.json()["usage"]["output_tokens"] < INFO.max_model_len
 
 
 async def test_a_call_with_two_keys_is_refused_on_both_transports_also_where_both_are_good(tmp_path):

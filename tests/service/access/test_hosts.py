@@ -14,20 +14,20 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.2", "LOCALHOST"])
 def test_without_keys_a_server_on_a_loopback_address_has_the_names_of_its_machine(host):
-    assert allowed_names("", host, keyed=False) == LOOPBACK | {DOTLESS, host.lower()}
-    assert allowed_names("", host, keyed=True) == set()
+    assert allowed_names("", host, has_api_keys=False) == LOOPBACK | {DOTLESS, host.lower()}
+    assert allowed_names("", host, has_api_keys=True) == set()
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "server.example"])
 def test_one_that_others_reach_answers_to_any_name(host):
-    assert allowed_names("", host, keyed=False) == set()
+    assert allowed_names("", host, has_api_keys=False) == set()
 
 
 def test_the_setting_takes_the_place_of_the_default():
-    assert allowed_names("a.example, [::1],B.example.", "127.0.0.1", keyed=False) == {"a.example", "::1", "b.example"}
-    assert allowed_names("a.example", "0.0.0.0", keyed=True) == {"a.example"}
-    assert allowed_names("*", "127.0.0.1", keyed=False) == set()
+    assert allowed_names("a.example, [::1],B.example.", "127.0.0.1", has_api_keys=False) == {"a.example", "::1", "b.example"}
+    assert allowed_names("a.example", "0.0.0.0", has_api_keys=True) == {"a.example"}
+    assert allowed_names("*", "127.0.0.1", has_api_keys=False) == set()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_port_is_no_part_of_a_host(value, host):
 
 
 def statuses(*hosts: str | list[str], path: str = "/v1/models", **more) -> list[int]:
-    server = build_server(hosts=allowed_names("", "127.0.0.1", keyed=False), **more)
+    server = build_server(hosts=allowed_names("", "127.0.0.1", has_api_keys=False), **more)
 
     async def run() -> list[int]:
         async with server.http() as http:
@@ -70,10 +70,10 @@ def test_a_rebound_name_gets_nothing_and_the_names_of_the_machine_all(path):
 
 
 def test_by_default_names_without_a_dot_are_answered_since_no_page_can_own_one():
-    names = allowed_names("", "127.0.0.1", keyed=False)
+    names = allowed_names("", "127.0.0.1", has_api_keys=False)
     assert all(answers(names, host_of(host)) for host in (*OWN, "attend", "x", "my-machine:8000", "localhost."))
     assert not any(answers(names, host_of(host)) for host in (*OTHERS, "a b", "[::2]", "evil.example.", "x:y"))
-    assert not answers(allowed_names("a.example", "127.0.0.1", keyed=False), "x")
+    assert not answers(allowed_names("a.example", "127.0.0.1", has_api_keys=False), "x")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/health", "/readyz"])

@@ -1,5 +1,6 @@
 """The command: what it tells a person who asks, one JSON object for a program, and a sentence for a mistake."""
 
+import errno
 import io
 import json
 import os
@@ -185,7 +186,36 @@ def test_generate_refuses_an_adapter_that_it_cannot_use(attend, folder, given, t
 def test_generate_refuses_what_is_no_text(attend, folder):
     status, out, err = attend("generate", "a\udcff", "--model", folder)
     assert (status, out) == (2, "")
-    assert "prompt" in err and "surrogate" in err
+    assert "the prompt on the command line is not UTF-8" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "attend: No space left on device"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/gone"), "attend: No such file or directory: /gone"),
+        (MemoryError(), "attend: there is not enough memory"),
+    ],
+    ids=["a full disk", "a folder that is gone", "no memory"],
+)
+def test_what_the_system_refuses_is_a_sentence(attend, monkeypatch, error, told):
+    def refused(*given: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", refused)
+    status, _, err = attend("inspect")
+    assert (status, err.strip()) == (1, told)
+
+
+@pytest.mark.parametrize(("target", "status", "told"), [("/dev/full", 1, "attend: No space left on device\n"), (None, 0, "")])
+def test_output_that_is_full_is_a_sentence_and_a_character_that_the_locale_lacks_is_escaped(folder, target, status, told):
+    code = "import typer; from attend.service.commands import cli; cli.app = lambda words: print('é'); cli.main()"
+    with open(target or os.devnull, "w") as output:
+        where = output if target else subprocess.PIPE
+        env = os.environ | {"PYTHONIOENCODING": "ascii"}
+        done = subprocess.run([sys.executable, "-c", code], stdout=where, stderr=subprocess.PIPE, env=env, timeout=60)
+    assert (done.returncode, done.stderr.decode()) == (status, told)
+    assert target or done.stdout == b"\\xe9\n"
 
 
 def test_generate_streams_the_same_text_to_a_person(attend, folder):

@@ -54,7 +54,7 @@ def shelf_of(
     folder: Path | None, *, most: int = 8, clock: Clock | None = None, **fixed: Path
 ) -> tuple[AdapterRegistry, FakeReader]:
     reader = FakeReader()
-    return AdapterRegistry(reader, fixed, folder, most=most, taken=MODEL, clock=clock or Clock()), reader
+    return AdapterRegistry(reader, fixed, folder, most=most, reserved_name=MODEL, clock=clock or Clock()), reader
 
 
 # --- the folder

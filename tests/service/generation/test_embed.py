@@ -3,6 +3,9 @@
 import asyncio
 import base64
 import struct
+import time
+from array import array
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,7 +15,10 @@ import pytest
 import torch
 
 from attend.model.engine.build import build_engine
+from attend.model.engine.engine import Engine
+from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
+from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import QueueFull
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
 from attend.service.access.quota import Limits
@@ -21,7 +27,8 @@ from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, grpc_channel, info
 from tests.model.checkpoints import their_model, write_checkpoint
-from tests.model.engine.machines import until
+from tests.model.engine.machines import Done, FakeRunner, sizes, until
+from tests.model.engine.machines import info as machine_info
 from tests.model.test_pooling import modes, written
 from tests.wire.exchange import SECRET, serve
 
@@ -242,6 +249,31 @@ def test_a_deadline_that_passes_before_the_last_vector_is_an_error():
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert server.outcomes() == {("http", "/v1/embeddings", "deadline"): 1}
     assert not server.engine.open
+
+
+class Slow(FakeRunner):
+    """A step takes 20 ms."""
+
+    def submit(self, step):
+        time.sleep(0.02)
+        done = super().submit(step)
+        sums = {asked.request_id: array("d", [1.0] * 4) for asked in step.hidden_sums}
+        return Done(replace(done.outcome, hidden_sums=sums))
+
+
+def test_a_deadline_passes_between_the_parts_of_a_call():
+    """Those that are not in the engine yet count too."""
+    config = sizes(max_batch_requests=8)
+    inner = Engine(Scheduler(config, time.monotonic), Slow(config.block_size), time.monotonic)
+    engine = AsyncEngine(inner, replace(machine_info(config), vocab_size=257, max_queued_requests=64), clock=time.monotonic)
+    engine.start()
+    try:
+        began = time.monotonic()
+        answer = post(build_server(engine), input=[[1, 2, 3]] * 400, deadline_ms=150)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert time.monotonic() - began < 1.5, "400 texts, 4 a step, take 2 s"
+    finally:
+        engine.close()
 
 
 def test_a_drain_and_a_full_queue_are_refusals():

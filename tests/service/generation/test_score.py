@@ -19,6 +19,7 @@ from attend.model.scoring import COSINE, NO_SCORES, ScoreRules, ScoreWay, score_
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.corpus import train_tokenizer
 from attend.service.access.quota import Limits
+from attend.service.generation.prepare import Preparation
 from attend.service.generation.score import AFTER, BEFORE, INSTRUCTION, pair_probability
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, info
 from tests.model.checkpoints import edit_config, shaped, spread, their_model, write_checkpoint
@@ -240,6 +241,17 @@ def test_a_model_that_does_not_say_how_names_the_flags(path):
     body = {RERANK: {"query": "a", "documents": ["b"]}, SCORE: {"text_1": "a", "text_2": "b"}}[path]
     error = post(build_server(scoring=NO_SCORES), path, **body).json()["error"]
     assert (error["param"], "--score" in error["message"], "--pooling" in error["message"]) == ("model", True, True)
+
+
+@pytest.mark.parametrize(
+    ("count", "place", "words"),
+    [(2, "documents[0]", "characters cannot fit"), (100, "query", "counted once for each document")],
+)
+def test_a_long_query_is_refused_before_it_is_written_for_each_document(monkeypatch, count, place, words):
+    """It would be copied, and tokenized, for each of them."""
+    monkeypatch.setattr(Preparation, "_read", lambda *given: pytest.fail("tokenized"))
+    error = post(answering(), RERANK, query="q" * 100_000, documents=["a"] * count).json()["error"]
+    assert error["message"].startswith(place) and words in error["message"]
 
 
 class Partly(FakeEngine):

@@ -171,7 +171,7 @@ def test_a_byte_of_minus_128_is_that_number(wide, tmp_path):
 
 def test_matrices_of_a_type_that_is_served_stay_in_the_mapped_file(wide, tmp_path):
     path = write_gguf(wide, tmp_path / "tiny.gguf", stored_as(Type.BF16))
-    net = load_decoder(path, torch.bfloat16, "cpu", mapped=True)
+    net = load_decoder(path, torch.bfloat16, "cpu", keep_mapped=True)
     copied = load_decoder(path, torch.bfloat16, "cpu")
     block = net.blocks[0]  # whose queries and keys lie in another order there
     left = [len(linear.mapped_rows) for linear in (block.attention.qkv, block.mlp.gate_up, block.mlp.down, copied.head)]
@@ -202,7 +202,7 @@ def test_the_native_decoder_unpacks_a_file_to_the_bits_that_torch_makes_of_it(ki
     path = write_gguf(wide, tmp_path / "tiny.gguf", blocks)
     found = []
     for mapped in (True, False):
-        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=mapped)
         assert bool(net.blocks[0].attention.qkv.mapped_rows) == (mapped and kind in NATIVE)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
@@ -217,7 +217,7 @@ def test_so_it_does_for_experts_and_other_rows(family, kind, tmp_path):
     path = write_gguf(make(family, tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(kind))
     found = []
     for mapped in (True, False):
-        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=mapped)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
     assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())
@@ -240,7 +240,7 @@ def test_a_number_that_is_none_is_named_when_the_native_decoder_unpacks_it(name,
         wide, tmp_path / "tiny.gguf", stored_as(kind) if kind == Type.BF16 else random_blocks(kind), change=broken
     )
     with pytest.raises(CheckpointError, match=rf"tiny\.gguf: tiny\.gguf: tensor {name} holds NaN or infinity"):
-        NativeDecoder(load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), spend=True)
+        NativeDecoder(load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=True), spend=True)
 
 
 def test_queries_keys_and_values_in_one_tensor_are_the_same_model(tmp_path):
@@ -367,7 +367,7 @@ def test_experts_keep_their_codes(tmp_path):
 def test_the_native_decoder_multiplies_the_codes_that_are_kept(kind, wide, tmp_path):
     path = write_gguf(wide, tmp_path / "tiny.gguf", random_blocks(kind))
     texts = [torch.tensor(TOKENS * 2), torch.tensor(TOKENS[:3])]
-    found = run_native(load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=True), 1000, 32, texts=texts)
+    found = run_native(load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=True), 1000, 32, texts=texts)
     whole = load_decoder(path, torch.float32, "cpu")
     wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
     assert distance(found, wanted) <= (0.25 if FORMS[kind].rounded_types else 0.05)
@@ -390,7 +390,7 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     net = shaped("Llama", vocab_size=8192, hidden_size=256, intermediate_size=256, num_hidden_layers=1, head_dim=64)
     net.save_pretrained(folder)
     path = write_gguf(folder, tmp_path / "long.gguf", stored_as(Type.Q8_0))
-    load_decoder(path, torch.float32, "cpu", keep_codes=keep_codes, report=lambda done, total: seen.append(resident(path)))
+    load_decoder(path, torch.float32, "cpu", keep_codes=keep_codes, report=lambda num_bytes, total: seen.append(resident(path)))
     assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
 
 

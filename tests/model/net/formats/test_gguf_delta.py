@@ -71,7 +71,7 @@ def test_the_native_decoder_unpacks_them_to_the_bits_that_torch_makes_of_them(ki
     path = write_gguf(wide, tmp_path / "tiny.gguf", stored_as(kind) if kind == Type.BF16 else random_blocks(kind))
     found = []
     for mapped in (True, False):
-        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, mapped=mapped)
+        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=mapped)
         NativeDecoder(net, spend=True)
         found.append(matrices(net))
     assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())

@@ -51,7 +51,7 @@ class Watched:
 watched = Watched(decoder.native())
 decoder.native = lambda: watched
 before = anonymous()
-loaded = load_decoder(Path(sys.argv[1]), torch.bfloat16, "cpu", mapped=sys.argv[2] == "spend")
+loaded = load_decoder(Path(sys.argv[1]), torch.bfloat16, "cpu", keep_mapped=sys.argv[2] == "spend")
 watched.most = anonymous()
 served = decoder.NativeDecoder(loaded, spend=sys.argv[2] == "spend")
 print(watched.most - before, anonymous() - before)

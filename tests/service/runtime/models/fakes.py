@@ -48,19 +48,19 @@ class Machine:
             Plan({entry.name: ServedModel(entry, Settings()) for entry in entries}, file, budget), self.start
         )
 
-    async def start(self, served: ServedModel) -> FakeProcess:
-        self.starts.append(served.name)
-        self.alive.add(served.name)
+    async def start(self, model: ServedModel) -> FakeProcess:
+        self.starts.append(model.name)
+        self.alive.add(model.name)
         assert sum(self.sizes[name] for name in self.alive) <= self.budget
         assert len(self.alive) <= self.most
         try:
             await asyncio.sleep(LOAD_SECONDS)
-            if served.name in self.broken:
+            if model.name in self.broken:
                 raise LoadFailed("model.safetensors is missing")
         except BaseException:
-            self.alive.discard(served.name)
+            self.alive.discard(model.name)
             raise
-        return FakeProcess(self, served.name, 0)
+        return FakeProcess(self, model.name, 0)
 
     async def call(self, name: str, seconds: float = 1.0) -> None:
         """A call of so many seconds, in which the model stays."""

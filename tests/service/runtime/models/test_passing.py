@@ -44,7 +44,7 @@ class Played:
         self.asked: list[web.Request] = []
         self.bodies: list[bytes] = []
 
-    async def start(self, served: ServedModel) -> "Played":
+    async def start(self, model: ServedModel) -> "Played":
         await asyncio.sleep(self.seconds)
         if self.broken:
             raise LoadFailed("it is broken")
