@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from attend.model.errors import InvalidRequest
@@ -93,6 +93,12 @@ class Files:
         self.connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
         with suppress(FileNotFoundError):
             self.folder.file(file_id).unlink()
+
+    def drop_unknown(self, file_ids: Iterable[str]) -> None:
+        """Delete what lies under these ids, but for files that somebody has."""
+        for file_id in file_ids:
+            if not self._knows("files", file_id):
+                self.folder.file(file_id).unlink(missing_ok=True)
 
     def file(self, owner: str, file_id: str) -> File:
         """A file of this owner. Raises NotThere."""

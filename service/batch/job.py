@@ -11,15 +11,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from attend.model.errors import Overloaded
 from attend.service.access.caller import BATCHES, Caller
+from attend.service.batch.answer_log import AnswerLog, Entry, entry
 from attend.service.batch.batches import problem
 from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Raw, Reader, body_of, read_line
-from attend.service.batch.results import DONE, FAILED, LEFT, Part, failed_line, record, spans, success, tally, write_sorted
+from attend.service.batch.results import DONE, FAILED, LEFT, failed_line, success, write_files
 from attend.service.batch.routes import Answer, Routes
 from attend.service.batch.rows import Batch, Counts, new_file_id
 from attend.service.batch.service import BatchService
 from attend.service.errors import QuotaReached, StorageFailed
 from attend.service.generation.thread_pools import run_exclusive
-from attend.service.records import NO_TOKENS, Arrival, TokenUsage
+from attend.service.records import NO_TOKENS, Arrival
 
 log = logging.getLogger("attend.batch")
 
@@ -29,12 +30,12 @@ AGAIN = (429, 503)
 FEW_TIMES = (500, 504)
 """Statuses that may be another's fault: the line is computed again, TRIES times in all."""
 TRIES = 3
-CHARGE_BYTES = 1 << 20
-"""Of answers, that are charged at a time. Each byte counts twice: at the end it lies in a part and in a file for a while."""
 MOST_UNWRITTEN = 16
 """Answers of a batch that wait for the disk; no more lines begin meanwhile."""
 STUCK_SECONDS = 5.0
 """Between two tries of what the disk did not take."""
+LATE_SECONDS = 3600.0
+"""How long a batch that is over waits for room for its last answers; and past its window for its files: then it has failed."""
 END_TEXTS = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed before the batch was cancelled."),
@@ -42,7 +43,7 @@ END_TEXTS = {
 
 
 class Ending(NamedTuple):
-    """How a batch ends: one of rows.ENDED, or `left` where another runner goes on with it."""
+    """How a batch ends: `completed`, `failed`, `expired` or `cancelled`; `left` where another runner goes on with it."""
 
     status: str
     errors: tuple[dict[str, Any], ...] = ()
@@ -63,32 +64,19 @@ class Job:
     batch_service: BatchService
     routes: Routes
     batch: Batch
-    total: int = field(init=False)
-    completed: int = field(init=False)
-    failed: int = field(init=False)
-    usage: TokenUsage = field(init=False)
+    answers: AnswerLog = field(init=False)
     ready: bool = False
     """Whether there may be lines to compute."""
     running: dict[asyncio.Task[None], Try] = field(default_factory=dict)
-    _done_lines: bytearray = field(default_factory=bytearray)
-    """One for each line that has an answer, by its number."""
     _again: deque[Try] = field(default_factory=deque)
     _reader: Reader | None = None
     _is_read: bool = False
-    _part: Part | None = None
-    _charged_bytes: int = 0
-    _used_bytes: int = 0
-    _room: asyncio.Lock = field(default_factory=asyncio.Lock)
     _over: "asyncio.Future[Ending]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _keeping: set[asyncio.Task[None]] = field(default_factory=set)
+    _over_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.total, self.completed, self.failed, self.usage = self.batch.counts
-
-    @property
-    def counts(self) -> Counts:
-        """Lines and tokens so far."""
-        return Counts(self.total, self.completed, self.failed, self.usage)
+        self.answers = AnswerLog(self.batch_service, self.batch)
 
     @property
     def most_line(self) -> int:
@@ -108,8 +96,7 @@ class Job:
         finally:
             if self._reader is not None:
                 self.batch_service.later(self._reader.close)
-            if self._part is not None:
-                self.batch_service.later(self._part.close)
+            self.answers.close()
 
     async def _run(self) -> None:
         try:
@@ -158,15 +145,15 @@ class Job:
             begin = partial(self.batch_service.batches.begin, self.batch, check.total, check.model or "")
             if not await self._retry_storage(partial(self.batch_service.db, begin)):
                 return self.stop(Ending("left"))
-            self.total = check.total
+            self.answers.total = check.total
             await self.batch_service.disk(self._reader.close)
             self._reader = await self.batch_service.disk(Reader, path, self.most_line)
-        await self._resume()
+        await self.answers.resume()
         if self.batch.status == "cancelling":
             return self.stop(Ending("cancelled"))
         if self.batch_service.files.clock() >= self.batch.expires:
             return self.stop(Ending("expired"))
-        if self.completed + self.failed >= self.total:
+        if self.answers.completed + self.answers.failed >= self.answers.total:
             return self.stop(Ending("completed"))
         self.ready = True
         self.batch_service.free.set()
@@ -187,17 +174,6 @@ class Job:
         check.end()
         return check
 
-    async def _resume(self) -> None:
-        """Open a part, and find out which lines earlier runners have answered."""
-        folder = self.batch_service.files.folder
-        earlier = [path for generation, path in folder.parts_of(self.batch.id) if generation < self.batch.generation]
-        found = await self.batch_service.disk(spans, earlier)
-        for number in found:
-            self._mark(number)
-        self.completed, self.failed, self.usage = await self.batch_service.disk(tally, found.values())
-        part = folder.part(self.batch.id, self.batch.generation)
-        self._part = await self._retry_storage(partial(self.batch_service.disk, Part, part))
-
     # The lines
 
     async def next(self) -> Try | None:
@@ -205,20 +181,18 @@ class Job:
         if self._again:
             return self._again.popleft()
         while not self._is_read and self._reader is not None:
-            raw = await self.batch_service.disk(self._reader.next)
+            try:
+                raw = await self.batch_service.disk(self._reader.next)
+            except (OSError, ValueError) as error:  # ValueError: it was closed, since the batch is over
+                if self.ready:
+                    self.stop(self._broken(error))
+                return None
             if raw is None:
                 self._is_read = True
-            elif not self._is_marked(raw.number):
+            elif not self.answers.has(raw.number):
                 return Try(raw)
         self._look()
         return None
-
-    def _mark(self, number: int) -> None:
-        self._done_lines += bytes(max(0, number + 1 - len(self._done_lines)))
-        self._done_lines[number] = 1
-
-    def _is_marked(self, number: int) -> bool:
-        return number < len(self._done_lines) and self._done_lines[number] == 1
 
     @property
     def has_more(self) -> bool:
@@ -251,140 +225,141 @@ class Job:
     async def _compute(self, attempt: Try, caller: Caller, on_answer: Callable[[Answer], None]) -> None:
         raw, batch_id = attempt.raw, self.batch.id
         try:
-            line = await self._read(raw)
+            custom_id, body = await self._read(raw, lambda line: (line.custom_id, body_of(line)))
         except BadLine as error:  # the file was changed after its check
-            return self._keep(raw.number, FAILED, failed_line(batch_id, raw.number, "", error.code, str(error)))
+            return self._keep(entry(raw.number, FAILED, failed_line(batch_id, raw.number, "", error.code, str(error))))
         request_id = f"{batch_id}-{raw.number}"
-        answer = await self.routes.ask(self.batch.endpoint, body_of(line), caller, request_id)
+        answer = await self.routes.ask(self.batch.endpoint, body, caller, request_id)
         if answer.status in AGAIN or (answer.status in FEW_TIMES and attempt.failures + 1 < TRIES):
             attempt.failures += answer.status in FEW_TIMES
             self.batch_service.numbers.lines["retried"] += 1
             self._again.append(attempt)
             return on_answer(answer)
         outcome, usage = (DONE, answer.usage) if answer.status == 200 else (FAILED, NO_TOKENS)
-        text = success(batch_id, raw.number, line.custom_id, answer.status, request_id, answer.body)
-        return self._keep(raw.number, outcome, text, usage)
+        text = success(batch_id, raw.number, custom_id, answer.status, request_id, answer.body)
+        return self._keep(entry(raw.number, outcome, text, usage))
 
-    async def _read(self, raw: Raw) -> Line:
+    async def _read(self, raw: Raw, take: Callable[[Line], T]) -> T:
+        """What `take` makes of a line, beside the event loop. Raises BadLine."""
         read = partial(read_line, raw, self.batch.endpoint, self.routes.parse, self.most_line, strict=self.routes.strict_fields)
-        return await _patiently(read, len(raw.text))
+        return await _patiently(lambda: take(read()), len(raw.text))
 
-    def _keep(self, number: int, outcome: int, text: bytes, usage: TokenUsage = NO_TOKENS) -> None:
+    def _keep(self, answer: Entry) -> None:
         """Write an answer down, whatever becomes of the task that has it."""
-        task = asyncio.create_task(self._write(number, outcome, record(number, outcome, text, usage), usage))
+        self.answers.unwritten[answer.number] = answer
+        task = asyncio.create_task(self._write(answer))
         self._keeping.add(task)
 
         def answer_written(task: asyncio.Task[None]) -> None:
             self._keeping.discard(task)
             if not task.cancelled() and task.exception() is not None:
-                self._fault(number, task.exception())
+                self._fault(answer.number, task.exception())
             self.batch_service.free.set()
             self._look()
 
         task.add_done_callback(answer_written)
 
-    async def _write(self, number: int, outcome: int, line: bytes, usage: TokenUsage) -> None:
-        assert self._part is not None
+    async def _write(self, answer: Entry) -> None:
         try:
-            await self._retry_storage(partial(self._append, self._part, line))
-        except (OSError, QuotaReached, StorageFailed) as error:
-            return self.stop(self._broken(error))
-        self._mark(number)
-        self.completed += outcome == DONE
-        self.failed += outcome == FAILED
-        self.usage = self.usage.plus(usage)
-        self.batch_service.numbers.lines["completed" if outcome == DONE else "failed"] += 1
-        return None
-
-    async def _append(self, part: Part, line: bytes) -> None:
-        """Charge a line of a part, and write it."""
-        self._used_bytes += 2 * len(line)
-        try:
-            async with self._room:
-                if self._used_bytes > self._charged_bytes:
-                    more = max(CHARGE_BYTES, self._used_bytes - self._charged_bytes)
-                    await self.batch_service.db(self.batch_service.batches.charge, self.batch, more)
-                    self._charged_bytes += more
-            await self.batch_service.disk(part.append, line)
-        except (OSError, StorageFailed):  # it is tried again
-            self._used_bytes -= 2 * len(line)
-            raise
+            await self._retry_storage(partial(self.answers.add, answer))
+        except QuotaReached as error:
+            self.stop(self._broken(error))
+        except (OSError, StorageFailed):  # the batch is over: its end tries it again
+            pass
 
     def _broken(self, error: Exception) -> Ending:
         if isinstance(error, QuotaReached):
             return Ending("failed", (problem("storage_limit_reached", str(error)),))
         if isinstance(error, OSError):
             error = self.batch_service.count_failure(error)
-        return Ending("failed", (problem("storage_unavailable", f"the answers could not be written: {error}"),))
+        return Ending("failed", (problem("storage_unavailable", f"the batch's files could not be read or written: {error}"),))
 
     # The end
 
     async def _end(self, ending: Ending) -> None:
-        """Write down how it ended, again and again while the disk is full. Past its window such a batch has failed."""
+        """Write down how it ended, again and again while the disk is full; from LATE_SECONDS past its window on, as failed."""
+        self._over_at = self.batch_service.files.clock()
         while ending.status != "left":
             try:
                 if ending.status == "failed":
                     await self.batch_service.db(
-                        self.batch_service.batches.end, self.batch, "failed", self.counts, ending.errors
+                        self.batch_service.batches.end, self.batch, "failed", self.answers.counts, ending.errors
                     )
                 else:
                     await self._finish(ending)
                 return
-            except (OSError, StorageFailed, QuotaReached) as error:
+            except (OSError, StorageFailed) as error:
                 if ending.status == "failed":
                     await self.batch_service.disk(self._make_room)
-                elif isinstance(error, QuotaReached) or self.batch_service.files.clock() >= self.batch.expires:
+                elif self._is_late(self.batch.expires):
                     ending = self._broken(error)
                     continue
                 elif isinstance(error, OSError):
                     self.batch_service.count_failure(error)
                 await asyncio.sleep(STUCK_SECONDS)
 
+    def _is_late(self, end: float) -> bool:
+        return self.batch_service.files.clock() >= end + LATE_SECONDS
+
     async def _finish(self, ending: Ending) -> None:
+        """Make its files, and write down that it ended. Where that fails, nothing of them is left."""
         batches, folder = self.batch_service.batches, self.batch_service.files.folder
+        failure = None
         if ending.status in END_TEXTS:
-            await self._say_what_is_left(*END_TEXTS[ending.status])
+            failure = await self._add_rest(*END_TEXTS[ending.status])
         elif not await self.batch_service.db(batches.finalize, self.batch):
             return  # cancelled a moment ago, or another's: whoever takes it next ends it
         parts = [path for _, path in folder.parts_of(self.batch.id)]
-        found = await self.batch_service.disk(spans, parts)
-        made: list[tuple[str, int] | None] = []
-        for outcomes in ({DONE}, {FAILED, LEFT}):
-            file_id = new_file_id()
-            written = await self.batch_service.disk(write_sorted, parts, found, outcomes, folder.file(file_id))
-            if not written.count:
-                await self.batch_service.disk(partial(folder.file(file_id).unlink, missing_ok=True))
-            made.append((file_id, written.size) if written.count else None)
-        counts = Counts(self.total, *await self.batch_service.disk(tally, found.values()))
-        if not await self.batch_service.db(batches.end, self.batch, ending.status, counts, (), *made):
-            for each in filter(None, made):
-                await self.batch_service.disk(partial(folder.file(each[0]).unlink, missing_ok=True))
+        ids = new_file_id(), new_file_id()
+        writing = self.batch_service.submit(write_files, parts, *map(folder.file, ids))
+        is_known = False
+        try:
+            sums, files = await asyncio.wrap_future(writing)
+            made = [(file_id, file.size) if file.count else None for file_id, file in zip(ids, files, strict=True)]
+            counts = Counts(self.answers.total, *sums)
+            is_known = await self.batch_service.db(batches.end, self.batch, ending.status, counts, (), *made)
+        finally:
+            if not is_known:  # a thread may still write them, or the end
+                writing.add_done_callback(lambda _: self.batch_service.drop_unknown(ids))
+        if failure is not None and is_known:
+            missing = self.answers.total - sum(file.count for file in files)
+            log.warning("batch %s: %d of its lines are in none of its files: %s", self.batch.id, missing, failure)
 
-    async def _say_what_is_left(self, code: str, message: str) -> None:
-        """An error for each line that was not computed. Of a batch whose input was never checked none is known."""
-        if self._part is None:
-            return
-        reader = await self.batch_service.disk(
-            Reader, self.batch_service.files.folder.file(self.batch.input_file), self.most_line
-        )
+    async def _add_rest(self, code: str, message: str) -> Exception | None:
+        """Add answers that are not on the disk yet, and an error for each line that was not computed. Why some are missing.
+
+        While there are such answers, and it is not late, it raises OSError or StorageFailed: they are tried again.
+        """
+        try:
+            for answer in [*self.answers.unwritten.values()]:
+                await self.answers.add(answer)
+            if self.answers.total:  # else its input was never checked
+                await self._add_left_lines(code, message)
+        except (OSError, QuotaReached, StorageFailed) as error:
+            if self.answers.unwritten and not isinstance(error, QuotaReached) and not self._is_late(self._over_at):
+                raise
+            return self.batch_service.count_failure(error) if isinstance(error, OSError) else error
+        return None
+
+    async def _add_left_lines(self, code: str, message: str) -> None:
+        path = self.batch_service.files.folder.file(self.batch.input_file)
+        reader = await self.batch_service.disk(Reader, path, self.most_line)
         try:
             while lines := await self.batch_service.disk(reader.some):
                 for raw in lines:
-                    if not self._is_marked(raw.number):
+                    if not self.answers.has(raw.number):
                         with suppress(BadLine):
-                            line = await self._read(raw)
-                            text = failed_line(self.batch.id, raw.number, line.custom_id, code, message)
-                            await self._append(self._part, record(raw.number, LEFT, text))
-                            self._mark(raw.number)
-        except QuotaReached as error:
-            log.warning("batch %s: the error file lacks some of the lines that were not computed: %s", self.batch.id, error)
+                            custom_id = await self._read(raw, lambda line: line.custom_id)
+                            text = failed_line(self.batch.id, raw.number, custom_id, code, message)
+                            await self.answers.add(entry(raw.number, LEFT, text))
         finally:
             await self.batch_service.disk(reader.close)
 
     def _make_room(self) -> None:
         """Delete the answers of a batch that has failed: on a full disk nothing else can be written before."""
         for _, path in self.batch_service.files.folder.parts_of(self.batch.id):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
 
 
 async def _patiently(work: Callable[[], T], size: int) -> T:

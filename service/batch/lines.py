@@ -45,7 +45,6 @@ class Raw:
 class Line:
     """The request that a line of the input file holds."""
 
-    number: int
     custom_id: str
     body: dict[str, Any]
 
@@ -84,11 +83,6 @@ class Reader:
             size += len(raw.text) + 1
         return found
 
-    @property
-    def number(self) -> int:
-        """Lines so far, empty ones too."""
-        return self._number
-
 
 def read_line(raw: Raw, endpoint: str, parse: Parse, most: int, *, strict: bool = False) -> Line:
     """A line's request. Raises BadLine."""
@@ -114,7 +108,7 @@ def read_line(raw: Raw, endpoint: str, parse: Parse, most: int, *, strict: bool 
         raise _wrong("body", "an object", fields, "invalid_value")
     if body.get("stream"):
         raise BadLine("body.stream must be false: a batch has no streams", "body.stream", "unsupported_value")
-    return Line(raw.number, custom_id, body)
+    return Line(custom_id, body)
 
 
 def _wrong(name: str, wanted: str, fields: dict[str, Any], code: str) -> BadLine:

@@ -21,6 +21,8 @@ FAILED, DONE, LEFT = 0, 1, 2
 """Outcomes of a line: answered with an error; answered; not computed before the batch ended."""
 RECORD = re.compile(rb"(\d{1,9}) ([012]) (?:(\d+),(\d+),(\d+),(\d+) )?(\{)")
 COPY_BYTES = 1 << 20
+Sums = tuple[int, int, TokenUsage]
+"""Lines that are answered, those that are answered with an error, and the tokens of the answers."""
 
 
 class Span(NamedTuple):
@@ -103,7 +105,7 @@ def spans(parts: Iterable[Path]) -> dict[int, Span]:
     return found
 
 
-def tally(spans: Iterable[Span]) -> tuple[int, int, TokenUsage]:
+def tally(spans: Iterable[Span]) -> Sums:
     """Lines that are answered, those that are answered with an error, and the tokens of the answers."""
     done = failed = 0
     usage = NO_TOKENS
@@ -122,18 +124,23 @@ class AnswerFile:
 
 
 def write_sorted(parts: list[Path], spans: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
-    """Write the answers with these outcomes into a new file, by the order of their lines. Raises OSError, without a trace."""
+    """Write the answers with these outcomes into a new file, by the order of their lines; no file where there are none.
+
+    Raises OSError, without a trace.
+    """
+    numbers = [number for number in sorted(spans) if spans[number].outcome in outcomes]
+    if not numbers:
+        return AnswerFile(0, 0)
     handles = [os.open(path, os.O_RDONLY) for path in parts]
-    size = count = 0
+    size = 0
     try:
         with target.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
-            for number in sorted(spans):
+            for number in numbers:
                 span = spans[number]
-                if span.outcome in outcomes:
-                    for piece in _read(handles[span.part], span):
-                        out.write(piece)
-                    size, count = size + span.size, count + 1
+                for piece in _read(handles[span.part], span):
+                    out.write(piece)
+                size += span.size
             out.flush()
             os.fsync(out.fileno())
     except BaseException:
@@ -142,7 +149,14 @@ def write_sorted(parts: list[Path], spans: dict[int, Span], outcomes: set[int], 
     finally:
         for handle in handles:
             os.close(handle)
-    return AnswerFile(size, count)
+    return AnswerFile(size, len(numbers))
+
+
+def write_files(parts: list[Path], output: Path, errors: Path) -> tuple[Sums, tuple[AnswerFile, AnswerFile]]:
+    """Write the output file and the error file of a batch. Raises OSError, and may leave the first of them."""
+    found = spans(parts)
+    files = write_sorted(parts, found, {DONE}, output), write_sorted(parts, found, {FAILED, LEFT}, errors)
+    return tally(found.values()), files
 
 
 def _read(handle: int, span: Span) -> Iterator[bytes]:

@@ -15,7 +15,6 @@ WINDOW: Literal["24h"] = "24h"
 WINDOW_SECONDS = 24 * 3600
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """Statuses of a batch that has not ended."""
-ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 def new_file_id() -> str:

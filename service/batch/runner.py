@@ -106,7 +106,7 @@ class Runner:
         owners = {job.batch.owner for job, _ in self.jobs.values()}
         self._paused = {owner: until for owner, until in self._paused.items() if owner in owners}
         self._began = Counter({owner: number for owner, number in self._began.items() if owner in owners})
-        mine = {batch_id: (job.batch.generation, job.counts) for batch_id, (job, _) in self.jobs.items()}
+        mine = {batch_id: (job.batch.generation, job.answers.counts) for batch_id, (job, _) in self.jobs.items()}
         statuses = await self.batch_service.db(self.batch_service.batches.beat, self.name, mine) if mine else {}
         for batch_id in mine:
             self._judge(self.jobs[batch_id][0], statuses.get(batch_id))

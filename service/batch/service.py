@@ -5,7 +5,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 MOST_UPLOADS = 32
 """Files that are uploaded at a time; one caller has a quarter of them at most."""
+LOG_SECONDS = 10.0
+"""The same failure of the disk is logged once in so many; each try of each answer has it."""
 READ_BYTES = 256 << 10
 """Of a file that is sent, at a time."""
 
@@ -41,6 +43,8 @@ class BatchService:
         """Set where a batch is new, or is to end."""
         self.free = asyncio.Event()
         """Set where another line may begin."""
+        self._logged: dict[str, float] = {}
+        """When a failure of the disk was logged."""
         self._database = ThreadPoolExecutor(1, "attend-batch-db")
         self._disk = ThreadPoolExecutor(2, "attend-batch-io")
 
@@ -50,11 +54,19 @@ class BatchService:
 
     async def disk(self, work: Callable[..., T], *arguments: Any) -> T:
         """The result of work with files. Raises OSError."""
-        return await asyncio.wrap_future(self._disk.submit(partial(work, *arguments)))
+        return await asyncio.wrap_future(self.submit(work, *arguments))
+
+    def submit(self, work: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Work with files, which goes on though nobody waits for it any more."""
+        return self._disk.submit(partial(work, *arguments))
 
     def later(self, work: Callable[[], None]) -> None:
         """Have work with files done that nobody waits for."""
         self._disk.submit(work)
+
+    def drop_unknown(self, file_ids: Iterable[str]) -> None:
+        """Delete files that were made, unless the database, once it is done with what it has, knows them."""
+        self._database.submit(self.files.drop_unknown, file_ids)
 
     async def _answer(self, future: "Future[T]") -> T:
         try:
@@ -63,10 +75,14 @@ class BatchService:
             raise self.count_failure(error) from error
 
     def count_failure(self, error: Exception) -> StorageFailed:
-        """Count and tell a failure of the disk; what callers are told of it."""
+        """Count a failure of the disk, and log it unless the same one was logged a moment ago; what callers are told of it."""
         self.numbers.storage_errors += 1
-        log.error("the folder of files and batches, %s: %s", self.files.folder.root, disk_error(error))
-        return StorageFailed(f"files cannot be kept now: {disk_error(error)}")
+        text, now = disk_error(error), time.monotonic()
+        self._logged = {each: at for each, at in self._logged.items() if now - at < LOG_SECONDS}
+        if text not in self._logged:
+            self._logged[text] = now
+            log.error("the folder of files and batches, %s: %s", self.files.folder.root, text)
+        return StorageFailed(f"files cannot be kept now: {text}")
 
     @asynccontextmanager
     async def reserve_file(self, owner: str, size: int) -> AsyncIterator[str]:

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from attend.service.batch import batches, job, results, upload
+from attend.service.batch import answer_log, batches, job, results, upload
 from attend.service.batch.folder import Folder
 from attend.service.batch.results import DONE, FAILED, Part, record, spans, tally, write_sorted
+from attend.service.batch.rows import OPEN
 from attend.service.records import TokenUsage
 from tests.fakes import FakeEngine
 from tests.service.batch.test_batches import until
@@ -110,7 +111,7 @@ async def test_a_runner_that_froze_and_goes_on_adds_nothing(tmp_path):
             await until(lambda: second.batch_service.numbers.lines["completed"] >= 4)
             engine.release(10)  # the first one goes on, and comes to its end
             await until(its_life.done)
-            assert frozen.completed == 10
+            assert frozen.answers.completed == 10
             slow.release(10)
             ended = await second.ended(batch)
             rows = await second.rows(ended["output_file_id"])
@@ -148,7 +149,7 @@ async def test_a_death_at_any_point_is_gone_on_from(tmp_path, point, monkeypatch
     clock = Clock()
     async with serving(tmp_path, FakeEngine(), starts=point != "validating", clock=clock) as world:
         if point == "finalizing":
-            monkeypatch.setattr(job, "write_sorted", lambda *given: time.sleep(0.2) or _raise(asyncio.CancelledError()))
+            monkeypatch.setattr(results, "write_sorted", lambda *given: time.sleep(0.2) or _raise(asyncio.CancelledError()))
         batch = await world.create([one_token(number) for number in range(4)])
         if point == "finalizing":
             await world.until(lambda found: found["status"] == "finalizing", batch)
@@ -175,7 +176,7 @@ def full(*given: object) -> int:
 async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypatch):
     """No line begins meanwhile: what is answered and cannot be written is held in memory, and charged once."""
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(job, "CHARGE_BYTES", 1)
+    monkeypatch.setattr(answer_log, "CHARGE_BYTES", 1)
     monkeypatch.setattr(job, "MOST_UNWRITTEN", 4)
     charges, charge = [], batches.Batches.charge
     monkeypatch.setattr(batches.Batches, "charge", lambda self, batch, more: charges.append(more) or charge(self, batch, more))
@@ -206,7 +207,7 @@ async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypa
         assert ended["usage"] == usage_of(rows)
 
 
-@pytest.mark.parametrize("step", [(job, "write_sorted"), (Part, "__init__")])
+@pytest.mark.parametrize("step", [(results, "write_sorted"), (Part, "__init__")])
 async def test_a_disk_that_is_full_at_the_beginning_or_the_end_delays_a_batch(tmp_path, monkeypatch, step):
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
     async with serving(tmp_path) as world:
@@ -220,16 +221,20 @@ async def test_a_disk_that_is_full_at_the_beginning_or_the_end_delays_a_batch(tm
         assert len(await world.rows(ended["output_file_id"])) == 3
 
 
-async def test_a_disk_that_stays_full_ends_a_batch_by_name_with_its_window_and_the_server_goes_on(tmp_path, monkeypatch):
+async def test_a_disk_that_stays_full_ends_a_batch_by_name_and_the_server_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
     clock = Clock()
     async with serving(tmp_path, clock=clock) as world:
         with monkeypatch.context() as full_disk:
             full_disk.setattr(Part, "append", full)
-            full_disk.setattr(job, "write_sorted", full)
+            full_disk.setattr(results, "write_sorted", full)
             batch = await world.create([one_token(number) for number in range(50)])
             await until(lambda: world.server.value("attend_batch_storage_errors_total") >= 1)
-            clock.ahead = 24 * 3600 + 1
+            clock.ahead = 24 * 3600 + job.LATE_SECONDS - 10
+            before = world.batch_service.numbers.storage_errors
+            await until(lambda: world.batch_service.numbers.storage_errors >= before + 3)
+            assert (await world.batch(batch))["status"] in OPEN
+            clock.ahead += 11
             ended = await world.ended(batch)
         [error] = ended["errors"]["data"]
         assert (ended["status"], error["code"]) == ("failed", "storage_unavailable")
