@@ -73,7 +73,7 @@ BATCH_OPERATIONS: dict[tuple[str, str], Operation] = {
         },
         errors=(
             _WINDOW,
-            NotThere("input_file_id: there is no file 'file-1'", "input_file_id"),
+            _NO_INPUT,
             _QUOTA,
             _FULL,
             TOO_LARGE,

@@ -25,9 +25,8 @@ from attend.service.contract.batches import (
 )
 from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BATCHES, EMBEDDINGS
 from attend.service.contract.validation import read_body
-from attend.service.errors import NotThere
 from attend.service.http_api.body import MAX_BYTES, parse_json, read_json
-from attend.service.http_api.files import batch_service_of, list_object
+from attend.service.http_api.files import batch_service_of, list_object, refused_as
 from attend.service.http_api.internal_calls import ask
 from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.query import Query
@@ -59,8 +58,9 @@ def add_batches(router: APIRouter, deps: RouteDeps) -> None:
     async def list_batches(request: Request) -> Response:
         """Batches of the caller, the newest first: `limit` of them (20) beyond the one of id `after`."""
         batch_service, asked = batch_service_of(deps), Query(request.query_params.multi_items(), ("limit", "after"))
-        limit, after = asked.integer("limit", LISTED, MOST_LISTED), asked.text("after")
-        found, more = await batch_service.db(batch_service.batches.list_batches, owner_of(request.state.caller), after, limit)
+        limit, after, owner = asked.integer("limit", LISTED, MOST_LISTED), asked.text("after"), owner_of(request.state.caller)
+        with refused_as("after", "batch", after):
+            found, more = await batch_service.db(batch_service.batches.list_batches, owner, after, limit)
         return json_answer(list_object(list(map(batch_object, found)), more=more))
 
     @bind(router, BATCH)
@@ -91,10 +91,8 @@ def _add_create(router: APIRouter, deps: RouteDeps) -> None:
         endpoint = _one_of("endpoint", body.endpoint, ENDPOINTS)
         _one_of("completion_window", body.completion_window, (WINDOW,))
         metadata = _metadata(body.metadata or {})
-        try:
+        with refused_as("input_file_id", "file", file_id):
             file = await batch_service.db(batch_service.files.file, owner, file_id)
-        except NotThere as error:
-            raise NotThere(f"input_file_id: there is no file {file_id[:64]!r}", "input_file_id") from error
         if file.purpose != INPUT:
             raise InvalidRequest(
                 f"input_file_id must be a file of the purpose {INPUT!r}; {file_id} has {file.purpose!r}", "input_file_id"

@@ -27,6 +27,8 @@ class Block:
     call: int = 0
     """Of a call: how many came before it."""
     pieces: list[str] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """Of a text's tokens, where they are asked for."""
 
     @property
     def text(self) -> str:
@@ -67,9 +69,18 @@ class Blocks:
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open: Block | None = None
+        self._scores: list[TokenLogprob] = []
+        """Of tokens whose text has not come: half a character, or what may begin a stop string or a call."""
+        self._num_reasoning = 0
 
     def of(self, chunk: Chunk) -> Iterator[Change]:
-        """What a chunk adds; with its last one, an answer's last block ends."""
+        """What a chunk adds; with its last one, an answer's last block ends.
+
+        Scores stand with the first text that comes with their tokens or after them, and not with reasoning or calls. Those that
+        are left at the end stand with the last text.
+        """
+        new, self._num_reasoning = chunk.num_reasoning_tokens - self._num_reasoning, chunk.num_reasoning_tokens
+        self._scores += chunk.logprobs[new:]
         parts: tuple[Part, ...] = chunk.parts if chunk.parts is not None else ((Content(chunk.text),) if chunk.text else ())
         for part in parts:
             if isinstance(part, CallStart):
@@ -79,9 +90,13 @@ class Blocks:
             if self._open is None or self._open.kind != kind:
                 yield from self._begin(kind)
             yield self._grow(part.text)
+        if parts:
+            self._scores = []
         if chunk.finish_reason is not None:
             if not self.all:
                 yield from self._begin("text")
+            if self._scores and self._open is not None and self._open.kind == "text":
+                yield self._grow("")
             yield from self._end()
 
     def _begin(self, kind: Kind, name: str = "", call: int = 0) -> Iterator[BlockStart | BlockEnd]:
@@ -91,9 +106,13 @@ class Blocks:
         yield BlockStart(self._open)
 
     def _grow(self, delta: str) -> Grown:
-        assert self._open is not None
-        self._open.pieces.append(delta)
-        return Grown(self._open, delta)
+        block, scores = self._open, []
+        assert block is not None
+        if block.kind == "text":
+            scores, self._scores = self._scores, []
+        block.pieces.append(delta)
+        block.scores += scores
+        return Grown(block, delta, scores)
 
     def _end(self) -> Iterator[BlockEnd]:
         if self._open is not None:

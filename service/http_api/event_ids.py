@@ -9,7 +9,7 @@ may be another answer. Then the digests of its tokens differ, and the stream end
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from attend.model.errors import InvalidRequest
@@ -45,11 +45,11 @@ class Place:
 class Numbering:
     """Gives the events of one answer their ids, and leaves out those that the caller has. It is told of each chunk once."""
 
-    def __init__(self, digest: str, received_tokens: Iterable[int] = (), after: ShownPrefix | None = None) -> None:
-        """`digest` is that of fingerprint and request; `received_tokens` are the tokens that the caller sent of the answer."""
+    def __init__(self, digest: str, received_digest: int = 0, after: ShownPrefix | None = None) -> None:
+        """`digest` is that of fingerprint and request; `received_digest` that of the tokens that the caller sent of the answer."""
         self.digest = digest
         self.after = after
-        self._digest = digest_of(received_tokens)
+        self._digest = received_digest
 
     def start(self, seed: int) -> bytes:
         """An id's line up to the number of tokens."""
@@ -122,6 +122,11 @@ _FIELDS = [
     for each in fields(usual)
     if each.compare and each.name not in ("seed", "allowed_token_ids")
 ]
+
+
+def digests_of(command: Command) -> tuple[bytes, int]:
+    """Of the request, and of the tokens that the caller sent of the answer. Of long ones they take tens of milliseconds."""
+    return request_digest(command), digest_of(command.resume_token_ids)
 
 
 def request_digest(command: Command) -> bytes:

@@ -1,7 +1,8 @@
 """/v1/files: uploads for batches, and the output files of batches."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -39,6 +40,15 @@ def batch_service_of(deps: RouteDeps) -> BatchService:
     return deps.batch_service
 
 
+@contextmanager
+def refused_as(field: str, kind: str, given: str | None) -> Iterator[None]:
+    """What the caller does not have, of the id `given`, is refused by the field of the call that names it."""
+    try:
+        yield
+    except NotThere as error:
+        raise NotThere(f"{field}: there is no {kind} {(given or '')[:64]!r}", field) from error
+
+
 def add_files(router: APIRouter, deps: RouteDeps) -> None:
     """Add the routes of /v1/files."""
     _add_upload(router, deps)
@@ -52,15 +62,11 @@ def add_files(router: APIRouter, deps: RouteDeps) -> None:
         )
         purpose, order = asked.one_of("purpose", (INPUT, OUTPUT)), asked.one_of("order", ("desc", "asc"))
         limit = asked.integer("limit", MOST_LISTED, MOST_LISTED)
-        newest = order != "asc"
-        found, more = await batch_service.db(
-            batch_service.files.list_files,
-            owner_of(request.state.caller),
-            asked.text("after"),
-            limit,
-            purpose,
-            newest_first=newest,
-        )
+        newest, after, owner = order != "asc", asked.text("after"), owner_of(request.state.caller)
+        with refused_as("after", "file", after):
+            found, more = await batch_service.db(
+                batch_service.files.list_files, owner, after, limit, purpose, newest_first=newest
+            )
         return json_answer(list_object(list(map(file_object, found)), more=more))
 
     @bind(router, FILE)

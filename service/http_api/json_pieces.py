@@ -1,5 +1,6 @@
 """JSON written in pieces, so that a large answer neither blocks the event loop nor is held whole."""
 
+import base64
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
@@ -21,7 +22,8 @@ def json_pieces(document: Any) -> Iterator[bytes]:
     """The JSON of `document` in pieces of PIECE bytes and a little more; together they are what orjson writes.
 
     A long list stands in `document` as an iterator: its items, which hold no iterators, are made as they are written. Arrays
-    of numpy are lists of numbers, with as many digits as float32 needs where they are of that.
+    of numpy are lists of numbers, with as many digits as float32 needs where they are of that. A memoryview is its bytes in
+    base64.
     """
     held = bytearray()
     for part in _parts(document):
@@ -53,6 +55,8 @@ def _parts(value: Any) -> Iterator[bytes]:
             yield separator + orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
             separator = b","
         yield b"]"
+    elif isinstance(value, memoryview):
+        yield b'"%s"' % base64.b64encode(value)
     else:
         yield orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 

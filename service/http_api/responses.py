@@ -26,7 +26,7 @@ from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_
 from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import converse
-from attend.service.http_api.blocks import Block, BlockEnd, Blocks, BlockStart, BlockWriter, Change, Grown
+from attend.service.http_api.blocks import Block, BlockEnd, Blocks, BlockStart, BlockWriter, Change
 from attend.service.http_api.logprobs import scored_token
 from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
@@ -74,8 +74,6 @@ class ResponseWriter(BlockWriter):
     _blocks: Blocks = field(default_factory=Blocks)
     _number: int = 0
     _last: Chunk | None = None
-    _scores: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    """Log probabilities of each text, by its block."""
 
     def opening(self) -> Sequence[ResponseEvent]:
         """What a stream begins with."""
@@ -83,12 +81,8 @@ class ResponseWriter(BlockWriter):
 
     def take(self, chunk: Chunk) -> Iterator[Change]:
         """Take in a chunk; what it changes."""
-        self._last, scores = chunk, list(chunk.logprobs)
-        for change in self._blocks.of(chunk):
-            if isinstance(change, Grown) and change.block.kind == "text":  # its tokens stand with the first text of a chunk
-                change.scores, scores = scores, []
-                self._scores.setdefault(change.block.index, []).extend(change.scores)
-            yield change
+        self._last = chunk
+        return self._blocks.of(chunk)
 
     def events(self, chunk: Chunk) -> Sequence[ResponseEvent]:
         """The events that a chunk makes."""
@@ -178,7 +172,7 @@ class ResponseWriter(BlockWriter):
 
     def _logprobs(self, block: Block) -> Iterator[ResponseLogprob]:
         """Log probabilities of a text's tokens, as a new iterator each time."""
-        return map(self._token_logprob, self._scores.get(block.index, ()))
+        return map(self._token_logprob, block.scores)
 
     def _token_logprob(self, token_logprob: TokenLogprob) -> ResponseLogprob:
         made: ResponseLogprob = scored_token(self.tokenizer, token_logprob, self.body.top_logprobs or 0)

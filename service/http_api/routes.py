@@ -87,20 +87,20 @@ def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
         with record.errors():
             remarks = deps.remarks()
 
-            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command, bytes | None]:
+            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command, tuple[bytes, int] | None]:
                 body = read_completion(fields, remarks)
                 command = to_command(body, request.state.request_id, service.defaults, remarks=remarks)
-                return body, command, event_ids.request_digest(command) if body.stream and command.num_answers == 1 else None
+                return body, command, event_ids.digests_of(command) if body.stream and command.num_answers == 1 else None
 
-            body, command, digest = await read_json(request, read, deps.most_bytes)
+            body, command, digests = await read_json(request, read, deps.most_bytes)
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
-            own = None if digest is None else event_ids.digest(fingerprint, digest)
+            own, received = (None, 0) if digests is None else (event_ids.digest(fingerprint, digests[0]), digests[1])
             place = event_ids.place_of(request.headers.getlist(event_ids.HEADER))
             if place is not None:
                 command = event_ids.going_on(command, place, fingerprint, own, service.engine.info.max_model_len, stream=stream)
-            numbering = None if own is None else Numbering(own, command.resume_token_ids, command.shown_prefix)
+            numbering = None if own is None else Numbering(own, received, command.shown_prefix)
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )

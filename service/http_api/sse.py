@@ -7,14 +7,14 @@ first token sends its headers then too. Errors have a status of their own before
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
 from fastapi.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from attend.model.errors import AttendError
 from attend.service.contract import answers
@@ -100,28 +100,37 @@ class EventStream(StreamingResponse):
         keep_alive: bytes = KEEP_ALIVE,
         *,
         is_late: bool = False,
+        held: AsyncExitStack | None = None,
     ) -> None:
-        """`keep_alive` is sent after so many seconds without anything else; where the first token is late, also at once."""
+        """`keep_alive` is sent after so many seconds without anything else; where the first token is late, also at once.
+
+        `held` is closed when the caller has taken the content or left, whatever has been written by then.
+        """
         super().__init__(content, media_type="text/event-stream", headers=HEADERS)
         self._content = content
         self._seconds = seconds
         self._keep_alive = keep_alive
         self._is_late = is_late
+        self._held = AsyncExitStack() if held is None else held
         self._wrote = False
         self._inside = False
         """Whether a part of an event has been written, and not all of it."""
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the content, then close it, and release what the call holds."""
+        async with self._held, aclosing(self._content):
+            await super().__call__(scope, receive, send)
+
     async def stream_response(self, send: Send) -> None:
-        """Write the content as it is made, and close it in every case: it holds the resources of the call."""
+        """Write the content as it is made."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._is_late:
             await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
         idle = asyncio.create_task(self._keep_alive_while_idle(send))
         try:
-            async with aclosing(self._content) as content:
-                async for piece in content:
-                    self._wrote, self._inside = True, not piece.endswith(b"\n")
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            async for piece in self._content:
+                self._wrote, self._inside = True, not piece.endswith(b"\n")
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         finally:
             idle.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -135,60 +144,58 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
 
 
-async def begin(
-    batches: AsyncGenerator[list[Chunk], None],
-    writer: Writer,
-    numbering: Numbering | None = None,
-    *,
-    seconds: float = KEEP_ALIVE_SECONDS,
-) -> EventStream:
-    """The stream of a call, as soon as its first chunks are there, and after so many seconds at the latest.
+async def begin(batches: AsyncGenerator[list[Chunk], None], writer: Writer, numbering: Numbering | None = None) -> EventStream:
+    """The stream of a call, as soon as its first chunks are there, and after KEEP_ALIVE_SECONDS at the latest.
 
     Raises what the call raises before that.
     """
     first = asyncio.ensure_future(anext(batches))
-    try:
-        done, _ = await asyncio.wait((first,), timeout=seconds)
-    except asyncio.CancelledError:
-        first.cancel()
-        await asyncio.wait((first,))  # the call gives back what it holds
-        raise
-    if done:
-        first.result()
-    return EventStream(events(first, batches, writer, numbering), seconds, writer.keep_alive, is_late=not done)
+    async with AsyncExitStack() as held:
+        held.push_async_callback(_end_call, first, batches)
+        done, _ = await asyncio.wait((first,), timeout=KEEP_ALIVE_SECONDS)
+        if done:
+            first.result()
+        content = events(first, batches, writer, numbering)
+        return EventStream(content, keep_alive=writer.keep_alive, is_late=not done, held=held.pop_all())
+
+
+async def _end_call(first: asyncio.Future[list[Chunk]], rest: AsyncGenerator[list[Chunk], None]) -> None:
+    """End a call, wherever it is: until `first` is done, it runs `rest`, which cannot be closed then."""
+    if first.cancel():
+        await asyncio.wait((first,))
+    await rest.aclose()
 
 
 async def events(
-    first: Awaitable[list[Chunk]], rest: AsyncGenerator[list[Chunk], None], writer: Writer, numbering: Numbering | None = None
+    first: Awaitable[list[Chunk]], rest: AsyncIterator[list[Chunk]], writer: Writer, numbering: Numbering | None = None
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events of a stream: each batch of chunks is one write unless it is long.
 
     With `numbering`, for a writer that makes one event of a chunk, they have ids.
     """
     lines = EventLines(writer, numbering)
-    async with aclosing(rest):
-        if opening := writer.opening():
-            yield b"".join(map(lines.event, opening))
-        try:
-            async for piece in in_turns(lines.of(await first)):
+    if opening := writer.opening():
+        yield b"".join(map(lines.event, opening))
+    try:
+        async for piece in in_turns(lines.of(await first)):
+            yield piece
+        async for chunks in rest:
+            filled = lines.fill_events(chunks)
+            if filled is not None:
+                yield filled
+                continue
+            async for piece in in_turns(lines.of(chunks)):
                 yield piece
-            async for chunks in rest:
-                filled = lines.fill_events(chunks)
-                if filled is not None:
-                    yield filled
-                    continue
-                async for piece in in_turns(lines.of(chunks)):
-                    yield piece
-        except AttendError as error:
-            yield lines.event(writer.failure(error))
-        except Exception as error:
-            log.exception("request %s failed in its stream: %s", writer.request_id, sentence(error, writer.request_id))
-            yield lines.event(writer.failure(error))
-        else:
-            for event in writer.ending():
-                yield lines.event(event)
-        if not writer.is_named:
-            yield DONE
+    except AttendError as error:
+        yield lines.event(writer.failure(error))
+    except Exception as error:
+        log.exception("request %s failed in its stream: %s", writer.request_id, sentence(error, writer.request_id))
+        yield lines.event(writer.failure(error))
+    else:
+        for event in writer.ending():
+            yield lines.event(event)
+    if not writer.is_named:
+        yield DONE
 
 
 class EventLines:

@@ -304,6 +304,46 @@ def test_the_log_probabilities_of_a_text_are_those_of_its_tokens():
     assert deltas == text["logprobs"]
 
 
+def scores_of(text: str, burst: int, **fields: Any) -> tuple[list[Any], list[Any], list[Any], str]:
+    """The log probabilities of a response's text, those of its stream, those of the same chat, and the text."""
+    served = build_server(FakeEngine(says(text), info=LONG, burst=burst), template=TEMPLATE, form=FORM)
+    body = RESPONSE | fields | {"include": ["message.output_text.logprobs"], "temperature": 0}
+    made = served.post(body, "/v1/responses").json()["output"]
+    (part,) = [part for item in made if item["type"] == "message" for part in item["content"]]
+    found = named_events_of(served.post(body | {"stream": True}, "/v1/responses").text)
+    ends = [event["logprobs"] for event in found if event["type"] == "response.output_text.done"]
+    assert ends == [part["logprobs"]]
+    same = {name.replace("output_tokens", "tokens"): value for name, value in fields.items() if name != "tools"}
+    chat = served.post({"messages": CHAT["messages"], "logprobs": True, "temperature": 0} | same, "/v1/chat/completions").json()
+    deltas = [one for event in found if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    return part["logprobs"], deltas, chat["choices"][0]["logprobs"]["content"], part["text"]
+
+
+HELD_BACK: dict[str, tuple[str, dict[str, Any]]] = {
+    "characters of several bytes": ("é€😀a", {}),
+    "a character that is cut": ("a€", {"max_output_tokens": 3}),
+    "the beginning of a stop string": ("abXcd", {"stop": ["XY"]}),
+    "a stop string": ("abXYcd", {"stop": ["XY"]}),
+    "what might have been markup": ("a<thi <to", {}),
+    "no text": ("", {}),
+}
+
+
+@pytest.mark.parametrize("burst", [1, 2, 64])
+@pytest.mark.parametrize(("text", "fields"), HELD_BACK.values(), ids=HELD_BACK)
+def test_tokens_whose_text_is_held_back_keep_their_log_probabilities_as_in_the_chat(text, fields, burst):
+    whole, deltas, chat, _ = scores_of(text, burst, tools=[], **fields)
+    assert whole == chat
+    assert deltas == chat
+
+
+@pytest.mark.parametrize("text", [ANSWER, "<think>ré</think>é😀" + CALLS])
+def test_tokens_of_reasoning_and_of_calls_stand_with_no_text(text):
+    whole, deltas, _, shown = scores_of(text, 1)
+    assert bytes(byte for each in whole for byte in each["bytes"]).decode().strip() == shown.strip()
+    assert deltas == whole
+
+
 # --- reasoning that comes back
 
 

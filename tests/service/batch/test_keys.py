@@ -255,3 +255,10 @@ async def test_a_line_says_nothing_of_who_it_is(tmp_path):
     async with serving(tmp_path, keys=keys_of(tmp_path, ann=NO_LIMIT), starts=False) as world:
         headers = {"attend.batch_line": "ann", "x-attend-batch-line": "ann"}
         assert (await world.call("POST", COMPLETIONS, json=ONE, headers=headers)).status_code == 401
+
+
+async def test_an_unknown_after_is_refused_by_its_own_name(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        for path, kind in (("/v1/files", "file"), ("/v1/batches", "batch")):
+            error = (await world.call("GET", f"{path}?after=x")).json()["error"]
+            assert (error["param"], error["message"]) == ("after", f"after: there is no {kind} 'x'")

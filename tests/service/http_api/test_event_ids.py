@@ -1,5 +1,6 @@
 """A stream goes on after any of its events, on any replica: `Last-Event-ID` with the same body."""
 
+import threading
 from dataclasses import fields, replace
 from typing import Any
 
@@ -103,6 +104,21 @@ def test_an_id_does_not_depend_on_how_many_tokens_an_event_has_nor_on_those_sent
     one = {last: None for last, _ in events(asked(seed=3).content)[:-1]}
     assert set(one) >= {last for last, _ in events(asked(seed=3, burst=3).content)[:-1]}
     assert [*one][5:] == [last for last, _ in events(asked(seed=3, resume_token_ids=list(BYTES[:5])).content)][:-1]
+
+
+def test_tokens_that_are_sent_again_are_digested_where_the_body_is_read(monkeypatch):
+    """A long body is read beside the event loop, before anything is known of how many tokens the context has."""
+    threads = []
+
+    def watched(ids: Any, before: int = 0) -> int:
+        if len(ids) > 1000:
+            threads.append(threading.current_thread())
+        return digest_of(ids, before)
+
+    monkeypatch.setattr("attend.service.http_api.event_ids.digest_of", watched)
+    answer = asked(resume_token_ids=[1] * 5000)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "resume_token_ids")
+    assert threads and threading.main_thread() not in threads
 
 
 @given(st.integers(SEED_LOW, SEED_HIGH), st.integers(0, 10**8), st.booleans())

@@ -1,6 +1,7 @@
 """Large answers: the same bytes as in one go, in small pieces, between which every neighbour has a turn."""
 
 import asyncio
+import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -16,8 +18,11 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from attend.model.engine.request import TokenLogprob
+from attend.service.contract.texts import EmbeddingsRequest
 from attend.service.generation.cooperative import in_turns, yield_to_loop
+from attend.service.generation.embed import EmbeddingResult
 from attend.service.http_api import openapi
+from attend.service.http_api.embeddings import answer_of
 from attend.service.http_api.json_pieces import PIECE, json_pieces
 from attend.service.http_api.sse import EventStream
 from tests.conftest import examples
@@ -53,6 +58,20 @@ def test_a_piece_is_small_and_its_items_are_made_when_it_is_asked_for():
     assert PIECE <= len(first) < 2 * PIECE
     assert len(made) < 500
     assert max(map(len, parts)) < 2 * PIECE
+
+
+@pytest.mark.parametrize("encoding_format", ["float", "base64"])
+def test_a_vector_is_written_out_when_its_piece_is_asked_for(encoding_format):
+    """A call may ask for thousands, of which each takes as long as a piece."""
+    vectors = [np.zeros(PIECE, "<f4") for _ in range(9)]
+    body = EmbeddingsRequest(input="a", encoding_format=encoding_format)
+    parts = json_pieces(answer_of(body, EmbeddingResult(vectors, 1), "m"))
+    text = next(parts)
+    vectors[-1][:] = 1.0
+    *others, last = json.loads(text + b"".join(parts))["data"]
+    ones = vectors[-1].tolist() if encoding_format == "float" else base64.b64encode(vectors[-1].tobytes()).decode()
+    assert last["embedding"] == ones
+    assert ones not in [each["embedding"] for each in others]
 
 
 async def test_of_all_who_take_turns_one_goes_on_each_time_round():

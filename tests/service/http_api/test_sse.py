@@ -25,6 +25,16 @@ from tests.virtual_time import run_at_once
 EVENT = b'data: {"choices":[]}\n\n'
 
 
+SCOPE = {"type": "http", "method": "POST", "asgi": {"version": "3.0", "spec_version": "2.3"}}
+"""As uvicorn's."""
+
+
+async def receive() -> dict:
+    """Nothing: the caller stays."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 def play(content: AsyncIterator[bytes], keep_alive: float, sent: list[bytes]) -> None:
     """Run a response to its end, in virtual time; what it wrote is in `sent`."""
 
@@ -32,12 +42,7 @@ def play(content: AsyncIterator[bytes], keep_alive: float, sent: list[bytes]) ->
         if message["type"] == "http.response.body":
             sent.append(message["body"])
 
-    async def receive() -> dict:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    scope = {"type": "http", "method": "POST", "asgi": {"version": "3.0", "spec_version": "2.4"}}
-    run_at_once(EventStream(content, keep_alive)(scope, receive, send))
+    run_at_once(EventStream(content, keep_alive)(SCOPE, receive, send))
 
 
 def test_an_idle_stream_sends_comments_between_its_events():
@@ -181,7 +186,7 @@ def told(batches, leave_after: float | None = None) -> list[tuple[float, object]
 
         async def respond() -> None:
             writer = writer_of(True, "fake", None, {"echo": False}, scored=False)
-            await (await begin(batches, writer)).stream_response(send)
+            await (await begin(batches, writer))(SCOPE, receive, send)
 
         task = asyncio.create_task(respond())
         if leave_after is not None:
@@ -217,6 +222,46 @@ def test_a_caller_who_leaves_before_the_first_token_ends_the_call(seconds):
     with pytest.raises(asyncio.CancelledError):
         told(late(10 * KEEP_ALIVE_SECONDS, said=closed), leave_after=seconds)
     assert closed == ["closed"]
+
+
+STUCK_AT = {"the headers": 0, "the first comment": 1, "the opening": 2}
+
+
+@pytest.mark.parametrize("disconnects", [False, True], ids=["cancelled", "disconnects"])
+@pytest.mark.parametrize("stuck_at", STUCK_AT.values(), ids=STUCK_AT)
+def test_a_late_call_ends_whatever_is_being_written_when_its_caller_leaves(stuck_at, disconnects, monkeypatch):
+    """Its caller has stopped to read, so that a write waits: of the headers, or of what comes before the first token."""
+    monkeypatch.setattr(ChatWriter, "opening", lambda self: [{"object": "opening"}])
+    closed: list[str] = []
+
+    async def run() -> int:
+        sent, stuck = [], asyncio.Event()
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+            if len(sent) > stuck_at:
+                stuck.set()
+                await asyncio.Event().wait()
+
+        async def leave() -> dict:
+            await stuck.wait()
+            if not disconnects:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        writer = writer_of(True, "fake", None, {"echo": False}, scored=False)
+        response = await begin(late(10 * KEEP_ALIVE_SECONDS, said=closed), writer)
+        task = asyncio.create_task(response(SCOPE, leave, send))
+        await stuck.wait()
+        if not disconnects:
+            task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        assert ended is None if disconnects else isinstance(ended, asyncio.CancelledError)
+        assert closed == ["closed"], "at once, and not when the garbage is collected"
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert run_at_once(run()) == 1
 
 
 # --- line ends
