@@ -46,7 +46,7 @@ class Numbering:
     """Gives the events of one answer their ids, and leaves out those that the caller has. It is told of each chunk once."""
 
     def __init__(self, digest: str, received_digest: int = 0, after: ShownPrefix | None = None) -> None:
-        """`digest` is that of fingerprint and request; `received_digest` that of the tokens that the caller sent of the answer."""
+        """`digest` is that of fingerprint and request; `received_digest` that of the tokens that the caller sent."""
         self.digest = digest
         self.after = after
         self._digest = received_digest

@@ -41,12 +41,12 @@ def batch_service_of(deps: RouteDeps) -> BatchService:
 
 
 @contextmanager
-def refused_as(field: str, kind: str, given: str | None) -> Iterator[None]:
-    """What the caller does not have, of the id `given`, is refused by the field of the call that names it."""
+def refused_as(field: str, kind: str, object_id: str | None) -> Iterator[None]:
+    """What the caller does not have, of the id `object_id`, is refused by the field of the call that names it."""
     try:
         yield
     except NotThere as error:
-        raise NotThere(f"{field}: there is no {kind} {(given or '')[:64]!r}", field) from error
+        raise NotThere(f"{field}: there is no {kind} {(object_id or '')[:64]!r}", field) from error
 
 
 def add_files(router: APIRouter, deps: RouteDeps) -> None:
