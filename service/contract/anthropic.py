@@ -35,6 +35,7 @@ OFF: dict[str, Off] = {
     "max_completion_tokens": Off((), "use max_tokens"),
     "response_format": Off((), "use output_config.format"),
     "output_format": Off((), "use output_config.format"),
+    "compaction": Off((), "summaries are not made here: shorten messages"),
     THREAD: Off((), "nothing is kept here: send the whole conversation in messages"),
     "reasoning_effort": Off((), "use output_config.effort"),
     "n": Off((1,), "a message has one answer"),

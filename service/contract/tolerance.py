@@ -110,6 +110,7 @@ SAMPLING: dict[str, Off] = {
     "guided_json_object": _use("structured_outputs.json_object", False),
     "json_schema": _use("response_format", {}),
     "regex": _use("structured_outputs.regex", ""),
+    "stop_regex": _use("stop", "", []),
     "ebnf": _use("structured_outputs.grammar", ""),
     "grammar": _use("structured_outputs.grammar", ""),
     "format": _use("response_format", ""),

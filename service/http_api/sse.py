@@ -100,25 +100,25 @@ class EventStream(StreamingResponse):
         keep_alive: bytes = KEEP_ALIVE,
         *,
         is_late: bool = False,
-        held: AsyncExitStack | None = None,
+        resources: AsyncExitStack | None = None,
     ) -> None:
         """`keep_alive` is sent after so many seconds without anything else; where the first token is late, also at once.
 
-        `held` is closed when the caller has taken the content or left, whatever has been written by then.
+        `resources` is closed when the caller has taken the content or left, whatever has been written by then.
         """
         super().__init__(content, media_type="text/event-stream", headers=HEADERS)
         self._content = content
         self._seconds = seconds
         self._keep_alive = keep_alive
         self._is_late = is_late
-        self._held = AsyncExitStack() if held is None else held
+        self._resources = AsyncExitStack() if resources is None else resources
         self._wrote = False
         self._inside = False
         """Whether a part of an event has been written, and not all of it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the content, then close it, and release what the call holds."""
-        async with self._held, aclosing(self._content):
+        async with self._resources, aclosing(self._content):
             await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
@@ -150,13 +150,13 @@ async def begin(batches: AsyncGenerator[list[Chunk], None], writer: Writer, numb
     Raises what the call raises before that.
     """
     first = asyncio.ensure_future(anext(batches))
-    async with AsyncExitStack() as held:
-        held.push_async_callback(_end_call, first, batches)
+    async with AsyncExitStack() as resources:
+        resources.push_async_callback(_end_call, first, batches)
         done, _ = await asyncio.wait((first,), timeout=KEEP_ALIVE_SECONDS)
         if done:
             first.result()
         content = events(first, batches, writer, numbering)
-        return EventStream(content, keep_alive=writer.keep_alive, is_late=not done, held=held.pop_all())
+        return EventStream(content, keep_alive=writer.keep_alive, is_late=not done, resources=resources.pop_all())
 
 
 async def _end_call(first: asyncio.Future[list[Chunk]], rest: AsyncGenerator[list[Chunk], None]) -> None:

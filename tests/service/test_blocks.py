@@ -435,6 +435,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
         (read_messages, {"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required"),
         (read_messages, {"stop": ["x"]}, "stop", "use stop_sequences"),
         (read_messages, {"mcp_servers": [{}]}, "mcp_servers", "declare them in tools"),
+        (read_messages, {"compaction": {"type": "enabled"}}, "compaction", "shorten messages"),
         (read_messages, {"thread": {"type": "create"}}, "thread", "send the whole conversation in messages"),
         (read_messages, {"output_format": {"type": "json_schema", "schema": {}}}, "output_format", "use output_config.format"),
     ],

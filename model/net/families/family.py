@@ -82,9 +82,13 @@ def size(raw: Raw, key: str, default: int | None = None) -> int:
     value = need(raw, key) if default is None or raw.get(key) is not None else default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config.json: {key} must be a positive integer; got {value!r}")
+    if key in LAYERS and value > MOST_LAYERS:
+        raise CheckpointError(f"config.json: {key} may be at most {MOST_LAYERS}; got {value}")
     return value
 
 
+LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer"), 4096
+"""Names of the number of layers, for each of which something is made here; and the most that are read."""
 POSITIONS = {
     **dict.fromkeys(
         ("llama", "gpt_neox", "granite", "olmo", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "nanochat"), 2048

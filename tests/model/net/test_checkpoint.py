@@ -248,6 +248,7 @@ def test_one_number_that_is_none_is_found_wherever_it_stands(folder, dtype, valu
     [
         ({"num_hidden_layers": 1}, "tensor model.layers.1.input_layernorm.weight is unexpected"),
         ({"num_hidden_layers": 3}, "tensor model.layers.2."),
+        ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers may be at most 4096; got 1000000000"),
         ({"hidden_size": 64}, "has shape [96, 32], expected [96, 64]"),
         ({"vocab_size": 97}, "has shape [96, 32], expected [97, 32]"),
         ({"num_key_value_heads": 4}, "k_proj.weight has shape [16, 32], expected [32, 32]"),
