@@ -178,6 +178,20 @@ def _notice(dropped: int) -> logging.LogRecord:
     return logging.makeLogRecord({"name": "attend.logs", "levelno": logging.WARNING, "levelname": "WARNING", "msg": told})
 
 
+class OncePerMinute(logging.Handler):
+    """Passes on one line in a minute: of what fails again and again one is enough."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        super().__init__(logging.WARNING)
+        self._handler, self._next = handler, 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a line on, or leave it out."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + 60
+            self._handler.handle(record)
+
+
 def close() -> None:
     """Write the waiting lines, for CLOSE_SECONDS at most; later lines are not written."""
     for handler in logging.getLogger("attend").handlers:
@@ -185,7 +199,8 @@ def close() -> None:
 
 
 def configure(level: str, style: str, path: str = "") -> None:
-    """Send the `attend` loggers to the end of a file, or, where that cannot be written, to standard error.
+    """Send the `attend` loggers, and what fails of traces, to the end of a file, or, where that cannot be written, to standard
+    error.
 
     A path such as /proc/1/fd/2 is another process's standard error.
     """
@@ -195,6 +210,8 @@ def configure(level: str, style: str, path: str = "") -> None:
     root.handlers[:] = [LineQueue(descriptor, JsonFormatter() if style == "json" else TextFormatter())]
     root.setLevel(level.upper())
     root.propagate = False
+    traces = logging.getLogger("opentelemetry")  # which else writes to standard error, a line for each failure
+    traces.handlers[:], traces.propagate = [OncePerMinute(root.handlers[0])], False
     if problem is not None:
         logging.getLogger("attend.logs").warning("log lines go to standard error: %s", problem)
 

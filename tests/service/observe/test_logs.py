@@ -49,6 +49,18 @@ def record(message: str, *args: object, **more) -> logging.LogRecord:
     return made
 
 
+def test_what_fails_of_traces_is_one_line_in_a_minute_in_our_form(root, tmp_path):
+    logs.configure("info", "json", str(tmp_path / "log"))
+    for _ in range(5):
+        logging.getLogger("opentelemetry.exporter.otlp").warning("Transient error %s", "refused")
+    logs.close()
+    [line] = (tmp_path / "log").read_text().splitlines()
+    assert (json.loads(line)["logger"], json.loads(line)["message"]) == (
+        "opentelemetry.exporter.otlp",
+        "Transient error refused",
+    )
+
+
 def test_a_json_line_has_time_level_logger_and_message():
     assert json.loads(logs.JsonFormatter().format(record("%s of %d", "one", 3))) == {
         "time": "2023-11-14T22:13:20.250Z",
