@@ -1,7 +1,8 @@
 """From a request body to a Command, the same for both transports."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -83,45 +84,37 @@ def to_command(
     prepared, and are checked then. Raises InvalidRequest with the field named.
     """
     remarks = Remarks(strict=True) if remarks is None else remarks
+    with own_names(body):
+        own: dict[str, Any] = {"grammar": grammar_of(getattr(body, "response_format", None), body.structured_outputs)}
+        if isinstance(body, Continuation):
+            own |= _of_continuation(body)
+        else:
+            assert template is not None, "callers refuse a conversation where there is no template"
+            own |= conversation_of(body, template, form, remarks)
+        limits: dict[str, Any] = {name: own.pop(name) for name in ("max_tokens", "stop") if name in own}
+        return Command(
+            **fields_of(body, Command) | own | {"request_id": body.request_id or request_id},
+            sampling=SamplingParams(**{**defaults.sampling, **fields_of(body, SamplingParams)}),
+            stops=StopRules(**fields_of(body, StopRules) | limits),
+            decoding=_decoding(body, defaults),
+            remarks=remarks,
+        )
+
+
+@contextmanager
+def own_names(body: Shape) -> Iterator[None]:
+    """Errors that are raised meanwhile have the names that the body's API has for its fields."""
     try:
-        return _command(body, request_id, defaults, template, form, remarks)
+        yield
     except InvalidRequest as error:
-        raise _in_own_names(error, body) from error
-
-
-def _in_own_names(error: InvalidRequest, body: Shape) -> InvalidRequest:
-    """The error with the names that the body's API has for its fields."""
-    message, place = str(error), error.field
-    for kind, names in _OWN_NAMES.items():
-        if isinstance(body, kind):
-            for pattern, name in names.items():
+        message, place = str(error), error.field
+        for kind, names in _OWN_NAMES.items():
+            for pattern, name in names.items() if isinstance(body, kind) else ():
                 message = re.sub(pattern, name, message)
                 place = place and re.sub(pattern, name, place)
-    return error if message == str(error) else type(error)(message, place)
-
-
-def _command(
-    body: Steering,
-    request_id: str,
-    defaults: Defaults,
-    template: ChatTemplate | None,
-    form: AnswerFormat,
-    remarks: Remarks,
-) -> Command:
-    own: dict[str, Any] = {"grammar": grammar_of(getattr(body, "response_format", None), body.structured_outputs)}
-    if isinstance(body, Continuation):
-        own |= _of_continuation(body)
-    else:
-        assert template is not None, "callers refuse a conversation where there is no template"
-        own |= conversation_of(body, template, form, remarks)
-    limits: dict[str, Any] = {name: own.pop(name) for name in ("max_tokens", "stop") if name in own}
-    return Command(
-        **fields_of(body, Command) | own | {"request_id": body.request_id or request_id},
-        sampling=SamplingParams(**{**defaults.sampling, **fields_of(body, SamplingParams)}),
-        stops=StopRules(**fields_of(body, StopRules) | limits),
-        decoding=_decoding(body, defaults),
-        remarks=remarks,
-    )
+        if message == str(error):
+            raise
+        raise type(error)(message, place) from error
 
 
 def to_embedding(body: EmbeddingsRequest, request_id: str) -> dict[str, Any]:
