@@ -36,12 +36,16 @@ from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape,
 from attend.model.text.schema import (
     MAX_PLACE,
     OR_SHOWN,
+    Fault,
     Whitespace,
     faulty_rule,
     place_of,
+    read_schema,
     reword,
     rewritten,
     rewritten_rules,
+    rounding,
+    schemas_in,
     source_of,
 )
 
@@ -79,6 +83,8 @@ _CAUSES: dict[int, str] = {
 }
 """What it says of a grammar that a signal ended its compilation."""
 
+_LISTING = re.compile(r"^at \d+\(\d+\): | \d+ \| .*")
+"""What llguidance shows of a grammar, and where its fault is: of no use to a caller who did not write it."""
 _SPECIAL = re.compile(r"<\[\d+\]>")
 """A special token by its id, `<[id]>`, in our grammars."""
 
@@ -111,16 +117,6 @@ class GrammarSpec:
             raise InvalidRequest(f"{self.kind} must not be empty", self.kind)
         if self.kind == "choice":
             choices(self.text)
-
-
-def read_schema(text: str) -> dict[str, Any]:
-    """A JSON schema, given as text. ValueError says what is wrong; RecursionError where it is nested too deeply."""
-    schema = json.loads(text)
-    if not isinstance(schema, dict):
-        raise ValueError("must be a JSON object")
-    if "x-guidance" in schema:
-        raise ValueError('"x-guidance" is not supported')
-    return schema
 
 
 def choices(text: str) -> list[str]:
@@ -290,15 +286,24 @@ def _fault(schema: Any) -> str:
     return error_line(matcher) if matcher.is_error() else ""
 
 
-def _error_text(kind: Kind, text: str, matcher: llguidance.LLMatcher) -> str:
-    """Why a grammar does not compile, and in which of its schemas."""
+def _rounding(kind: Kind, text: str) -> str:
+    """Why the numbers in a grammar's schemas cannot be enforced; empty: they can."""
+    if kind == "json_schema":
+        return rounding(read_schema(text))
+    if kind == "tools":
+        return rounding(faulty_rule(text, rounding)[1])
+    return next(filter(None, map(rounding, schemas_in(text))), "") if kind == "grammar" else ""
+
+
+def _error_text(kind: Kind, text: str, fault: Fault, said: str) -> str:
+    """What is `said` of a grammar, or of the first of its schemas with a fault, and in which that is."""
     where, schema = "", dict[str, Any]()
     if kind == "json_schema":
         schema = rewritten(read_schema(text), _compile_schema)
     elif kind == "tools":
-        where, schema = faulty_rule(rewritten_rules(text, _compile_schema), _fault)
-    place = ".".join(filter(None, (where, place_of(schema, _fault))))
-    words = reword(_fault(schema) or error_line(matcher))
+        where, schema = faulty_rule(rewritten_rules(text, _compile_schema), fault)
+    place = ".".join(filter(None, (where, place_of(schema, fault))))
+    words = reword(fault(schema) or said)
     told = f"{shorten(place, MAX_PLACE)}: {words}" if place else words
     return f"{told}; {OR_SHOWN}" if where.startswith("tools[") else told
 
@@ -348,6 +353,8 @@ def probe() -> None:
 def _try(kind: Kind, text: str, whitespace: Whitespace = "compact") -> tuple[str, str]:
     """[what is wrong or "", source]. What would stop an answer soon after its start is found here."""
     try:
+        if said := _rounding(kind, text):
+            return _error_text(kind, text, rounding, said), ""
         source = _source(kind, text, whitespace)
     except RecursionError:
         return "nested too deeply", ""
@@ -358,7 +365,8 @@ def _try(kind: Kind, text: str, whitespace: Whitespace = "compact") -> tuple[str
     walked = _SPECIAL.sub(f"<[{_Bytes.other}]>", source) if kind == "tools" else source
     matcher = llguidance.LLMatcher(_byte_tokens(), walked, log_level=0, limits=_limits())
     if matcher.is_error():
-        return _error_text(kind, text, matcher), ""
+        said = error_line(matcher)
+        return _error_text(kind, text, _fault, said if kind == "grammar" else _LISTING.sub("", said)), ""
     draw = random.Random(0)
     for step in range(_PROBE_STEPS):
         if matcher.is_stopped():  # complete, or in error

@@ -6,12 +6,18 @@ written in other words. Every text of the new schema is one of the old.
 - A pattern of `patternProperties` that matches declared properties alone: its schema goes to them. llguidance lets a comma
   follow the last property, and then finds no key (its issue 265).
 - A `format` that llguidance does not know, such as `path` or `iri`: it is an annotation, as JSON Schema says, and left out.
+- A keyword that llguidance does not know, at a value that every document fits (`uniqueItems: false`): it is left out.
+
+llguidance reads a number of a schema as a double, and an integer as 64 bits of that. A schema that would so admit other numbers
+than it says is refused: see `rounding`.
 """
 
 import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from decimal import Decimal
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -35,6 +41,11 @@ MAX_HOPS = 8
 """How many `$ref` may lead straight to the next one."""
 PLACE_SECONDS = 0.3
 """Seconds of processor time that the search for the place of a fault may take."""
+MAX_EXACT = 2**53
+"""A double holds every integer up to it."""
+MAX_INTEGER = 2**63 - 1
+"""llguidance's greatest one; a `maximum` beyond it is this one."""
+ROUNDED = "integers beyond 2^53 cannot be enforced exactly; use strings, or leave it out"
 _ONE_OF = "coerce_one_of"
 _OVERLAP = (
     "oneOf needs branches of different types, or a property with a const or an enum of its own in each of them; "
@@ -49,11 +60,36 @@ _ACTIONS = {
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_CONSTANTS = ("enum", "const")
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+"""Bounds, and where the number stands of one that is true, as in draft 4."""
+_NUMERIC = (*_CONSTANTS, *_EXCLUSIVE, *_EXCLUSIVE.values())
+_ANY: tuple[Any, ...] = (True, {})
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "not": (False,),
+    "propertyNames": (*_ANY, {"type": "string"}),
+    "unevaluatedProperties": _ANY,
+    "unevaluatedItems": _ANY,
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
+}
+"""Keywords that llguidance does not know, each with the values that every document fits."""
+_JSON = re.compile(r"%json\s*(?=\{)")
 _RULE = re.compile(r"^\w+: %json ", re.MULTILINE)
 _DECODER = json.JSONDecoder()
 Compile = Callable[[Any], llguidance.LLMatcher]
 Fault = Callable[[Any], str]
 """Gives the reason why a schema does not compile, "" where it does."""
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """A JSON schema, given as text. ValueError says what is wrong; RecursionError where it is nested too deeply."""
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError("must be a JSON object")
+    if "x-guidance" in schema:
+        raise ValueError('"x-guidance" is not supported')
+    return schema
 
 
 def json_options(whitespace: Whitespace) -> "llguidance._lib.JsonCompileOptions":
@@ -76,19 +112,31 @@ def source_of(schema: Any, whitespace: Whitespace = "compact") -> str:
 
 def rewritten(schema: dict[str, Any], compile_schema: Compile) -> dict[str, Any]:
     """The same schema, changed as the module says. `compile_schema` tries schemas: their errors are none here."""
-    waiting: list[Any] = [schema]
-    seen: dict[int, Any] = {}
-    while waiting:
-        each = waiting.pop()
-        if not isinstance(each, dict) or id(each) in seen:
-            continue
-        seen[id(each)] = each
-        waiting += [pointed_at(schema, each.get("$ref")), *(child for _, child in _subschemas(each))]
+    for each in _all_schemas(schema):
         if isinstance(each.get("format"), str) and each["format"] not in FORMATS:
             del each["format"]
+        for word in [word for word in _IDLE if word in each and any(_is_same(each[word], idle) for idle in _IDLE[word])]:
+            del each[word]
         _exclude(each, schema)
         _spread_patterns(each, compile_schema)
     return schema
+
+
+def rounding(schema: dict[str, Any]) -> str:
+    """ROUNDED for a schema whose numbers llguidance would take for others, which may admit more; "" for any other."""
+    for each in _all_schemas(schema):
+        for word in _NUMERIC:
+            stands = _EXCLUSIVE.get(word, word) if each.get(word) is True else word
+            if any(_is_rounded(word, number) for number in _numbers(each.get(stands))):
+                return ROUNDED
+    return ""
+
+
+def schemas_in(grammar: str) -> Iterator[dict[str, Any]]:
+    """The schemas in a grammar in Lark, whoever wrote it."""
+    for found in _JSON.finditer(grammar):
+        with suppress(ValueError):  # no JSON: it stands in a text, or is a fault that llguidance tells
+            yield _DECODER.raw_decode(grammar, found.end())[0]
 
 
 def rewritten_rules(grammar: str, compile_schema: Compile, whitespace: Whitespace = "compact") -> str:
@@ -142,6 +190,46 @@ def pointed_at(root: Any, reference: Any) -> Any:
         else:
             return True
     return found
+
+
+def _all_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A schema, those inside it, and those that references lead to, each once. It may be changed when it has come."""
+    waiting: list[Any] = [schema]
+    seen: dict[int, Any] = {}
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict) and id(each) not in seen:
+            seen[id(each)] = each
+            waiting += [pointed_at(schema, each.get("$ref")), *(child for _, child in _subschemas(each))]
+            yield each
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """The numbers in a JSON value."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (dict, list)):
+            waiting += each.values() if isinstance(each, dict) else each
+        elif isinstance(each, (int, float)) and not isinstance(each, bool):
+            yield each
+
+
+def _is_rounded(word: str, number: int | float) -> bool:
+    """Whether llguidance may admit what a keyword with this number does not."""
+    if word in _EXCLUSIVE:  # the next number inside is at most so large
+        return not -MAX_EXACT < (number if word == "exclusiveMaximum" else -number) <= MAX_EXACT
+    if abs(number) <= MAX_EXACT or (word == "maximum" and number >= MAX_INTEGER):
+        return False
+    if abs(number) > MAX_INTEGER or min(int(float(number)), MAX_INTEGER) != number:
+        return True
+    is_integer = word in _CONSTANTS and isinstance(number, int)
+    return not is_integer and Decimal(repr(float(number))) != number  # where integers are not asked for, it is shortened
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether two JSON values are the same: in Python 1 is True."""
+    return type(value) is type(other) and bool(value == other)
 
 
 def _rules(grammar: str) -> Iterator[tuple[dict[str, Any], int, int, str]]:

@@ -204,10 +204,15 @@ def form_of(template: str, tool_parser: ToolParser = "auto", reasoning_parser: R
     return AnswerFormat(CALLS.get(calls), REASONING.get(reasoning))
 
 
-def ends_in_reasoning(form: AnswerFormat, prompt: str) -> bool:
-    """Whether a prompt opens reasoning, which the answer goes on with."""
-    reasoning = form.reasoning
-    return reasoning is not None and not form.has_channels and prompt[-64:].rstrip().endswith(reasoning.begin)
+def is_reasoning_open(form: AnswerFormat, prompt: str) -> bool | None:
+    """Whether the answer goes on with reasoning that its prompt opens; None where the prompt ends with no reasoning.
+
+    False: the prompt closes it, as templates write where the caller wants none.
+    """
+    if form.reasoning is None or form.has_channels:
+        return None
+    end = prompt[-64:].rstrip()
+    return True if end.endswith(form.reasoning.begin) else False if end.endswith(form.reasoning.end) else None
 
 
 def _calls_in(template: str) -> str:

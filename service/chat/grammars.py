@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llguidance import regex_to_lark
+
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
-from attend.model.text.grammar import GrammarSpec, choices, read_schema
-from attend.model.text.schema import FORMATS, OR_SHOWN
+from attend.model.text.grammar import GrammarSpec, choices
+from attend.model.text.schema import FORMATS, OR_SHOWN, read_schema
 from attend.service.chat.calls import KEY, MAX_KEY
 from attend.service.chat.forms import HARMONY, AnswerFormat, CallForm
 from attend.service.chat.parts import Tool
@@ -21,8 +23,6 @@ from attend.service.chat.values import WORD
 
 MAX_KEYS = 64
 """Arguments of a tool that are not written as JSON."""
-_IN_LARK = {"/": r"\/", "\n": r"\n"}
-"""How a regular expression is written between slashes, in one line."""
 _ABOUT = {"title", "description", "default", "examples", "deprecated", "$schema", "$defs", "definitions", "$comment"}
 _OBJECT = {"type", "properties", "required", "additionalProperties"}
 _PLAIN = ("integer", "number", "boolean")
@@ -132,8 +132,7 @@ class CallGrammar:
 
     def _content(self, content: GrammarSpec) -> str:
         if content.kind == "regex":
-            own = re.sub(r"\\.|/|\n", lambda each: _IN_LARK.get(each[0], each[0]), content.text, flags=re.DOTALL)
-            self._rules["CONTENT"] = f"/{own}/"
+            self._rules["CONTENT"] = f"/{regex_to_lark(content.text, '')}/"
             return "CONTENT"
         if content.kind == "choice":
             return "(" + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices(content.text)) + ")"

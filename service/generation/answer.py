@@ -10,7 +10,7 @@ from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallStart, Content, Part, join_deltas
 from attend.service.errors import AnswerChanged
 from attend.service.generation.text import TextStream
-from attend.service.records import Chunk, PromptPart, ShownPrefix, digest_of
+from attend.service.records import ChatRules, Chunk, PromptPart, ShownPrefix, digest_of
 
 
 @dataclass(slots=True)
@@ -154,6 +154,19 @@ def check_begun(reason: FinishReason | None, token: str = "the first token") -> 
         raise DeadlineExceeded(f"the deadline passed before {token}")
     if reason is FinishReason.ABORT:
         raise Unavailable(f"the server shut down before {token}; try another replica")
+
+
+def parser_of(chat: ChatRules, reasoning_open: bool, *, content_formed: bool) -> AnswerParser | None:
+    """What splits an answer; None where there is nothing to split."""
+    if chat.form.reasoning is None and not chat.form.has_channels and not chat.calling.tools:
+        return None
+    return AnswerParser(
+        chat.form,
+        chat.calling.tools,
+        reasoning_open=reasoning_open,
+        content_formed=content_formed,
+        calls_formed=content_formed or chat.calling.is_enforced,
+    )
 
 
 class RegeneratedAnswer:

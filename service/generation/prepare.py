@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -15,15 +15,14 @@ from attend.model.text.mask import CompiledGrammar, Grammar
 from attend.model.text.reasoning import ReasoningBudget
 from attend.model.text.schema import Whitespace
 from attend.model.text.tokenizer import Tokenizer
-from attend.service.chat.forms import ends_in_reasoning
+from attend.service.chat.forms import is_reasoning_open
 from attend.service.chat.grammars import answer_grammar
-from attend.service.chat.parser import AnswerParser
-from attend.service.generation.answer import Answer
+from attend.service.generation.answer import Answer, parser_of
 from attend.service.generation.fitting import clamp, fit_conversation, reasoning_limit
 from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
 from attend.service.generation.thread_pools import TurnPool, run_exclusive, run_in_pool
-from attend.service.records import MOST_INPUT_TOKENS, Arrival, ChatPrompt, ChatRules, Command, FramedText, Prompt
+from attend.service.records import MOST_INPUT_TOKENS, Arrival, ChatPrompt, Command, FramedText, Prompt
 
 T = TypeVar("T")
 
@@ -68,8 +67,8 @@ class _ReadPrompts:
     echoes: list[str]
     """What each answer begins with, by prompt; empty without echo."""
     bad_words: list[list[int]]
-    ends_in_reasoning: bool = False
-    """Whether the prompt of a chat opens reasoning."""
+    is_reasoning_open: bool | None = None
+    """Of a chat, see `forms.is_reasoning_open`."""
     may_reason: bool = True
 
 
@@ -92,10 +91,9 @@ class Preparation:
         command = await fit_conversation(command, self.info.max_model_len, self._num_tokens)
         prompts = [await self._prompt_text(prompt, command, place) for place, prompt in enumerate(command.prompts)]
         read = await _run(partial(self._read, command, prompts), _reading(command, prompts), command.arrival.turn)
-        spec = await self._grammar_spec(command, is_open=read.ends_in_reasoning)
-        grammar = None if spec is None else await self.compile_grammar(spec, command.arrival.turn)
+        spec, grammar = await self._grammar(command, read)
         if spec is not None and spec.kind != "tools":
-            read.ends_in_reasoning = read.may_reason = False  # the form begins with the answer, and all of it is content
+            read.is_reasoning_open = read.may_reason = False  # the form begins with the answer, and all of it is content
         return await _run(partial(self._make_answers, command, read, grammar), _making(command), command.arrival.turn)
 
     def _num_tokens(self, written: ChatText) -> int:
@@ -121,13 +119,27 @@ class Preparation:
                 "this model generates no text: its checkpoint has no head; POST /v1/embeddings is served", "model"
             )
 
-    async def _grammar_spec(self, command: Command, *, is_open: bool) -> GrammarSpec | None:
-        """The grammar of the answers: the one asked for, or one with calls and reasoning in it."""
+    async def _grammar(self, command: Command, read: _ReadPrompts) -> tuple[GrammarSpec | None, CompiledGrammar | None]:
+        """The grammar of the answers. A fault of the one that was asked for is told as where it stands alone."""
+        turn, content = command.arrival.turn, command.grammar
+        try:
+            spec = await self._grammar_spec(command, read)
+            return spec, None if spec is None else await self.compile_grammar(spec, turn)
+        except InvalidRequest as error:
+            if content is not None and error.field == "tools":
+                await self.compile_grammar(content, turn)
+                if command.chat is not None and not command.chat.calling.tools:
+                    raise InvalidRequest(content.kind + str(error).removeprefix("tools"), content.kind) from error
+            raise
+
+    async def _grammar_spec(self, command: Command, read: _ReadPrompts) -> GrammarSpec | None:
+        """The one asked for, or one with calls and reasoning in it."""
         chat, content = command.chat, command.grammar
         if chat is None or not command.is_formed:
             return content
-        special = self.tokenizer.special_ids(chat.form.markers)
-        write = partial(answer_grammar, chat.form, chat.calling, content, special, reasoning_open=is_open)
+        form = replace(chat.form, reasoning=None) if read.is_reasoning_open is False else chat.form
+        special, is_open = self.tokenizer.special_ids(chat.form.markers), bool(read.is_reasoning_open)
+        write = partial(answer_grammar, form, chat.calling, content, special, reasoning_open=is_open)
         return await run_exclusive(write, command.arrival)
 
     async def compile_grammar(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
@@ -163,7 +175,9 @@ class Preparation:
         if command.prompt_logprobs is not None:
             self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, kept)))
         echoes = [self._echo(*each) for each in zip(prompts, whole, kept, strict=True)] if command.echo else []
-        is_open = command.chat is not None and any(ends_in_reasoning(command.chat.form, _text_of(prompt)) for prompt in prompts)
+        is_open = None
+        if command.chat is not None and isinstance(prompts[0], _Text):
+            is_open = is_reasoning_open(command.chat.form, prompts[0].text)
         return _ReadPrompts(kept, echoes, self._bad_words(command.decoding.bad_words), is_open)
 
     def _make_answers(self, command: Command, read: _ReadPrompts, grammar: CompiledGrammar | None) -> dict[str, Answer]:
@@ -171,7 +185,7 @@ class Preparation:
         given = command.sampling.seed
         seed = secrets.randbits(SEED_BITS) if given is None else given
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
-        ends, shown = self._ends(command), self._marker_tokens(command)
+        ends, shown, is_open = self._ends(command), self._marker_tokens(command), bool(read.is_reasoning_open)
         limit = reasoning_limit(command, self.tokenizer, self.info.vocab_size) if read.may_reason else None
         answers = {}
         for index in range(command.num_answers):
@@ -182,13 +196,13 @@ class Preparation:
             check_fits(request, self.info.max_model_len)
             request.grammar = None if grammar is None else _start_grammar(grammar, command.resume_token_ids)
             if limit is not None:
-                request.grammar = ReasoningBudget(limit, request.grammar, is_open=read.ends_in_reasoning)
+                request.grammar = ReasoningBudget(limit, request.grammar, is_open=is_open)
             skip = command.skip_special_tokens
             text = TextStream(self.tokenizer, command.stops, skip_special_tokens=skip, visible_tokens=shown)
             echo = read.echoes[place] if command.echo else ""
             answer = Answer(index, request, command.stops, text, self.info.eos_token_ids, echo)
             if command.chat is not None:
-                answer.parser = parser_of(command.chat, read.ends_in_reasoning, content_formed=command.grammar is not None)
+                answer.parser = parser_of(command.chat, is_open, content_formed=command.grammar is not None)
                 answer.max_calls = None if command.chat.calling.parallel else 1
             answer.resume()
             answers[request.request_id] = answer
@@ -341,23 +355,6 @@ def _of_chat(written: ChatText) -> _Text:
     return _Text(written.text, add_special_tokens=False, literals=written.literals)
 
 
-def _text_of(prompt: _Text | tuple[int, ...]) -> str:
-    return prompt.text if isinstance(prompt, _Text) else ""
-
-
-def parser_of(chat: ChatRules, ends_in_reasoning: bool, *, content_formed: bool) -> AnswerParser | None:
-    """What splits an answer; None where there is nothing to split."""
-    if chat.form.reasoning is None and not chat.form.has_channels and not chat.calling.tools:
-        return None
-    return AnswerParser(
-        chat.form,
-        chat.calling.tools,
-        reasoning_open=ends_in_reasoning,
-        content_formed=content_formed,
-        calls_formed=content_formed or chat.calling.is_enforced,
-    )
-
-
 async def _run(work: Callable[[], T], size: int, turn: str | None) -> T:
     """The result of `work`, made here where it takes no longer than INLINE_CHARACTERS."""
     return work() if size <= INLINE_CHARACTERS else await run_in_pool(work, size, owner=turn)
@@ -365,10 +362,8 @@ async def _run(work: Callable[[], T], size: int, turn: str | None) -> T:
 
 def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:
     """How long `Preparation._read` takes, in characters."""
-    decoding, texts = (
-        command.decoding,
-        sum(len(prompt.text) + prompt.framing for prompt in prompts if isinstance(prompt, _Text)),
-    )
+    decoding = command.decoding
+    texts = sum(len(prompt.text) + prompt.framing for prompt in prompts if isinstance(prompt, _Text))
     of_prompts = sum(len(prompt) for prompt in prompts if not isinstance(prompt, _Text))
     others = len(decoding.allowed_token_ids) + len(command.resume_token_ids) + len(command.stops.stop_token_ids)
     ids = others + len(decoding.logit_bias) + of_prompts * (IDS_A_CHARACTER if command.echo else 1)

@@ -5,12 +5,13 @@ import random
 import time
 
 import jsonschema
+import llguidance
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.errors import InvalidRequest
-from attend.model.text.grammar import _compile_schema, _fault, _source, _try
+from attend.model.text.grammar import _byte_tokens, _compile_schema, _fault, _source, _try
 from attend.model.text.schema import FORMATS, pointed_at, rewritten
 from tests.conftest import examples
 from tests.model.text.test_grammar import compiled
@@ -215,3 +216,134 @@ def test_many_patterns_and_names_take_time_in_proportion():
     assert len(rewritten(schema, _compile_schema)["properties"]["n7"]["allOf"]) == 1
     assert time.process_time() - started < 20
     assert "n199" in _source("json_schema", json.dumps(schema))
+
+
+TOP = 2**63 - 1
+ROUNDED = "integers beyond 2^53 cannot be enforced exactly; use strings, or leave it out"
+
+
+def takes(source, text):
+    matcher = llguidance.LLMatcher(_byte_tokens(), source, log_level=0)
+    assert not matcher.is_error()
+    return matcher.try_consume_tokens([*text.encode()]) == len(text) and matcher.is_accepting()
+
+
+def said_of(schema, text):
+    """Whether a schema takes a text to its end, or why the schema is refused."""
+    fault, source = _try("json_schema", json.dumps(schema))
+    return fault or takes(source, text)
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**60 + 1, TOP - 1, TOP + 1, -TOP - 1, -TOP - 2, 10**30, 1e20])
+@pytest.mark.parametrize(
+    ("place", "schema"),
+    [
+        ("enum", lambda number: {"enum": [5, number]}),
+        ("const", lambda number: {"const": number}),
+        ("const", lambda number: {"const": {"a": [1, {"b": number}]}}),
+        ("properties.id.enum", lambda number: {"properties": {"id": {"type": "integer", "enum": ["x", number]}}}),
+        ("items.anyOf[1].const", lambda number: {"items": {"anyOf": [{"type": "null"}, {"const": number}]}}),
+        ("$defs.Id.enum", lambda number: {"$defs": {"Id": {"enum": [number]}}, "items": {"$ref": "#/$defs/Id"}}),
+        ("", lambda number: {"shared": {"Id": {"enum": [number]}}, "items": {"$ref": "#/shared/Id"}}),
+    ],
+)
+def test_a_constant_that_would_come_out_as_another_number_is_refused(place, schema, number):
+    """llguidance reads numbers as doubles, and integers as 64 bits of these."""
+    written, told = json.dumps(schema(number)), f"{place}: {ROUNDED}" if place else ROUNDED
+    assert _try("json_schema", written) == (told, "")
+    assert _try("grammar", f'start: "a" %json {written}\n') == (ROUNDED, "")
+    fault, _ = _try("tools", f'start: a\na: %json {written} // "tools[0].function.parameters"\n')
+    assert fault.startswith(f"tools[0].function.parameters{'.' if place else ': '}{told}; or enforce no calls")
+
+
+@pytest.mark.parametrize("number", [0, 2**53, -(2**53), 2**53 + 2, 2**60, TOP, TOP - 1023, 10**18, 1.5, 1e15, 0.1])
+def test_a_constant_that_is_kept_is_taken_however_large(number):
+    for schema, text in [({"enum": [number, "x"]}, str(number)), ({"const": {"a": [number]}}, f'{{"a":[{number}]}}')]:
+        assert said_of(schema, text.replace("1000000000000000.0", "1000000000000000")) is True
+
+
+BOUNDS = [-TOP - 5000, -TOP - 1, -TOP, -TOP + 1023, -(2**60) - 1, -(2**53) - 1, -(2**53), -(2**53) + 1, 2**53 - 1, 2**53]
+BOUNDS += [
+    2**53 + 1,
+    2**53 + 3,
+    2**54 + 1,
+    2**54 + 3,
+    2**60 + 1,
+    TOP - 600,
+    TOP - 1,
+    TOP,
+    TOP + 1,
+    2**64 - 1,
+    2**64,
+    1e18,
+    1e30,
+]
+NEAR = (*range(-3, 4), 511, 512, 1024, -511, -512, -1024)
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", ["integer", "null"], None])
+@pytest.mark.parametrize("word", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+def test_a_bound_admits_no_number_beyond_it(word, kind):
+    """It is refused, or kept; a maximum beyond 64 bits may admit less."""
+    below, is_open = word.endswith("aximum"), word.startswith("exclusive")
+    of_draft_4 = word.replace("exclusiveM", "m")
+    for number in BOUNDS:
+        other = {"minimum": -(2**53)} if below else {"maximum": 2**64}
+        bounds = [{word: number}, {word: number} | other, *([{of_draft_4: number, word: True}] if is_open else [])]
+        for bound in bounds:
+            fault, source = _try("json_schema", json.dumps(bound | ({"type": kind} if kind else {})))
+            for near in [int(number) + distance for distance in (() if fault else NEAR)]:
+                beyond = near > number if below else near < number
+                assert not (beyond or (is_open and near == number)) or not takes(source, str(near)), (bound, near)
+
+
+def test_the_bounds_of_64_bits_and_of_javascript_are_kept():
+    for low, high in ((-(2**53) + 1, 2**53 - 1), (-(2**53), 2**53), (0, TOP), (0, 2**64 - 1)):
+        schema = {"type": "integer", "minimum": low, "maximum": high}
+        assert [said_of(schema, str(number)) for number in (low, min(high, TOP), low - 1, high + 1)] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+    schema = {"type": "integer", "exclusiveMinimum": -(2**53), "exclusiveMaximum": 2**53}
+    assert [said_of(schema, str(sign * (2**53 - less))) for sign in (1, -1) for less in (1, 0)] == [True, False] * 2
+    assert [said_of({"maximum": 10**18}, str(10**18 + more)) for more in (0, 1)] == [True, False]
+    for word, number in (("minimum", 2**53 + 1), ("maximum", 2**53 + 3), ("exclusiveMinimum", 2**53), ("minimum", -TOP - 1)):
+        schema = CLOSED | {"properties": {"n": {"type": "integer", word: number}}}
+        assert _try("json_schema", json.dumps(schema)) == (f"properties.n.{word}: {ROUNDED}", "")
+
+
+def test_large_numbers_that_bind_nothing_are_taken():
+    schema = {"type": "integer", "default": 2**53 + 1, "examples": [2**53 + 1], "title": "a"}
+    assert said_of(schema, str(2**53 + 1)) is True
+    assert (
+        said_of(CLOSED | {"properties": {"enum": {"default": 2**60 + 1}, "const": {"type": "null"}}}, '{"const":null}') is True
+    )
+    assert _try("grammar", 'start: "%json {" | "%json {\\"enum\\": [9007199254740993"\n')[0] == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *({"uniqueItems": False}, {"not": False}, {"dependentRequired": {}}, {"dependentSchemas": {}}, {"dependencies": {}}),
+        *({word: value} for word in ("propertyNames", "unevaluatedProperties", "unevaluatedItems") for value in (True, {})),
+        {"propertyNames": {"type": "string"}},
+        {"minItems": 0, "minLength": 0, "minProperties": 0, "additionalItems": True, "additionalProperties": True},
+    ],
+    ids=json.dumps,
+)
+def test_words_that_ask_for_nothing_are_taken(words):
+    for schema in (words, {"properties": {"a": {"items": words}}}, {"$defs": {"A": words}, "items": {"$ref": "#/$defs/A"}}):
+        assert _try("json_schema", json.dumps(schema))[0] == ""
+    assert said_of({"type": "array"} | words, "[1,1]") is True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"uniqueItems": True}, {"uniqueItems": 0}, {"not": {}}, {"propertyNames": {"type": "string", "maxLength": 1}},
+     {"propertyNames": 1}, {"unevaluatedProperties": False}, {"dependentRequired": {"a": ["b"]}}],
+    ids=json.dumps,
+)  # fmt: skip
+def test_words_that_ask_for_more_than_is_carried_out_are_refused(words):
+    assert _try("json_schema", json.dumps({"items": words}))[0].startswith("items")

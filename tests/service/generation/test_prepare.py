@@ -7,6 +7,7 @@ import asyncio
 import sys
 import threading
 from asyncio import events
+from functools import cache
 
 import pytest
 
@@ -16,10 +17,13 @@ from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec
 from attend.model.text.tokenizer import Tokenizer
+from attend.service.chat.forms import CALLS, REASONING, AnswerFormat
+from attend.service.chat.parts import Tool
+from attend.service.chat.tools import NO_CALLS, Calling
 from attend.service.generation.answer import Answer
 from attend.service.generation.prepare import INLINE_CHARACTERS, Preparation
-from attend.service.records import ChatPrompt, Command
-from tests.fakes import LAST_TOKEN, byte_tokenizer, info
+from attend.service.records import ChatPrompt, ChatRules, Command
+from tests.fakes import END, LAST_TOKEN, byte_tokenizer, info
 from tests.model.gguf.test_vocabulary import with_all_merges
 from tests.model.gguf_files import byte_level, make, scored, write_gguf
 from tests.model.tokenizers import KINDS, complete
@@ -214,3 +218,115 @@ def test_white_space_in_json_is_what_the_server_is_set_to(whitespace, fits):
     grammar = prepared.grammars.compile(GrammarSpec("json_object", "")).start()
     grammar.advance(ord("{"))
     assert (grammar.allows(ord(" ")), grammar.allows(ord("}"))) == (fits, True)
+
+
+THINKING = AnswerFormat(CALLS["hermes"], REASONING["think"])
+NOW = Tool("now", {"type": "object", "properties": {}, "additionalProperties": False})
+SPECS = {
+    "json_schema": GrammarSpec("json_schema", '{"type": "object"}'),
+    "json_object": GrammarSpec("json_object", ""),
+    "regex": GrammarSpec("regex", "[{]+"),
+    "choice": GrammarSpec("choice", '["{", "{}"]'),
+}
+
+
+@cache
+def served() -> Preparation:
+    return preparation()
+
+
+def chat(prompt: str, spec: GrammarSpec | None, form: AnswerFormat = THINKING, calling: Calling = NO_CALLS, **more) -> Answer:
+    """The answer to a conversation that a template wrote so."""
+    asked = command(ChatPrompt(lambda: ChatText(prompt)), grammar=spec, chat=ChatRules(form, calling, **more))
+    [answer] = asyncio.run(served().answers(asked)).values()
+    return answer
+
+
+def begins(answer: Answer, text: str) -> bool:
+    """Whether an answer may begin so."""
+    grammar = answer.request.grammar
+    for byte in text.encode():
+        if not grammar.allows(byte):
+            return False
+        grammar.advance(byte)
+    return True
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("name", sorted({*REASONING} - {"harmony"}))
+@pytest.mark.parametrize(
+    "calling", [NO_CALLS, Calling((NOW,)), Calling((NOW,), choice="required")], ids=["", "tools", "required"]
+)
+def test_nothing_is_thought_where_the_prompt_has_closed_the_reasoning(name, spec, calling):
+    """Templates write so where the caller turned reasoning off; an open block, or none, is as ever."""
+    reasoning = REASONING[name]
+    form, spec = AnswerFormat(CALLS["hermes"], reasoning), None if calling.choice == "required" else spec
+    thought, first = f"hm{reasoning.end}\n", "<tool_call>" if calling.choice == "required" else "{"
+
+    def may_begin(written: str, *texts: str, **more) -> list[bool]:
+        return [begins(chat(f"user: hi\nassistant: {written}", spec, form, calling, **more), text) for text in texts]
+
+    for closed in (f"{reasoning.begin}\n\n{reasoning.end}\n\n", f"{reasoning.begin}{reasoning.end}", f"hm {reasoning.end}\n"):
+        for budget in (None, 0, 3):
+            assert may_begin(closed, first, reasoning.begin, thinking_token_budget=budget) == [True, False]
+    for unsaid in ("", f"{reasoning.end} and more"):
+        assert may_begin(unsaid, first, f"{reasoning.begin}{thought}{first}") == [True, True]
+    for begun in (f"{reasoning.begin}\n", f"{reasoning.end}{reasoning.begin}"):
+        assert may_begin(begun, f"{thought}{first}") == [True]
+        assert chat(begun, spec, form, calling).parser.in_reasoning
+
+
+def test_a_row_of_messages_has_no_reasoning_that_a_prompt_could_close():
+    form = AnswerFormat(CALLS["harmony"], REASONING["harmony"])
+    for written in ("<|start|>user<|message|>hi<|end|>", "<|start|>user<|message|>hi<|end|><|start|>assistant"):
+        answer = chat(written, SPECS["json_object"], form)
+        assert begins(answer, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{")
+
+
+WRONG = [
+    GrammarSpec("json_schema", '{"properties": {"a": {"uniqueItems": true}}}'),
+    GrammarSpec("json_schema", '{"properties": {"a": {"pattern": "(?!x)"}}}'),
+    GrammarSpec("json_schema", '{"properties": {"a": {"enum": [9007199254740993]}}}'),
+    GrammarSpec("json_schema", '{"type": "nul"}'),
+    GrammarSpec("json_schema", '{"multipleOf": 100000007}'),
+    GrammarSpec("json_schema", "[]"),
+    GrammarSpec("regex", "a\\b"),
+    GrammarSpec("regex", "(?!a)"),
+    GrammarSpec("regex", "a**b("),
+]
+
+
+@pytest.mark.parametrize("spec", WRONG, ids=lambda spec: f"{spec.kind} {spec.text}")
+@pytest.mark.parametrize("calling", [NO_CALLS, Calling((NOW,))], ids=["", "tools"])
+@pytest.mark.parametrize("end", ["", "<think>", "<think></think>"])
+def test_a_form_that_is_wrong_is_refused_in_the_same_words_with_reasoning_and_tools(spec, calling, end):
+    with pytest.raises(InvalidRequest) as alone:
+        asyncio.run(served().answers(command(grammar=spec)))
+    with pytest.raises(InvalidRequest) as caught:
+        chat(f"assistant: {end}", spec, calling=calling)
+    assert (str(caught.value), caught.value.field) == (str(alone.value), spec.kind)
+    assert "start:" not in str(alone.value) and " 1(" not in str(alone.value)
+
+
+def test_a_fault_of_a_tool_is_told_as_the_tools():
+    wrong = Calling((Tool("f", {"type": "object", "properties": {"a": {"uniqueItems": True}}}),))
+    with pytest.raises(InvalidRequest, match=r"^tools: tools\[0\]\.function\.parameters\.properties\.a\.uniqueItems") as caught:
+        chat("assistant: ", SPECS["json_object"], calling=wrong)
+    assert caught.value.field == "tools"
+
+
+def test_a_form_that_is_too_large_beside_reasoning_is_refused_as_what_it_is():
+    """Beside reasoning its text is longer."""
+    spec = GrammarSpec("json_schema", '{"title": "' + "\u00e9" * 25_000 + '"}')
+    assert asyncio.run(served().answers(command(grammar=spec)))
+    with pytest.raises(InvalidRequest, match=r"^json_schema must be at most 65536 bytes") as caught:
+        chat("assistant: ", spec)
+    assert caught.value.field == "json_schema"
+
+
+@pytest.mark.parametrize("text", ["a/b", "[/]", r"a\/b", "a\nb", "a\\\nb", "a\\", r"\d\w", "\u00e9"])
+def test_a_regex_is_the_same_beside_reasoning(text):
+    said = {"a/b": "a/b", "[/]": "/", r"a\/b": "a/b", "a\\": "a", r"\d\w": "1a", "\u00e9": "\u00e9"}.get(text, "a\nb")
+    for prompt in ("assistant: ", "assistant: <think></think>"):
+        answer = chat(prompt, GrammarSpec("regex", text))
+        assert begins(answer, said) and answer.request.grammar.mask()[END]
