@@ -153,6 +153,7 @@ def test_a_bad_checkpoint_stops_the_start_with_a_sentence(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_it_loads_ends_it_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path / "log", "--single") as server:

@@ -51,6 +51,7 @@ def test_a_driver_is_told_to_stop_and_killed_if_it_does_not(driver, number, shel
         assert parent.stdout.readline() == f"{status}\n"
 
 
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_driver_that_had_served_and_stops_in_order_ends_with_status_zero(number):
     with subprocess.Popen([sys.executable, "-c", SUPERVISED, READY], stdout=subprocess.PIPE, text=True) as parent:
