@@ -42,9 +42,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def test_a_taken_port_is_named_with_its_setting():
-    other = free_ports(1)[0]
     with listening() as listener:
-        taken = listener.getsockname()[1]
+        taken, other = listener.getsockname()[1], free_ports(1)[0]
         assert not is_free(taken)
         with pytest.raises(SettingError, match=f"^port {taken} is taken"):
             claim(taken, other)
