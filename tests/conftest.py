@@ -52,7 +52,7 @@ REASONS = (
     r"node and its packages",
     r"xllamacpp|bfcl-eval|guidellm|aiperf|redis-server|openssl|C\+\+ compiler|Chromium|promtool|prometheus",
     r"hadolint|kubectl|zizmor",  # make check brings them
-    r"needs root|only root|namespaces|no Debian|large pages|the package \S+ is not installed",  # what the system lends
+    r"needs root|only root|namespaces|no Debian|no IPv6|large pages|the package \S+ is not installed",  # what the system lends
     r"nothing is recorded in the interpreter",  # Triton's own
     r"the real models are not here",  # 350 MB that no index had: tests/real/models.py
 )
