@@ -188,6 +188,9 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "ATTEND_API_KEY": Elsewhere(
             "tests/loadtest/test_locustfile.py::test_a_service_behind_tls_that_asks_for_a_key_can_be_loaded_over_both_transports"
         ),
+        "loadtest.compare": Elsewhere(
+            "tests/loadtest/test_compare.py::test_the_command_prints_every_measure_and_says_what_the_makings_do_not_share"
+        ),
         "make faults  ": FAULTS,
         "--resume": FAULTS,
         "--serve single --keys none": FAULTS,
