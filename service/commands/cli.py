@@ -49,7 +49,8 @@ def main() -> None:
         try:
             app([*words[1:], "--help"] if words[:1] == ["help"] else words)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as where it was closed before the start
+                sys.stdout.flush()
     except AttendError as error:
         print_line(f"attend: {error}", logging.ERROR)
         sys.exit(2)
@@ -68,8 +69,9 @@ def _refusal(error: OSError | MemoryError) -> str:
 
 def _drop_output() -> None:
     """Python writes what is left at its end, and tells of each failure."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.callback(invoke_without_command=True)

@@ -218,6 +218,16 @@ def test_output_that_is_full_is_a_sentence_and_a_character_that_the_locale_lacks
     assert target or done.stdout == b"\\xe9\n"
 
 
+@pytest.mark.parametrize(
+    ("work", "status", "told"), [("None", 0, ""), ("open('/gone')", 1, "No such file or directory: /gone")]
+)
+def test_a_command_whose_output_is_closed_ends_as_others(work, status, told):
+    code = f"from attend.service.commands import cli; cli.app = lambda words: {work}; cli.main()"
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (status, f"attend: {told}" if told else "")
+
+
 def test_generate_streams_the_same_text_to_a_person(attend, folder):
     words = ("generate", "--prompt-token-ids", "40,41", "--model", folder, "--max-tokens", "4", "--dtype", "float32")
     document = json.loads(attend(*words, "--json")[1])
