@@ -180,7 +180,9 @@ class Settings(EngineSettings, BatchSettings):
     metrics_compat: Literal["", "vllm"] = Field(
         "", description="vllm: export the metrics under vLLM's names too; empty: only under Attend's"
     )
-    otel_endpoint: str = Field("", description="OTLP/HTTP URL of an OpenTelemetry collector for traces; empty: no tracing")
+    otel_endpoint: str = Field(
+        "", description="OTLP/HTTP URL of an OpenTelemetry collector, with or without /v1/traces; empty: no tracing"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum severity of log lines")
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
     log_file: str = Field("", description="file to append log lines to; empty: standard error of `attend serve`")
