@@ -1,0 +1,34 @@
+"""No package grows beyond its bounds in CONTRIBUTING.md, which only go down."""
+
+from pathlib import Path
+
+from tests.weight import PAGE, Weight, bounds, lowered, python_tokens, table, weights
+
+
+def test_no_package_is_above_its_bounds() -> None:
+    limits = bounds(PAGE.read_text(encoding="utf-8"))
+    found = {name: each.bounds() for name, each in weights().items()}
+    assert found.keys() <= limits.keys(), "a new package needs a row: python -m tests.weight --write"
+    above = {name: (row, limits[name]) for name, row in found.items() if any(map(int.__gt__, row, limits[name]))}
+    assert not above, f"lines of Python, tokens, words of Markdown, and their bounds: {above}"
+
+
+def test_bounds_are_only_lowered() -> None:
+    assert lowered({"a": [5, 5, 0], "gone": [1, 1, 1]}, {"a": [4, 6, 0], "new": [7, 7, 7]}) == {
+        "a": [4, 5, 0],
+        "new": [7, 7, 7],
+    }
+    rows = {"a/b": [1234, 5, 0]}
+    assert bounds(f"<!-- begin weight -->\n{table(rows)}<!-- end weight -->") == rows
+
+
+def test_words_of_strings_are_tokens() -> None:
+    assert python_tokens('x = "three plain words"  # a comment') == ["x", "=", '"', "three", "plain", "words", '"']
+
+
+def test_a_package_without_python_has_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "a.j2"
+    path.write_text("bind {{ port }}\n")
+    weight = Weight()
+    weight.add(path)
+    assert weight.bounds() == [0, 6, 0]
