@@ -177,7 +177,7 @@ bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; defaul
 screenshots: setup  ## the README's pictures of the page, of servers of its own; ARGS names a model that chats (needs Chromium)
 	$(BIN)/python -m tests.service.pictures $(ARGS)
 
-docs: setup  ## write the reference: REFERENCE.md, the tables of the pages, the chart's schema, and the fields of our own clients; wrap the pages
+docs: setup  ## write the tables of the pages and the chart's schema; wrap the pages
 	$(BIN)/python -m tests.docs
 	$(BIN)/python -m tests.deploy.chart
 	$(BIN)/python -m tests.deploy.airgap

@@ -8,7 +8,6 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 from tests.service.http_api.described import document
-from tests.test_documents import anchors_of
 
 ROOT = Path(__file__).parents[1]
 BUILT = ROOT / "build/docs"
@@ -18,7 +17,6 @@ CONTENTS = {
     "The service": [
         *(
             "service/API",
-            "REFERENCE",
             "build/docs/http",
             "build/docs/grpc",
             "service/CLIENTS",
@@ -80,7 +78,7 @@ def toctree() -> str:
 
 def http() -> Iterator[str]:
     """Every operation of /openapi.json: what it is, what it takes, and what it may answer."""
-    yield "# HTTP routes\n\nMade of /openapi.json, which a server gives too. Every field: [REFERENCE.md](../../REFERENCE.md).\n"
+    yield "# HTTP routes\n\nMade of /openapi.json, which a server gives too. Every field: `/docs` of a running server.\n"
     for path, methods in document()["paths"].items():
         for method, found in methods.items():
             yield f"\n## {method.upper()} {path}\n\n{found.get('description') or found['summary']}\n"
@@ -97,14 +95,9 @@ def http() -> Iterator[str]:
 
 
 def _schema_name(schema: dict[str, object]) -> str:
-    """The name of a schema, or of those that it has the choice of; a link where REFERENCE.md has it."""
+    """The name of a schema, or of those that it has the choice of."""
     if isinstance(name := schema.get("$ref"), str):
-        name = name.rpartition("/")[2]
-        return (
-            f"[`{name}`](../../REFERENCE.md#{name.lower()})"
-            if name.lower() in anchors_of(Path("REFERENCE.md"))
-            else f"`{name}`"
-        )
+        return f"`{name.rpartition('/')[2]}`"
     parts = [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]  # type: ignore[attr-defined]
     return " or ".join(filter(None, map(_schema_name, parts))) or f"{schema.get('type', '')}"
 

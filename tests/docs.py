@@ -31,7 +31,6 @@ from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, Serve
 from attend.service.runtime.models.metrics import PoolCollector, own_page
 from attend.service.runtime.models.pool import Pool
 from attend.service.settings import Settings
-from tests import reference
 from tests.fakes import FakeEngine, build_server
 from tests.model.checkpoints import KINDS
 
@@ -174,8 +173,6 @@ TABLES: dict[str, dict[str, Callable[[], Iterator[list[str]]]]] = {
     "model/FAMILIES.md": {"families": families, "refused": refused},
 }
 """By page: the tables between its markers."""
-WHOLE: dict[str, Callable[[], str]] = {"REFERENCE.md": reference.page, "service/client/fields.py": reference.client}
-"""Files that are written whole."""
 
 
 def table(rows: Iterator[list[str]]) -> str:
@@ -187,8 +184,6 @@ def table(rows: Iterator[list[str]]) -> str:
 
 def written(name: str) -> str:
     """A file as it follows from the code."""
-    if name in WHOLE:
-        return WHOLE[name]()
     tables = TABLES[name]
     page = (ROOT / name).read_text(encoding="utf-8")
     found = {match[2] for match in MARKED.finditer(page)}
@@ -198,7 +193,7 @@ def written(name: str) -> str:
 
 def main() -> None:
     """Write every file."""
-    for name in (*TABLES, *WHOLE):
+    for name in TABLES:
         (ROOT / name).write_text(written(name), encoding="utf-8")
 
 

@@ -55,5 +55,5 @@ def test_a_fragment_is_seen_and_a_sentence_and_a_reference_are_not():
     assert [text for _, text in documented(ast.parse(code)) if is_fragment(text)] == ["In words.", "By bits.", "[T, E]."]
     whole = '"""The blocks that are free."""\nf(1)\n"no docstring"\n'
     assert [text for _, text in documented(ast.parse(whole)) if is_fragment(text)] == []
-    assert not is_fragment("See Format.") and not is_fragment("As `HttpClient.chat`.")
+    assert not is_fragment("See Format.") and not is_fragment("As `GrpcClient.stream`.")
     assert is_fragment("End a request.", 4) and not is_fragment("End a request.", 3)

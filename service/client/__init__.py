@@ -1,5 +1,4 @@
-"""A client of a running server, over HTTP and over gRPC, sync and async. A stream that breaks goes on by itself.
+"""A gRPC client of a running server, sync and async. A stream that breaks is resumed.
 
-It imports nothing of the server. `http` and `grpc` are the two transports, `retry` has the rules for both, and `errors` what a
-caller may have to handle.
+It imports nothing of the server. `grpc` has the clients, `retry` the rules, and `errors` what a caller may have to handle.
 """

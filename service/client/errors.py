@@ -6,8 +6,7 @@
         ├── Refused             the server refused the request, and would again; or it failed in the middle
         ├── GaveUp              too many tries in a row brought no new token
         ├── DeadlinePassed      the call's total time is over, or the next try would come after it
-        ├── OtherFingerprint    only a server with other weights, or another set-up, is left to go on
-        └── Broken              the stream of a chat broke, which cannot go on
+        └── OtherFingerprint    only a server with other weights, or another set-up, is left to go on
 
 A call that failed keeps the part of the answer that has come.
 """
@@ -55,7 +54,7 @@ class CallFailed(ClientError):
 
 
 class Refused(CallFailed):
-    """Another try would end the same. `code` is the error's name: OpenAI's over HTTP, the status over gRPC."""
+    """Another try would end the same. `code` is the status's name."""
 
     def __init__(self, message: str, answer: Answer, code: str) -> None:
         super().__init__(message, answer)
@@ -72,7 +71,3 @@ class DeadlinePassed(CallFailed):
 
 class OtherFingerprint(CallFailed):
     """The server that would go on has another `system_fingerprint`: its tokens would belong to another answer."""
-
-
-class Broken(CallFailed):
-    """The stream of a chat broke after it began."""

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from attend.service.client.errors import Answer, InvalidRequest
-from attend.service.client.retry import Call, Delta, Means, TryFailed, collect, gathered_async, resume, resumed_async
+from attend.service.client.retry import Call, Delta, Policy, TryFailed, collect, gathered_async, resume, resumed_async
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 
@@ -33,7 +33,7 @@ class GrpcClient:
         target: str,
         *,
         key: str | None = None,
-        means: Means | None = None,
+        policy: Policy | None = None,
         sleep: Callable[[float], None] = time.sleep,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class GrpcClient:
             self._channel = grpc.secure_channel(target, credentials, OPTIONS)
         self._begin: Any = rpc.GenerationServiceStub(self._channel).GenerateStream  # type: ignore[no-untyped-call]
         self._metadata = metadata_of(key)
-        self._means, self._sleep = means or Means(), sleep
+        self._policy, self._sleep = policy or Policy(), sleep
 
     def __enter__(self) -> "GrpcClient":
         return self
@@ -58,11 +58,11 @@ class GrpcClient:
 
     def stream(self, request: pb.GenerateRequest) -> Iterator[Delta]:
         """The answer as it is made, over as many tries as it takes. Raises CallFailed, InvalidRequest."""
-        return resume(call_of(self._means, request), partial(self._attempt, request), self._sleep)
+        return resume(call_of(self._policy, request), partial(self._attempt, request), self._sleep)
 
     def generate(self, request: pb.GenerateRequest) -> Answer:
         """The whole answer. Raises as `stream` does."""
-        return collect(call_of(self._means, request), partial(self._attempt, request), self._sleep)
+        return collect(call_of(self._policy, request), partial(self._attempt, request), self._sleep)
 
     def _attempt(self, request: pb.GenerateRequest, call: Call) -> Generator[Delta, None, None]:
         """One try, which ends at the call's deadline."""
@@ -84,7 +84,7 @@ class AsyncGrpcClient:
         target: str,
         *,
         key: str | None = None,
-        means: Means | None = None,
+        policy: Policy | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
@@ -95,7 +95,7 @@ class AsyncGrpcClient:
             self._channel = grpc.aio.secure_channel(target, credentials, OPTIONS)
         self._begin: Any = rpc.GenerationServiceStub(self._channel).GenerateStream  # type: ignore[no-untyped-call]
         self._metadata = metadata_of(key)
-        self._means, self._sleep = means or Means(), sleep
+        self._policy, self._sleep = policy or Policy(), sleep
 
     async def __aenter__(self) -> "AsyncGrpcClient":
         return self
@@ -109,11 +109,11 @@ class AsyncGrpcClient:
 
     def stream(self, request: pb.GenerateRequest) -> AsyncIterator[Delta]:
         """As `GrpcClient.stream`."""
-        return resumed_async(call_of(self._means, request), partial(self._attempt, request), self._sleep)
+        return resumed_async(call_of(self._policy, request), partial(self._attempt, request), self._sleep)
 
     async def generate(self, request: pb.GenerateRequest) -> Answer:
         """As `GrpcClient.generate`."""
-        return await gathered_async(call_of(self._means, request), partial(self._attempt, request), self._sleep)
+        return await gathered_async(call_of(self._policy, request), partial(self._attempt, request), self._sleep)
 
     async def _attempt(self, request: pb.GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
         """One try. Whoever asks for the next delta ends it at the call's deadline."""
@@ -133,7 +133,7 @@ def metadata_of(key: str | None) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-def call_of(means: Means, request: pb.GenerateRequest) -> Call:
+def call_of(policy: Policy, request: pb.GenerateRequest) -> Call:
     """A call for this request. Raises InvalidRequest where its stream could not go on."""
     for name, asked in (
         ("sampling.n", request.sampling.n > 1),
@@ -145,7 +145,7 @@ def call_of(means: Means, request: pb.GenerateRequest) -> Call:
                 f"{name} is not supported by this client: its streams have one answer, which can be resumed", name
             )
     seed = request.sampling.seed if request.sampling.HasField("seed") else None
-    return Call(means, seed, request.resume_token_ids.ids)
+    return Call(policy, seed, request.resume_token_ids.ids)
 
 
 def next_request(request: pb.GenerateRequest, call: Call) -> pb.GenerateRequest:

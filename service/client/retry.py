@@ -1,6 +1,6 @@
 """Retry policy of the clients: when to try again, after how long, and the answer so far.
 
-Nothing here waits, sends or receives. A transport raises `CheckFailed` where a try ends before its answer does.
+Nothing here sends or receives. A client raises `TryFailed` where a try ends before its answer does.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
-from attend.service.client.errors import Answer, Broken, DeadlinePassed, GaveUp, OtherFingerprint, Refused
+from attend.service.client.errors import Answer, DeadlinePassed, GaveUp, OtherFingerprint, Refused
 
 SEED_BITS = 48
 """A seed of so many bits survives a JSON reader that keeps numbers as doubles."""
@@ -27,6 +27,9 @@ class Policy:
     first_wait: float = 0.25
     """The most seconds before the second try; each further one may wait twice as long."""
     longest_wait: float = 8.0
+    clock: Callable[[], float] = time.monotonic
+    draw: random.Random = field(default_factory=random.SystemRandom)
+    """Draws seeds and waits."""
 
     def __post_init__(self) -> None:
         if self.tries < 1:
@@ -35,9 +38,9 @@ class Policy:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
 
-    def wait(self, barren: int, draw: random.Random) -> float:
+    def wait(self, barren: int) -> float:
         """Seconds after so many tries without a token: any from 0 to a bound that doubles (full jitter)."""
-        return draw.uniform(0.0, min(self.longest_wait, self.first_wait * 2.0 ** min(max(barren - 1, 0), 64)))
+        return self.draw.uniform(0.0, min(self.longest_wait, self.first_wait * 2.0 ** min(max(barren - 1, 0), 64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +68,15 @@ class TryFailed(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What a call is made with: its policy, a clock, and chance."""
-
-    policy: Policy = Policy()
-    clock: Callable[[], float] = time.monotonic
-    draw: random.Random = field(default_factory=random.SystemRandom)
-
-
 class Call:
     """One call over all its tries."""
 
-    def __init__(self, means: Means, seed: int | None, received_tokens: Iterable[int] = (), *, resumable: bool = True) -> None:
+    def __init__(self, policy: Policy, seed: int | None, received_tokens: Iterable[int] = ()) -> None:
         """`received_tokens` are tokens of the answer that the caller has from an earlier call."""
-        self.seed = means.draw.getrandbits(SEED_BITS) if seed is None else seed
+        self.seed = policy.draw.getrandbits(SEED_BITS) if seed is None else seed
         self.tries = 0
-        self._means = means
-        self._deadline = means.clock() + means.policy.seconds
-        self._resumable = resumable
+        self._policy = policy
+        self._deadline = policy.clock() + policy.seconds
         self._before = tuple(received_tokens)
         self._token_ids: list[int] = []
         self._texts: list[str] = []
@@ -110,9 +103,9 @@ class Call:
 
     def remaining(self) -> float:
         """Seconds that are left, above 0. Raises DeadlinePassed."""
-        left = self._deadline - self._means.clock()
+        left = self._deadline - self._policy.clock()
         if left <= 0:
-            raise DeadlinePassed(f"the call's {self._means.policy.seconds:g} s have passed", self.answer)
+            raise DeadlinePassed(f"the call's {self._policy.seconds:g} s have passed", self.answer)
         return left
 
     def begin(self) -> None:
@@ -136,14 +129,12 @@ class Call:
 
     def pause(self, failed: TryFailed) -> float:
         """Seconds to wait before the next try. Raises what the call ends with where there is none."""
-        policy = self._means.policy
+        policy = self._policy
         if not failed.again:
             raise Refused(str(failed), self.answer, failed.code) from failed
-        if not self._resumable and self._last is not None:
-            raise Broken(f"the stream of a chat broke, and a chat cannot be resumed: {failed}", self.answer) from failed
         if self._barren >= policy.tries:
             raise GaveUp(f"{self._barren} tries in a row brought no new token; the last one: {failed}", self.answer) from failed
-        wait = failed.after + policy.wait(self._barren, self._means.draw)
+        wait = failed.after + policy.wait(self._barren)
         if wait >= self.remaining():
             text = f"the next try would come after the call's {policy.seconds:g} s; the last one: {failed}"
             raise DeadlinePassed(text, self.answer) from failed

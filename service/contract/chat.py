@@ -41,15 +41,15 @@ class ChatRequest(Scored, Templated, Generation):
     model_config = body(off=OFF)
     off = SAMPLING | OFF
 
-    model: ModelName = optional_field(minLength=1, proto="model", client=True)
-    max_tokens: StrictInt | None = optional_field(proto="max_tokens", client=True, **between(1, MAX_INT32))
+    model: ModelName = optional_field(minLength=1, proto="model")
+    max_tokens: StrictInt | None = optional_field(proto="max_tokens", **between(1, MAX_INT32))
     """The most tokens of an answer, under its older name. Absent means what the context has left."""
-    messages: Annotated[list[Any], ShownAs(Messages), Wire(("messages",), client=True)] = Field(
+    messages: Annotated[list[Any], ShownAs(Messages), Wire(("messages",))] = Field(
         description=f"The conversation, 1 to {MAX_MESSAGES} messages, written as a prompt by the checkpoint's chat template."
     )
-    max_completion_tokens: StrictInt | None = optional_field(client=True, **between(1, MAX_INT32))
+    max_completion_tokens: StrictInt | None = optional_field(**between(1, MAX_INT32))
     """The most tokens of an answer. Absent means what the context has left. Must equal `max_tokens` where both are given."""
-    continue_final_message: StrictBool | None = optional_field(False, proto="continue_final_message", client=True)
+    continue_final_message: StrictBool | None = optional_field(False, proto="continue_final_message")
     """The last message is the assistant's, and the answer goes on in it. The answer has what is new alone."""
     add_generation_prompt: StrictBool | None = optional_field()
     """Whether the prompt ends where an answer begins. Default: true; false with `continue_final_message`."""
@@ -64,7 +64,7 @@ class ChatRequest(Scored, Templated, Generation):
     parallel_tool_calls: StrictBool | None = optional_field(True, proto="parallel_tool_calls")
     """An answer may hold more than one call."""
     reasoning_effort: Annotated[StrictStr, WithJsonSchema({"enum": list(EFFORTS)})] | None = optional_field(
-        proto="reasoning_effort", client=True
+        proto="reasoning_effort"
     )
     """How much the model is to reason, where its chat template knows such a thing. A template that can only leave reasoning out
     does so for `none`. Default: the template's."""

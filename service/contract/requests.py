@@ -158,7 +158,7 @@ class StreamOptions(Shape):
 class Steering(Shape):
     """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
-    model: ModelName = optional_field(proto="model", client=True)
+    model: ModelName = optional_field(proto="model")
     temperature: Number | None = param("temperature", proto="temperature", **between(0, MAX_TEMPERATURE))
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
     top_p: Number | None = param("top_p", proto="sampling.top_p", **range_up_to(0, 1))
@@ -167,7 +167,7 @@ class Steering(Shape):
     """Stream the answer as server-sent events."""
     seed: StrictInt | None = param("seed", proto="sampling.seed", **between(SEED_LOW, SEED_HIGH))
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
-    user: User = optional_field(client=True)
+    user: User = optional_field()
     top_k: StrictInt | None = param("top_k", proto="sampling.top_k", **between(-1, MAX_INT64))
     """Top-k sampling: sample among the k most likely tokens; 0 and -1 mean all."""
     min_p: Number | None = param("min_p", proto="sampling.min_p", **between(0, 1))
@@ -176,21 +176,18 @@ class Steering(Shape):
         description=f"Tokens that end an answer. {TOKENS} Default: the model's end-of-text tokens alone.",
         maxItems=MAX_STOP_TOKENS,
         proto="stopping.stop_token_ids",
-        client=True,
         flag=True,
     )
-    include_stop_str_in_output: StrictBool | None = optional_field(
-        False, proto="stopping.include_stop_string", client=True, flag=True
-    )
+    include_stop_str_in_output: StrictBool | None = optional_field(False, proto="stopping.include_stop_string", flag=True)
     """Leave the stop string, or the stop token's text, in the answer."""
-    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos", client=True, flag=True)
+    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos", flag=True)
     """Do not end at the model's end-of-text token."""
     min_tokens: StrictInt | None = param("min_tokens", proto="stopping.min_tokens", **between(0, MAX_INT32))
     """Minimum number of new tokens: no stop token and no stop string ends the answer before. At most `max_tokens`."""
-    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens", client=True, flag=True)
+    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens", flag=True)
     """Leave special tokens out of the answer's text."""
-    request_id: RequestId = optional_field(proto="request_id", client=True)
-    deadline_ms: StrictInt | None = optional_field(proto="deadline_ms", client=True, **between(1, MAX_DEADLINE_MS))
+    request_id: RequestId = optional_field(proto="request_id")
+    deadline_ms: StrictInt | None = optional_field(proto="deadline_ms", **between(1, MAX_DEADLINE_MS))
     """Milliseconds in which to finish what fits; then `stop_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
     presence_penalty: Number | None = param(
@@ -208,10 +205,9 @@ class Steering(Shape):
     logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = optional_field(
         description=f"Added to the logits of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none.",
         proto="decoding.logit_bias",
-        client=True,
     )
-    truncate_prompt_tokens: TruncateTokens = optional_field(proto="truncate_prompt_tokens", client=True)
-    priority: StrictInt | None = optional_field(DEFAULT_PRIORITY, proto="priority", client=True, **between(0, MAX_PRIORITY))
+    truncate_prompt_tokens: TruncateTokens = optional_field(proto="truncate_prompt_tokens")
+    priority: StrictInt | None = optional_field(DEFAULT_PRIORITY, proto="priority", **between(0, MAX_PRIORITY))
     """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting, so that no
     call waits for ever. A running call is not stopped for one of higher priority. A key's max_priority may be lower."""
     cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = optional_field(
@@ -219,22 +215,17 @@ class Steering(Shape):
         "Beside that, API keys and tenants share none with each other.",
         maxLength=MAX_SALT,
         proto="cache_salt",
-        client=True,
     )
     allowed_token_ids: TokenIds | None = optional_field(
         description=f"Only these tokens may be sampled. {TOKENS} Default: all.",
         minItems=1,
         proto="decoding.allowed_token_ids",
-        client=True,
     )
     bad_words: Annotated[List[StrictStr], WithJsonSchema(list_of(_WORD, maxItems=MAX_BAD_WORDS))] | None = optional_field(
         description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none.",
         proto="decoding.bad_words",
-        client=True,
     )
-    structured_outputs: StructuredOutputs | None = optional_field(
-        proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()), client=True
-    )
+    structured_outputs: StructuredOutputs | None = optional_field(proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()))
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
 
@@ -258,12 +249,11 @@ class Generation(Steering):
         description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
         "Default: none.",
         proto="stopping.stop_strings",
-        client=True,
         flag=True,
     )
     return_token_ids: StrictBool | None = optional_field(False, proto="response.output_token_ids", flag=True)
     """Report the token ids of prompt and answer."""
-    response_format: ResponseFormat | None = optional_field(client=True)
+    response_format: ResponseFormat | None = optional_field()
     """What the answer must look like, in OpenAI's words. Default: anything."""
     timing: StrictBool | None = optional_field(False, proto="response.timing")
     """Report queue, prefill and decode time."""
@@ -281,11 +271,9 @@ class Scored(Shape):
 class Templated(Shape):
     """What the bodies have in common whose prompt the chat template writes."""
 
-    chat_template_kwargs: dict[StrictStr, Any] | None = optional_field(proto="chat_template_kwargs", client=True)
+    chat_template_kwargs: dict[StrictStr, Any] | None = optional_field(proto="chat_template_kwargs")
     """What the chat template takes beside the messages. Default: nothing."""
-    thinking_token_budget: StrictInt | None = optional_field(
-        proto="thinking_token_budget", client=True, **between(0, MAX_INT32)
-    )
+    thinking_token_budget: StrictInt | None = optional_field(proto="thinking_token_budget", **between(0, MAX_INT32))
     """The most tokens of reasoning: then the reasoning ends, and the answer follows. Default: no limit."""
 
 
@@ -303,14 +291,12 @@ class Continuation(Generation):
         description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
         f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
         proto="text token_ids",
-        client=True,
     )
     suffix: StrictStr | None = optional_field(
         "",
         description="What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has "
         "the tokens for that. Needs a single prompt that is a text, without `echo`.",
         proto="suffix",
-        client=True,
     )
     echo: StrictBool | None = optional_field(False, proto="response.echo", flag=True)
     """Begin each answer with its prompt."""
@@ -324,7 +310,6 @@ class Continuation(Generation):
         description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them, "
         f"and counts are those of the whole answer. {TOKENS} Needs a single prompt and `n` = 1. Default: none.",
         proto="resume_token_ids",
-        client=True,
     )
 
 

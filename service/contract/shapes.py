@@ -119,25 +119,23 @@ class Wire:
 
     proto: tuple[str, ...] = ()
     """Its places in the message of gRPC, such as `sampling.top_p`; none where it is not there."""
-    client: bool = False
-    """Whether Attend's own HTTP clients take it."""
     flag: bool = False
     """Whether `attend generate` has a flag of its name."""
 
 
-def optional_field(default: Any = None, *, proto: str = "", client: bool = False, flag: bool = False, **keywords: Any) -> Any:
+def optional_field(default: Any = None, *, proto: str = "", flag: bool = False, **keywords: Any) -> Any:
     """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type.
 
-    `proto` names its places in the message of gRPC, with spaces between them; `client` and `flag`: see `Wire`.
+    `proto` names its places in the message of gRPC, with spaces between them; `flag`: see `Wire`.
     """
     field: Any = Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
-    field.metadata.append(Wire(tuple(proto.split()), client, flag))
+    field.metadata.append(Wire(tuple(proto.split()), flag))
     return field
 
 
 def param(name: str, *, flag: bool = True, **keywords: Any) -> Any:
-    """A field with the default of `model/params.py`, which the clients have too."""
-    return optional_field(_DEFAULTS[name], client=True, flag=flag, **keywords)
+    """A field with the default of `model/params.py`."""
+    return optional_field(_DEFAULTS[name], flag=flag, **keywords)
 
 
 def wires(model: type[BaseModel]) -> dict[str, Wire]:

@@ -15,8 +15,7 @@ import httpx
 
 from attend.service.client.errors import Answer, CallFailed
 from attend.service.client.grpc import GrpcClient
-from attend.service.client.http import HttpClient
-from attend.service.client.retry import Means, Policy
+from attend.service.client.retry import Policy
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from loadtest.faults.deaths import Calls
@@ -24,7 +23,7 @@ from loadtest.server import Address
 
 PROMPT, TOKENS, SEED = "def fibonacci(n):", 600, 7
 FIELDS = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0.8, "seed": SEED}
-MEANS = Means(Policy(seconds=120.0))
+POLICY = Policy(seconds=120.0)
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 PAUSE = 1.0
 """Seconds before the next stream after one that did not end well, as a client does."""
@@ -66,19 +65,13 @@ def plain_grpc(address: Address) -> str:
     return "ok" if reason == pb.FINISH_REASON_LENGTH else f"gRPC: ended with {reason}"
 
 
-def client_http(address: Address) -> Answer:
-    """The whole answer by our client over HTTP."""
-    return HttpClient(address.http, means=MEANS).generate(**FIELDS)
-
-
 def client_grpc(address: Address) -> Answer:
     """The whole answer by our client over gRPC."""
-    with GrpcClient(address.grpc, means=MEANS) as client:
+    with GrpcClient(address.grpc, policy=POLICY) as client:
         return client.generate(request())
 
 
 PLAIN: tuple[Callable[[Address], str], ...] = (plain_http, plain_grpc)
-CLIENTS: tuple[Callable[[Address], Answer], ...] = (client_http, client_grpc)
 
 
 @dataclass
@@ -108,20 +101,20 @@ class Callers:
             if self.plain[-1] != "ok":
                 time.sleep(PAUSE)
 
-    def ask(self, one: Callable[[Address], Answer]) -> None:
+    def ask(self) -> None:
         """Answer after answer of our client."""
         while not self.over.is_set():
             try:
-                self.answers.append(one(self.address))
+                self.answers.append(client_grpc(self.address))
             except CallFailed as error:
-                self.failed.append(f"{one.__name__}: {type(error).__name__}: {error}"[:160])
+                self.failed.append(f"{type(error).__name__}: {error}"[:160])
                 time.sleep(PAUSE)
 
     @contextmanager
     def going_on(self) -> Iterator["Callers"]:
         """For the length of the block; then what is under way ends."""
-        with ThreadPoolExecutor(len(PLAIN) + len(CLIENTS)) as pool, self.calls.going_on():
-            workers = [pool.submit(self.stream, one) for one in PLAIN] + [pool.submit(self.ask, one) for one in CLIENTS]
+        with ThreadPoolExecutor(len(PLAIN) + 1) as pool, self.calls.going_on():
+            workers = [pool.submit(self.stream, one) for one in PLAIN] + [pool.submit(self.ask)]
             try:
                 yield self
             finally:
@@ -131,7 +124,7 @@ class Callers:
 
     def under_way(self) -> bool:
         """Whether calls were answered and each kind of stream has ended well before."""
-        return self.calls.ok_since(0) and len(self.plain) >= len(PLAIN) and len(self.answers) >= len(CLIENTS)
+        return self.calls.ok_since(0) and len(self.plain) >= len(PLAIN) and bool(self.answers)
 
 
 @dataclass(frozen=True)

@@ -108,9 +108,8 @@ def sample() -> list[Mutant]:
     lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
     for room in ROOMS:
         for path in sorted((TREE / room).rglob("*.py")):
-            if path.name != "fields.py":  # generated
-                for mutant in mutants(path.relative_to(TREE).as_posix(), path.read_text(encoding="utf-8")):
-                    lines[mutant.path, mutant.line].append(mutant)
+            for mutant in mutants(path.relative_to(TREE).as_posix(), path.read_text(encoding="utf-8")):
+                lines[mutant.path, mutant.line].append(mutant)
     draw = random.Random(SEED)
     print(f"{sum(map(len, lines.values()))} mutants in {len(lines)} lines", flush=True)
     return [draw.choice(lines[line]) for line in draw.sample(sorted(lines), COUNT)]

@@ -128,7 +128,7 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         ),
     },
     "service/API.md": {"import grpc": Run(r"(?s).{20,}")},
-    "service/CLIENTS.md": {"HttpClient": Run(r"(?s).{20,}")},
+    "service/CLIENTS.md": {"GrpcClient": Run(r"(?s).{20,}")},
     "service/OPERATION.md": {
         "openssl": Run(""),
         "attend serve --tls-cert": Elsewhere(TLS),

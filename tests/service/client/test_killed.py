@@ -1,6 +1,6 @@
 """Replicas of a real server die by kill -9 in the middle of a stream; the client's answer is the uncut one.
 
-ATTEND_TEST_KILLS is how often, for each transport.
+ATTEND_TEST_KILLS is how often.
 """
 
 import contextlib
@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from attend.service.client.grpc import GrpcClient
-from attend.service.client.http import HttpClient
-from attend.service.client.retry import Delta, Means, Policy
+from attend.service.client.retry import Delta, Policy
 from attend.v1 import generation_pb2 as pb
 from tests.service.server import Server, running
 
@@ -24,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.alone]
 
 KILLS = int(os.environ.get("ATTEND_TEST_KILLS", "1"))
 PROMPT, TOKENS, SEED = "def f(x):", 200, 7
-MEANS = Means(Policy(seconds=120.0))
+POLICY = Policy(seconds=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +37,10 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 Sleep = Callable[[float], None]
 
 
-def by_http(server: Server, sleep: Sleep = time.sleep) -> Iterator[Delta]:
-    fields = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0.8, "seed": SEED}
-    return HttpClient(server.url, means=MEANS, sleep=sleep).stream(**fields)
-
-
-def by_grpc(server: Server, sleep: Sleep = time.sleep) -> Iterator[Delta]:
+def answer(server: Server, sleep: Sleep = time.sleep) -> Iterator[Delta]:
     request = pb.GenerateRequest(text=PROMPT, max_tokens=TOKENS, temperature=0.8)
     request.stopping.ignore_eos, request.sampling.seed = True, SEED
-    with GrpcClient(server.target, means=MEANS, sleep=sleep) as client:
+    with GrpcClient(server.target, policy=POLICY, sleep=sleep) as client:
         yield from client.stream(request)
 
 
@@ -66,9 +60,8 @@ def busiest(server: Server, before: dict[int, int]) -> list[int]:
     return [pid for _, pid in sorted((spent - before.get(pid, 0), pid) for pid, spent in ticks(server).items())][-1:]
 
 
-@pytest.mark.parametrize("stream", [by_http, by_grpc])
-def test_an_answer_whose_replica_is_killed_is_the_uncut_one(replicated, stream):
-    uncut = list(stream(replicated))
+def test_an_answer_whose_replica_is_killed_is_the_uncut_one(replicated):
+    uncut = list(answer(replicated))
     tokens, text = [token for delta in uncut for token in delta.token_ids], "".join(delta.text for delta in uncut)
     assert len(tokens) == TOKENS
     chance, silences = random.Random(KILLS), []
@@ -80,7 +73,7 @@ def test_an_answer_whose_replica_is_killed_is_the_uncut_one(replicated, stream):
             time.sleep(seconds)
 
         got, said, killed, moments = [], "", 0, []
-        for delta in stream(replicated, pause):
+        for delta in answer(replicated, pause):
             got, said = got + list(delta.token_ids), said + delta.text
             moments.append(time.monotonic())
             if not pauses and len(got) >= place + 40 * killed:
@@ -90,4 +83,4 @@ def test_an_answer_whose_replica_is_killed_is_the_uncut_one(replicated, stream):
         assert (got, said) == (tokens, text)
         assert pauses, "the stream was not broken"
         silences.append(max(later - earlier for earlier, later in pairwise(moments)))
-    print(f"{stream.__name__}: {KILLS} of {KILLS}, longest silences {[round(silence, 2) for silence in sorted(silences)]} s")
+    print(f"{KILLS} of {KILLS}, longest silences {[round(silence, 2) for silence in sorted(silences)]} s")

@@ -4,7 +4,7 @@ import random
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field
 
-from attend.service.client.retry import Call, Delta, Means, Policy, TryFailed
+from attend.service.client.retry import Call, Delta, Policy, TryFailed
 
 SEED = 7
 CHARACTERS = "aäß漢🎉"
@@ -39,8 +39,8 @@ class World:
     waits: list[float] = field(default_factory=list)
     seeds: set[int] = field(default_factory=set)
 
-    def means(self, draw: random.Random | None = None, **policy: float) -> Means:
-        return Means(Policy(**policy), lambda: self.now, draw or random.Random(1))
+    def policy(self, draw: random.Random | None = None, **limits: float) -> Policy:
+        return Policy(**limits, clock=lambda: self.now, draw=draw or random.Random(1))
 
     def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
