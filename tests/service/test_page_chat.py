@@ -190,6 +190,34 @@ def test_markdown_is_shown_as_what_it_means(page):
         assert prose.locator("td").nth(1).evaluate("cell => getComputedStyle(cell).textAlign") == "right"
 
 
+RENDERED = {
+    "**a *b* c** and ***d***": "<p><strong>a <em>b</em> c</strong> and <em><strong>d</strong></em></p>",
+    "snake_case, 2 * 3 * 4, f(*args, **kw)": "<p>snake_case, 2 * 3 * 4, f(*args, **kw)</p>",
+    "`` a`b `` ~~x~~ \\*y\\* &lt;": "<p><code>a`b</code> <s>x</s> *y* &lt;</p>",
+    "- a\n- b\n  1. c": '<ul><li>a</li><li>b<ol start="1"><li>c</li></ol></li></ul>',
+    "3. a\n\n4. b": '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>',
+    "a\n-": "<p>a<br>-</p>",
+    "> a\nb\n\n---": "<blockquote><p>a<br>b</p></blockquote><hr>",
+    "## a ##\n#b": "<h2>a</h2><p>#b</p>",
+    "|a|\n|-|": '<div class="wide" tabindex="0"><table><thead><tr><th>a</th></tr></thead></table></div>',
+    "(https://a.b/c_(d)).": "<p>({}https://a.b/c_(d)</a>).</p>".format(
+        '<a href="https://a.b/c_(d)" target="_blank" rel="noopener noreferrer">'
+    ),
+    "[a](ftp://b) ![c](/d)": "<p>[a](ftp://b) ![c](/d)</p>",
+    "[" * 3000: f"<p>{'[' * 3000}</p>",
+    "> " * 3000 + "a": None,
+}
+"""Markdown, and its elements. None: it ends."""
+
+
+def test_markdown_becomes_elements(page):
+    with serving(chat_app(chat_of("a"))) as live:
+        page.goto(live.url)
+        read = "async text => { const {elements} = await import('/static/markdown.js'); return elements(text).innerHTML }"
+        found = {text: page.evaluate(read, text) for text in RENDERED}
+    assert {text: html for text, html in found.items() if RENDERED[text] not in (None, html)} == {}
+
+
 def test_what_has_been_shown_stays_the_same_element_while_the_answer_grows(page):
     """So nothing jumps, and what a person selects stays selected. A list that begins is no heading for a moment."""
     engine = chat_of("First *words*.\n- one\n- two\n\n```\ncode\nmore\n", held=True)
