@@ -67,16 +67,6 @@ class ModelUnavailable(Unavailable):
         self.retry_after = retry_after
 
 
-class AnswerChanged(AttendError):
-    """An answer that is made again to go on with is another one."""
-
-    def __init__(
-        self,
-        message: str = "the regenerated answer differs from the tokens already sent: send the request without Last-Event-ID",
-    ) -> None:
-        super().__init__(message)
-
-
 class ClientGone(AttendError):
     """The caller disconnected; the answer is not read."""
 
@@ -103,7 +93,6 @@ TABLE: dict[type[AttendError], Wire] = {
     NotThere: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "not_found"),
     QuotaReached: Wire(403, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "storage_limit_reached"),
     ModelNotFound: Wire(404, StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
-    AnswerChanged: Wire(409, StatusCode.ABORTED, "conflict_error", "answer_changed"),
     ClientGone: Wire(499, StatusCode.CANCELLED, "client_error", "client_gone"),
     Unauthenticated: Wire(401, StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key"),
     RateLimited: Wire(429, StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "rate_limit_exceeded"),

@@ -5,7 +5,6 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
-from zlib import crc32
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import InvalidRequest
@@ -94,27 +93,6 @@ class ChatRules:
     """The most tokens of reasoning."""
 
 
-def digest_of(token_ids: Iterable[int], before: int = 0) -> int:
-    """CRC-32 of tokens, each as 4 bytes, the lowest first; `before` is the digest of the tokens before them.
-
-    Any integers: a caller's may not have been checked yet.
-    """
-    for token in token_ids:
-        before = crc32((token & 0xFFFF_FFFF).to_bytes(4, "little"), before)
-    return before
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPrefix:
-    """The beginning of an answer that an earlier call has shown; tokens of `resume_token_ids` are among it."""
-
-    num_tokens: int
-    digest: int
-    """CRC-32 of its tokens: see `digest_of`."""
-    has_ended: bool = False
-    """Whether that call said that the answer ends there."""
-
-
 Prompt = str | tuple[int, ...] | ChatPrompt | FramedText
 
 
@@ -165,8 +143,6 @@ class Command:
     """How answers are split into reasoning, content and tool calls; None where they are text alone."""
     resume_token_ids: tuple[int, ...] = ()
     """Tokens of the answer that the caller has already: the answer goes on after them."""
-    shown_prefix: ShownPrefix | None = None
-    """What an earlier call showed of the one answer, and is made again: a chunk ends after it. It must be the same."""
     embedding: EmbeddingRules | None = None
     """How prompts become vectors, where the call is for these and for no answer."""
     suffix: str = ""

@@ -1,6 +1,5 @@
 """One answer while it is generated: text, parts, token count and finish reason, from engine outputs."""
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from attend.model.engine.request import FinishReason, Output, Request
@@ -8,9 +7,8 @@ from attend.model.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from attend.model.params import StopRules
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallStart, Content, Part, join_deltas
-from attend.service.errors import AnswerChanged
 from attend.service.generation.text import TextStream
-from attend.service.records import ChatRules, Chunk, PromptPart, ShownPrefix, digest_of
+from attend.service.records import ChatRules, Chunk, PromptPart
 
 
 @dataclass(slots=True)
@@ -167,51 +165,3 @@ def parser_of(chat: ChatRules, reasoning_open: bool, *, content_formed: bool) ->
         content_formed=content_formed,
         calls_formed=content_formed or chat.calling.is_enforced,
     )
-
-
-class RegeneratedAnswer:
-    """An answer whose beginning is made again, beside what an earlier call showed. Raises AnswerChanged where they differ."""
-
-    def __init__(self, prefix: ShownPrefix, received_tokens: Sequence[int]) -> None:
-        self._prefix = prefix
-        self._num_tokens, self._digest = len(received_tokens), digest_of(received_tokens)
-        self._compare()
-
-    def split_at_prefix_end(self, outputs: Iterable[Output]) -> Iterator[Output]:
-        """The outputs, so that one of them ends where the beginning does; the last one, where the answer ended there."""
-        at = self._num_tokens
-        for output in outputs:
-            first, at = self._prefix.num_tokens - at, at + len(output.token_ids)
-            is_whole = first == len(output.token_ids) and output.finish_reason not in CUT
-            if 0 < first <= len(output.token_ids) and not is_whole:
-                end = FinishReason.ABORT if self._prefix.has_ended else None
-                yield output._replace(
-                    token_ids=output.token_ids[:first], logprobs=output.logprobs[:first], finish_reason=end, times=None
-                )
-                output = output._replace(
-                    token_ids=output.token_ids[first:], logprobs=output.logprobs[first:], prompt_logprobs=(), hidden=None
-                )
-            elif is_whole and self._prefix.has_ended and output.finish_reason is None:
-                output = output._replace(finish_reason=FinishReason.ABORT)  # as a deadline or a drain ended it
-            yield output
-
-    def new(self, chunks: list[Chunk]) -> list[Chunk]:
-        """The chunks that no earlier call has delivered, and counted: those after the beginning, and the end.
-
-        Raises DeadlineExceeded or Unavailable where the end comes from outside, before any of them.
-        """
-        for chunk in chunks:
-            if self._num_tokens < self._prefix.num_tokens:
-                self._num_tokens, self._digest = chunk.num_tokens, digest_of(chunk.token_ids, self._digest)
-                self._compare(chunk.finish_reason)
-        return [chunk for chunk in chunks if chunk.num_tokens > self._prefix.num_tokens or chunk.finish_reason is not None]
-
-    def _compare(self, reason: FinishReason | None = None) -> None:
-        """Where the beginning is whole, or ends too early."""
-        if self._num_tokens == self._prefix.num_tokens:
-            differs = self._digest != self._prefix.digest or (reason is not None and not self._prefix.has_ended)
-        else:
-            check_begun(reason, "the first token after that of the Last-Event-ID")
-            differs = reason is not None
-        if differs:
-            raise AnswerChanged

@@ -22,7 +22,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.quota import Lease
 from attend.service.generation.adapters import AdapterRegistry
-from attend.service.generation.answer import Answer, RegeneratedAnswer, check_begun
+from attend.service.generation.answer import Answer, check_begun
 from attend.service.generation.prepare import Preparation
 from attend.service.generation.thread_pools import FairSemaphore, run_in_pool
 from attend.service.observe.metrics import RequestRecord
@@ -112,16 +112,13 @@ class GenerationService:
                 amount = len(requests) * self.engine.info.hidden_size
                 (stack if resources is None else resources).enter_context(self._vectors.hold(command.caller.owner, amount))
             unfinished = dict(answers)
-            remade = None if command.shown_prefix is None else RegeneratedAnswer(command.shown_prefix, command.resume_token_ids)
             alarm = asyncio.get_running_loop().call_at(deadline, self._expire, requests)
             try:
                 async with aclosing(self.engine.generate(requests, at_once)) as outputs:
                     async for batch in outputs:
-                        if remade is not None:
-                            batch = [*remade.split_at_prefix_end(batch)]
                         chunks = self._advance(answers, unfinished, batch, record, needs_all=command.in_parts)
                         if chunks:
-                            record.count_delivered(chunks if remade is None else remade.new(chunks), command.n)
+                            record.count_delivered(chunks, command.n)
                             if lease is not None:
                                 lease.use(sum(map(_chunk_tokens, chunks)))
                             yield chunks

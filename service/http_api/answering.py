@@ -13,9 +13,7 @@ from attend.model.text.chat import ChatTemplate
 from attend.service.contract.commands import to_command
 from attend.service.contract.requests import Steering
 from attend.service.generation.generation import GenerationService
-from attend.service.http_api import event_ids
 from attend.service.http_api.body import read_json
-from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.json_pieces import json_response
 from attend.service.http_api.route_deps import RouteDeps, adopt, open_record
 from attend.service.http_api.sse import Writer, begin
@@ -50,7 +48,6 @@ async def converse(
 
         body, command = await read_json(request, read_request, deps.most_bytes)
         command = adopt(command, request, record)
-        event_ids.refuse_header(request.headers.getlist(event_ids.HEADER))
         adapter, usage = service.adapter_of(command), TokenCounts(command.n)
         writer = write(body, command, service.fingerprint(adapter), usage)
         response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
@@ -65,12 +62,11 @@ async def answer(
     record: RequestRecord,
     *,
     stream: bool,
-    numbering: Numbering | None = None,
 ) -> Response:
     """The whole answer, or its stream: see `sse.begin`."""
     record.at_once = not stream
     if stream:
-        response = await begin(service.generate(command, record, adapter=adapter), writer, numbering)
+        response = await begin(service.generate(command, record, adapter=adapter), writer)
         record.has_status = True
         return response
     gathered = writer.gather()

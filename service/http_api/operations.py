@@ -27,8 +27,7 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from attend.service.errors import SHUTTING_DOWN, AnswerChanged
-from attend.service.http_api import event_ids
+from attend.service.errors import SHUTTING_DOWN
 from attend.service.http_api.batch_operations import BATCH_OPERATIONS
 from attend.service.http_api.operation import BUG, KEY, KEYED, NOT_JSON, SPENT, TOO_LARGE, Operation, Stream
 from attend.service.observe.capacity import MAX_TOKENS, Question
@@ -98,8 +97,7 @@ _COMPLETIONS = Operation(
         "Token ids, in and out": {"prompt": [79, 110, 99, 101], "return_token_ids": True, "logit_bias": {"46": -100}},
         "One of two words": {"prompt": "Yes or no? ", "structured_outputs": {"choice": ["yes", "no"]}},
     },
-    parameters=(event_ids.PARAMETER,),
-    errors=(*GENERATION, AnswerChanged()),
+    errors=GENERATION,
 )
 _CHAT_COMPLETIONS = Operation(
     chat_answers.ChatCompletion,

@@ -28,14 +28,13 @@ from attend.service.contract.validation import read_body
 from attend.service.generation.embed import command_of, compute_embeddings
 from attend.service.generation.explain import explainable
 from attend.service.generation.generation import GenerationService
-from attend.service.http_api import attention, embeddings, event_ids
+from attend.service.http_api import attention, embeddings
 from attend.service.http_api.answering import answer, converse
 from attend.service.http_api.anthropic import add_count_tokens, add_messages
 from attend.service.http_api.batches import add_batches
 from attend.service.http_api.body import read_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
-from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.files import add_files
 from attend.service.http_api.json_pieces import json_answer, json_response
 from attend.service.http_api.query import Query
@@ -87,24 +86,16 @@ def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
         with record.errors():
             remarks = deps.remarks()
 
-            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command, tuple[bytes, int] | None]:
+            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
                 body = read_completion(fields, remarks)
-                command = to_command(body, request.state.request_id, service.defaults, remarks=remarks)
-                return body, command, event_ids.digests_of(command) if body.stream and command.num_answers == 1 else None
+                return body, to_command(body, request.state.request_id, service.defaults, remarks=remarks)
 
-            body, command, digests = await read_json(request, read, deps.most_bytes)
+            body, command = await read_json(request, read, deps.most_bytes)
             command = adopt(command, request, record)
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
-            fingerprint, stream = service.fingerprint(adapter), bool(body.stream)
-            own, received = (None, 0) if digests is None else (event_ids.digest(fingerprint, digests[0]), digests[1])
-            place = event_ids.place_of(request.headers.getlist(event_ids.HEADER))
-            if place is not None:
-                command = event_ids.going_on(command, place, fingerprint, own, service.engine.info.max_model_len, stream=stream)
-            numbering = None if own is None else Numbering(own, received, command.shown_prefix)
-            writer = CompletionWriter(
-                body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
-            )
-            response = await answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
+            name, fingerprint = body.model or service.model_name, service.fingerprint(adapter)
+            writer = CompletionWriter(body, command.request_id, name, fingerprint, usage, service.tokenizer)
+            response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
             return deps.with_remarks(response, remarks, request, usage.total)
 
     @bind(router, CHAT)

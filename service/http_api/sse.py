@@ -21,7 +21,6 @@ from attend.service.contract import answers
 from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
 from attend.service.generation.cooperative import in_turns
-from attend.service.http_api.event_ids import Numbering
 from attend.service.http_api.json_pieces import PIECE, json_pieces
 from attend.service.http_api.problems import error_body
 from attend.service.merging import MergedAnswers
@@ -144,7 +143,7 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
 
 
-async def begin(batches: AsyncGenerator[list[Chunk], None], writer: Writer, numbering: Numbering | None = None) -> EventStream:
+async def begin(batches: AsyncGenerator[list[Chunk], None], writer: Writer) -> EventStream:
     """The stream of a call, as soon as its first chunks are there, and after KEEP_ALIVE_SECONDS at the latest.
 
     Raises what the call raises before that.
@@ -155,7 +154,7 @@ async def begin(batches: AsyncGenerator[list[Chunk], None], writer: Writer, numb
         done, _ = await asyncio.wait((first,), timeout=KEEP_ALIVE_SECONDS)
         if done:
             first.result()
-        content = events(first, batches, writer, numbering)
+        content = events(first, batches, writer)
         return EventStream(content, keep_alive=writer.keep_alive, is_late=not done, resources=resources.pop_all())
 
 
@@ -167,13 +166,10 @@ async def _end_call(first: asyncio.Future[list[Chunk]], rest: AsyncGenerator[lis
 
 
 async def events(
-    first: Awaitable[list[Chunk]], rest: AsyncIterator[list[Chunk]], writer: Writer, numbering: Numbering | None = None
+    first: Awaitable[list[Chunk]], rest: AsyncIterator[list[Chunk]], writer: Writer
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a stream: each batch of chunks is one write unless it is long.
-
-    With `numbering`, for a writer that makes one event of a chunk, they have ids.
-    """
-    lines = EventLines(writer, numbering)
+    """Server-sent events of a stream: each batch of chunks is one write unless it is long."""
+    lines = EventLines(writer)
     if opening := writer.opening():
         yield b"".join(map(lines.event, opening))
     try:
@@ -205,11 +201,8 @@ class EventLines:
     marks in those places, and the others are filled into what stands between the marks.
     """
 
-    def __init__(self, writer: Writer, numbering: Numbering | None = None) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._numbering = numbering
-        self._skips = numbering is not None and numbering.after is not None
-        """Whether the caller may have what comes next."""
         options = writer.stream_options
         self._continuous = options is not None and bool(options.continuous_usage_stats)
         self._tells_usage = self._continuous or (options is not None and bool(options.include_usage))
@@ -221,10 +214,7 @@ class EventLines:
         `writer.usage` knows an answer's tokens when its last chunk is written.
         """
         held = bytearray()
-        for chunk in self._new(chunks) if self._skips else chunks:
-            if chunk is None:
-                yield KEEP_ALIVE
-                continue
+        for chunk in chunks:
             filled = self.fill_events((chunk,))
             for piece in self.write_events(chunk) if filled is None else (filled,):
                 held += piece
@@ -236,7 +226,7 @@ class EventLines:
 
     def fill_events(self, chunks: Sequence[Chunk]) -> bytes | None:
         """The events of chunks whose text and tokens need only be filled in, as of most; None where one is written out."""
-        if self._continuous or self._skips or self._writer.is_named:
+        if self._continuous or self._writer.is_named:
             return None
         for chunk in chunks:
             if not chunk.is_plain:
@@ -245,27 +235,6 @@ class EventLines:
 
     def write_events(self, chunk: Chunk) -> Iterator[bytes]:
         """The events of any chunk, each written out, in pieces."""
-        if self._numbering is not None:
-            yield self._numbering.start(chunk.seed) + self._numbering.end(chunk)
-        yield from self._bare(chunk)
-
-    def _new(self, chunks: list[Chunk]) -> Iterator[Chunk | None]:
-        """What the caller lacks of the chunks. The others are written too, so that what follows is right, and lost; after each
-        piece of their work comes None.
-        """
-        assert self._numbering is not None
-        for chunk in chunks:
-            left = self._numbering.new(chunk)
-            if left is not None:
-                self._skips = False
-                yield left
-                continue
-            for piece in self._bare(chunk):
-                if len(piece) >= PIECE:
-                    yield None
-
-    def _bare(self, chunk: Chunk) -> Iterator[bytes]:
-        """The events of any chunk without ids."""
         self._writer.usage.add((chunk,))
         usage = answers.usage(self._writer.usage) if self._continuous else None
         for event in self._writer.events(chunk):
@@ -276,7 +245,7 @@ class EventLines:
             yield b"\n\n"
 
     def event(self, document: Any) -> bytes:
-        """A short object as an event without an id."""
+        """A short object as an event."""
         return b"%s%s\n\n" % (self._name(document), one_line(orjson.dumps(document)))
 
     def _name(self, document: Any) -> bytes:
@@ -290,16 +259,14 @@ class EventLines:
         text = one_line(orjson.dumps(chunk.text))
         if form.middle:
             text = b"%s%s%s" % (text, form.middle, orjson.dumps(chunk.token_ids))
-        if self._numbering is not None:
-            return b"%s%s%s%s%s" % (form.start, self._numbering.end(chunk), form.head, text, form.tail)
         return form.head + text + form.tail
 
     def _template(self, chunk: Chunk) -> "_EventTemplate":
         """Cut the marks out of an event. They are the last of their kind: names chosen by callers come before the text."""
-        event = b"".join(self._bare(replace(chunk, text=_TEXT, token_ids=_TOKENS)))
+        event = b"".join(self.write_events(replace(chunk, text=_TEXT, token_ids=_TOKENS)))
         head, _, rest = event.rpartition(orjson.dumps(_TEXT))
         middle, _, tail = rest.rpartition(orjson.dumps(_TOKENS))
-        return _EventTemplate(b"" if self._numbering is None else self._numbering.start(chunk.seed), head, middle, tail)
+        return _EventTemplate(head, middle, tail)
 
 
 _TEXT, _TOKENS = "\0", (-1,)
@@ -309,8 +276,6 @@ _TEXT, _TOKENS = "\0", (-1,)
 class _EventTemplate(NamedTuple):
     """An event without its text and its token ids."""
 
-    start: bytes
-    """The line of its id, up to the number of tokens; empty where events have none."""
     head: bytes
     middle: bytes
     """Between the two; empty where no ids are asked for."""

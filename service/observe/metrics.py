@@ -29,7 +29,7 @@ from attend.model.machine import memory_use
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.keys import KeyRing
 from attend.service.contract.routes import COUNTED, OTHERS
-from attend.service.errors import AnswerChanged, ClientGone, wire
+from attend.service.errors import ClientGone, wire
 from attend.service.observe import logs
 from attend.service.observe.auth_failures import AuthFailures
 from attend.service.observe.batches import BatchCollector, BatchNumbers
@@ -361,4 +361,4 @@ def outcome_of(error: AttendError) -> str:
         return "deadline"
     if isinstance(error, ClientGone):
         return "abort"
-    return "error" if isinstance(error, (EngineFailed, AnswerChanged)) else "rejected"
+    return "error" if isinstance(error, EngineFailed) else "rejected"

@@ -18,7 +18,7 @@ from tests.fakes import END, MODEL, VOCAB, Server, build_server, grpc_channel
 from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import shaped, spread
 from tests.service.messages import generate_message
-from tests.service.sse import Event, events
+from tests.service.sse import events
 
 OPTIONS = EngineOptions(
     device="cpu", dtype="float32", num_threads=1, kv_cache_memory=1 << 22, max_batch_requests=8, max_model_len=192
@@ -63,20 +63,19 @@ NEIGHBOURS = [
 ]
 
 
-async def _asked(server: Server, body: dict[str, Any], last: str | None, neighbours: int) -> bytes:
+async def _asked(server: Server, body: dict[str, Any], neighbours: int) -> bytes:
     """A streamed answer's bytes, beside so many other calls that run to their ends."""
     async with server.http() as client:
-        headers = {"last-event-id": last} if last else {}
         others = [client.post("/v1/completions", json=each | {"ignore_eos": True}) for each in NEIGHBOURS[:neighbours]]
-        own = client.post("/v1/completions", json=body | {"stream": True}, headers=headers)
+        own = client.post("/v1/completions", json=body | {"stream": True})
         *_, answer = await asyncio.gather(*others, own)
     assert answer.status_code == 200, answer.text
     return answer.content
 
 
-def asked(server: Server, body: dict[str, Any], last: str | None = None, neighbours: int = 0) -> list[Event]:
+def asked(server: Server, body: dict[str, Any], neighbours: int = 0) -> list[Any]:
     """The events of a streamed completion."""
-    return events(asyncio.run(_asked(server, body, last, neighbours)))
+    return events(asyncio.run(_asked(server, body, neighbours)))
 
 
 def messages(server: Server, body: dict[str, Any]) -> list[pb.GenerateResponse]:

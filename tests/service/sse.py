@@ -7,16 +7,13 @@ from typing import Any
 
 from openai._streaming import SSEDecoder
 
-Event = tuple[str | None, Any]
-"""An event's id, or the last one before it, and its document."""
-
 
 def events_of(text: str) -> list[Any]:
     """The objects of a stream that ends as it must."""
     *blocks, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     lines = [line for block in blocks for line in block.split("\n")]
-    assert all(line.startswith(("data: ", "id: ", ":")) for line in lines)
+    assert all(line.startswith(("data: ", ":")) for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
@@ -32,10 +29,10 @@ def named_events_of(text: str) -> list[Any]:
     return found
 
 
-def events(content: bytes) -> list[Event]:
-    """(last id, document) of each event, as the official client decodes them."""
-    found = [(event.id, event.data) for event in SSEDecoder().iter_bytes(iter([content]))]
-    return [(last, data if data == "[DONE]" else json.loads(data)) for last, data in found]
+def events(content: bytes) -> list[Any]:
+    """The document of each event, as the official client decodes them."""
+    found = [event.data for event in SSEDecoder().iter_bytes(iter([content]))]
+    return [data if data == "[DONE]" else json.loads(data) for data in found]
 
 
 def joined(documents: Sequence[Any]) -> list[Any]:
@@ -62,10 +59,3 @@ def same(one: Any, other: Any, *, bits: bool) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key], bits=bits) for key in one)
     return bool(one == other)
-
-
-def error_of(found: Sequence[Event]) -> str | None:
-    """The code of the error that a stream ends with."""
-    codes = [document["error"]["code"] for _, document in found if "error" in document]
-    assert len(codes) < 2
-    return codes[0] if codes else None

@@ -62,7 +62,6 @@ ELSEWHERE = {
     "echo": "the answer's text: test_generation.py",
     "suffix": "the prompt's text: generation/test_infill.py",
     "remarks": "the answer's headers: test_tolerance.py",
-    "shown_prefix": "where a chunk ends: http_api/test_event_ids.py",
     "names": "what an error calls a prompt: generation/test_score.py",
     "chat": "the parts of the answer, and a grammar where calls are enforced: test_chat_answers.py",
 }

@@ -14,8 +14,6 @@ export class Answer {
   /** The request, and the ids of the prompt's tokens. */
   request = null;
   promptIds = undefined;
-  /** The last event's id, in streams that go on after it. */
-  lastId = undefined;
   run = new Run();
   #timer = 0;
   #cost = 0;
@@ -49,9 +47,8 @@ export class Answer {
 
   /** Take in a stream, to its end. */
   async follow(response, signal) {
-    for await (const { data, id } of events(response.body)) {
+    for await (const data of events(response.body)) {
       signal.throwIfAborted();
-      this.lastId = id;
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw failure(chunk.error, response);
@@ -102,7 +99,7 @@ export class Answer {
   #offer(error) {
     const { content, message } = this;
     const isOpen = content && !message.tool_calls && this.run.finish !== "stop";
-    const goesOn = this.isChat ? isOpen : error?.isBroken && this.lastId;
+    const goesOn = this.isChat ? isOpen : error?.isBroken && this.promptIds;
     const buttons = [
       this.isChat && content && button("Copy", () => copy(this.content, this.prose)),
       (this.isChat || error) && button("Retry", () => this.on.retry(this)),

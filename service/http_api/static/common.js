@@ -22,8 +22,8 @@ export async function call(path, options = {}) {
 }
 
 /** POST of a body that is JSON text already. */
-export const post = (path, body, signal, headers) =>
-  call(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers }, body, signal });
+export const post = (path, body, signal) =>
+  call(path, { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
 
 function askForKey() {
   byId("key-field").hidden = false;

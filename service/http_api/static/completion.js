@@ -14,15 +14,18 @@ let shown = null;
 const on = {
   choose: (answer, at, other) => run(answer, goingOn(answer, at, other)),
   retry: (answer) => show(answer.request),
-  goOn: (answer) => run(answer, (signal) => send(answer, answer.sent, signal, { "Last-Event-ID": answer.lastId })),
+  goOn: (answer) => run(answer, (signal) => send(answer, rest(answer), signal)),
 };
 
 /** Send a request, and take the stream into an answer. */
-export async function send(answer, request, signal, headers) {
+export async function send(answer, request, signal) {
   answer.sent = request;
   const path = request.chat ? "v1/chat/completions" : "v1/completions";
-  await answer.follow(await post(path, streamed(request), signal, headers), signal);
+  await answer.follow(await post(path, streamed(request), signal), signal);
 }
+
+/** What was sent last, after the tokens that have come. */
+const rest = ({ sent, promptIds, ids }) => ({ chat: false, body: { ...sent.body, prompt: promptIds, resume_token_ids: ids } });
 
 /** A new answer to what the form asks for. Throws an Error for a field that is wrong. */
 export const generate = () => show(asked());

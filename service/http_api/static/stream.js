@@ -2,13 +2,12 @@
 
 import { make } from "./common.js";
 
-/** Each server-sent event as it comes: {data, id}. Comments are left out; a character may span two reads. A connection that
+/** The data of each server-sent event as it comes. Comments are left out; a character may span two reads. A connection that
  * breaks ends them too: what tells a whole stream is its last event. */
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   let data = [];
-  let id;
   for (;;) {
     const { value, done } = await reader.read().catch(() => ({ done: true }));
     if (done) return;
@@ -16,8 +15,7 @@ export async function* events(body) {
     rest = lines.pop();
     for (const line of lines.map((each) => each.replace(/\r$/, ""))) {
       if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
-      if (line.startsWith("id:")) id = line.slice(3).trim();
-      if (line === "" && data.length) yield { data: data.splice(0).join("\n"), id };
+      if (line === "" && data.length) yield data.splice(0).join("\n");
     }
   }
 }

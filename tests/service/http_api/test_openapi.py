@@ -13,17 +13,15 @@ from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from attend.service.access.quota import Key, Limits
 from attend.service.contract.chat import ChatRequest
-from attend.service.contract.commands import to_command
-from attend.service.contract.requests import CompletionRequest, StreamOptions, read_completion
+from attend.service.contract.requests import CompletionRequest, StreamOptions
 from attend.service.contract.routes import OTHERS
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import openapi
 from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts
-from attend.service.http_api.event_ids import HEADER, digest, request_digest
 from attend.service.http_api.openapi import schemas
 from attend.service.http_api.operations import OPERATIONS
-from tests.fakes import CONTEXT, INFO, FakeEngine, build_server
+from tests.fakes import CONTEXT, FakeEngine, build_server
 from tests.service.http_api.described import (
     LEAST,
     ask,
@@ -233,13 +231,9 @@ def most_of(path: str) -> int:
 BOTH = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
 ENGINE = [*BOTH, *MANY_TEXTS]
 JSON = {"content-type": "application/json"}
-CUT = LEAST["/v1/completions"] | {"stream": True, "resume_token_ids": [97]}
-OF_CUT = digest(INFO.fingerprint, request_digest(to_command(read_completion(CUT), "x")))
-AGAIN = {"json": CUT, "headers": {HEADER: f"7.{OF_CUT}.1.01234567"}}
 FAILURES = [
     *[(path, 400, {"json": {"model": 3}}, {}) for path in LEAST],
     *[(path, 404, {"json": LEAST[path] | {"model": "other"}}, {}) for path in LEAST],
-    ("/v1/completions", 409, AGAIN, {}),
     *[(path, 413, {"content": b" " * (most_of(path) + 1), "headers": JSON}, {}) for path in LEAST],
     *[(path, 415, {"content": b"{}"}, {}) for path in LEAST],
     *[(path, 429, {}, {"refusal": Overloaded("the queue is full", 3)}) for path in ENGINE],
