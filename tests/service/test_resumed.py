@@ -90,7 +90,7 @@ def of_prompt(document: Any, call: dict[str, Any]) -> list[Any]:
 
 def check_tokens(server: Server, call: dict[str, Any], *, exact: bool = True) -> None:
     """By `resume_token_ids`: the uncut answer or, not `exact`, one that begins with these tokens."""
-    documents = asked(server, body_of(call))
+    documents = asked(server, body_of(call), neighbours=2)
     wanted = joined(documents)
     for place in cuts(documents):
         before = documents[:place]
@@ -99,7 +99,7 @@ def check_tokens(server: Server, call: dict[str, Any], *, exact: bool = True) ->
             continue
         received = [token for choice in choices for token in choice["token_ids"]]
         more = {"seed": documents[0]["seed"], "resume_token_ids": received}
-        rest = asked(server, body_of(call, **more), neighbours=place % 3)
+        rest = asked(server, body_of(call, **more), neighbours=place % 5)
         again, first = of_prompt(rest[0], call), of_prompt(deepcopy(documents[0]), call)
         assert same(again, first, bits=has_bits(server)) or not exact
         found = joined([*before, *rest])
