@@ -158,7 +158,7 @@ DELTA |= {"num_hidden_layers": 4}
 CONVS = {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 8, "num_hidden_layers": 4}
 WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "torch, guessing": ("Qwen3", {}, {"draft_tokens": 6}),
-    "torch, few blocks": ("Qwen3", {}, {"kv_cache_memory": 10 * 2 * 32 * 2 * 2 * 32 * 4, "block_size": 32}),
+    "torch, few blocks": ("Qwen3", {}, {"kv_cache_memory": 7 * 2 * 32 * 2 * 2 * 32 * 4, "block_size": 32}),
     "torch, small steps": ("Qwen3", {}, {"max_batch_tokens": 9}),
     "torch, no prefixes": ("Qwen3", {}, {"prefix_caching": False}),
     "torch, windows": ("Qwen2", WINDOW, {}),
