@@ -42,9 +42,6 @@ class EngineSettings(BaseModel):
     prefix_caching: bool = Field(
         True, description="prefix caching: reuse the KV cache of earlier requests with the same prefix"
     )
-    kv_idle_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
-        1800.0, description="how long an idle replica on a CPU keeps cached prefixes in memory that nobody uses; 0: always"
-    )
     state_cache_share: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.25,
         description="share of kv_cache_memory for snapshots of recurrent states, which prefix caching needs",

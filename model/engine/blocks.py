@@ -6,9 +6,8 @@ to allocate it again: that is the prefix cache. A block is known by its tokens a
 token ids and does not depend on a hash.
 """
 
-import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 Parent = str | int
@@ -21,8 +20,8 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._holders: Counter[int] = Counter()
-        self._free: OrderedDict[int, float | None] = OrderedDict.fromkeys(range(1, num_blocks + 1), -math.inf)
-        """The first is given out next. Each with the time since which it is free; None: its memory was given back."""
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        """The first is given out next."""
         self._known: dict[tuple[Parent, tuple[int, ...]], int] = {}
         self._keys: dict[int, tuple[Parent, tuple[int, ...]]] = {}  # the inverse of _known
         self._numbers: dict[int, int] = {}  # of the known blocks
@@ -31,8 +30,6 @@ class BlockPool:
         """Known blocks are numbered in the order in which they became known; no number is used twice."""
         self.on_forget: Callable[[Parent, int], None] = lambda parent, number: None
         """Called for each block that becomes unfindable, with its predecessor and its number."""
-        self.clock: Callable[[], float] = lambda: 0.0
-        """Tells the time at which blocks are freed."""
 
     @property
     def num_free(self) -> int:
@@ -59,27 +56,12 @@ class BlockPool:
         """Give a request's blocks back. Freeing a block that is not held is a bug of ours: it raises, and changes nothing."""
         blocks = list(blocks)
         assert set(blocks) <= self._holders.keys() and len(set(blocks)) == len(blocks), f"blocks {blocks} are not all held"
-        now = self.clock()
         for block in reversed(blocks):  # the end of a text is given up before its beginning
             self._holders[block] -= 1
             if not self._holders[block]:
                 del self._holders[block]
-                self._free[block] = now
+                self._free[block] = None
                 self._free.move_to_end(block, last=block in self._keys)
-
-    def iter_free_blocks(self) -> Iterator[tuple[int, float | None, bool]]:
-        """Each free block, since when it is free (None: its memory was given back), and whether it has a known text."""
-        return ((block, since, block in self._keys) for block, since in self._free.items())
-
-    def note_given_back(self, blocks: Sequence[int]) -> None:
-        """The memory of free blocks without a known text was given back: it holds nothing until a step writes there."""
-        assert self._free.keys() >= set(blocks) and self._keys.keys().isdisjoint(blocks), "blocks that somebody may read"
-        self._free.update(dict.fromkeys(blocks))
-
-    def give_next(self, blocks: Iterable[int]) -> None:
-        """Give free blocks out before all others, the last of them first."""
-        for block in blocks:
-            self._free.move_to_end(block, last=False)
 
     def find(self, parent: Parent, tokens: Sequence[int]) -> tuple[int, int] | None:
         """(block, its number) of the block that holds exactly `tokens` after `parent`. From any thread."""

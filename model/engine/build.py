@@ -37,7 +37,6 @@ from attend.model.engine.fallback import Fallback
 from attend.model.engine.fingerprint import fingerprint, processor, ropes
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
-from attend.model.engine.memory_release import idle_memory, resident_bytes
 from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import Leader, ShardRunner, check_shared
@@ -118,13 +117,13 @@ def build_engine(
     if info.slower_path is not None:
         log.warning("%s", info.slower_path.cause)
     scheduler, ahead = Scheduler(config, time.monotonic), built.runner.device == "cuda"
-    kv_cache_bytes = partial(resident_bytes, cache, 1 if group is None else group.ranks)
+    kv_cache_bytes = partial(cache.resident_bytes, 1 if group is None else group.ranks)
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
         return _with_thread(engine, info, options, built, kv_cache_bytes, ready=leader.hurry)
-    idle, offload = idle_memory(scheduler, built.runner, options), open_offload(options, cache, scheduler, info.fingerprint)
-    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, idle=idle, offload=offload)
+    offload = open_offload(options, cache, scheduler, info.fingerprint)
+    engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, offload=offload)
     return _with_thread(engine, info, options, built, kv_cache_bytes, built.runner.adapters, Explainer(built.net))
 
 

@@ -48,8 +48,6 @@ class EngineOptions:
     """Folder of KV blocks that the cache has evicted, also for the next process; empty: they are dropped."""
     kv_disk_bytes: int = 10 << 30
     """Bytes of all files in `kv_disk_folder`, at most."""
-    kv_idle_seconds: float = 1800.0
-    """Seconds that unused cached prefixes stay in a CPU's memory, see `memory_release.py`; 0: for ever."""
     state_cache_share: float = 0.25
     """Of the memory for the cache, for snapshots of recurrent states, by which prefixes are reused; 0: they are not."""
     draft_tokens: int = 0

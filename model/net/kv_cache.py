@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.net.mapped_memory import large_pages
+from attend.model.net.mapped_memory import bytes_in_memory, large_pages
 from attend.model.net.states import State, allocate
 from attend.model.sublayers import KV_GROUP
 
@@ -87,6 +87,14 @@ class KVCache:
         own = [layer for layer in range(len(self.keys)) if not self._shares(layer)]
         halves = (self.keys,) if self.values_are_keys else (self.keys, self.values)
         return states + sum(held[layer].nbytes for held in halves for layer in own)
+
+    def resident_bytes(self, ranks: int = 1) -> int:
+        """Bytes that are in memory, of all ranks, which have as much each. For any thread."""
+        tensors = (*self.keys, *self.values, *(part for state in self.states.values() for part in state))
+        if tensors[0].is_cuda:
+            return self.nbytes * ranks
+        storages = {held.data_ptr(): held.nbytes() for held in (each.untyped_storage() for each in tensors)}
+        return ranks * sum(bytes_in_memory(start, size) for start, size in storages.items())
 
     @property
     def values_are_keys(self) -> bool:

@@ -45,14 +45,6 @@ def release(tensor: Tensor) -> None:
         _madvise(first, last - first, _MADV_DONTNEED)
 
 
-def clear(start: int, size: int) -> None:
-    """Give the pages of `size` bytes from the address `start` back; both are multiples of a page. They read as zeros then.
-
-    For memory of this process alone, without a file. Source: madvise(2).
-    """
-    _madvise(start, size, _MADV_DONTNEED)
-
-
 def bytes_in_memory(start: int, size: int) -> int:
     """Bytes of the whole pages in `size` bytes from the address `start` that are in memory. Source: mincore(2)."""
     page, held = mmap.PAGESIZE, 0

@@ -18,7 +18,7 @@ GROUPS = {
     "Chat and sampling": "generation_config chat_template tool_parser reasoning_parser special_tokens_in_content "
     "json_whitespace",
     "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
-    "kv_idle_seconds state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic kernel_check num_threads",
+    "state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic kernel_check num_threads",
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds "
     "max_connections_per_source max_errors_per_second",
     "Files and batches": "batch_folder batch_bytes batch_key_bytes batch_file_bytes batch_key_files batch_lines "

@@ -31,7 +31,7 @@ class EngineCollector(Collector):
             ),
             (
                 "kv_cache_resident_bytes",
-                "KV cache: bytes in memory. On a CPU they are taken as blocks are written, and given back by an idle engine",
+                "KV cache: bytes in memory. On a CPU they are taken as blocks are written",
                 self._engine.cache_resident_bytes(),
             ),
             (

@@ -224,7 +224,6 @@ OF_THE_ENGINE = {
         "state_cache_share": 0.1,
         "kv_disk_folder": "kv",
         "kv_disk_bytes": 1000,
-        "kv_idle_seconds": 7.0,
     },
     **{"kv_cache_memory": 12345, "prefix_caching": False, "draft_tokens": 4, "deterministic": True, "kernel_check": "fail"},
     "num_threads": 3,
