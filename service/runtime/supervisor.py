@@ -117,8 +117,8 @@ def with_log(settings: Settings) -> Settings:
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
-    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of proxy
-    and who may say where a call comes from.
+    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of
+    proxy, how it reads requests, and who may say where a call comes from.
     """
     token = private / "token"
     token.touch(mode=0o600)
@@ -126,6 +126,8 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
     fast = "1" if settings.proxy == "haproxy" else "0"
     ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
     ours["FORWARDED_ALLOW_IPS"] = ""  # else uvicorn, in Serve's own proxy, takes a caller's address from what the caller wrote
+    # Serve's own proxy reads requests as a replica does.
+    ours["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "attend.service.runtime.http_protocol.read_for_ray"
     if settings.proxy == "haproxy":
         ours |= edge_environment(settings, private)
     longest = str(int(settings.request_timeout_seconds) + 60)
