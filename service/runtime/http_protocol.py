@@ -4,7 +4,6 @@ A body is read as a body whatever else its head offers, trailers are no header f
 read differently is refused. Replicas of Ray Serve, Serve's own proxy and `--single` all read with it.
 """
 
-import asyncio
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -19,6 +18,9 @@ from attend.service.http_api.cors import cors_headers
 MAX_TRAILER_BYTES = 16 << 10
 """Of all trailer fields of a request, as of its head."""
 LENGTHS = (b"content-length", b"transfer-encoding")
+NO_HTTP = "the bytes sent are not a valid HTTP request"
+OTHER_VERSIONS = ("Invalid HTTP version", "Pause on PRI/Upgrade")
+"""The parser's words."""
 SERVER = b"server", f"attend/{version('attend-server')}".encode()
 
 
@@ -55,8 +57,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._feed(memoryview(data))
         except httptools.HttpParserError as error:
             reason = error.__context__
-            known = isinstance(reason, Refused)
-            self.refuse(reason if known else Refused(400, "the bytes sent are not a valid HTTP request"))  # type: ignore[arg-type]
+            if not isinstance(reason, Refused):
+                reason = _other_version() if str(error) in OTHER_VERSIONS else Refused(400, NO_HTTP)
+            self.refuse(reason)
             return
         if not (awaited and self._awaits_chunk):
             self._field_bytes = 0
@@ -119,11 +122,16 @@ class HttpProtocol(HttpToolsProtocol):
     def check_head(self, http_version: str) -> None:
         """Raise Refused where it has another version, another coding of its body, or not one Host."""
         if http_version not in ("1.0", "1.1"):
-            raise Refused(505, "the request must be HTTP/1.0 or HTTP/1.1")
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1 or (not hosts and http_version == "1.1"):
+            raise _other_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and http_version == "1.1"):
             raise Refused(400, "a request must have one Host header")
-        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        target = self.url.lower()
+        if self.parser.get_method() == b"CONNECT" or not target.startswith((b"/", b"*", b"http://", b"https://")):
+            raise Refused(404, "the target of a request must be a path", "not_found")
+        if hosts and not target.startswith((b"/", b"*")) and target.split(b"/")[2] != hosts[0].lower():
+            raise Refused(400, "the target and the Host header must name the same host")
+        codings = [value.lower().strip() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and codings != [b"chunked"]:
             raise Refused(501, "Transfer-Encoding must be chunked alone")
 
@@ -145,10 +153,15 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave."""
         self._awaits_chunk = False
-        if not self.parser.should_upgrade():  # its body is yet to come
-            self._in_body = False
-            super().on_message_complete()
-            self.flow.resume_reading()
+        if self.parser.should_upgrade():  # its body is yet to come
+            return
+        self._in_body = False
+        super().on_message_complete()
+        self.flow.resume_reading()
+        if not self.parser.should_keep_alive():  # it reads no further; a trailer may have said so
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""
@@ -180,6 +193,10 @@ class HttpProtocol(HttpToolsProtocol):
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.transport.write(STATUS_LINE[reason.status] + lines.encode("latin-1") + b"\r\n" + body)
         self.transport.close()
+
+
+def _other_version() -> Refused:
+    return Refused(505, "the request must be HTTP/1.0 or HTTP/1.1")
 
 
 def _long_trailers() -> Refused:
