@@ -38,7 +38,7 @@ class HttpProtocol(HttpToolsProtocol):
     cors_origins: Sequence[str] = ()
     """Whose pages may read the answers that are made here."""
     _in_head = _in_body = False
-    _refused: Refused | None = None
+    _refusal: Refused | None = None
     """What is answered once earlier calls have their answers; nothing is read any more."""
     _body_again = False
     """True while a new parser is told how long a body is, whose head another has read."""
@@ -50,7 +50,7 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read on. What is no request is answered here, and ends the connection."""
         self._unset_keepalive_if_required()
-        if self._refused is not None:
+        if self._refusal is not None:
             return
         awaited, self._field_bytes = self._awaits_chunk, self._field_bytes + len(data)
         try:
@@ -170,8 +170,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is sent."""
         super().on_response_complete()
-        if (reason := self._refused) is not None:
-            self._refused = None
+        if (reason := self._refusal) is not None:
+            self._refusal = None
             self.refuse(reason)
 
     def refuse(self, reason: Refused) -> None:
@@ -183,7 +183,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         if self.pipeline or (cycle is not None and not self._in_body and not cycle.response_complete):
-            self._refused = reason
+            self._refusal = reason
             return
         error = {"message": str(reason), "type": "invalid_request_error", "param": None, "code": reason.code}
         body = orjson.dumps({"error": error})

@@ -151,6 +151,10 @@ ROWS = [
     row("h2c without a body", head(*H2C, line=b"GET /version HTTP/1.1")),
     row("h2c, with trailers", head(*H2C, CHUNKED) + trailers(b"X-Request-Id: stolen")),
     row("h2c, and another request", head(*H2C, LENGTH) + BODY + HIDDEN, answers=(200, 200, 200)),
+    row("h2c twice at once", (head(*H2C, CHUNKED) + CHUNKS) * 2 + HIDDEN, answers=(200,) * 4),
+    row("h2c with two lengths", head(*H2C, LENGTH, b"Content-Length: 3") + BODY, answers=(400,)),
+    row("h2c with a length and chunks", head(*H2C, LENGTH, CHUNKED) + CHUNKS, answers=(400,), haproxy=(200,)),
+    row("h2c, a bad chunk", head(*H2C, CHUNKED) + b"zz\r\n", answers=(400,)),
     row("h2c and close", head(b"Connection: Upgrade, close", b"Upgrade: h2c", LENGTH) + BODY, answers=(200,)),
     *(
         row(f"{offer.decode()}", head(b"Connection: upgrade", b"Upgrade: " + offer, LENGTH), BODY)
