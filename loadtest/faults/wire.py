@@ -321,15 +321,14 @@ async def upgrade_offers(a: Attacker) -> None:
 async def _send_on(a: Attacker, first: bytes, piece: bytes) -> None:
     """Send the first bytes, and then a piece again and again, until the connection ends or for thirty seconds."""
     async with a.connection() as (reader, writer):
-        ended = asyncio.create_task(reader.read())
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(30):
+        with contextlib.suppress(OSError, TimeoutError, ExceptionGroup):
+            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+                end = group.create_task(reader.read())
                 writer.write(first)
-                while not ended.done():
+                while not end.done():
                     writer.write(piece)
                     await writer.drain()
                     await asyncio.sleep(0 if piece else 0.1)
-        ended.cancel()
         a.outcomes["ended"] += 1
 
 
