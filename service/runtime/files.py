@@ -32,4 +32,5 @@ def socket_folder(folder: Path, most: int) -> Path:
     """
     if len(os.fsencode(folder)) <= most:
         return folder
+    folder.mkdir(parents=True, exist_ok=True)
     return Path(f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}")

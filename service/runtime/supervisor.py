@@ -134,7 +134,6 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
     if settings.proxy == "haproxy":
         ours |= edge_environment(settings, private)
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    base.mkdir(parents=True, exist_ok=True)
     if (short := socket_folder(base, MAX_RAY_PATH)) != base:
         ours["RAY_TMPDIR"] = str(short)
     longest = str(int(settings.request_timeout_seconds) + 60)
