@@ -9,6 +9,7 @@ import struct
 from loadtest.faults.attack import attack
 from loadtest.faults.attacker import Attacker
 from loadtest.faults.bodies import COMPLETIONS, MIB
+from loadtest.faults.frames import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, fields, frame
 
 MANY_CONNECTIONS = 4096
 STREAM = b'{"prompt":"def f","max_tokens":900,"ignore_eos":true,"stream":true}'
@@ -216,8 +217,8 @@ async def long_heads(a: Attacker) -> None:
 @attack()
 async def many_headers(a: Attacker) -> None:
     """heads of 1000 fields in 15 KB, 32 at a time"""
-    fields = {f"x-{number}": "1" for number in range(1000)}
-    await a.repeat(lambda: a.get("/v1/models", "open", **fields), 32)
+    many = {f"x-{number}": "1" for number in range(1000)}
+    await a.repeat(lambda: a.get("/v1/models", "open", **many), 32)
 
 
 @attack()
@@ -263,6 +264,72 @@ async def other_protocols(a: Attacker) -> None:
         a.outcomes["ended"] += 1
 
     await a.repeat(one, 32)
+
+
+@attack()
+async def trailers(a: Attacker) -> None:
+    """chunked calls whose trailers are header fields of another caller, 16 at a time"""
+    more = b"x-request-id: of-a-trailer\r\nauthorization: Bearer another\r\nx-tenant: another\r\nx-forwarded-for: 10.0.0.1\r\n"
+    data = a.head("/tokenize", None, connection="close") + b'e\r\n{"prompt":"a"}\r\n0\r\n' + more + b"\r\n"
+    wrong = 0
+
+    async def one() -> None:
+        nonlocal wrong
+        answer = await a.raw(data)
+        a.outcomes[answer[9:12].decode() or "cut"] += 1
+        wrong += b"of-a-trailer" in answer or answer.startswith(b"HTTP/1.1 401")
+
+    try:
+        await a.repeat(one, 16)
+    finally:
+        a.check("calls that their trailers named", wrong)
+
+
+@attack()
+async def trailers_without_end(a: Attacker) -> None:
+    """chunked calls whose trailers go on until the connection ends, 16 at a time"""
+    await a.repeat(lambda: _send_on(a, a.head("/tokenize", None) + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 10_000), 16)
+
+
+@attack()
+async def calls_over_http_2(a: Attacker) -> None:
+    """HTTP/2 on the HTTP port, a hundred unfinished bodies on each of 64 connections"""
+    head, body = fields(a, COMPLETIONS), b" " * 600
+    calls = (frame(HEADERS, END_HEADERS, n, head) + frame(DATA, 0, n, body) for n in range(1, 200, 2))
+    data = PREFACE + frame(SETTINGS) + b"".join(calls)
+    await a.repeat(lambda: _send_on(a, data, b""), 64)
+
+
+@attack()
+async def upgrade_offers(a: Attacker) -> None:
+    """calls that offer h2c and others, each with a call in its body, which must not be answered, 16 at a time"""
+    offers, hidden, wrong = ("h2c", "websocket", "TLS/1.0", "foo"), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", 0
+
+    async def one() -> None:
+        nonlocal wrong
+        offer = {"connection": "Upgrade", "upgrade": offers[next(_numbers) % len(offers)]}
+        answer = await a.raw(a.head("/tokenize", len(hidden), **offer) + hidden, seconds=1)
+        a.outcomes[answer[9:12].decode() or "cut"] += 1
+        wrong += answer.count(b"HTTP/1.1 ") > 1
+
+    try:
+        await a.repeat(one, 16)
+    finally:
+        a.check("bodies that were answered", wrong)
+
+
+async def _send_on(a: Attacker, first: bytes, piece: bytes) -> None:
+    """Send the first bytes, and then a piece again and again, until the connection ends or for thirty seconds."""
+    async with a.connection() as (reader, writer):
+        with contextlib.suppress(OSError, TimeoutError, ExceptionGroup):
+            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+                end = group.create_task(reader.read())
+                writer.write(first)
+                while not end.done():
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0 if piece else 0.1)
+        a.outcomes["ended"] += 1
 
 
 @attack()

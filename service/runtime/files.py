@@ -1,4 +1,4 @@
-"""Open file limit, and locks that keep systemd-tmpfiles from removing files in use."""
+"""Open file limit, locks that keep systemd-tmpfiles from removing files in use, and short names of folders for sockets."""
 
 import fcntl
 import os
@@ -24,3 +24,13 @@ def hold(folder: Path) -> None:
     nothing in a folder that is locked (tmpfiles.d(5)).
     """
     fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+
+
+def socket_folder(folder: Path, most: int) -> Path:
+    """A folder under a name of at most `most` bytes: that of a socket in it has 107. A longer one gets another while this
+    process runs, for all processes of this user.
+    """
+    if len(os.fsencode(folder)) <= most:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}")

@@ -9,20 +9,20 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import orjson
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from attend.model.errors import Overloaded
 from attend.service.contract.routes import PROBES
 from attend.service.generation.thread_pools import FairSemaphore
-from attend.service.http_api.cors import cors_headers, with_cors
+from attend.service.http_api.cors import with_cors
 from attend.service.http_api.problems import error_response
 from attend.service.http_api.request_ids import ABORT, RequestIds
 from attend.service.runtime.client_disconnect import LEAVING, CancelOnDisconnect
+from attend.service.runtime.http_protocol import HttpProtocol, Refused
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 """Seconds for all of a request's head, for which an idle connection is kept (see `edge.py`), and for the handshake of TLS."""
@@ -61,7 +61,7 @@ class Idle:
         return next(iter(self._idle[largest]))
 
 
-class Connection(HttpToolsProtocol):
+class Connection(HttpProtocol):
     """One connection of a caller. It ends where a head is too slow or too long.
 
     One too many takes the place of one that carries no call: so whoever holds many open keeps nobody out.
@@ -74,7 +74,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, most: int, idle: Idle, cors_origins: Sequence[str], **keywords: Any) -> None:
         """`most`: connections at a time. `idle`: those of the server. `cors_origins`: whose pages may read its own answers."""
         super().__init__(*arguments, **keywords)
-        self._most, self._idle, self._cors_origins = most, idle, cors_origins
+        self._most, self._idle, self.cors_origins = most, idle, cors_origins
         self._leaving: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it, and its timer; end the calls."""
-        self._head_read()
+        self._stop_timer()
         self._idle.remove(self)
         super().connection_lost(exc)
         for leave in tuple(self._leaving):
@@ -105,19 +105,18 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = len(data) + (self._head_bytes if self._head_timer is not None else 0)
         super().data_received(data)
         if self._head_timer is not None and self._head_bytes > MOST_HEAD_BYTES:
-            self._end(431, f"the target and the headers must be at most {MOST_HEAD_BYTES} bytes together", "request_too_large")
+            long = f"the target and the headers must be at most {MOST_HEAD_BYTES} bytes together"
+            self.refuse(Refused(431, long, "request_too_large"))
 
-    def on_message_begin(self) -> None:
-        """The first byte of a request."""
-        super().on_message_begin()
+    def head_begun(self) -> None:
+        """The first byte of a head has come."""
         self._head_bytes += 1
         self._await_head()
 
-    def on_headers_complete(self) -> None:
-        """The head of a request is read."""
-        self._head_read()
+    def head_read(self) -> None:
+        """The last byte of a head has come, and its call begins."""
+        self._stop_timer()
         self._idle.remove(self)
-        super().on_headers_complete()
         own = {ABORT: self.transport.abort, LEAVING: self._leaving}
         self.scope["extensions"] = own  # type: ignore[typeddict-item]
         if self.scope["http_version"] == "1.0":
@@ -130,42 +129,25 @@ class Connection(HttpToolsProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             self._idle.add(self)
 
-    def on_message_complete(self) -> None:
-        """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave."""
-        super().on_message_complete()
-        self.flow.resume_reading()
-
-    def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to bytes that are no HTTP, in the shape of our errors."""
-        self._end(400, "the bytes sent are not a valid HTTP request", "invalid_request")
+    def refuse(self, reason: Refused) -> None:
+        """Answer outside the application, and close."""
+        self._stop_timer()
+        super().refuse(reason)
 
     def _await_head(self) -> None:
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
 
-    def _head_read(self) -> None:
+    def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
         self._head_timer, self._head_bytes = None, 0
 
     def _too_slow(self) -> None:
         if self._head_bytes:
-            self._end(408, "the request was sent too slowly", "request_timeout")
+            self.refuse(Refused(408, "the request was sent too slowly", "request_timeout"))
         else:
             self.transport.close()
-
-    def _end(self, status: int, message: str, code: str) -> None:
-        """Answer outside the application, and close."""
-        self._head_read()
-        if self.transport.is_closing():
-            return
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        body = orjson.dumps({"error": error})
-        origin = next((value.decode("latin-1") for name, value in self.headers or () if name == b"origin"), None)
-        fields = {"content-type": "application/json", "connection": "close", "content-length": str(len(body))}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in (fields | cors_headers(self._cors_origins, origin)).items())
-        self.transport.write(STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body)
-        self.transport.close()
 
 
 def _send_unchunked(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:

@@ -28,9 +28,12 @@ NAMES = {
     ),
     "uvicorn": (
         "uvicorn._types:ASGISendEvent",
+        "uvicorn.config:HTTP_PROTOCOLS",
         "uvicorn.protocols.http.httptools_impl:STATUS_LINE",
         "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_headers_complete",
         "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_message_begin",
+        "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_response_complete",
+        "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol._should_upgrade",
         "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.send_400_response",
         "uvicorn.protocols.http.httptools_impl:RequestResponseCycle.send",
         "uvicorn.server:Server.main_loop",

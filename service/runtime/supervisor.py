@@ -20,7 +20,7 @@ from attend.model.errors import SettingError
 from attend.service.generation.unread_bodies import MOST_BYTES
 from attend.service.runtime.edge import IDLE_SECONDS, write_edge
 from attend.service.runtime.environment import allocator
-from attend.service.runtime.files import hold, raise_limit
+from attend.service.runtime.files import hold, raise_limit, socket_folder
 from attend.service.runtime.lifecycle import check_certificate, stop_signals
 from attend.service.runtime.ports import claim
 from attend.service.runtime.terminal_lines import print_line
@@ -29,6 +29,9 @@ from attend.service.settings import Settings
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHAN_SECONDS = 3.0
 """Seconds in which Ray's helpers may end by themselves once their driver is gone."""
+MAX_EDGE_PATH, MAX_RAY_PATH = 28, 34
+"""Bytes of the folders that Ray makes sockets in: in the first under the 56 letters of a node, where HAProxy binds `admin.sock`
+with a suffix of its own, and in the second as `ray/session_DATE_TIME_PID/sockets/plasma_store`."""
 STOP_SECONDS = 60.0
 """Seconds in which the driver must stop, beside the drain. Usually it takes five."""
 
@@ -117,8 +120,8 @@ def with_log(settings: Settings) -> Settings:
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
-    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of proxy
-    and who may say where a call comes from.
+    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of
+    proxy, how it reads requests, and who may say where a call comes from.
     """
     token = private / "token"
     token.touch(mode=0o600)
@@ -126,8 +129,13 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
     fast = "1" if settings.proxy == "haproxy" else "0"
     ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
     ours["FORWARDED_ALLOW_IPS"] = ""  # else uvicorn, in Serve's own proxy, takes a caller's address from what the caller wrote
+    # Serve's own proxy reads requests as a replica does.
+    ours["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "attend.service.runtime.http_protocol.read_for_ray"
     if settings.proxy == "haproxy":
         ours |= edge_environment(settings, private)
+    base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    if (short := socket_folder(base, MAX_RAY_PATH)) != base:
+        ours["RAY_TMPDIR"] = str(short)
     longest = str(int(settings.request_timeout_seconds) + 60)
     wanted = {
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
@@ -163,11 +171,12 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
     """Ray's variables for our HAProxy. Its files, above all the socket that commands it, are for us alone."""
     folder = private / "edge"
     folder.mkdir(mode=0o700)
+    sockets = socket_folder(folder, MAX_EDGE_PATH)
     return {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(private, IDLE_SECONDS)),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),
         # Serve's metrics of each request, from a log line of HAProxy's: nobody reads them here, and they cost 2 ms of CPU each.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),

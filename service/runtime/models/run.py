@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import os
 import socket
 import tempfile
 import time
@@ -19,7 +18,7 @@ from attend.service.errors import ModelUnavailable
 from attend.service.observe import edge, logs
 from attend.service.observe.cached_page import CachedPage
 from attend.service.runtime.callers import callers_of
-from attend.service.runtime.files import hold
+from attend.service.runtime.files import hold, socket_folder
 from attend.service.runtime.lifecycle import Stop, catch_signals, check_certificate, openness, run_until, shown_host
 from attend.service.runtime.models.authentication import SERVER, CallAuthenticator
 from attend.service.runtime.models.entries import Plan, ServedModel, in_words, read_plan
@@ -35,8 +34,8 @@ from attend.service.settings import Settings
 
 log = logging.getLogger("attend.models")
 
-MOST_PATH = 90
-"""Bytes of the folder's path: that of a socket has 107 at most."""
+MAX_PATH = 90
+"""Bytes of the folder's path, before those of a number and a socket."""
 MOST_CALLS = 4096
 """Calls of the server at a time, over each transport. The processes bound those of their models far below."""
 
@@ -57,16 +56,14 @@ def run(settings: Settings) -> int:
 
 @contextmanager
 def folder_of_sockets() -> Iterator[Path]:
-    """A folder for this user alone, which is gone afterwards. Raises SettingError where sockets cannot be there."""
+    """A folder for this user alone, which is gone afterwards. Raises SettingError where none can be made."""
     try:
         made = tempfile.TemporaryDirectory(prefix="attend-models-")
     except OSError as error:
         raise SettingError(f"no folder can be made for sockets: {error.strerror}; set TMPDIR to another folder") from error
     with made as folder:
-        if len(os.fsencode(folder)) > MOST_PATH:
-            raise SettingError(f"{folder} is too long a path for sockets: set TMPDIR to another folder")
         hold(Path(folder))
-        yield Path(folder)
+        yield socket_folder(Path(folder), MAX_PATH)
 
 
 async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socket.socket, folder: Path) -> int:

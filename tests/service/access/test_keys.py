@@ -8,6 +8,8 @@ import re
 import stat
 import threading
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -228,6 +230,14 @@ def test_a_missing_file_stops_the_start_and_the_log_names_it(tmp_path, clock, ca
     assert (record.levelname, str(tmp_path / "absent") in record.message) == ("ERROR", True)
 
 
+def test_a_fifo_or_a_device_for_a_file_stops_the_start_at_once(tmp_path, clock):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        for read in (load_keys, partial(KeyRing, clock=clock)):
+            with pytest.raises(SettingError, match=f"'{path}' cannot be used: not a regular file"):
+                read(path)
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, monkeypatch):
     before = path.read_bytes()
 
@@ -345,7 +355,7 @@ def test_a_file_that_did_not_change_is_not_read_again(path, clock, monkeypatch):
         assert known(ring, bearer(SECRET)).name == "ci"
 
 
-@pytest.mark.parametrize("damage", ["text", "absent", "folder"])
+@pytest.mark.parametrize("damage", ["text", "absent", "folder", "fifo", "device"])
 def test_a_file_that_became_bad_keeps_the_old_keys_says_so_every_minute_and_is_followed_again_when_it_is_good(
     path, clock, damage, caplog
 ):
@@ -356,6 +366,10 @@ def test_a_file_that_became_bad_keeps_the_old_keys_says_so_every_minute_and_is_f
         path.write_text("{" + SECRET)
     elif damage == "folder":
         path.mkdir()
+    elif damage == "fifo":
+        os.mkfifo(path)
+    elif damage == "device":
+        path.symlink_to("/dev/zero")
     with caplog.at_level(logging.INFO):
         for _ in range(60):
             clock.now += 1

@@ -11,6 +11,7 @@ import pytest
 from attend.service.runtime.edge import MOST_OPEN
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
+from tests.service.framing import misread
 from tests.service.server import Server, wait_for
 
 pytestmark = pytest.mark.ray
@@ -280,3 +281,7 @@ def test_metadata_that_the_proxy_cannot_hold_costs_the_connection_alone(server: 
         assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
         for each in (rpc.GenerationServiceStub(other), stub):
             assert each.Generate(pb.GenerateRequest(text="a", max_tokens=2), timeout=30, wait_for_ready=True).outputs
+
+
+def test_haproxy_and_the_replica_read_odd_framing_alike(server: Server) -> None:
+    assert misread(server.http, haproxy=True) == []

@@ -343,7 +343,7 @@ def test_an_idle_connection_outlives_those_of_load_balancers_wherever_attend_ser
 
 
 def undated(head: bytes) -> list[bytes]:
-    return [line for line in head.split(b"\r\n") if not line.startswith(b"date:")]
+    return [line for line in head.split(b"\r\n") if not line.startswith((b"date:", b"server:"))]
 
 
 @pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n", b"content-length: 1\r\nexpect: 100-continue\r\n"])
@@ -374,6 +374,70 @@ def test_a_caller_of_http_1_1_gets_chunks_and_keeps_the_connection():
                 writer.write(GET.replace(b"/ ", b"/stream "))
                 said = await reader.readuntil(b"0\r\n\r\n")
                 assert b"transfer-encoding: chunked" in said and b"9\r\ndata: 2\n\n\r\n" in said
+            writer.close()
+
+    run(law)
+
+
+@pytest.mark.parametrize("offer", [b"", b"connection: upgrade\r\nupgrade: h2c\r\n"])
+@pytest.mark.parametrize("pieces", [1, 1000])
+def test_an_application_never_sees_trailers(offer, pieces):
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        seen.append(list(scope["headers"]))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    sent = b"POST / HTTP/1.1\r\nhost: x\r\n" + offer + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    sent += b"x-tenant: acme\r\nx-forwarded-for: 127.0.0.2\r\nauthorization: Bearer a\r\n\r\n"
+
+    async def law() -> None:
+        async with serving(of=app) as served:
+            reader, writer = await served.connect()
+            for start in range(0, len(sent), size := len(sent) // pieces + 1):
+                writer.write(sent[start : start + size])
+                await asyncio.sleep(0)
+            assert status_of(await reader.readuntil(b"ok")) == 200
+            writer.close()
+        names = {name for name, _ in seen[0]}
+        assert names - {b"connection", b"upgrade"} == {b"host", b"transfer-encoding"}
+
+    run(law)
+
+
+BAD, CHUNKED = b"GET / HTTP/9.9\r\n\r\n", POST.replace(b"content-length: 100", b"transfer-encoding: chunked")
+
+
+@pytest.mark.parametrize("behind", [(BAD,), (GET, BAD), (CHUNKED + b"zz\r\n",), (GET, CHUNKED + b"zz\r\n"), (GET[:9],)])
+def test_what_is_no_request_is_answered_after_the_calls_before_it(monkeypatch, behind):
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.3)
+
+    async def law() -> None:
+        async with serving() as app:
+            app.gate.clear()
+            asyncio.get_running_loop().call_later(0.8, app.gate.set)
+            got = await app.answer(GET + b"".join(behind))
+            statuses = [int(each[:3]) for each in got.split(b"HTTP/1.1 ")[1:]]
+            assert statuses[:-1] == [200] * len(behind) and statuses[-1] in (400, 408, 505), got
+
+    run(law)
+
+
+def test_a_call_that_has_an_answer_gets_no_second_one():
+    async def early(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def law() -> None:
+        async with serving(of=early) as served:
+            reader, writer = await served.connect()
+            writer.write(CHUNKED.replace(b"connection: close\r\n", b""))
+            assert status_of(await reader.readuntil(b"no")) == 401
+            writer.write(b"zz\r\n")
+            assert await ends(reader)
             writer.close()
 
     run(law)

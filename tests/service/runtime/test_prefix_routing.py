@@ -89,17 +89,15 @@ KINDS: dict[str, Callable[..., tuple[str, bytes]]] = {
 """A call by the texts of its conversation: its path and body, or its method and message."""
 
 
-def send(edge: Edge, call: tuple[str, bytes], key: str = "") -> int:
+def send(edge: Edge, call: tuple[str, bytes], **key: str) -> int:
     """Make a call and return which replica it reached."""
     path, body = call
     before = [len(replica.calls) for replica in edge.replicas]
     if not path.startswith("/"):
-        metadata = [("authorization", key)] if key else []
-        edge.channel.unary_unary(f"/attend.v1.GenerationService/{path}")(body, metadata=metadata, timeout=30)
+        edge.channel.unary_unary(f"/attend.v1.GenerationService/{path}")(body, metadata=[*key.items()], timeout=30)
     else:
         caller = http.client.HTTPConnection(*edge.address, timeout=30)
-        headers = {"content-type": "application/json"} | ({"authorization": key} if key else {})
-        caller.request("POST", path, body, headers)
+        caller.request("POST", path, body, {"content-type": "application/json"} | key)
         assert caller.getresponse().status == 200
         caller.close()
     after = [len(replica.calls) for replica in edge.replicas]
@@ -111,10 +109,10 @@ def text_of(conversation: int, turn: int) -> str:
     return f"What follows is text {turn} of conversation {conversation}. " + "It goes on for a while. " * 60
 
 
-def conversation(edge: Edge, kind: str, number: int, key: str = "") -> list[int]:
+def conversation(edge: Edge, kind: str, number: int, **key: str) -> list[int]:
     """The replicas that its turns reach."""
     texts = [text_of(number, place) for place in range(2 * NUM_TURNS)]
-    return [send(edge, KINDS[kind](*texts[: 2 * turn + 1]), key) for turn in range(NUM_TURNS)]
+    return [send(edge, KINDS[kind](*texts[: 2 * turn + 1]), **key) for turn in range(NUM_TURNS)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,9 +125,11 @@ def test_every_turn_of_a_conversation_reaches_one_replica_and_conversations_are_
 
 @pytest.mark.parametrize("kind", ["chat", "grpc chat"])
 def test_what_begins_alike_with_different_keys_is_spread(edge, kind):
-    reached = [set(conversation(edge, kind, 0, f"Bearer key-{number}")) for number in range(NUM_CONVERSATIONS)]
-    assert {len(replicas) for replicas in reached} == {1}
-    assert len(set.union(*reached)) == 2
+    for header in ("authorization", "x-api-key"):
+        keys = [{header: f"Bearer key-{number}"} for number in range(NUM_CONVERSATIONS)]
+        reached = [set(conversation(edge, kind, 0, **key)) for key in keys]
+        assert {len(replicas) for replicas in reached} == {1}
+        assert len(set.union(*reached)) == 2
 
 
 def http_named(model: str, *texts: str) -> tuple[str, bytes]:

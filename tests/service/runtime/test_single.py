@@ -23,6 +23,7 @@ from attend.service.runtime.interfaces import check_interfaces
 from attend.service.settings import Settings
 from attend.v1 import generation_pb2 as pb
 from tests.service.certificates import Authority
+from tests.service.framing import misread
 from tests.service.server import Server, free_port, free_ports, running, started, wait_for
 from tests.service.test_contract import (  # noqa: F401 - the laws of any server
     stub,
@@ -261,3 +262,7 @@ def test_a_step_thread_that_is_dead_or_stuck_ends_the_watch() -> None:
 
 def test_what_is_used_of_uvicorn_is_looked_at_under_its_name_and_is_there() -> None:
     check_interfaces("uvicorn")
+
+
+def test_odd_framing_has_one_reading(server: Server) -> None:
+    assert misread(server.http) == []

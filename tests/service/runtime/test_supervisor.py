@@ -2,15 +2,18 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from attend.model.errors import SettingError
+from attend.service.runtime.models.run import folder_of_sockets
 from attend.service.runtime.supervisor import ray_environment
 from attend.service.settings import Settings
 
@@ -154,7 +157,7 @@ def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
     given = {"max_connections_per_source": 7, "max_errors_per_second": 9, "api_keys_file": "k", "cors_origins": "*"}
     environment = ray_environment(Settings(**given), tmp_path)
     for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_FILE"):
-        folder = Path(environment[f"RAY_SERVE_HAPROXY_{name}"]).parent
+        folder = Path(environment[f"RAY_SERVE_HAPROXY_{name}"]).parent.resolve()
         assert folder.parent == tmp_path
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {name: environment[f"ATTEND_{name.upper()}"] for name in given} == {
@@ -165,6 +168,29 @@ def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
 @pytest.mark.parametrize(("given", "wanted"), [({}, "1"), ({"prefix_routing": False}, "0"), ({"prefix_caching": False}, "0")])
 def test_calls_are_routed_by_their_prefix_where_there_is_a_cache_of_prefixes(bare, tmp_path, given, wanted):
     assert ray_environment(Settings(**given), tmp_path)["ATTEND_PREFIX_ROUTING"] == wanted
+
+
+@pytest.mark.parametrize("length", [0, 20, 40, 200])
+def test_sockets_find_room_in_a_temporary_folder_of_any_length(bare, tmp_path, monkeypatch, length):
+    folder = tmp_path
+    while len(str(folder)) < length:
+        folder /= "long" * 10
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    environment = ray_environment(Settings(), folder)
+    haproxy = Path(environment["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+    session = "ray/session_2026-11-28_14-57-12_345678_4194304/sockets/plasma_store"
+    with folder_of_sockets() as models:
+        folders = (haproxy.parent / ("f" * 56), 97, haproxy.name), (models / "100", 107, "http.sock")
+        for place, most, name in (
+            *folders,
+            ((Path(environment.get("RAY_TMPDIR", folder)) / session).parent, 107, "plasma_store"),
+        ):
+            place.mkdir(parents=True)
+            assert len(str(place / name)) <= most
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(str(place / name))
+    assert (folder / session).exists() and (folder / "edge" / ("f" * 56) / haproxy.name).exists()
 
 
 def test_without_haproxy_nothing_is_wrapped(bare, tmp_path):

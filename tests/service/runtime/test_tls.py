@@ -77,6 +77,12 @@ def test_a_file_that_cannot_be_read_or_is_no_pem_stops_the_start_by_name(files, 
     assert told(files) == f"{name} {str(files[place])!r} cannot be read: No such file or directory"
     files[place].mkdir()
     assert told(files) == f"{name} {str(files[place])!r} cannot be read: Is a directory"
+    files[place].rmdir()
+    os.mkfifo(files[place])  # it has no writer, and would be waited for
+    assert told(files) == f"{name} {str(files[place])!r} cannot be read: not a regular file"
+    files[place].unlink()
+    files[place].symlink_to("/dev/zero")
+    assert told(files) == f"{name} {str(files[place])!r} cannot be read: not a regular file"
 
 
 def test_a_key_of_another_certificate_stops_the_start(files, authority):

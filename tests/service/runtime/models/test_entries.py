@@ -170,16 +170,10 @@ def test_flags_that_contradict_the_file_are_refused_by_name(flags, words):
         read_settings({"models": "models.yaml", **flags}, {})
 
 
-def test_a_folder_whose_path_is_too_long_for_sockets_stops_the_start(tmp_path, monkeypatch):
-    for folder, words in (
-        (tmp_path / ("long" * 20), "too long a path for sockets"),
-        (tmp_path / "none", "no folder can be made"),
-    ):
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        if "long" in folder.name:
-            folder.mkdir()
-        with pytest.raises(AttendError, match=words), folder_of_sockets():
-            pass
+def test_no_folder_for_sockets_stops_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(AttendError, match="no folder can be made"), folder_of_sockets():
+        pass
 
 
 def test_the_example_can_be_read():

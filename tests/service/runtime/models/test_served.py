@@ -17,6 +17,7 @@ import pytest
 from attend.model.config import DEFAULT_MODEL
 from attend.v1 import generation_pb2 as pb
 from tests.model.adapters import linears, write_adapter
+from tests.service.framing import misread
 from tests.service.server import Server, running, started, wait_for
 from tests.service.test_contract import stub
 from tests.service.test_end_to_end import attend
@@ -303,3 +304,7 @@ def test_a_bad_file_and_a_pinned_model_that_does_not_load_stop_the_start_with_st
         assert "attend: the model 'a' cannot be loaded: " in server.output()
         assert "model.safetensors is missing" in server.output()
         assert "Traceback" not in server.output()
+
+
+def test_odd_framing_has_one_reading(server: Server) -> None:
+    assert misread(server.http) == []
