@@ -57,6 +57,11 @@ def tokenizer_of(path: Path) -> Tokenizer:
     return vocabulary.build_tokenizer(container(path))
 
 
+def token_ids(path: Path) -> dict[str, int]:
+    """The ids of all tokens by their texts. Raises CheckpointError."""
+    return vocabulary.vocabulary_of(container(path)).ids
+
+
 def pooling_type(path: Path) -> int | None:
     """How the file's embeddings are made, as llama.cpp counts the ways; None where it does not say. Raises CheckpointError."""
     kind: int | None = Keys(container(path)).get("pooling_type")
@@ -74,7 +79,9 @@ def _generation_config(found: Container) -> Document:
     said = {key.removeprefix(start): value for key, value in found.metadata.items() if key.startswith(start)}
     if said.get("penalty_last_n") == 0 or said.get("penalty_repeat", 1) == 1:
         said = {name: value for name, value in said.items() if not name.startswith("penalty_")}
-    made = {SAMPLING.get(name, start + name): shortest(value) for name, value in said.items()}
+    made = {
+        SAMPLING.get(name, start + name): shortest(value) if isinstance(value, float) else value for name, value in said.items()
+    }
     return made | {"suppress_tokens": found.metadata.get("tokenizer.ggml.suppress_tokens")}
 
 

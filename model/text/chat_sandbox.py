@@ -315,7 +315,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "compared!": _pay_operand,
             "searched!": _pay_container,
         }
-        self.tests = {name: _guard_test(run) for name, run in self.tests.items()}
+        self.tests = {name: _guard_test(run) for name, run in dict[str, Any](self.tests).items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
