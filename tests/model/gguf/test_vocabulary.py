@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers.tokenization_utils_sentencepiece import generate_merges
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.container import Container
+from attend.model.gguf.container import Container, read_container
 from attend.model.gguf.documents import json_file
 from attend.model.gguf.splits import SPLITS
 from attend.model.gguf.vocabulary import Vocabulary, _merges
@@ -251,12 +251,36 @@ def test_the_chat_template_is_that_of_the_metadata(folder, tmp_path):
         (["a", "<|eot_id|>", "<|eom_id|>"], {"eos": 0, "eot": 1}, [0, 1, 2]),
         (["<|return|>", "<|call|>", "<|end|>"], {"eos": 0}, [0, 1]),
         (["<|end|>", "x"], {}, [0]),
+        (["<|endoftext|>", "[gMASK]", "<|observation|>", "<|user|>"], {"eot": 3}, [3, 0, 2]),
+        (["<|user|>", "<|observation|>", "<|assistant|>", "<|tool_response>"], {}, []),
+        (["a", "b", "c", "d"], {"eos": 0, "fim_pad": 1, "fim_rep": 2, "fim_sep": 3}, [0, 1, 2, 3]),
+        (["<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"], {}, [1, 2, 3]),
+        (["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"], {}, []),
     ],
 )
 def test_answers_end_with_the_named_ends_and_with_every_control_token_that_ends_a_turn(words, said, ends, folder, tmp_path):
     tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [*words, *(f"t{n}" for n in range(90))]}
     tokens |= {"token_type": [3] * len(words) + [1] * 90} | {f"{name}_token_id": token for name, token in said.items()}
     assert read_config(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)).eos_token_ids == tuple(ends)
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize(("arch", "word"), [("gemma4", "<|tool_response>"), ("phi3", "<|assistant|>")])
+def test_an_end_that_only_the_makers_of_a_family_name_is_one_whatever_its_type(arch, word, kind, folder, tmp_path):
+    tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [word, *(f"t{n}" for n in range(90))], "token_type": [kind] + [1] * 90}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)
+    container = read_container(path)
+    container.metadata["general.architecture"] = arch
+    assert Vocabulary(container).ends == [0] and Vocabulary(container).kinds[0] == 3
+    assert Vocabulary(read_container(path)).ends == []
+
+
+@pytest.mark.parametrize("says", [{}, {"add_bos_token": False}, {"add_bos_token": True}], ids=str)
+def test_gemma_4_begins_with_the_start_token_whatever_the_file_says(says, folder, tmp_path):
+    words = ["<bos>", "<unk>", '!"', "!", '"', *(f"t{n}" for n in range(86))]
+    tokens = {"model": "gemma4", "tokens": words, "token_type": [3, 3] + [1] * 89, "merges": ['! "'], "bos_token_id": 0}
+    file = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"unknown_token_id": 1} | says)
+    assert Tokenizer.load(file).encode('!"') == [0, 2]
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}<|turn|>"])
