@@ -39,6 +39,23 @@ OF_MAKERS = {
     "phi3": ("<|assistant|>",),
 }
 """Ends of families that only the generation_config.json of their makers names: a file may say nothing of them."""
+READ = frozenset((
+    *("model", "pre", "tokens", "token_type", "scores", "merges", "add_space_prefix", "add_bos_token", "add_eos_token"),
+    *("eos_token_ids", "suppress_tokens"),
+    *(f"{name}_token_id" for name in (*NAMED.values(), *ENDS)),
+))  # fmt: skip
+HARMLESS = frozenset((
+    *("token_type_count", "mask_token_id", "cls_token_id"),  # of encoders
+    *("add_padding_token", "add_unknown_token", "add_mask_token", "add_cls_token"),  # nothing adds these
+    *("remove_extra_whitespaces", "precompiled_charsmap"),  # of vocabularies of other kinds
+    *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id"),  # known by their texts
+    *("prefix_token_id", "suffix_token_id", "middle_token_id"),
+))  # fmt: skip
+"""Keys after `tokenizer.ggml.` that change no token of the kinds that are read."""
+OFF = ("add_sep_token", "add_seperator_token", "add_eot_token", "normalizer.lowercase", "normalizer.strip_accents")
+"""Keys that change nothing where they are false."""
+BESIDE = ("tokenizer.huggingface.json", "tokenizer.rwkv.world", "tokenizer.chat_template")
+"""What other keys of `tokenizer.` begin with: those of other readers, and chat templates."""
 SPACE = "▁"
 _FACTOR = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: odd, and far from a small number."""
@@ -50,6 +67,7 @@ class Vocabulary:
     def __init__(self, container: Container) -> None:
         self._path, self._said = container.path, container.metadata
         self.kind = self.metadata_value("model")
+        self._check_keys()
         self.words: list[str] = self.array("tokens", str)
         kinds = self.array("token_type", int, len(self.words)) if self.metadata_value("token_type") is not None else []
         self.kinds: list[int] = kinds or [NORMAL] * len(self.words)
@@ -66,6 +84,16 @@ class Vocabulary:
     def wrong(self, what: str) -> CheckpointError:
         """The error for something that is wrong with the file."""
         return CheckpointError(f"{self._path}: {what}")
+
+    def _check_keys(self) -> None:
+        for key, value in self._said.items():
+            name = key.removeprefix("tokenizer.ggml.")
+            known = name in READ or name in HARMLESS or (name in OFF and value is False) or key.startswith(BESIDE)
+            if key.startswith("tokenizer.") and not known:
+                what = (
+                    f"= {repr(value)[:100]} is not supported" if name in OFF else "is an unknown key, which may change tokens"
+                )
+                raise self.wrong(f"{key[:100]} {what}")
 
     def metadata_value(self, name: str) -> Any:
         """A value of the tokenizer's metadata, `tokenizer.ggml.<name>`; None where there is none."""
@@ -112,6 +140,8 @@ class Vocabulary:
     def ends(self) -> list[int]:
         """The tokens that end an answer. Of gpt-oss, `<|end|>` ends a message of several."""
         named = [token for name in ENDS if (token := self.token(name)) is not None]
+        if self.metadata_value("eos_token_ids") is not None:  # as Ollama writes them
+            named += [token for token in self.array("eos_token_ids", int) if 0 <= token < len(self.words)]
         turns = {word for word in TURNS | self._of_makers if word in self.ids and self.kinds[self.ids[word]] == CONTROL}
         if {"<|return|>", "<|call|>"} <= turns:
             turns -= {"<|end|>"}

@@ -71,9 +71,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 def named_tokens(facts: dict[str, Any]) -> dict[str, str]:
     """The texts of the special tokens by their names, `bos_token` first. A model may have names of its own."""
-    extra = facts.get("extra_special_tokens")
     of_model = {name: value for name, value in facts.items() if name.endswith("_token") and name not in NAMED}
-    given = {name: facts.get(name) for name in NAMED} | of_model | (extra if isinstance(extra, dict) else {})
+    given = {name: facts.get(name) for name in NAMED} | of_model
+    for extra in (facts.get("extra_special_tokens"), facts.get("model_specific_special_tokens")):
+        given |= extra if isinstance(extra, dict) else {}
     return {name: text for name, value in given.items() if (text := _content(value)) is not None}
 
 

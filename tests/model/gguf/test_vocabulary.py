@@ -5,6 +5,7 @@ import random
 from functools import cache
 from pathlib import Path
 
+import gguf
 import pytest
 import transformers
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from attend.model.errors import CheckpointError
 from attend.model.gguf.container import Container, read_container
 from attend.model.gguf.documents import json_file
 from attend.model.gguf.splits import SPLITS
-from attend.model.gguf.vocabulary import Vocabulary, _merges
+from attend.model.gguf.vocabulary import BESIDE, HARMLESS, OFF, READ, Vocabulary, _merges
 from attend.model.net.checkpoint import read_config
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -251,6 +252,7 @@ def test_the_chat_template_is_that_of_the_metadata(folder, tmp_path):
         (["a", "<|eot_id|>", "<|eom_id|>"], {"eos": 0, "eot": 1}, [0, 1, 2]),
         (["<|return|>", "<|call|>", "<|end|>"], {"eos": 0}, [0, 1]),
         (["<|end|>", "x"], {}, [0]),
+        (["a", "b", "c"], {"eos": 1, "ids": [1, 2, 999]}, [1, 2]),
         (["<|endoftext|>", "[gMASK]", "<|observation|>", "<|user|>"], {"eot": 3}, [3, 0, 2]),
         (["<|user|>", "<|observation|>", "<|assistant|>", "<|tool_response>"], {}, []),
         (["a", "b", "c", "d"], {"eos": 0, "fim_pad": 1, "fim_rep": 2, "fim_sep": 3}, [0, 1, 2, 3]),
@@ -260,7 +262,8 @@ def test_the_chat_template_is_that_of_the_metadata(folder, tmp_path):
 )
 def test_answers_end_with_the_named_ends_and_with_every_control_token_that_ends_a_turn(words, said, ends, folder, tmp_path):
     tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [*words, *(f"t{n}" for n in range(90))]}
-    tokens |= {"token_type": [3] * len(words) + [1] * 90} | {f"{name}_token_id": token for name, token in said.items()}
+    named = {"eos_token_ids" if name == "ids" else f"{name}_token_id": token for name, token in said.items()}
+    tokens |= {"token_type": [3] * len(words) + [1] * 90} | named
     assert read_config(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)).eos_token_ids == tuple(ends)
 
 
@@ -321,6 +324,24 @@ BAD = {
     "eos_token_id": (5000, "tokenizer.ggml.eos_token_id must be one of"),
     "add_bos_token": ("yes", "tokenizer.ggml.add_bos_token must be true or false; got 'yes'"),
 }
+
+
+def test_every_key_of_the_tokenizer_is_read_known_to_change_nothing_or_refused(folder, tmp_path):
+    theirs = {key for key in vars(gguf.Keys.Tokenizer).values() if isinstance(key, str) and key.startswith("tokenizer.")}
+    ours = {f"tokenizer.ggml.{name}" for name in (*READ, *HARMLESS, *OFF)}
+    assert {key for key in theirs - ours if not key.startswith(BESIDE)} == set()
+    for key, value, told in (
+        ("add_sep_token", True, "= True is not supported"),
+        ("normalizer.nfc", True, "is an unknown key"),
+        ("add_sep_token", False, None),
+        ("mask_token_id", 3, None),
+    ):
+        path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen"), metadata={f"tokenizer.ggml.{key}": value})
+        if told is None:
+            assert Tokenizer.load(path).size > 0
+            continue
+        with pytest.raises(CheckpointError, match=rf"tiny\.gguf: tokenizer\.ggml\.{key} {told}"):
+            Tokenizer.load(path)
 
 
 @pytest.mark.parametrize("key", list(BAD))
