@@ -113,6 +113,8 @@ class Vocabulary:
         token = self.metadata_value(f"{name}_token_id")
         if token is None or token == 0xFFFFFFFF:  # as some writers say none
             return None
+        if name == "padding" and type(token) is int and token >= len(self.words):
+            return None  # nobody pads
         if type(token) is not int or not 0 <= token < len(self.words):
             raise self.wrong(f"tokenizer.ggml.{name}_token_id must be one of {len(self.words)} tokens; got {repr(token)[:100]}")
         return token

@@ -11,14 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import wraps
-from types import BuiltinFunctionType
 from typing import Any
 
 from jinja2 import Environment, Template, nodes, pass_context, pass_environment
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -133,12 +132,12 @@ def _materialize(value: Any) -> Any:
     return list(value) if isinstance(value, Iterator) and not isinstance(value, LoopContext) else value
 
 
-def _guard_test(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A test that compares its value with others (`is eq`, `is in`) pays for them."""
+def _guard_test(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A test that compares its value with others (`is eq`, `is in`), or writes it as text, pays for them."""
 
     @wraps(run)  # as with filters
     def run_test(*args: Any) -> Any:
-        if len(args) > 1:
+        if len(args) > 1 or name in ("lower", "upper"):
             args = tuple(map(_materialize, args))
             _charge_lists(*args)
         return run(*args)
@@ -315,7 +314,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             "compared!": _pay_operand,
             "searched!": _pay_container,
         }
-        self.tests = {name: _guard_test(run) for name, run in dict[str, Any](self.tests).items()}
+        self.tests = {name: _guard_test(name, run) for name, run in dict[str, Any](self.tests).items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -341,8 +340,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return _charge_value(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """`obj[argument]`, which hashes a tuple."""
-        if isinstance(argument, tuple):
+        """`obj[argument]`, which hashes a tuple, and writes down what is not there."""
+        if not isinstance(argument, (str, int)):
             _charge_lists(argument)
         return super().getitem(obj, argument)
 
@@ -365,11 +364,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         _BUDGET.get().tick(0)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "replace":
+            _charge_lists(*args, *kwargs.values())
             _check_replace(owner, *args, **kwargs)
             args = (*args[:1], *(str(each) if isinstance(each, caller_marks.Fragment) else each for each in args[1:]))
         elif isinstance(owner, str) and name == "join":
             args = tuple(_joinable(items, owner) for items in args)
-        elif isinstance(__obj, (BuiltinFunctionType, type)) or name == "changed":  # a macro's arguments are passed on
+        elif __obj is not Namespace and not isinstance(__obj, (Macro, LoopContext)):  # these pass their arguments on
             args = tuple(map(_materialize, args))
             _charge_lists(*args, *kwargs.values(), *((owner,) if name in _SEARCHES else ()))
         run = caller_marks.method_of(owner, name) if isinstance(owner, str) else None

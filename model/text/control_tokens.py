@@ -50,11 +50,12 @@ class ControlTokens:
             return {self._mark_name(name): self.mark_texts(each) for name, each in value.items()}
         return list(map(self.mark_texts, value)) if isinstance(value, (list, tuple)) else value
 
-    def _mark_name(self, name: str) -> str:
+    def _mark_name(self, name: Any) -> Any:
         """A name as `mark_texts` has it; one that holds no control token is found by what it is, whatever stands beside it."""
-        marked: str = self.mark_texts(name)
-        plain = caller_marks.without_marks(name)
-        return Fragment(plain) if caller_marks.is_marked(marked) and caller_marks.OPEN not in marked else marked
+        marked = self.mark_texts(name)
+        if not isinstance(marked, str) or OPEN in marked or not caller_marks.is_marked(marked):
+            return marked
+        return Fragment(caller_marks.without_marks(name))
 
     def read(self, prompt: str) -> ChatText:
         """Split a rendered prompt with marks into its text and the places of callers' texts."""

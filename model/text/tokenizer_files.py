@@ -92,7 +92,8 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     except CheckpointError:
         return ()
     infilled = [end for middle, ends in INFILLED.items() if middle in ids for end in ends]
-    return tuple(ids[text] for text in (named_tokens(facts).get("eos_token"), *infilled) if text in ids)
+    found = [ids.get(text or "") for text in (named_tokens(facts).get("eos_token"), *infilled)]
+    return tuple(token for token in found if type(token) is int and token >= 0)
 
 
 def _ids(folder: Path, facts: dict[str, Any]) -> dict[str, int]:
@@ -118,7 +119,7 @@ def _ids(folder: Path, facts: dict[str, Any]) -> dict[str, int]:
 def _ids_of(path: Path, stamp: tuple[int, int], eos: str | None) -> dict[str, int]:
     """Those that tokenizer.json has. A start asks for them several times, and the file may be large."""
     document = read_object(path)
-    with suppress(TypeError, KeyError, AttributeError):
+    with suppress(TypeError, LookupError, AttributeError):
         added = {token["content"]: token["id"] for token in document.get("added_tokens") or []}
         words = (document.get("model") or {}).get("vocab")
         if isinstance(words, list):  # of Unigram: pairs of a word and its score

@@ -341,7 +341,7 @@ class RequestRecord:
             caller=self.caller,
         )
 
-    def _status(self, error: Exception | None) -> int | str:
+    def _status(self, error: BaseException | None) -> int | str:
         """What the caller was given: a stream over HTTP has its status before it fails."""
         if self._where[0] == "grpc":
             return "OK" if error is None else wire(error).grpc.name

@@ -335,6 +335,7 @@ def test_every_key_of_the_tokenizer_is_read_known_to_change_nothing_or_refused(f
         ("normalizer.nfc", True, "is an unknown key"),
         ("add_sep_token", False, None),
         ("mask_token_id", 3, None),
+        ("padding_token_id", 5000, None),
     ):
         path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen"), metadata={f"tokenizer.ggml.{key}": value})
         if told is None:

@@ -276,6 +276,14 @@ WALKS = [
         "ns.x | tojson",
         "'{}'.format(ns.x)",
     ),
+    *("'a'.replace(ns.x, 'b')", "'a' | replace(ns.x, 'b')", "{}[ns.x].y", "[][ns.x].y", "'a' | indent(ns.x)", "ns.x ~ ''"),
+    *(
+        "ns.x is lower",
+        "[ns.x] | select('upper') | list",
+        "strftime_now(ns.x)",
+        "raise_exception(ns.x)",
+        "cycler(ns.x).next() == ns.y",
+    ),
     *("1 if ns.x == ns.y", "[1, 2] | map('default', ns.x) | list", "[[1]] | map(attribute=ns.t) | list"),
 ]
 DEEP = "{% set ns = namespace(x=(1,)) %}{% for i in range(99999) %}{% set ns.x = (ns.x,) %}{% endfor %}"

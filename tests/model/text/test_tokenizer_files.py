@@ -207,6 +207,7 @@ ENDS = {
     "damaged": ([], {"tokenizer_config": {"eos_token": 7, "added_tokens_decoder": [1]}}, []),
     "after code of Qwen": (QWEN, {}, QWEN[1:]),
     "after code of StarCoder": (["<fim_middle>", "<file_sep>", "<repo_name>"], {}, ["<repo_name>", "<file_sep>"]),
+    "with ids that are none": ([], {"tokenizer_config": {"eos_token": "<|b|>"}, "added_tokens": {"<|b|>": -1}}, []),
     "words that no code is filled in with": (QWEN[1:], {}, []),
 }
 
