@@ -122,3 +122,13 @@ class CheckpointError(AttendError):
 
 class SettingError(AttendError):
     """A setting has a value that cannot be used."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """True for a panic of a library in Rust, which is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def is_failure(error: BaseException) -> bool:
+    """True for what a library raises by mistake: not for the end of the task, or of the process."""
+    return isinstance(error, Exception) or is_panic(error)

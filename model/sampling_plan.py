@@ -35,6 +35,8 @@ class SamplingPlan:
     has_grammar: bool = False
     scored_token_ids: tuple[int, ...] = ()
     """Tokens to report beside the alternatives, whatever they are; only with `logprobs`."""
+    banned_tokens: tuple[int, ...] = ()
+    """Token ids that it never draws."""
 
     is_greedy: bool = field(init=False, compare=False)
     """The best score is the token: no noise, no limits. A CUDA graph draws it together with its step."""

@@ -47,20 +47,20 @@ def _add_draws(step: StepInput, item: ScheduledTokens, row: int) -> None:
     request, plan = item.request, item.request.sampling_plan
     position = request.num_tokens + item.input_pending
     plain = plan.draws_from_scores and len(request.output) >= request.min_tokens
-    step.draws.append(Draw(plan, position) if plain else _draw(request, plan, position))
+    step.draws.append(Draw(plan, position, plan.banned_tokens) if plain else _draw(request, plan, position))
     step.draw_rows.append(row)
     step.draw_ids.append(request.request_id)
     for place in range(1, len(item.draft) + 1):
-        step.draws.append(Draw(plan, position + place))
+        step.draws.append(Draw(plan, position + place, plan.banned_tokens))
         step.draw_rows.append(row + place)
         step.draw_ids.append(request.request_id)
 
 
 def _draw(request: Request, plan: SamplingPlan, position: int) -> Draw:
     """How a request draws its next token where the tokens before it matter."""
-    banned: tuple[int, ...] = ()
+    banned = plan.banned_tokens
     if len(request.output) < request.min_tokens:
-        banned = tuple(request.stop_token_ids)
+        banned += tuple(request.stop_token_ids)
     if plan.has_bad_words:
         banned += completing(request.bad_words, request.output)
     text = _text(request) if plan.penalizes else None

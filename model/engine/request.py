@@ -52,7 +52,8 @@ class Times:
 NO_SCORE = "the model's logits are not finite"
 NO_HIDDEN = "the model's hidden states are not finite"
 NO_TOKEN_LEFT = (
-    "the sampling parameters exclude every token (allowed_token_ids, bad_words, logit_bias, min_tokens, structured output)"
+    "the sampling parameters exclude every token (allowed_token_ids, bad_words, logit_bias, min_tokens, structured output, "
+    "and suppress_tokens of the model)"
 )
 """Errors of a request. The last is the caller's."""
 
@@ -92,6 +93,8 @@ class Request:
     decoding: DecodingParams = NO_CHANGE
     bad_words: Sequence[Sequence[int]] = ()
     """The token ids of each bad word."""
+    banned_tokens: tuple[int, ...] = ()
+    """Token ids that the model's makers want never drawn."""
     grammar: "Grammar | None" = None
     """What the output must look like; advanced with each token that is committed."""
     logprobs: int | None = None
@@ -186,7 +189,7 @@ class Request:
         """How it draws, computed at the first use: the caller's part must not change from then on."""
         if self._plan is None:
             checks = bool(self.bad_words), self.grammar is not None
-            facts = (self.decoding, self.logprobs, *checks, self.scored_token_ids)
+            facts = (self.decoding, self.logprobs, *checks, self.scored_token_ids, self.banned_tokens)
             self._plan = SamplingPlan(self.sampling, self.seed, self.answer_index, *facts)
         return self._plan
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from attend.model.gguf import config, vocabulary
 from attend.model.gguf.container import Container, read_container
-from attend.model.gguf.keys import Keys
+from attend.model.gguf.keys import Keys, shortest
 from attend.model.gguf.paths import split_files
 
 Document = dict[str, Any]
@@ -46,7 +46,7 @@ def json_file(path: Path, name: str) -> Document:
         return deepcopy(_document(path, _stamps(path), name))
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _document(path: Path, stamps: Stamps, name: str) -> Document:
     """A start asks for each of them again and again."""
     return DOCUMENTS[name](_container(path, stamps))
@@ -55,6 +55,11 @@ def _document(path: Path, stamps: Stamps, name: str) -> Document:
 def tokenizer_of(path: Path) -> Tokenizer:
     """What tokenizer.json would hold. Raises CheckpointError."""
     return vocabulary.build_tokenizer(container(path))
+
+
+def token_ids(path: Path) -> dict[str, int]:
+    """The ids of all tokens by their texts. Raises CheckpointError."""
+    return vocabulary.vocabulary_of(container(path)).ids
 
 
 def pooling_type(path: Path) -> int | None:
@@ -68,7 +73,25 @@ def _config(found: Container) -> Document:
     return config.read_config(found) | {"bos_token_id": tokens.token("bos"), "eos_token_id": tokens.ends}
 
 
+def _generation_config(found: Container) -> Document:
+    """What the file says of sampling. Where no token counts, there is no penalty; what no folder has keeps its name."""
+    start = "general.sampling."
+    said = {key.removeprefix(start): value for key, value in found.metadata.items() if key.startswith(start)}
+    if said.get("penalty_last_n") == 0 or said.get("penalty_repeat", 1) == 1:
+        said = {name: value for name, value in said.items() if not name.startswith("penalty_")}
+    made = {
+        SAMPLING.get(name, start + name): shortest(value) if isinstance(value, float) else value for name, value in said.items()
+    }
+    return made | {"suppress_tokens": found.metadata.get("tokenizer.ggml.suppress_tokens")}
+
+
+SAMPLING = {name: name for name in ("top_k", "top_p", "min_p")} | {
+    "temp": "temperature",
+    "penalty_repeat": "repetition_penalty",
+}
+"""How generation_config.json calls what `general.sampling.` says."""
 DOCUMENTS: dict[str, Callable[[Container], Document]] = {
     "config.json": _config,
+    "generation_config.json": _generation_config,
     "tokenizer_config.json": vocabulary.tokenizer_config,
 }

@@ -17,6 +17,11 @@ BY_LAYER = {"gemma4": ("feed_forward_length", "attention.head_count_kv")}
 """Keys of an architecture whose values differ from layer to layer."""
 
 
+def shortest(value: float) -> float:
+    """Of the numbers that float32 keeps alike the one with the fewest digits, as the model's maker wrote it."""
+    return float(str(numpy.float32(value)))
+
+
 class Keys:
     """The metadata of an architecture by what follows its name, ARCH.NAME; remembers which were read."""
 
@@ -63,11 +68,12 @@ class Keys:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number: of those that float32 keeps alike the one with the fewest digits, as the model's maker wrote it."""
+        """A number, see `shortest`; or the default where the key is absent. Raises CheckpointError for anything else."""
         value = self.get(name) if self.get(name) is not None else default
         if type(value) not in (int, float):
             raise self.wrong(f"{self.arch}.{name} must be a number; got {repr(value)[:100]}")
-        return float(str(numpy.float32(value)))
+        assert value is not None
+        return shortest(value)
 
     def refuse(self, name: str, *harmless: Any) -> None:
         """Stop at a key that changes the arithmetic in a way that is not built."""

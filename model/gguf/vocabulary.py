@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from attend.model.errors import CheckpointError
+from attend.model.errors import CheckpointError, is_failure
 from attend.model.gguf.container import Container
 from attend.model.gguf.splits import SPLITS
 
@@ -21,7 +21,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """The kinds of tokens, as `tokenizer.ggml.token_type` counts them."""
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
 """How GGUF spells the names of special tokens, one of them wrongly."""
-ENDS = ("eos", "eot", "eom")
+ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 TURNS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"),
@@ -33,6 +33,29 @@ TURNS = frozenset(
 """Tokens that end an answer, whether or not the metadata say so: most files name one of several. They are control tokens, or
 the file's chat template writes them: whoever tunes a model often adds them as a token of another kind.
 """
+OF_MAKERS = {
+    "gemma4": ("<|tool_response>",),
+    "glm": ("<|user|>", "<|observation|>"),
+    "phi3": ("<|assistant|>",),
+}
+"""Ends of families that only the generation_config.json of their makers names: a file may say nothing of them."""
+READ = frozenset((
+    *("model", "pre", "tokens", "token_type", "scores", "merges", "add_space_prefix", "add_bos_token", "add_eos_token"),
+    *("eos_token_ids", "suppress_tokens"),
+    *(f"{name}_token_id" for name in (*NAMED.values(), *ENDS)),
+))  # fmt: skip
+HARMLESS = frozenset((
+    *("token_type_count", "mask_token_id", "cls_token_id"),  # of encoders
+    *("add_padding_token", "add_unknown_token", "add_mask_token", "add_cls_token"),  # nothing adds these
+    *("remove_extra_whitespaces", "precompiled_charsmap"),  # of vocabularies of other kinds
+    *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id"),  # known by their texts
+    *("prefix_token_id", "suffix_token_id", "middle_token_id"),
+))  # fmt: skip
+"""Keys after `tokenizer.ggml.` that change no token of the kinds that are read."""
+OFF = ("add_sep_token", "add_seperator_token", "add_eot_token", "normalizer.lowercase", "normalizer.strip_accents")
+"""Keys that change nothing where they are false."""
+BESIDE = ("tokenizer.huggingface.json", "tokenizer.rwkv.world", "tokenizer.chat_template")
+"""What other keys of `tokenizer.` begin with: those of other readers, and chat templates."""
 SPACE = "▁"
 _FACTOR = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: odd, and far from a small number."""
@@ -44,6 +67,7 @@ class Vocabulary:
     def __init__(self, container: Container) -> None:
         self._path, self._said = container.path, container.metadata
         self.kind = self.metadata_value("model")
+        self._check_keys()
         self.words: list[str] = self.array("tokens", str)
         kinds = self.array("token_type", int, len(self.words)) if self.metadata_value("token_type") is not None else []
         self.kinds: list[int] = kinds or [NORMAL] * len(self.words)
@@ -52,7 +76,7 @@ class Vocabulary:
             if kind != UNUSED and self.ids.setdefault(word, token) != token:
                 raise self.wrong(f"tokens {self.ids[word]} and {token} are both {word[:100]!r}")
         texts = [text for text in self.templates.values() if isinstance(text, str)]
-        written = {word for word in TURNS if any(word in text for text in texts)}
+        written = {word for word in TURNS if any(word in text for text in texts)} | self._of_makers
         for token, word in enumerate(self.words):
             if word in written and self.ids.setdefault(word, token) == token:
                 self.kinds[token] = CONTROL
@@ -60,6 +84,16 @@ class Vocabulary:
     def wrong(self, what: str) -> CheckpointError:
         """The error for something that is wrong with the file."""
         return CheckpointError(f"{self._path}: {what}")
+
+    def _check_keys(self) -> None:
+        for key, value in self._said.items():
+            name = key.removeprefix("tokenizer.ggml.")
+            known = name in READ or name in HARMLESS or (name in OFF and value is False) or key.startswith(BESIDE)
+            if key.startswith("tokenizer.") and not known:
+                what = (
+                    f"= {repr(value)[:100]} is not supported" if name in OFF else "is an unknown key, which may change tokens"
+                )
+                raise self.wrong(f"{key[:100]} {what}")
 
     def metadata_value(self, name: str) -> Any:
         """A value of the tokenizer's metadata, `tokenizer.ggml.<name>`; None where there is none."""
@@ -79,6 +113,8 @@ class Vocabulary:
         token = self.metadata_value(f"{name}_token_id")
         if token is None or token == 0xFFFFFFFF:  # as some writers say none
             return None
+        if name == "padding" and type(token) is int and token >= len(self.words):
+            return None  # nobody pads
         if type(token) is not int or not 0 <= token < len(self.words):
             raise self.wrong(f"tokenizer.ggml.{name}_token_id must be one of {len(self.words)} tokens; got {repr(token)[:100]}")
         return token
@@ -98,10 +134,17 @@ class Vocabulary:
         return {key.removeprefix(start).removeprefix(".") or "default": text for key, text in said.items()}
 
     @property
+    def _of_makers(self) -> set[str]:
+        family = "glm" if "[gMASK]" in self.ids else self._said.get("general.architecture")
+        return {word for word in OF_MAKERS.get(str(family), ()) if word in self.ids}
+
+    @property
     def ends(self) -> list[int]:
         """The tokens that end an answer. Of gpt-oss, `<|end|>` ends a message of several."""
         named = [token for name in ENDS if (token := self.token(name)) is not None]
-        turns = {word for word in TURNS if word in self.ids and self.kinds[self.ids[word]] == CONTROL}
+        if self.metadata_value("eos_token_ids") is not None:  # as Ollama writes them
+            named += [token for token in self.array("eos_token_ids", int) if 0 <= token < len(self.words)]
+        turns = {word for word in TURNS | self._of_makers if word in self.ids and self.kinds[self.ids[word]] == CONTROL}
         if {"<|return|>", "<|call|>"} <= turns:
             turns -= {"<|end|>"}
         return list(dict.fromkeys([*named, *sorted(self.ids[word] for word in turns)]))
@@ -142,7 +185,9 @@ def build_tokenizer(container: Container) -> Tokenizer:
         raw = maker.make(vocabulary)
     except CheckpointError:
         raise
-    except Exception as error:  # the library raises bare Exception for every kind of damage
+    except BaseException as error:  # the library raises bare Exception for every kind of damage, or panics
+        if not is_failure(error):
+            raise
         raise vocabulary.wrong(f"no tokenizer can be built from its tokens: {error}") from error
     strips = vocabulary.kind == "llama" and container.metadata.get("general.architecture") == "phi3"
     raw.add_tokens(_added_tokens(vocabulary, strips=strips))
@@ -161,11 +206,14 @@ def _added_tokens(vocabulary: Vocabulary, *, strips: bool) -> list[AddedToken]:
 
 
 def _frame(raw: Tokenizer, vocabulary: Vocabulary, starts: bool) -> None:
-    """Put the start and the end token round a text, as far as the file asks for it."""
+    """Put the start and the end token round a text, as far as the file asks for it. Gemma 4 answers nothing without the start,
+    and early files of it say false.
+    """
     ids = {}
     for name, default in (("bos", starts), ("eos", False)):
         token = vocabulary.token(name)
-        if vocabulary.flag(f"add_{name}_token", default) and token is not None:
+        asks = vocabulary.flag(f"add_{name}_token", default) or (name == "bos" and vocabulary.kind == "gemma4")
+        if asks and token is not None:
             ids[name] = token
     if ids:
         single = [name for name in ("bos", "$A", "eos") if name == "$A" or name in ids]

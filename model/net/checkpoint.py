@@ -33,6 +33,7 @@ from attend.model.net.quantised import PLAIN, QuantisedLinear, quantise_matrices
 from attend.model.net.transformer import Decoder
 from attend.model.net.weight_memory import check_weight_memory
 from attend.model.pooling import read_rules
+from attend.model.text.tokenizer_files import end_tokens
 from attend.model.weights import check_links, read_json
 
 log = logging.getLogger("attend.model")
@@ -58,7 +59,8 @@ def read_config(folder: Path) -> ModelConfig:
             raise CheckpointError(f"{folder}: its metadata as a config.json: {error}") from error
         raise
     format_of(raw)
-    ends = (*config.eos_token_ids, *generation_config.stop_tokens(folder))
+    of_tokenizer = [token for token in end_tokens(folder) if token < config.vocab_size]
+    ends = (*config.eos_token_ids, *generation_config.stop_tokens(folder), *of_tokenizer)
     tied_head = lacks_head(folder) if not config.tied_head else not _brings_head(folder)
     return replace(config, tied_head=tied_head, eos_token_ids=tuple(dict.fromkeys(ends)))
 

@@ -1,13 +1,14 @@
 """Jinja as `transformers` sets it up for chat templates, in a sandbox in which nothing runs away.
 
 Each render has a budget: loop rounds, characters made, seconds. What a single operation may make is bounded before it runs
-(`'a' * n`, `replace`, widths), because a budget that is read between operations comes too late for those.
+(`'a' * n`, `replace`, widths), because a budget that is read between operations comes too late for those. So are the lists
+that one compares, hashes or sorts: of nested lists that share their parts a few lines make 2^44 steps.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -16,7 +17,7 @@ from jinja2 import Environment, Template, nodes, pass_context, pass_environment
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -33,11 +34,16 @@ _WIDENING = frozenset(("center", "encode", "expandtabs", "ljust", "maketrans", "
 """Methods of a text that no chat template needs, and whose small arguments make much of it."""
 _NO_FILTERS = ("batch", "center", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
 _LIST_FILTERS = frozenset((
-    "abs", "attr", "concat!", "count", "d", "default", "dictsort", "first", "float", "groupby", "items", "join", "last",
-    "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "sort", "sum",
-    "tojson", "unique",
+    "abs", "attr", "concat!", "count", "d", "default", "first", "float", "items", "join", "last", "length", "list", "map",
+    "reject", "rejectattr", "reverse", "round", "select", "selectattr", "sum", "tojson",
 ))  # fmt: skip
-"""Filters that neither write their value as text nor look at its size themselves."""
+"""Filters that neither write their value as text, nor compare or hash it, nor look at its size themselves."""
+_COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
+"""Filters that compare or hash the items of their value."""
+_SEARCHES = frozenset(("count", "index", "isdisjoint"))
+"""Methods of a list that compare or hash its items."""
+_MAX_DEPTH = 1000
+"""Of lists in lists that are compared or hashed: a hash of nested tuples knows no limit but the stack of the thread."""
 _UNBOUNDED_FORMAT = re.compile(r"\d{5}|\*|:[^}]*\{")
 """A width of five digits, or one that comes from an argument."""
 _LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
@@ -96,19 +102,47 @@ def _charge_value(value: Any) -> Any:
     return value
 
 
-def _text_size(*values: Any) -> int:
+def _text_size(*values: Any, as_text: bool = True) -> int:
     """About the characters that the values have as text. Shared lists count each time, and the count stops at the limit."""
-    size, left = 0, list(values)
+    size, depth, left = 0, 0, list(values)
     while left:
-        value = left.pop()
-        _require(not isinstance(value, Namespace), "writes a namespace as text")
-        if isinstance(value, dict):
-            value = [*value, *value.values()]
-        if isinstance(value, _LISTS):
-            left += value
-        size += 4 + (4 * len(value) if isinstance(value, _LISTS) else len(value) if isinstance(value, str) else 0)
-        _fits(size)
+        depth += 1
+        _require(depth <= _MAX_DEPTH, f"nested lists more than {_MAX_DEPTH} deep")
+        values, left = tuple(left), []
+        for value in values:
+            _require(not (as_text and isinstance(value, Namespace)), "writes a namespace as text")
+            if isinstance(value, dict):
+                value = [*value, *value.values()]
+            if isinstance(value, _LISTS):
+                left += value
+            size += 4 + (4 * len(value) if isinstance(value, _LISTS) else len(value) if isinstance(value, str) else 0)
+            _fits(size)
     return size
+
+
+def _charge_lists(*values: Any) -> None:
+    """Before the values are compared or hashed: what the lists among them hold is paid for, shared parts each time."""
+    _BUDGET.get().check()
+    if lists := [value for value in values if isinstance(value, (dict, *_LISTS))]:
+        _BUDGET.get().charge(_text_size(*lists, as_text=False))
+
+
+def _materialize(value: Any) -> Any:
+    """`value`, or a list of what it still gives: what has not been made yet cannot be counted."""
+    return list(value) if isinstance(value, Iterator) and not isinstance(value, LoopContext) else value
+
+
+def _guard_test(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A test that compares its value with others (`is eq`, `is in`), or writes it as text, pays for them."""
+
+    @wraps(run)  # as with filters
+    def run_test(*args: Any) -> Any:
+        if len(args) > 1 or name in ("lower", "upper"):
+            args = tuple(map(_materialize, args))
+            _charge_lists(*args)
+        return run(*args)
+
+    return run_test
 
 
 def _check_format(text: str, values: Sequence[Any]) -> None:
@@ -122,7 +156,7 @@ def _check_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
 
 
 def _joinable(items: Any, separator: Any) -> list[Any]:
-    listed = list(items)
+    listed = [str(each) if isinstance(each, caller_marks.Fragment) else each for each in items]
     _fits(_text_size(*listed) + len(listed) * len(str(separator)))
     return listed
 
@@ -137,6 +171,15 @@ def _guard(tree: nodes.Template) -> None:
             node.test = nodes.And(_call_filter("tick!", nodes.Const(0)), node.test, lineno=node.lineno)
     for concat in list(tree.find_all(nodes.Concat)):  # `~` is not among the operators that a sandbox may intercept
         concat.nodes = [_call_filter("concat!", nodes.List(concat.nodes))]
+    for compare in list(tree.find_all(nodes.Compare)):
+        operands = [compare.expr, *(each.expr for each in compare.ops)]
+        if len(operands) > 2 or not any(isinstance(each, nodes.Const) for each in operands):  # against a constant it is cheap
+            compare.expr = _call_filter("compared!", compare.expr)
+            for each in compare.ops:
+                each.expr = _call_filter("searched!" if each.op in ("in", "notin") else "compared!", each.expr)
+    for pair in list(tree.find_all(nodes.Pair)):
+        if not isinstance(pair.key, nodes.Const):
+            pair.key = _call_filter("compared!", pair.key)
 
 
 def _call_filter(name: str, argument: nodes.Expr) -> nodes.Filter:
@@ -147,6 +190,21 @@ def _call_filter(name: str, argument: nodes.Expr) -> nodes.Filter:
 def _tick(_: Context, characters: int) -> bool:
     _BUDGET.get().tick(characters)
     return True
+
+
+@pass_context  # as above
+def _pay_operand(_: Context, value: Any) -> Any:
+    """An operand of a comparison, or the key of a dictionary."""
+    _charge_lists(value)
+    return value
+
+
+@pass_context  # as above
+def _pay_container(_: Context, value: Any) -> Any:
+    """What `in` looks into."""
+    value = _materialize(value)
+    _charge_lists(value)
+    return value
 
 
 @pass_context  # as above
@@ -162,9 +220,15 @@ def _guard_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run)  # keeps Jinja's mark of what the filter wants to be passed first
     def run_filter(*args: Any, **kwargs: Any) -> Any:
         _BUDGET.get().check()
-        value, *options = args[1:] if hasattr(run, "jinja_pass_arg") else args
-        if name not in _LIST_FILTERS:
+        passed = 1 if hasattr(run, "jinja_pass_arg") else 0
+        value, *options = args[passed:]
+        if name in _COMPARING:
+            value = _materialize(value)
+            args = (*args[:passed], value, *options)
+            _charge_lists(value)
+        elif name not in _LIST_FILTERS:
             _text_size(value)
+        _charge_lists(*options, *kwargs.values())
         small = name in ("default", "d") or all(type(o) is not int or abs(o) <= 10_000 for o in (*options, *kwargs.values()))
         _require(small, f"gives the filter {name} a number that is too large")
         if name in _CHECKS:
@@ -237,7 +301,7 @@ class _Generation(Extension):
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with what it leaves unbounded bounded."""
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
     def __init__(self) -> None:
         extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", _Generation]
@@ -245,7 +309,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         own = {"join": _join, "tojson": _tojson, "trim": _trim, "concat!": _concat}
         filters = {name: run for name, run in self.filters.items() if name not in _NO_FILTERS} | own
-        self.filters = {name: _guard_filter(name, run) for name, run in filters.items()} | {"tick!": _tick}
+        self.filters = {name: _guard_filter(name, run) for name, run in filters.items()} | {
+            "tick!": _tick,
+            "compared!": _pay_operand,
+            "searched!": _pay_container,
+        }
+        self.tests = {name: _guard_test(name, run) for name, run in dict[str, Any](self.tests).items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -266,7 +335,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             _require(abs(left) <= _MAX_BITS and abs(right) <= _MAX_BITS // 16, "made a number that is too large")
         elif operator == "%" and isinstance(left, str):
             _check_format(left, right if isinstance(right, tuple) else [right])
+        elif operator == "-":  # of two views of dictionaries
+            _charge_lists(left, right)
         return _charge_value(super().call_binop(context, operator, left, right))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`obj[argument]`, which hashes a tuple, and writes down what is not there."""
+        if not isinstance(argument, (str, int)):
+            _charge_lists(argument)
+        return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """str.format and str.format_map, found on a text."""
@@ -287,10 +364,14 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         _BUDGET.get().tick(0)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "replace":
+            _charge_lists(*args, *kwargs.values())
             _check_replace(owner, *args, **kwargs)
             args = (*args[:1], *(str(each) if isinstance(each, caller_marks.Fragment) else each for each in args[1:]))
         elif isinstance(owner, str) and name == "join":
             args = tuple(_joinable(items, owner) for items in args)
+        elif __obj is not Namespace and not isinstance(__obj, (Macro, LoopContext)):  # these pass their arguments on
+            args = tuple(map(_materialize, args))
+            _charge_lists(*args, *kwargs.values(), *((owner,) if name in _SEARCHES else ()))
         run = caller_marks.method_of(owner, name) if isinstance(owner, str) else None
         return _like(owner, _charge_value(super().call(__context, run or __obj, *args, **kwargs)))
 

@@ -47,8 +47,15 @@ class ControlTokens:
         if isinstance(value, str):
             return self._short(value) if len(value) <= SHORT else self._mark_text(value)
         if isinstance(value, dict):
-            return {self.mark_texts(name): self.mark_texts(each) for name, each in value.items()}
+            return {self._mark_name(name): self.mark_texts(each) for name, each in value.items()}
         return list(map(self.mark_texts, value)) if isinstance(value, (list, tuple)) else value
+
+    def _mark_name(self, name: Any) -> Any:
+        """A name as `mark_texts` has it; one that holds no control token is found by what it is, whatever stands beside it."""
+        marked = self.mark_texts(name)
+        if not isinstance(marked, str) or OPEN in marked or not caller_marks.is_marked(marked):
+            return marked
+        return Fragment(caller_marks.without_marks(name))
 
     def read(self, prompt: str) -> ChatText:
         """Split a rendered prompt with marks into its text and the places of callers' texts."""
@@ -69,6 +76,8 @@ class ControlTokens:
         after = EDGE if is_part or self._begins_one(text) else ""
         if not (spans or before or after):
             return text
+        if not spans and len(text) <= SHORT:
+            return Fragment(text)  # a word of a schema that a template may compare
         pieces, at = [before], 0
         for start, end in spans:
             pieces += [text[at:start], OPEN, text[start:end], CLOSE]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from attend.model.errors import InvalidRequest
+from attend.model.errors import EngineFailed, InvalidRequest, is_failure, is_panic
 from attend.model.gguf.paths import is_gguf
 from attend.model.text.caller_marks import Span
 from attend.model.text.control_tokens import PlainTokens
@@ -101,14 +101,18 @@ class Tokenizer:
                 found = self.raw.encode_batch([text], add_special_tokens=add_special_tokens)[0]
                 return self._plain.replace_control_tokens(text, found, literals)
             return self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except Exception as error:  # bare, where a text has what the vocabulary lacks and there is no unknown token
+        except BaseException as error:  # bare, where a text has what the vocabulary lacks and there is no unknown token
+            if not is_failure(error):
+                raise
             raise InvalidRequest(f"prompt: this model's tokenizer cannot take the text: {error}", "prompt") from error
 
     def first(self, text: str, count: int) -> str:
         """The part of a text that its first tokens, without special ones, come from; raises as `encode` does."""
         try:
             found = self.raw.encode_batch([text], add_special_tokens=False)[0]
-        except Exception as error:  # as in encode
+        except BaseException as error:  # as in encode
+            if not is_failure(error):
+                raise
             raise InvalidRequest(f"prompt: this model's tokenizer cannot take the text: {error}", "prompt") from error
         return text if len(found.ids) <= count else text[: found.offsets[count - 1][1]]
 
@@ -130,9 +134,14 @@ class Tokenizer:
         """
         if not self.own_texts.keys().isdisjoint(token_ids):
             return self._decode_between(token_ids, skip_special_tokens)
-        if len(token_ids) > LONG:  # as in encode: the batch releases the GIL
-            return self.raw.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
-        return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        try:
+            if len(token_ids) > LONG:  # as in encode: the batch releases the GIL
+                return self.raw.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+            return self.raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise EngineFailed(f"this model's tokenizer cannot decode its tokens: {error}") from error
 
     def _decode_between(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         texts, others = [], list[int]()

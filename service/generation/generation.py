@@ -61,7 +61,7 @@ class GenerationService:
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.preparation = Preparation(engine.info, tokenizer, json_whitespace)
+        self.preparation = Preparation(engine.info, tokenizer, json_whitespace, defaults.suppress_tokens)
         self.model_name = model_name
         self.defaults = defaults
         self.embedding = embedding

@@ -75,10 +75,17 @@ class _ReadPrompts:
 class Preparation:
     """Knows the model's vocabulary and limits, and its tokenizer."""
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, json_whitespace: Whitespace = "compact") -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+        json_whitespace: Whitespace = "compact",
+        suppress_tokens: tuple[int, ...] = (),
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self.grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids, whitespace=json_whitespace)
+        self._banned_tokens = tuple(token for token in suppress_tokens if token < info.vocab_size)
         self._most_characters = SLACK * info.max_model_len * tokenizer.longest
 
     async def answers(self, command: Command) -> dict[str, Answer]:
@@ -323,6 +330,7 @@ class Preparation:
             answer_index=answer_index,
             min_tokens=stops.min_tokens,
             decoding=command.decoding,
+            banned_tokens=self._banned_tokens,
             logprobs=command.logprobs,
             scored_token_ids=command.scored_token_ids,
             prompt_logprobs=command.prompt_logprobs,

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from attend.model.errors import Overloaded
+from attend.model.errors import EngineFailed, Overloaded, is_panic
 from attend.service.access.caller import Address
 from attend.service.records import Arrival
 
@@ -137,7 +137,7 @@ class TurnPool:
             try:
                 future.set_result(work())
             except BaseException as error:
-                future.set_exception(error)
+                future.set_exception(EngineFailed(f"a library panicked: {error}") if is_panic(error) else error)
         del future, work, pieces  # the error's traceback holds this frame
         if self._rests:
             time.sleep(time.thread_time() - began)

@@ -24,6 +24,7 @@ from attend.model.errors import (
     QueueFull,
     Unauthenticated,
     Unavailable,
+    is_failure,
 )
 from attend.model.machine import memory_use
 from attend.service.access.caller import NOBODY, Caller
@@ -230,11 +231,11 @@ class RequestRecord:
                 self._metrics.count_rejection(error.reason)
             self._close(outcome_of(error), error)
             raise
-        except Exception as error:
-            self._close("error", error)
-            raise
-        except BaseException:  # the caller has gone: CancelledError, or GeneratorExit where a stream is closed
-            self._close("abort", ClientGone("the caller left before the end"))
+        except BaseException as error:
+            if is_failure(error):
+                self._close("error", error)
+            else:  # the caller has gone: CancelledError, or GeneratorExit where a stream is closed
+                self._close("abort", ClientGone("the caller left before the end"))
             raise
 
     @contextmanager
@@ -309,7 +310,7 @@ class RequestRecord:
         if made > 1:
             self._metrics.per_token.observe((now - self._first[chunk.index]) / (made - 1))
 
-    def _close(self, outcome: str, error: Exception | None = None) -> None:
+    def _close(self, outcome: str, error: BaseException | None = None) -> None:
         if not self._closed:
             self._closed = True
             self._metrics.count(*self._where, outcome)
@@ -322,7 +323,7 @@ class RequestRecord:
                 trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
             logs.log_call(facts, trace)
 
-    def _facts(self, outcome: str, error: Exception | None) -> CallFacts:
+    def _facts(self, outcome: str, error: BaseException | None) -> CallFacts:
         transport, route = self._where
         return CallFacts(
             transport=transport,
@@ -340,7 +341,7 @@ class RequestRecord:
             caller=self.caller,
         )
 
-    def _status(self, error: Exception | None) -> int | str:
+    def _status(self, error: BaseException | None) -> int | str:
         """What the caller was given: a stream over HTTP has its status before it fails."""
         if self._where[0] == "grpc":
             return "OK" if error is None else wire(error).grpc.name

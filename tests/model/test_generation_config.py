@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 
 from attend.model.errors import CheckpointError
-from attend.model.generation_config import NO_DEFAULTS, read_defaults, stop_tokens
+from attend.model.generation_config import CARRIED, HARMLESS, NO_DEFAULTS, OFF, Defaults, read_defaults, stop_tokens
 from attend.model.params import DecodingParams, SamplingParams
+from tests.model.gguf_files import make, write_gguf
 
 
 def write(folder: Path, **fields: object) -> Path:
@@ -46,7 +48,9 @@ BAD = [
     *[(name, value) for name in ALL for value in ("1", [], True, -2, float("nan"))],
     *(("temperature", 2.5), ("top_k", 1.5), ("top_p", 0), ("top_p", 1.5), ("min_p", 2), ("repetition_penalty", 0)),
     *(("do_sample", 1), ("do_sample", "false"), ("num_beams", 4), ("no_repeat_ngram_size", 3), ("typical_p", 0.9)),
-    *(("suppress_tokens", [1]), ("forced_eos_token_id", 2), ("min_new_tokens", 5), ("sequence_bias", [[[1], 2.0]])),
+    *(("suppress_tokens", 1), ("suppress_tokens", [-1]), ("suppress_tokens", [True]), ("stop_strings", ["###"])),
+    *(("watermarking_config", {"greenlist_ratio": 0.5}), ("token_healing", True), ("max_time", 5.0)),
+    *(("begin_suppress_tokens", [1]), ("forced_eos_token_id", 2), ("min_new_tokens", 5), ("sequence_bias", [[[1], 2.0]])),
 ]
 
 
@@ -59,8 +63,59 @@ def test_a_bad_value_or_one_that_is_not_carried_out_stops_the_start_with_file_an
 
 
 def test_values_that_change_nothing_are_fine(tmp_path):
-    off = {"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [], "forced_eos_token_id": None}
+    off = {
+        "num_beams": 1,
+        "typical_p": 1.0,
+        "no_repeat_ngram_size": 0,
+        "stop_strings": [],
+        "suppress_tokens": [],
+        "forced_eos_token_id": None,
+    }
     assert read_defaults(write(tmp_path, **off)) == NO_DEFAULTS
+
+
+def test_every_key_of_transformers_is_carried_out_refused_or_known_to_change_nothing(tmp_path, caplog):
+    keys = vars(GenerationConfig()).keys()
+    assert keys - HARMLESS - OFF.keys() - {*CARRIED} == set()
+    assert not (HARMLESS & OFF.keys() or HARMLESS & {*CARRIED} or OFF.keys() & {*CARRIED})
+    assert read_defaults(write(tmp_path, chat_format="x")) == NO_DEFAULTS
+    assert "chat_format is not known, and changes nothing" in caplog.text
+
+
+def test_the_tokens_that_are_suppressed_are_kept_each_once(tmp_path):
+    assert read_defaults(write(tmp_path, suppress_tokens=[93, 92, 93], top_k=64)) == Defaults({"top_k": 64}, {}, (93, 92))
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.top_p": 0.95}, ((0.6, 20, 0.95), 1.0)),
+        ({"general.sampling.penalty_repeat": 1.1, "general.sampling.min_p": 0.05}, ((1.0, 0, 1.0), 1.1)),
+        ({"general.sampling.penalty_repeat": 1.1, "general.sampling.penalty_last_n": 0}, ((1.0, 0, 1.0), 1.0)),
+        ({"general.sampling.penalty_last_n": 64, "general.sampling.mirostat": 0}, ((1.0, 0, 1.0), 1.0)),
+        ({"general.sampling.mirostat": 2}, "general.sampling.mirostat is not supported; got 2"),
+        ({"general.sampling.xtc_probability": 0.5}, "general.sampling.xtc_probability is not supported"),
+        ({"general.sampling.sequence": "top_k;temperature"}, "general.sampling.sequence is not supported"),
+        ({"general.sampling.temp": "hot"}, "temperature must be a number"),
+        ({"tokenizer.ggml.suppress_tokens": "x"}, "suppress_tokens must be a list"),
+    ],
+)
+def test_a_gguf_file_says_the_same_in_its_metadata(said, found, tmp_path):
+    file = tmp_path / "m.gguf"
+    write_gguf(make("qwen3-tied", tmp_path), file, metadata=said)
+    if isinstance(found, str):
+        assert read_defaults(file, "none") == NO_DEFAULTS
+        with pytest.raises(CheckpointError, match=rf"m\.gguf: its metadata as a generation_config\.json: {found}"):
+            read_defaults(file)
+        return
+    values = read_defaults(file).values()
+    assert ((values["temperature"], values["top_k"], values["top_p"]), values["repetition_penalty"]) == found
+
+
+def test_a_gguf_file_suppresses_tokens(tmp_path):
+    file = tmp_path / "m.gguf"
+    write_gguf(make("qwen3-tied", tmp_path), file, metadata={"tokenizer.ggml.suppress_tokens": [93, 92]})
+    assert read_defaults(file) == Defaults(suppress_tokens=(93, 92))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000], ids=lambda content: repr(content[:4]))

@@ -149,7 +149,8 @@ def test_every_field_that_the_caller_of_the_engine_fills_is_filled_by_something(
     """The rest is the scheduler's, and fresh."""
     filled = {name for _, expected in (*CARRIED.values(), *STOPS.values()) for name in expected} | OF_A_BATCH.keys()
     names = {field.name for field in fields(Request)}
-    assert names == filled | {"request_id", "answer_index", "grammar", "adapter"} | OF_THE_SCHEDULER
+    of_the_model = {"banned_tokens"}
+    assert names == filled | of_the_model | {"request_id", "answer_index", "grammar", "adapter"} | OF_THE_SCHEDULER
     (request,) = requests_of(PLAIN)
     for field in fields(Request):
         if field.name in OF_THE_SCHEDULER:

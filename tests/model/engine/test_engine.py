@@ -11,9 +11,10 @@ from attend.model.engine.config import GroupSize
 from attend.model.engine.request import EngineStats, FinishReason, StepReport
 from attend.model.errors import OutOfMemory
 from attend.model.net.transformer import Decoder
-from attend.model.params import SamplingParams
+from attend.model.params import DecodingParams, SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, fake_answer, fake_engine, run, tiny_engine, told
+from tests.model.engine.test_grammars import Multiples
 
 POISON = 95
 """A token whose embedding is NaN: it spoils the rows that see it."""
@@ -89,6 +90,26 @@ def test_guesses_do_not_matter(net, way):
     )
     assert wanted == found
     assert way["temperature"] > 0 or 0 < guessing.stats().num_accepted < guessing.stats().num_drafted
+
+
+@pytest.mark.parametrize("changes", [{}, {"draft_tokens": 40, "max_batch_requests": 2}, {"async_scheduling": True}], ids=str)
+def test_what_a_model_bans_is_drawn_in_no_way_and_the_rest_as_if_it_alone_were_allowed(net, changes):
+    """Greedy or drawn, guessed or not, in steps that are submitted early, with other bans, and under a grammar."""
+    more = [{}, {"bad_words": [[7], [8, 9]]}, {"min_tokens": 5, "stop_token_ids": frozenset(range(40))}, {"logprobs": 1}]
+    kinds = [{"sampling": SamplingParams(**way), "grammar": None} | each for way in WAYS for each in more]
+    kinds += [{"sampling": SamplingParams(**way), "grammar": Multiples} for way in WAYS]
+    banned, allowed = range(1, VOCAB, 3), [token for token in range(VOCAB) if token % 3 != 1]
+
+    def draw(**fields):
+        made = [each | {"grammar": each["grammar"] and each["grammar"]()} | fields for each in kinds]
+        requests = [ask(f"{at}", [7, 8, 9, 7, 8, 9, at], 20, seed=at, **each) for at, each in enumerate(made)]
+        engine = tiny_engine(net, num_blocks=999, **changes)
+        return answers(engine, requests), engine
+
+    found, engine = draw(banned_tokens=(*banned, 10**6))
+    assert found == draw(decoding=DecodingParams(allowed_token_ids=tuple(allowed)))[0]
+    assert not {token for tokens, _ in found.values() for token in tokens} & {*banned}
+    assert bool(engine.stats().num_accepted) == ("draft_tokens" in changes)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -35,6 +35,7 @@ WAYS = {
     "checked": {"grammar": Multiples},
     "masked": {"grammar": Multiples, "sampling": AMONG_SOME, "logprobs": 0},
     "failing": {"grammar": lambda: Multiples(last=3), "sampling": AMONG_SOME},
+    "banned": {"banned_tokens": (30, 31), "sampling": DRAWN},
 }
 COMINGS = {
     "whole": {},

@@ -5,6 +5,7 @@ import random
 from functools import cache
 from pathlib import Path
 
+import gguf
 import pytest
 import transformers
 from hypothesis import given, settings
@@ -14,10 +15,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers.tokenization_utils_sentencepiece import generate_merges
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.container import Container
+from attend.model.gguf.container import Container, read_container
 from attend.model.gguf.documents import json_file
 from attend.model.gguf.splits import SPLITS
-from attend.model.gguf.vocabulary import Vocabulary, _merges
+from attend.model.gguf.vocabulary import BESIDE, HARMLESS, OFF, READ, Vocabulary, _merges
 from attend.model.net.checkpoint import read_config
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -251,12 +252,38 @@ def test_the_chat_template_is_that_of_the_metadata(folder, tmp_path):
         (["a", "<|eot_id|>", "<|eom_id|>"], {"eos": 0, "eot": 1}, [0, 1, 2]),
         (["<|return|>", "<|call|>", "<|end|>"], {"eos": 0}, [0, 1]),
         (["<|end|>", "x"], {}, [0]),
+        (["a", "b", "c"], {"eos": 1, "ids": [1, 2, 999]}, [1, 2]),
+        (["<|endoftext|>", "[gMASK]", "<|observation|>", "<|user|>"], {"eot": 3}, [3, 0, 2]),
+        (["<|user|>", "<|observation|>", "<|assistant|>", "<|tool_response>"], {}, []),
+        (["a", "b", "c", "d"], {"eos": 0, "fim_pad": 1, "fim_rep": 2, "fim_sep": 3}, [0, 1, 2, 3]),
+        (["<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"], {}, [1, 2, 3]),
+        (["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"], {}, []),
     ],
 )
 def test_answers_end_with_the_named_ends_and_with_every_control_token_that_ends_a_turn(words, said, ends, folder, tmp_path):
     tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [*words, *(f"t{n}" for n in range(90))]}
-    tokens |= {"token_type": [3] * len(words) + [1] * 90} | {f"{name}_token_id": token for name, token in said.items()}
+    named = {"eos_token_ids" if name == "ids" else f"{name}_token_id": token for name, token in said.items()}
+    tokens |= {"token_type": [3] * len(words) + [1] * 90} | named
     assert read_config(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)).eos_token_ids == tuple(ends)
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize(("arch", "word"), [("gemma4", "<|tool_response>"), ("phi3", "<|assistant|>")])
+def test_an_end_that_only_the_makers_of_a_family_name_is_one_whatever_its_type(arch, word, kind, folder, tmp_path):
+    tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [word, *(f"t{n}" for n in range(90))], "token_type": [kind] + [1] * 90}
+    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)
+    container = read_container(path)
+    container.metadata["general.architecture"] = arch
+    assert Vocabulary(container).ends == [0] and Vocabulary(container).kinds[0] == 3
+    assert Vocabulary(read_container(path)).ends == []
+
+
+@pytest.mark.parametrize("says", [{}, {"add_bos_token": False}, {"add_bos_token": True}], ids=str)
+def test_gemma_4_begins_with_the_start_token_whatever_the_file_says(says, folder, tmp_path):
+    words = ["<bos>", "<unk>", '!"', "!", '"', *(f"t{n}" for n in range(86))]
+    tokens = {"model": "gemma4", "tokens": words, "token_type": [3, 3] + [1] * 89, "merges": ['! "'], "bos_token_id": 0}
+    file = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"unknown_token_id": 1} | says)
+    assert Tokenizer.load(file).encode('!"') == [0, 2]
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}<|turn|>"])
@@ -297,6 +324,25 @@ BAD = {
     "eos_token_id": (5000, "tokenizer.ggml.eos_token_id must be one of"),
     "add_bos_token": ("yes", "tokenizer.ggml.add_bos_token must be true or false; got 'yes'"),
 }
+
+
+def test_every_key_of_the_tokenizer_is_read_known_to_change_nothing_or_refused(folder, tmp_path):
+    theirs = {key for key in vars(gguf.Keys.Tokenizer).values() if isinstance(key, str) and key.startswith("tokenizer.")}
+    ours = {f"tokenizer.ggml.{name}" for name in (*READ, *HARMLESS, *OFF)}
+    assert {key for key in theirs - ours if not key.startswith(BESIDE)} == set()
+    for key, value, told in (
+        ("add_sep_token", True, "= True is not supported"),
+        ("normalizer.nfc", True, "is an unknown key"),
+        ("add_sep_token", False, None),
+        ("mask_token_id", 3, None),
+        ("padding_token_id", 5000, None),
+    ):
+        path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen"), metadata={f"tokenizer.ggml.{key}": value})
+        if told is None:
+            assert Tokenizer.load(path).size > 0
+            continue
+        with pytest.raises(CheckpointError, match=rf"tiny\.gguf: tokenizer\.ggml\.{key} {told}"):
+            Tokenizer.load(path)
 
 
 @pytest.mark.parametrize("key", list(BAD))

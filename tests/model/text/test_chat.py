@@ -238,6 +238,83 @@ LARGE = [
     "{% set x %}{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}{% endset %}",
 ]
 
+SHARED = (
+    "{% set ns = namespace(x=[1], y=[1], t=(1,), d={}) %}{% for i in range(44) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% set ns.y = [ns.y, ns.y] %}{% set ns.t = (ns.t, ns.t) %}{% set ns.d = {'a': ns.d, 'b': ns.d} %}{% endfor %}"
+)
+"""Four values that are 2^44 large where their shared parts count each time."""
+WALKS = [
+    *("ns.x == ns.y", "ns.x != ns.y", "ns.x < ns.y", "1 < ns.x == ns.y", "ns.d == ns.d.copy()", "not ns.x == ns.y"),
+    *("ns.x in [ns.y]", "ns.x not in [ns.y]", "ns.x in [[ns.y]][0]", "ns.x in ([ns.y] | map('default'))", "ns.t in {}"),
+    *("[ns.x, ns.y] | sort", "[ns.x, ns.y] | map('default') | sort", "[{'a': ns.x}, {'a': ns.y}] | sort(attribute='a')"),
+    *("[ns.t, ns.t] | unique | list", "[{'a': ns.x}, {'a': ns.y}] | groupby('a')", "[ns.x, ns.y] | max", "[ns.x, ns.y] | min"),
+    *("{'a': ns.x, 'b': ns.y} | dictsort(by='value')", "ns.x is eq ns.y", "ns.x is ne(ns.y)", "ns.x is in [ns.y]"),
+    *(
+        "[ns.x] | select('eq', ns.y) | list",
+        "[ns.x] | reject('in', [ns.y]) | list",
+        "[[ns.x]] | selectattr(0, 'eq', ns.y) | list",
+    ),
+    *(
+        "[ns.x].index(ns.y)",
+        "[ns.x].count(ns.y)",
+        "(ns.x,).count(ns.y)",
+        "{ns.t: 1}",
+        "{}[ns.t]",
+        "{}.get(ns.t)",
+        "dict([(ns.t, 1)])",
+    ),
+    *(
+        "{}.fromkeys([ns.t])",
+        "{}.fromkeys([ns.t] | map('default'))",
+        "{}.keys().isdisjoint([ns.t])",
+        "{'a': ns.t}.items() - {}.items()",
+    ),
+    *(
+        "{'a': ns.x}.items() == {'a': ns.y}.items()",
+        "[1, 2] | join(ns.x)",
+        "'x'.join([ns.x])",
+        "ns.x | tojson",
+        "'{}'.format(ns.x)",
+    ),
+    *("'a'.replace(ns.x, 'b')", "'a' | replace(ns.x, 'b')", "{}[ns.x].y", "[][ns.x].y", "'a' | indent(ns.x)", "ns.x ~ ''"),
+    *(
+        "ns.x is lower",
+        "[ns.x] | select('upper') | list",
+        "strftime_now(ns.x)",
+        "raise_exception(ns.x)",
+        "cycler(ns.x).next() == ns.y",
+    ),
+    *("1 if ns.x == ns.y", "[1, 2] | map('default', ns.x) | list", "[[1]] | map(attribute=ns.t) | list"),
+]
+DEEP = "{% set ns = namespace(x=(1,)) %}{% for i in range(99999) %}{% set ns.x = (ns.x,) %}{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [*(SHARED + "{{ " + walk + " }}" for walk in WALKS), DEEP + "{{ {ns.x: 1} }}"], ids=str)
+def test_no_comparison_hash_or_sort_walks_shared_lists_for_ever(source):
+    with pytest.raises(InvalidRequest, match=r"the chat template made a value of more than|nested lists more than"):
+        render(source)
+
+
+@pytest.mark.parametrize("body", ["{{ loop.changed(i) }}", "{% if i == ns.y %}{% endif %}", "{% if i in [ns.y] %}{% endif %}"])
+def test_no_loop_compares_shared_lists_for_ever(body):
+    with pytest.raises(InvalidRequest, match="the chat template made a value of more than"):
+        render(SHARED + "{% for i in [ns.x, ns.y] %}" + body + "{% endfor %}")
+
+
+COMPARED = {
+    "{{ messages[0] == messages[-1] }}{{ messages[0] in messages }}{{ [1, 2] < [1, 3] }}{{ 1 < 2 < 3 }}": "TrueTrueTrueTrue",
+    "{{ 3 in ([1, 2] | map('int')) }}{{ [[2], [1]] | sort }}{{ [(1, 2), (1, 2)] | unique | list }}": "False[[1], [2]][(1, 2)]",
+    "{% for i in [[1], [1], [2]] %}{{ loop.changed(i) }}{% endfor %}{{ {(1, 2): 3}[(1, 2)] }}": "TrueFalseTrue3",
+    "{{ [1] is eq [1] }}{{ [2, 1] | max }}{{ {'b': 1, 'a': 2} | dictsort }}{{ [[1]].index([1]) }}{{ 5 - 3 }}": (
+        "True2[('a', 2), ('b', 1)]02"
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "said"), COMPARED.items())
+def test_lists_are_compared_hashed_and_sorted_as_in_jinja(source, said):
+    assert render(source) == said
+
 
 CONTENT = [{"role": "user", "content": "hello" * 1000}]
 

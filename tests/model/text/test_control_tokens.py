@@ -284,6 +284,20 @@ def test_a_template_compares_short_texts_as_they_stand():
     assert template.render([{"role": "user", "content": "key"}]) == "same"
 
 
+def test_names_and_words_of_schemas_beside_letters_of_a_token_are_what_they_are():
+    """`Human` ends as `name` and `number` begin."""
+    raw = KINDS["gpt2"]()
+    raw.add_special_tokens(["Human", "<s>"])
+    template = ChatTemplate(
+        "{% for t in tools %}{{ t.function.name }}{{ t['function'].kind == 'number' }}"
+        "{% for n in t.function %} {{ n }}{% endfor %}{% endfor %}{{ messages[0].content == 'n' }}"
+    )
+    tools = [{"type": "function", "function": {"name": "f", "kind": "number", "H": 1, "<s>": 2}}]
+    plain = template.render([{"role": "user", "content": "n"}], tools)
+    template.control = ControlTokens(raw, template.source)
+    assert template.render([{"role": "user", "content": "n"}], tools) == plain
+
+
 def test_a_refusal_shows_no_marks():
     template = ChatTemplate("{{ raise_exception('no ' + messages[0].content) }}")
     template.control = ControlTokens(tokenizer_of("gpt2").raw, "")
@@ -309,11 +323,15 @@ def test_json_in_ascii_has_its_marks():
         *("{% set n = namespace(x=c) %}<{{ n.x }}>", "<{{ {'a': c} | join(attribute='a') if false else c }}>"),
     ],
 )
-def test_a_short_text_between_letters_of_the_template_makes_no_token(written):
-    template = ChatTemplate("{% set c = messages[0].content %}" + written)
-    template.control = ControlTokens(tokenizer_of("gpt2").raw, "")
-    made = template.write([{"role": "user", "content": "key"}])
-    assert made.text == "<key>" and control("gpt2", made) == Counter()
+@pytest.mark.parametrize("word", ["key", "s>-", "-<s", "im_end|", "key>"])
+@pytest.mark.parametrize("source", ["{% set c = messages[0].content %}", "{% for c in tools[0] %}{% endfor %}"])
+def test_a_short_text_between_letters_of_the_template_makes_no_token(written, word, source):
+    """Also the name of something: of a parameter, for one."""
+    inside = f"{source.removesuffix('{% endfor %}')}{written}{'{% endfor %}' * ('for' in source)}"
+    templates = ChatTemplate(inside), ChatTemplate(inside)
+    templates[1].control = ControlTokens(tokenizer_of("gpt2").raw, "")
+    plain, made = (each.write([{"role": "user", "content": word}], [{word: 1}]) for each in templates)
+    assert made.text == plain.text and control("gpt2", made) == Counter()
 
 
 def test_marks_of_a_caller_take_no_token_from_the_template():

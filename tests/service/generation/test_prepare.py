@@ -205,6 +205,12 @@ def test_a_chat_of_a_folder_has_what_its_template_writes(tmp_path):
     assert answer.request.prompt == tokenizer.encode("the cat", add_special_tokens=False)
 
 
+def test_every_answer_is_without_the_tokens_that_the_model_suppresses():
+    by = Preparation(info(), byte_tokenizer(), suppress_tokens=(7, 10**6))
+    asked = command("a", "b", n=2, decoding=DecodingParams(allowed_token_ids=(7, 8)))
+    assert {each.request.banned_tokens for each in asyncio.run(by.answers(asked)).values()} == {(7,)}
+
+
 def test_a_model_without_a_head_embeds_and_refuses_text():
     prepared = Preparation(info(makes_text=False), byte_tokenizer())
     with pytest.raises(NotSupported, match="this model generates no text: its checkpoint has no head"):

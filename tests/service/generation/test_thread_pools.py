@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attend.model.errors import Overloaded
+from attend.model.errors import EngineFailed, Overloaded
 from attend.service.access.caller import Address
 from attend.service.generation import thread_pools as aside_module
 from attend.service.generation.thread_pools import LARGE, MOST_LARGE, SHORT, FairSemaphore, TurnPool, run_exclusive, run_in_pool
@@ -58,6 +58,13 @@ async def test_no_more_than_so_many_large_ones_wait(monkeypatch):
 def test_an_error_comes_back_to_the_caller(size):
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run_in_pool(lambda: 1 // 0, size))
+    with pytest.raises(EngineFailed, match="a library panicked: unwrap"):
+        asyncio.run(run_in_pool(panic, size))
+
+
+def panic():
+    """As of a library in Rust: no Exception."""
+    raise type("PanicException", (BaseException,), {})("unwrap")
 
 
 async def test_work_that_holds_the_interpreter_is_done_alone_and_rests_as_long_as_it_works():

@@ -175,8 +175,12 @@ def test_each_error_has_its_outcome_and_counts_once_though_it_passes_two_counter
     assert server.value("attend_request_duration_seconds_count") == 1
 
 
+PANIC = type("PanicException", (BaseException,), {})("of a library in Rust")
+
+
 @pytest.mark.parametrize(
-    ("error", "outcome"), [(ValueError("bug"), "error"), (asyncio.CancelledError(), "abort"), (GeneratorExit(), "abort")]
+    ("error", "outcome"),
+    [(ValueError("bug"), "error"), (PANIC, "error"), (asyncio.CancelledError(), "abort"), (GeneratorExit(), "abort")],
 )
 def test_bugs_are_errors_and_leavers_are_aborts(error, outcome):
     server = build_server()
