@@ -17,7 +17,7 @@ from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import raise_limit
 from attend.service.runtime.interfaces import check_interfaces
 from attend.service.runtime.lifecycle import catch_signals, check_certificate, ready_line, run_in_daemon_thread, run_until
-from attend.service.runtime.ports import is_free
+from attend.service.runtime.ports import check_ports
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
@@ -61,14 +61,10 @@ def prepare() -> None:
 
 
 def claim_port(settings: Settings) -> socket.socket:
-    """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that is taken."""
+    """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that it cannot have."""
     from attend.service.runtime.http_server import bind_socket
 
-    if settings.port == settings.grpc_port:
-        raise SettingError(f"port and grpc_port are both {settings.port}: they must differ")
-    for name in ("port", "grpc_port"):
-        if not is_free(number := getattr(settings, name)):
-            raise SettingError(f"{name} {number} is taken: another process listens on it; choose another {name}")
+    check_ports(settings.port, settings.grpc_port)
     try:
         return bind_socket(settings.host, settings.port)
     except OSError as error:
