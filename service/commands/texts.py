@@ -34,7 +34,8 @@ StopOption = Annotated[list[str] | None, typer.Option(help="Stop string; may be 
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; without it, that of standard input.", show_default=False)
+        str | None,
+        typer.Argument(help="Text to continue; without it, that of standard input.", metavar="PROMPT", show_default=False),
     ] = None,
     model: ModelOption = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,

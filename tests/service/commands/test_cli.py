@@ -209,7 +209,7 @@ def test_what_the_system_refuses_is_a_sentence(attend, monkeypatch, error, told)
 
 @pytest.mark.parametrize(("target", "status", "told"), [("/dev/full", 1, "attend: No space left on device\n"), (None, 0, "")])
 def test_output_that_is_full_is_a_sentence_and_a_character_that_the_locale_lacks_is_escaped(folder, target, status, told):
-    code = "import typer; from attend.service.commands import cli; cli.app = lambda words: print('é'); cli.main()"
+    code = "import typer; from attend.service.commands import cli; cli.app = lambda words, **_: print('é'); cli.main()"
     with open(target or os.devnull, "w") as output:
         where = output if target else subprocess.PIPE
         env = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -222,7 +222,7 @@ def test_output_that_is_full_is_a_sentence_and_a_character_that_the_locale_lacks
     ("work", "status", "told"), [("None", 0, ""), ("open('/gone')", 1, "No such file or directory: /gone")]
 )
 def test_a_command_whose_output_is_closed_ends_as_others(work, status, told):
-    code = f"from attend.service.commands import cli; cli.app = lambda words: {work}; cli.main()"
+    code = f"from attend.service.commands import cli; cli.app = lambda words, **_: {work}; cli.main()"
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", code]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (status, f"attend: {told}" if told else "")
