@@ -1,18 +1,22 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
+import errno
 import io
 import logging
 import os
+import resource
 import sys
 from contextlib import suppress
 from importlib.metadata import version as version_of
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
-from attend.model.errors import AttendError, SettingError
+from attend.model.errors import AttendError, CheckpointError, SettingError
+from attend.model.machine import available_memory
 from attend.service.commands import texts
 from attend.service.commands.bench import FOLDER as BENCHMARKS
 from attend.service.commands.flags import (
@@ -30,9 +34,10 @@ from attend.service.commands.flags import (
 )
 from attend.service.commands.keys import app as keys_app
 from attend.service.commands.mistakes import sentence
-from attend.service.commands.start import given_text, interrupt_unwinds, prepare_settings, start_settings
+from attend.service.commands.start import given_text, interrupt_unwinds, locate_model, prepare_settings, start_settings
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
+from attend.service.values import HUB
 
 PYTHON = sys.version.partition(" ")[0]
 HELP = ("-h", "--help")
@@ -71,8 +76,13 @@ def main() -> None:
 
 def _refusal(error: OSError | MemoryError) -> str:
     """What the system refuses, in words."""
-    if isinstance(error, MemoryError):
-        return "there is not enough memory"
+    if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        limit = "" if most == resource.RLIM_INFINITY else f", and this process may take {most / 1e9:.1f} GB (ulimit -v)"
+        return (
+            f"there is not enough memory: {available_memory() / 1e9:.1f} GB are free{limit}; a smaller model, --quantize int8 "
+            "or int4, and as a server a --kv-cache-memory such as 256MiB take less"
+        )
     return f"{error.strerror or error}: {error.filename}" if error.filename else str(error.strerror or error)
 
 
@@ -219,12 +229,20 @@ def inspect_(
 
     Weights are not loaded; a checkpoint of the hub is downloaded. Ends with status 2 where it cannot be served.
     """
-    settings = start_settings({"model": model}, locate=not json)  # with it, `show` says in JSON what is wrong
-    from attend.service.commands.inspect import show
-    from attend.service.observe import tracing
+    settings = start_settings({"model": model}, locate=False)
+    try:
+        settings = locate_model(settings)
+        from attend.service.commands.inspect import show
+        from attend.service.observe import tracing
 
-    tracing.check_endpoint(settings.otel_endpoint)
-    raise typer.Exit(show(settings, as_json=json))
+        tracing.check_endpoint(settings.otel_endpoint)
+        show(settings, as_json=json)
+    except CheckpointError as error:
+        if not json:
+            raise
+        place = settings.model if settings.model.startswith(HUB) else str(settings.folder)
+        print(dumps({"supported": False, "folder": place, "error": str(error)}))
+        raise typer.Exit(2) from error
 
 
 @app.command(cls=PlainCommand)

@@ -78,6 +78,7 @@ def generate(
     call = {name: value for name, value in dict(locals()).items() if name not in (*flags, "flags")}
     settings, call["model"] = _settings(model, adapter, chat_template, device=device, dtype=dtype, quantize=quantize)
     call["prompt"] = prompt if prompt_token_ids else given_text(prompt, "prompt")
+    prepare_settings(settings)
     from attend.service.commands import generate as offline
 
     ids = offline.parse_token_ids("prompt-token-ids", call.pop("prompt_token_ids"))
@@ -142,12 +143,13 @@ def run(
 
 def _chat(given: dict[str, Any], message: str | None) -> int:
     """Chat, or answer a message, as flags say. Returns the exit status."""
+    own = [given.pop(name) for name in ("model", "adapter", "chat_template")]
+    settings, adapter = _settings(*own, **{name: given.pop(name) for name in ("device", "dtype", "quantize")})
     if message is None and not (sys.stdin is not None and sys.stdin.isatty()):
         message = given_text(None, "message")
     if message is not None and not message.strip():
         raise SettingError("the message is empty: give a text")
-    own = [given.pop(name) for name in ("model", "adapter", "chat_template")]
-    settings, adapter = _settings(*own, **{name: given.pop(name) for name in ("device", "dtype", "quantize")})
+    prepare_settings(settings)
     from attend.service.commands.chat import chat as talk
 
     system = given.pop("system")
@@ -160,5 +162,5 @@ def _settings(
 ) -> tuple[Settings, str | None]:
     """The settings, and the name of the adapter that the call names."""
     given = adapter if adapter and "=" in adapter else None
-    settings = prepare_settings(start_settings({"model": model, "adapter": given, "chat_template": chat_template, **others}))
+    settings = start_settings({"model": model, "adapter": given, "chat_template": chat_template, **others})
     return settings, ",".join(settings.adapters) if given else adapter or None

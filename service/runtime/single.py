@@ -16,7 +16,17 @@ from attend.model.errors import EngineFailed, SettingError
 from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import raise_limit
 from attend.service.runtime.interfaces import check_interfaces
-from attend.service.runtime.lifecycle import catch_signals, check_certificate, ready_line, run_in_daemon_thread, run_until
+from attend.service.runtime.lifecycle import (
+    Stop,
+    catch_signals,
+    check_certificate,
+    drain_until_told_again,
+    drained_status,
+    ready_line,
+    run_in_daemon_thread,
+    run_until,
+    stopping_line,
+)
 from attend.service.runtime.ports import check_ports
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
@@ -94,7 +104,7 @@ def connections_allowed() -> tuple[int, int]:
 
 
 async def main(settings: Settings, http: socket.socket, report: Report | None = None) -> int:
-    """Load, serve, drain. A second signal ends the process at once.
+    """Load, serve, drain. A second signal ends the process at once, and calls that are drained with their reason.
 
     `report` gets what the process serves once it does, in place of the person who typed the command; the metrics page is then
     that of the replica alone.
@@ -119,7 +129,7 @@ async def _log_failure(work: "asyncio.Future[object]") -> None:
 
 
 async def serve_until(
-    replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event, report: Report | None = None
+    replica: "Replica", settings: Settings, http: socket.socket, stop: Stop, report: Report | None = None
 ) -> int:
     """Answer calls until `stop`, then let the running ones end."""
     from attend.service.grpc_api.server import grpc_server
@@ -153,11 +163,11 @@ async def serve_until(
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end
     if report is None:
-        print_line("Stopping: running streams may end ...")
-    await replica.drain(settings.drain_seconds)
+        print_line(stopping_line(await replica.count_requests(), settings.drain_seconds))
+    await drain_until_told_again(stop, settings.drain_seconds, replica.drain)
     server.end()
     await asyncio.gather(serving, rpc.stop(1.0))
-    return 0
+    return drained_status(stop)
 
 
 async def watch(replica: "Replica", certificate: "Certificate | None" = None) -> None:

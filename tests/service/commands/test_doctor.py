@@ -19,7 +19,7 @@ from attend.model.net.native.library import variant
 from attend.model.shapes import SHAPES, write_config
 from attend.service.commands import cli, doctor
 from attend.service.settings import Settings
-from tests.model.checkpoints import KINDS, tiny_config, write_checkpoint
+from tests.model.checkpoints import KINDS, tiny_config, write_checkpoint, write_letters
 
 needs_native = pytest.mark.skipif(variant() in ("", "portable"), reason="no fast native decoder is built here")
 
@@ -193,7 +193,7 @@ def test_a_gpu_is_described_by_what_torch_says(look, folder, monkeypatch):
 
 
 def test_the_command_prints_a_line_for_each_check_and_the_verdict_last(monkeypatch, capfd, folder):
-    monkeypatch.setattr(sys, "argv", ["attend", "doctor", str(folder)])
+    monkeypatch.setattr(sys, "argv", ["attend", "doctor", str(write_letters(folder))])
     with pytest.raises(SystemExit) as end:
         cli.main()
     lines = capfd.readouterr().out.splitlines()

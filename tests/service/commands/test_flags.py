@@ -5,6 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from attend.model.config import DEFAULT_MODEL
 from attend.service.commands import cli, flags
 from attend.service.commands.mistakes import THEIR_FLAGS
 from attend.service.settings import Settings
@@ -88,15 +89,14 @@ def test_there_are_flags_that_are_yes_or_no():
 
 
 @pytest.mark.parametrize("name", YES_OR_NO)
-def test_a_flag_that_is_yes_or_no_may_stand_before_the_folder(served, tmp_path, name):
-    (tmp_path / "config.json").write_text("{}")
+def test_a_flag_that_is_yes_or_no_may_stand_before_the_folder(served, name):
     flag = f"--{name.replace('_', '-')}"
     no = f"--no-{flag[2:]}"
     for words, value in (([flag], True), ([no], False), ([flag, "false"], False), ([f"{flag}=false"], False),
                          ([flag, "TRUE"], True), ([f"{flag}=true"], True), ([flag, "0"], False)):  # fmt: skip
-        for line in ([*words, str(tmp_path)], [str(tmp_path), *words]):
+        for line in ([*words, str(DEFAULT_MODEL)], [str(DEFAULT_MODEL), *words]):
             settings = served(*line)
-            assert (getattr(settings, name), settings.model) == (value, str(tmp_path)), line
+            assert (getattr(settings, name), settings.model) == (value, str(DEFAULT_MODEL)), line
 
 
 def test_without_the_flag_the_variable_counts(served, monkeypatch):
