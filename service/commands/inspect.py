@@ -79,9 +79,9 @@ def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
         ("chat template", "yes" if facts["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
-    same: dict[str, list[str]] = {}
+    kept, same = ", which stay quantised" if facts["format"] else "", dict[str, list[str]]()
     for name, memory in facts["memory"].items():
-        same.setdefault(f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}", []).append(name)
+        same.setdefault(f"weights {_size(memory['weights_bytes'])}{kept}; {_in_words(memory)}", []).append(name)
     rows += [(f"in {' and '.join(names)}", words) for words, names in same.items()]
     rows.append(("kv_dtype int8", _in_words(facts["kv_int8"])))
     return rows

@@ -8,6 +8,7 @@ import typer
 from attend.model.errors import SettingError
 from attend.service.commands.flags import AdapterOption, DeviceOption, DtypeOption, ModelArgument, ModelOption, QuantizeOption
 from attend.service.commands.start import given_text, prepare_settings, start_settings
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 SystemOption = Annotated[str, typer.Option(help="The system prompt of the chat.", metavar="TEXT")]
@@ -78,7 +79,7 @@ def generate(
     call = {name: value for name, value in dict(locals()).items() if name not in (*flags, "flags")}
     settings, call["model"] = _settings(model, adapter, chat_template, device=device, dtype=dtype, quantize=quantize)
     call["prompt"] = prompt if prompt_token_ids else given_text(prompt, "prompt")
-    prepare_settings(settings)
+    _prepare(settings)
     from attend.service.commands import generate as offline
 
     ids = offline.parse_token_ids("prompt-token-ids", call.pop("prompt_token_ids"))
@@ -149,7 +150,7 @@ def _chat(given: dict[str, Any], message: str | None) -> int:
         message = given_text(None, "message")
     if message is not None and not message.strip():
         raise SettingError("the message is empty: give a text")
-    prepare_settings(settings)
+    _prepare(settings)
     from attend.service.commands.chat import chat as talk
 
     system = given.pop("system")
@@ -164,3 +165,10 @@ def _settings(
     given = adapter if adapter and "=" in adapter else None
     settings = start_settings({"model": model, "adapter": given, "chat_template": chat_template, **others})
     return settings, ",".join(settings.adapters) if given else adapter or None
+
+
+def _prepare(settings: Settings) -> None:
+    """What precedes the import of torch, which takes seconds: a person is told what they are for."""
+    prepare_settings(settings)
+    if sys.stderr is not None and sys.stderr.isatty():
+        print_line(f"Loading {settings.name} ...")

@@ -35,6 +35,7 @@ from attend.service.runtime.lifecycle import (
     run_in_daemon_thread,
     run_until,
     stopping_line,
+    tell_while_slow,
 )
 from attend.service.runtime.placement import gpus_per_rank
 from attend.service.runtime.terminal_lines import print_line, set_line_style
@@ -84,7 +85,7 @@ async def main(settings: Settings, statistics: int) -> int:
     started = ready = lost = False
     try:
         check_room(settings, ray.cluster_resources())
-        started = await run_until(stop, start(settings, statistics))
+        started = await run_until(stop, tell_while_slow(start(settings, statistics)))
         ready = started and await run_until(stop, say_ready(settings))
         if ready:
             lost = await run_until(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))

@@ -17,6 +17,8 @@ from attend.service.runtime.certificate_renewal import BadPair, doubt, pair
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
+FIRST_NOTICE = 5.0
+"""Seconds after which a start says that it is still loading."""
 CUT_SECONDS = 3.0
 """How long a process may take to end its calls once it is told to stop at once."""
 
@@ -33,6 +35,23 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> boo
     with contextlib.suppress(asyncio.CancelledError):
         await task
     return False
+
+
+async def tell_while_slow(work: Awaitable[object]) -> None:
+    """Do `work`, and say that it is under way: after 5 s, 10 s, 20 s, and so on. Raises what `work` raises."""
+
+    async def tell() -> None:
+        wait, seconds = FIRST_NOTICE, FIRST_NOTICE
+        while True:
+            await asyncio.sleep(wait)
+            print_line(f"Still loading, {seconds:g} s so far ...")
+            wait, seconds = seconds, 2 * seconds
+
+    telling = asyncio.create_task(tell())
+    try:
+        await work
+    finally:
+        telling.cancel()
 
 
 def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> asyncio.Future[Any]:
@@ -178,7 +197,7 @@ def stopping_line(count: int, seconds: float) -> str:
 async def drain_until_told_again(stop: Stop, seconds: float, drain: Callable[[float], Awaitable[object]]) -> None:
     """Let running requests end for so many seconds; another signal ends them at once, with their reason."""
     stop.is_draining = True
-    if not await run_until(stop.again, _wait(drain(seconds))):
+    if not await run_until(stop.again, wait_for(drain(seconds))):
         await drain(0.0)
 
 
@@ -188,5 +207,6 @@ def drained_status(stop: Stop) -> int:
     return 128 + stop.number if stop.again.is_set() else 0
 
 
-async def _wait(work: Awaitable[object]) -> None:
+async def wait_for(work: Awaitable[object]) -> None:
+    """What `run_until` runs of what is no coroutine, or returns something. Raises what `work` raises."""
     await work

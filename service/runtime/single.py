@@ -26,6 +26,8 @@ from attend.service.runtime.lifecycle import (
     run_in_daemon_thread,
     run_until,
     stopping_line,
+    tell_while_slow,
+    wait_for,
 )
 from attend.service.runtime.ports import check_ports
 from attend.service.runtime.terminal_lines import print_line
@@ -115,17 +117,13 @@ async def main(settings: Settings, http: socket.socket, report: Report | None = 
     if report is None:
         print_line(f"Loading {settings.name} ...")
     loading = run_in_daemon_thread(Replica, settings, REPLICA)
-    if not await run_until(stop, _log_failure(loading)):
+    if not await run_until(stop, tell_while_slow(loading) if report is None else wait_for(loading)):
         os._exit(128 + stop.number)  # the thread that loads cannot be ended
     replica: Replica = loading.result()
     try:
         return await serve_until(replica, settings, http, stop, report)
     finally:
         replica.close()
-
-
-async def _log_failure(work: "asyncio.Future[object]") -> None:
-    await work
 
 
 async def serve_until(

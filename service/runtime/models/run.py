@@ -30,6 +30,7 @@ from attend.service.runtime.lifecycle import (
     run_until,
     shown_host,
     stopping_line,
+    tell_while_slow,
 )
 from attend.service.runtime.models.authentication import SERVER, CallAuthenticator
 from attend.service.runtime.models.entries import Plan, ServedModel, in_words, read_plan
@@ -92,7 +93,7 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
     try:
         if pinned := [served.name for served in plan.models.values() if served.pin]:
             print_line(f"Loading {', '.join(pinned)} ...")
-        if not await run_until(stop, pool.load_pinned()):
+        if not await run_until(stop, tell_while_slow(pool.load_pinned())):
             return 128 + stop.number
         await serve_models(settings, authenticator, pool, http, stop)
         return drained_status(stop)

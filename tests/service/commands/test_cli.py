@@ -572,8 +572,8 @@ def test_variables_that_nobody_reads_are_told_once(attend, monkeypatch, folder):
 
 @pytest.mark.parametrize(
     "words",
-    ["serve", "serve --single", "run", "chat", "generate x --model", "explain x --model", "inspect", "inspect --json", "quality",
-     "doctor"],
+    ["serve", "serve --single", "run", "chat", "generate x --model", "explain x --model", "inspect", "inspect --json",
+     "quality", "doctor"],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize(("name", "why"), [("nowhere", "nowhere does not exist"), ("text.gguf", "it does not begin with GGUF")])
