@@ -33,7 +33,7 @@ from attend.service.commands.flags import (
     without_values,
 )
 from attend.service.commands.keys import app as keys_app
-from attend.service.commands.mistakes import sentence
+from attend.service.commands.mistakes import describe_mistake
 from attend.service.commands.start import given_text, interrupt_unwinds, locate_model, prepare_settings, start_settings
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
@@ -63,7 +63,7 @@ def main() -> None:
                 sys.stdout.flush()
         sys.exit(status)
     except TyperException as error:
-        print_line(f"attend: {sentence(error, words)}", logging.ERROR)
+        print_line(f"attend: {describe_mistake(error, words)}", logging.ERROR)
         sys.exit(2)
     except AttendError as error:
         print_line(f"attend: {error}", logging.ERROR)

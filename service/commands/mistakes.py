@@ -154,7 +154,7 @@ THEIR_COMMANDS = {
 """Commands of ollama, vllm and others."""
 
 
-def sentence(error: Any, words: Sequence[str]) -> str:
+def describe_mistake(error: Any, words: Sequence[str]) -> str:
     """One line for an error of typer's about a command line."""
     context = getattr(error, "ctx", None)
     if context is None:
