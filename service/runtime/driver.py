@@ -89,6 +89,7 @@ async def main(settings: Settings, statistics: int) -> int:
         ready = started and await run_until(stop, say_ready(settings))
         if ready:
             lost = await run_until(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
+        stop.is_draining = ready
         if await may_serve(unknown=started):
             print_line(stopping_line(await count_requests(), settings.drain_seconds))
             await drain_until_told_again(stop, settings.drain_seconds, partial(drain, settings))

@@ -158,6 +158,7 @@ class Stop(asyncio.Event):
         self.again = asyncio.Event()
         """Set by another signal while calls are drained."""
         self.is_draining = False
+        """True once another signal sets `again`, and does not exit."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
