@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import SUFFIX, is_gguf
 
@@ -23,6 +25,7 @@ SHOWN = 5
 PICKLES = (".bin", ".pt", ".pth")
 NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
 """How the names of pickles begin that training leaves beside the weights."""
+LFS = b"version https://git-lfs.github.com/"
 MOST_JSON = 25_000_000
 """Bytes of a JSON file, or of a safetensors header: the index of a model of 90,000 tensors has 9 million."""
 TAKEN = f"give a checkpoint folder with config.json in it, a {SUFFIX} file, or hf://ORG/NAME"
@@ -181,3 +184,22 @@ def check_header(path: Path) -> None:
         size = int.from_bytes(file.read(8), "little")
     if MOST_JSON < size < path.stat().st_size:
         raise CheckpointError(f"{path} has a header of {size} bytes, but at most {MOST_JSON} are read")
+
+
+def open_safetensors(path: Path, framework: str = "pt") -> Any:
+    """A safetensors file, whose header has been read. Raises CheckpointError where it is damaged, or cut off."""
+    try:
+        check_header(path)  # and safe_open calls a file that it may not read a missing one
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return safe_open(str(path), framework=framework, device="cpu")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}{lfs_advice(path)}") from error
+
+
+def lfs_advice(path: Path) -> str:
+    """The end of a message about a file that Git LFS has left a pointer in place of; else empty."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(LFS)) == LFS
+    return "; it is a pointer of Git LFS: git lfs pull fetches the file" if is_pointer else ""

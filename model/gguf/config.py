@@ -31,13 +31,21 @@ def read_config(container: Container) -> Raw:
     return raw
 
 
+NO_MODEL = {
+    "mmproj": "give the file of the text model; images are not served",
+    "adapter": "--adapter NAME=FOLDER takes a LoRA adapter as a PEFT folder, beside its model",
+}
+"""What to do with files of a `general.type` that is no model."""
+
+
 def check_architecture(container: Container) -> Keys:
     """The metadata of a model that is read from GGUF. Raises CheckpointError for another, and for what is no model."""
     keys = Keys(container)
     if (kind := container.metadata.get("general.type", "model")) != "model":
-        raise keys.wrong(f"it holds no model by itself: its general.type is {kind!r}")
+        advice = NO_MODEL.get(kind, "give the file of the model itself")
+        raise keys.wrong(f"it holds no model by itself: its general.type is {kind!r}; {advice}")
     if keys.arch == "clip":
-        raise keys.wrong("it holds what a model sees images with (mmproj): give the file of the model itself")
+        raise keys.wrong(f"it holds what a model sees images with (mmproj); {NO_MODEL['mmproj']}")
     if keys.arch not in ARCHITECTURES:
         raise keys.wrong(f"general.architecture {keys.arch!r} is not read from GGUF; known: {', '.join(ARCHITECTURES)}")
     return keys

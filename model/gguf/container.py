@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import split_files
+from attend.model.weights import lfs_advice
 
 MOST_ITEMS = 1 << 22
 """Metadata, elements of their arrays, and tensors of a file: a vocabulary of 262,144 tokens with its merges has 1.4 million."""
@@ -103,7 +104,7 @@ class _Reader:
 
     def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         if self._data[:4] != b"GGUF":
-            raise self._wrong("it does not begin with GGUF")
+            raise self._wrong(f"it does not begin with GGUF{lfs_advice(self._file)}")
         self._at = 4
         version, tensors, values = self._number("I"), self._number("Q"), self._number("Q")
         if version not in (2, 3):

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from attend.model import generation_config
 from attend.model.config import ModelConfig
-from attend.model.errors import CheckpointError, SettingError
+from attend.model.errors import SettingError
 from attend.model.gguf.paths import is_gguf
 from attend.model.net.families.family import Family
-from attend.model.net.families.table import FAMILIES, family_of, named_layers, part_shapes, read_checked, their_names
+from attend.model.net.families.table import FAMILIES, config_of, family_of, named_layers, part_shapes, read_checked, their_names
 from attend.model.net.filling import Filler, Slot
 from attend.model.net.formats.blocks import Blocks, MappedFiles
 from attend.model.net.formats.codes import FP8, CodeLayout, Codes, Kind
@@ -52,12 +52,7 @@ def read_config(folder: Path) -> ModelConfig:
     """The model that a folder holds, without touching its weights. One that lacks its head has the embedding in its place."""
     raw = read_json(folder, "config.json")
     check_links(folder)
-    try:
-        config = read_checked(family_of(raw), raw)
-    except CheckpointError as error:
-        if is_gguf(folder):
-            raise CheckpointError(f"{folder}: its metadata as a config.json: {error}") from error
-        raise
+    config = config_of(folder)
     format_of(raw)
     of_tokenizer = [token for token in end_tokens(folder) if token < config.vocab_size]
     ends = (*config.eos_token_ids, *generation_config.stop_tokens(folder), *of_tokenizer)

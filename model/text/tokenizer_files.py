@@ -189,15 +189,21 @@ def _open_tokenizer(folder: Path) -> RawTokenizer:
         from attend.model.gguf.documents import tokenizer_of
 
         return tokenizer_of(folder)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: {_way_to_make_it(folder)}")
+    path = tokenizer_path(folder)
     try:
         return RawTokenizer.from_file(str(path))
     except BaseException as error:  # the library raises bare Exception for every kind of damage, or panics
         if not is_failure(error):
             raise
         raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+
+
+def tokenizer_path(folder: Path) -> Path:
+    """The tokenizer.json of a folder. Raises CheckpointError where there is none."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: {_way_to_make_it(folder)}")
+    return path
 
 
 def _added_tokens(folder: Path, facts: dict[str, Any]) -> list[AddedToken]:

@@ -1,39 +1,49 @@
 """The `attend` command. Each verb imports what it needs when it runs, so that --help is instant."""
 
+import errno
 import io
 import logging
 import os
+import resource
 import sys
 from contextlib import suppress
 from importlib.metadata import version as version_of
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
-from attend.model.errors import AttendError, SettingError
+from attend.model.errors import AttendError, CheckpointError, SettingError
+from attend.model.machine import available_memory
 from attend.service.commands import texts
+from attend.service.commands.bench import FOLDER as BENCHMARKS
 from attend.service.commands.flags import (
     DeviceOption,
     DtypeOption,
-    GroupedCommand,
     JsonOption,
     KeyOption,
     ModelArgument,
     ModelOption,
+    PlainCommand,
+    PlainGroup,
     QuantizeOption,
-    refuse_their_flags,
     with_settings,
     without_values,
 )
 from attend.service.commands.keys import app as keys_app
-from attend.service.commands.start import given_text, interrupt_unwinds, prepare_settings, start_settings
+from attend.service.commands.mistakes import describe_mistake
+from attend.service.commands.start import given_text, interrupt_unwinds, locate_model, prepare_settings, start_settings
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
+from attend.service.values import HUB
 
 PYTHON = sys.version.partition(" ")[0]
 HELP = ("-h", "--help")
-app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": HELP})
+app = typer.Typer(
+    cls=PlainGroup, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": HELP}
+)
 app.add_typer(keys_app, name="keys")
 
 
@@ -45,12 +55,16 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack a character of an answer
     try:
-        refuse_their_flags(words)
         try:
-            app([*words[1:], "--help"] if words[:1] == ["help"] else words)
+            asked = [*words[1:], "--help"] if words[:1] == ["help"] else words
+            status = app(asked, prog_name="attend", standalone_mode=False)
         finally:
             if sys.stdout is not None:  # as where it was closed before the start
                 sys.stdout.flush()
+        sys.exit(status)
+    except TyperException as error:
+        print_line(f"attend: {describe_mistake(error, words)}", logging.ERROR)
+        sys.exit(2)
     except AttendError as error:
         print_line(f"attend: {error}", logging.ERROR)
         sys.exit(2)
@@ -62,8 +76,13 @@ def main() -> None:
 
 def _refusal(error: OSError | MemoryError) -> str:
     """What the system refuses, in words."""
-    if isinstance(error, MemoryError):
-        return "there is not enough memory"
+    if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        limit = "" if most == resource.RLIM_INFINITY else f", and this process may take {most / 1e9:.1f} GB (ulimit -v)"
+        return (
+            f"there is not enough memory: {available_memory() / 1e9:.1f} GB are free{limit}; a smaller model, --quantize int8 "
+            "or int4, and as a server a --kv-cache-memory such as 256MiB take less"
+        )
     return f"{error.strerror or error}: {error.filename}" if error.filename else str(error.strerror or error)
 
 
@@ -87,7 +106,7 @@ def root_command(
         print(context.get_help())
 
 
-@app.command(cls=GroupedCommand)
+@app.command(cls=PlainCommand)
 @with_settings
 def serve(settings: Settings) -> None:
     """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables.
@@ -112,13 +131,14 @@ def serve(settings: Settings) -> None:
 
 
 for verb in (texts.chat, texts.run, texts.generate):
-    app.command()(verb)
+    app.command(cls=PlainCommand)(verb)
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def explain(
     text: Annotated[
-        str | None, typer.Argument(help="The prompt to explain; without it, that of standard input.", show_default=False)
+        str | None,
+        typer.Argument(help="The prompt to explain; without it, that of standard input.", metavar="TEXT", show_default=False),
     ] = None,
     answer: Annotated[str, typer.Option(help="The answer that follows the prompt.")] = "",
     layer: Annotated[int | None, typer.Option(help="Layer to show, from 0; default: the last one with attention.")] = None,
@@ -139,7 +159,7 @@ def explain(
     show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def pull(
     model: Annotated[str, typer.Argument(help="hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, also with @REVISION.", metavar="MODEL")],
     folder: Annotated[
@@ -159,7 +179,7 @@ def pull(
     fetch(settings, folder)
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def train(
     out: Annotated[Path, typer.Option(help="Folder for the run's state and the finished checkpoint.")] = Path("run"),
     tokens: Annotated[int, typer.Option(help="Tokens to train on, over all epochs.")] = 20_000_000,
@@ -179,7 +199,11 @@ def train(
     run_training(recipe, out, root, original=original, threads=threads)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    cls=PlainCommand,
+    hidden=not BENCHMARKS.is_dir(),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
 def bench(
     context: typer.Context,
     what: Annotated[
@@ -196,7 +220,7 @@ def bench(
         run(what, context.args)
 
 
-@app.command("inspect")
+@app.command("inspect", cls=PlainCommand)
 def inspect_(
     model: ModelArgument = None,
     json: JsonOption = False,
@@ -205,15 +229,23 @@ def inspect_(
 
     Weights are not loaded; a checkpoint of the hub is downloaded. Ends with status 2 where it cannot be served.
     """
-    settings = start_settings({"model": model}, locate=not json)  # with it, `show` says in JSON what is wrong
-    from attend.service.commands.inspect import show
-    from attend.service.observe import tracing
+    settings = start_settings({"model": model}, locate=False)
+    try:
+        settings = locate_model(settings)
+        from attend.service.commands.inspect import show
+        from attend.service.observe import tracing
 
-    tracing.check_endpoint(settings.otel_endpoint)
-    raise typer.Exit(show(settings, as_json=json))
+        tracing.check_endpoint(settings.otel_endpoint)
+        show(settings, as_json=json)
+    except CheckpointError as error:
+        if not json:
+            raise
+        place = settings.model if settings.model.startswith(HUB) else str(settings.folder)
+        print(dumps({"supported": False, "folder": place, "error": str(error)}))
+        raise typer.Exit(2) from error
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def quality(
     model: ModelArgument = None,
     quantize: Annotated[
@@ -257,7 +289,7 @@ def quality(
     show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def check(
     url: Annotated[
         str,
@@ -286,7 +318,7 @@ def check(
     raise typer.Exit(show(url, grpc, key, long=long, as_json=json))
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def doctor(
     model: Annotated[
         str | None,
@@ -319,7 +351,7 @@ def doctor(
     raise typer.Exit(show(settings, shape, as_json=json))
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def replay(
     answer: Annotated[
         Path,

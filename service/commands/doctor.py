@@ -45,8 +45,6 @@ from attend.service.values import HUB
 
 LIMIT = 55.0
 """Seconds after which it ends with what it knows."""
-CACHES = 256 << 20
-"""Bytes of weights that may stay in a processor's caches."""
 SIZES = {"cpu": 1024, "cuda": 8192}
 """Rows of the square matrices that a device multiplies, by device."""
 KEYS = {
@@ -56,7 +54,7 @@ KEYS = {
     "facts": "packages, device, driver, memory in bytes, model, backend and dtype, by name",
     "checks": "name, outcome (ok, failed, skipped), detail, seconds and advice of each thing that was looked at",
     "speed": "bytes_per_second and flops of the device; layers_measured, recorded (graphs, pieces), and steps: each with work, "
-    "tokens_per_second, limit (what the measured memory or product allows) and share of it",
+    "tokens_per_second, limit (what the measured memory or product allows; null where it bounds nothing) and share of it",
     "advice": "what would make it faster",
 }
 """The fields of the object that `--json` prints."""
@@ -270,13 +268,13 @@ class Doctor:
         if any(speeds.graphs):
             self.note(Check("recorded steps", "ok", f"CUDA graphs {speeds.graphs[0]}, piecewise {speeds.graphs[1]}"))
         for speed in speeds.speeds:
-            self.speed["steps"].append(speed._asdict() | {"share": speed.share})
             what = "memory" if "stream" in speed.work else "matrix product"
-            cached = what == "memory" and speed.share > 1 and self.facts["weights_bytes"] < CACHES
-            near = " (the weights stay in the caches)" if cached else ""
-            shown = (
-                f"{_number(speed.tokens_per_second)} tokens/s, {speed.share:.0%} of what the measured {what} allows{near}{part}"
-            )
+            # torch's product bounds only what multiplies by it, and memory no weights that stay in the caches
+            is_bound = speed.share <= 1 and (what == "memory" or not way.backend.name.startswith("native"))
+            known = {"limit": speed.limit, "share": speed.share} if is_bound else {"limit": None, "share": None}
+            self.speed["steps"].append({"work": speed.work, "tokens_per_second": speed.tokens_per_second} | known)
+            share = f", {speed.share:.0%} of what the measured {what} allows" if is_bound else ""
+            shown = f"{_number(speed.tokens_per_second)} tokens/s{share}{part}"
             self.note(Check(speed.work, "ok", shown))
         self._advise(way, device)
 

@@ -1,15 +1,15 @@
 """Flags: those that several commands have, and the settings as flags of `serve`, one for each field of Settings."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any
 
 import typer
 from pydantic_core import PydanticUndefined
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from attend.model.errors import SettingError
 from attend.service.commands.start import start_settings
 from attend.service.settings import Settings
 
@@ -102,52 +102,33 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
     return run
 
 
-THEIR_FLAGS = {
-    "--alias": "--served-model-name",
-    "--allowed-origins": "--cors-origins",
-    "--api-key": "--api-keys-file",
-    "--ctx-size": "--max-model-len",
-    "--gpu-memory-utilization": "--kv-cache-memory",
-    "--kv-cache-dtype": "--kv-dtype",
-    "--lora": "--adapter",
-    "--lora-modules": "--adapter",
-    "--max-concurrent-requests": "--max-batch-requests",
-    "--max-num-batched-tokens": "--max-batch-tokens",
-    "--max-num-seqs": "--max-batch-requests",
-    "--n-parallel": "--max-batch-requests",
-    "--parallel": "--max-batch-requests",
-    "--quantization": "--quantize",
-    "--ssl-certfile": "--tls-cert",
-    "--ssl-keyfile": "--tls-key",
-    "--tensor-parallel-size": "--tensor-parallel",
-    "--threads": "--num-threads",
-}
-"""Flags of vLLM, llama.cpp and TGI, and the flag of `serve` that does it here."""
+class PlainGroup(TyperGroup):
+    """Commands whose help has the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a row for each command."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, " ".join((found.help or "").split()).partition(". ")[0].rstrip("."))
+            for name, found in commands.items()
+            if found is not None and not found.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
-def refuse_their_flags(words: Sequence[str]) -> None:
-    """Raise SettingError for a flag of another server in a command line of `serve`, with the one that there is."""
-    for word in words if words[:1] == ["serve"] else ():
-        name = word.partition("=")[0]
-        if name in THEIR_FLAGS:
-            raise SettingError(f"there is no {name}: use {THEIR_FLAGS[name]}")
-
-
-class GroupedCommand(TyperCommand):
-    """A command whose help has its flags by group. It is plain text: a table would cut their names on a narrow terminal."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help as plain text, without a table."""
-        self.rich_markup_mode = None
-        super().format_help(ctx, formatter)
+class PlainCommand(TyperCommand):
+    """A command whose help has its flags by group, each with VALUE where it takes one."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a section of flags for each group of settings."""
+        """Write a section of flags for each group."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if (row := param.get_help_record(ctx)) is not None:
-                usual = "Arguments" if param.param_type_name == "argument" else "Options"
-                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(row)
+                is_argument = param.param_type_name == "argument"
+                usual = "Arguments" if is_argument else "Options"
+                name = re.sub(r" ?<[^>]+>", "" if is_argument else " VALUE", row[0])
+                groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append((name, row[1]))
         for name, rows in groups.items():
             with formatter.section(name):
                 formatter.write_dl(rows)

@@ -10,7 +10,6 @@ from attend.model.config import MemoryGroup, ModelConfig
 from attend.model.devices import DTYPES
 from attend.model.engine.build import size_engine
 from attend.model.engine.options import EngineOptions
-from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import inspect, lacks_head, open_weights, quantised_decoder
 from attend.model.net.quantised import count_bytes
 from attend.model.parallel.shards import check_shards
@@ -18,7 +17,6 @@ from attend.model.text.chat import ChatTemplate
 from attend.service.runtime import hub
 from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import Settings
-from attend.service.values import HUB
 
 GIB = 1 << 30
 
@@ -40,28 +38,19 @@ def checkpoint_facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def show(settings: Settings, *, as_json: bool) -> int:
-    """Print the facts for a person, or as one JSON object. With JSON, what cannot be served is an object too, and status 2.
-
-    SettingError where the ranks of `tensor_parallel` cannot share it.
+def show(settings: Settings, *, as_json: bool) -> None:
+    """Print the facts for a person, or as one JSON object. Raises CheckpointError where it cannot be served, and SettingError
+    where the ranks of `tensor_parallel` cannot share it.
     """
-    try:
-        settings = hub.with_folder(settings)
-        check_shards(inspect(settings.folder), settings.tensor_parallel)
-        found = checkpoint_facts(settings.folder)
-    except CheckpointError as error:
-        if not as_json:
-            raise
-        place = settings.model if settings.model.startswith(HUB) else str(settings.folder)
-        print(json.dumps({"supported": False, "folder": place, "error": str(error)}))
-        return 2
+    settings = hub.with_folder(settings)
+    check_shards(inspect(settings.folder), settings.tensor_parallel)
+    found = checkpoint_facts(settings.folder)
     if as_json:
         print(json.dumps(found))
     else:
         rows = lines(found)
         width = max(len(name) for name, _ in rows)
         print("\n".join(f"{name:<{width}} {text}" for name, text in rows))
-    return 0
 
 
 def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -90,9 +79,9 @@ def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
         ("chat template", "yes" if facts["chat_template"] else "no: /v1/chat/completions is refused"),
     ]
-    same: dict[str, list[str]] = {}
+    kept, same = ", which stay quantised" if facts["format"] else "", dict[str, list[str]]()
     for name, memory in facts["memory"].items():
-        same.setdefault(f"weights {_size(memory['weights_bytes'])}; {_in_words(memory)}", []).append(name)
+        same.setdefault(f"weights {_size(memory['weights_bytes'])}{kept}; {_in_words(memory)}", []).append(name)
     rows += [(f"in {' and '.join(names)}", words) for words, names in same.items()]
     rows.append(("kv_dtype int8", _in_words(facts["kv_int8"])))
     return rows

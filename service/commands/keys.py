@@ -23,16 +23,21 @@ from attend.service.access.keys import (
     new_secret,
     read_name,
 )
+from attend.service.commands.flags import PlainCommand, PlainGroup
 
 app = typer.Typer(
+    cls=PlainGroup,
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 NO_LIMIT = "none"
 """The value of a flag that takes a limit away."""
 
-NameArgument = Annotated[str, typer.Argument(help="Name of the key: 1 to 64 letters, digits and . _ -", show_default=False)]
+NameArgument = Annotated[
+    str, typer.Argument(help="Name of the key: 1 to 64 letters, digits and . _ -", metavar="NAME", show_default=False)
+]
 FileOption = Annotated[
     str, typer.Option("--file", help="The file of hashes that the server reads.", envvar="ATTEND_API_KEYS_FILE", metavar="PATH")
 ]
@@ -86,7 +91,7 @@ def keys(context: typer.Context) -> None:
         print(context.get_help())
 
 
-@app.command("add")
+@app.command("add", cls=PlainCommand)
 @with_fields
 def add(name: str, path: Path, fields: dict[str, Any]) -> None:
     """Make a key and print it, this once: only its hash is kept. Makes the file where there is none."""
@@ -99,7 +104,7 @@ def add(name: str, path: Path, fields: dict[str, Any]) -> None:
     print(secret)
 
 
-@app.command("set")
+@app.command("set", cls=PlainCommand)
 @with_fields
 def change(name: str, path: Path, fields: dict[str, Any]) -> None:
     """Change what is said of a key. What is not given stays; `none` takes it away."""
@@ -111,7 +116,7 @@ def change(name: str, path: Path, fields: dict[str, Any]) -> None:
         entries[name] = entry_of(entries[name].digest, _stored_fields(fields_of(entries[name]) | fields))
 
 
-@app.command("list")
+@app.command("list", cls=PlainCommand)
 def list_keys(file: FileOption = "") -> None:
     """Names, limits and shares, a line each; `-` is none."""
     rows = [("NAME", *(name.upper() for name in FIELDS))]
@@ -122,7 +127,7 @@ def list_keys(file: FileOption = "") -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def remove(name: NameArgument, file: FileOption = "") -> None:
     """Take a key away. Calls that run with it are finished."""
     path = _path(file)

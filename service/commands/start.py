@@ -7,7 +7,7 @@ from typing import Any
 
 from attend.model.errors import SettingError
 from attend.model.net.native.build import provide
-from attend.service.runtime.model_path import resolve_model
+from attend.service.runtime.model_path import check_model, resolve_model
 from attend.service.runtime.terminal_lines import print_line, set_line_style
 from attend.service.settings import Settings, read_settings, unknown_variables
 from attend.service.tested_versions import untested_packages
@@ -26,7 +26,14 @@ def start_settings(arguments: Mapping[str, Any], *, locate: bool = True, is_serv
         set_line_style(settings.log_format)
     for name in unknown_variables():
         print_line(f"attend: {name} is not a setting, and is ignored")
-    return resolve_model(settings, lambda line: print_line(f"attend: {line}")) if locate else settings
+    return locate_model(settings, is_server=is_server) if locate else settings
+
+
+def locate_model(settings: Settings, *, is_server: bool = False) -> Settings:
+    """The settings with the model that `model` means, whose files have been looked at. Raises CheckpointError."""
+    settings = resolve_model(settings, lambda line: print_line(f"attend: {line}"))
+    check_model(settings, is_server=is_server)
+    return settings
 
 
 def prepare_settings(settings: Settings) -> Settings:

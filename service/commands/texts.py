@@ -8,6 +8,7 @@ import typer
 from attend.model.errors import SettingError
 from attend.service.commands.flags import AdapterOption, DeviceOption, DtypeOption, ModelArgument, ModelOption, QuantizeOption
 from attend.service.commands.start import given_text, prepare_settings, start_settings
+from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
 SystemOption = Annotated[str, typer.Option(help="The system prompt of the chat.", metavar="TEXT")]
@@ -34,7 +35,8 @@ StopOption = Annotated[list[str] | None, typer.Option(help="Stop string; may be 
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; without it, that of standard input.", show_default=False)
+        str | None,
+        typer.Argument(help="Text to continue; without it, that of standard input.", metavar="PROMPT", show_default=False),
     ] = None,
     model: ModelOption = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
@@ -77,6 +79,7 @@ def generate(
     call = {name: value for name, value in dict(locals()).items() if name not in (*flags, "flags")}
     settings, call["model"] = _settings(model, adapter, chat_template, device=device, dtype=dtype, quantize=quantize)
     call["prompt"] = prompt if prompt_token_ids else given_text(prompt, "prompt")
+    _prepare(settings)
     from attend.service.commands import generate as offline
 
     ids = offline.parse_token_ids("prompt-token-ids", call.pop("prompt_token_ids"))
@@ -141,12 +144,13 @@ def run(
 
 def _chat(given: dict[str, Any], message: str | None) -> int:
     """Chat, or answer a message, as flags say. Returns the exit status."""
+    own = [given.pop(name) for name in ("model", "adapter", "chat_template")]
+    settings, adapter = _settings(*own, **{name: given.pop(name) for name in ("device", "dtype", "quantize")})
     if message is None and not (sys.stdin is not None and sys.stdin.isatty()):
         message = given_text(None, "message")
     if message is not None and not message.strip():
         raise SettingError("the message is empty: give a text")
-    own = [given.pop(name) for name in ("model", "adapter", "chat_template")]
-    settings, adapter = _settings(*own, **{name: given.pop(name) for name in ("device", "dtype", "quantize")})
+    _prepare(settings)
     from attend.service.commands.chat import chat as talk
 
     system = given.pop("system")
@@ -159,5 +163,12 @@ def _settings(
 ) -> tuple[Settings, str | None]:
     """The settings, and the name of the adapter that the call names."""
     given = adapter if adapter and "=" in adapter else None
-    settings = prepare_settings(start_settings({"model": model, "adapter": given, "chat_template": chat_template, **others}))
+    settings = start_settings({"model": model, "adapter": given, "chat_template": chat_template, **others})
     return settings, ",".join(settings.adapters) if given else adapter or None
+
+
+def _prepare(settings: Settings) -> None:
+    """What precedes the import of torch, which takes seconds: a person is told what they are for."""
+    prepare_settings(settings)
+    if sys.stderr is not None and sys.stderr.isatty():
+        print_line(f"Loading {settings.name} ...")

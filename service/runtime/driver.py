@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import RayServeException
 
 from attend.model.errors import AttendError, CheckpointError, EngineFailed, SettingError
-from attend.model.net.families.table import context_of
+from attend.model.net.families.table import config_of
 from attend.service.access.keys import load_keys
 from attend.service.grpc_api.limits import most_bytes
 from attend.service.observe import cluster_state
@@ -26,7 +27,16 @@ from attend.service.runtime import haproxy_backends as routes
 from attend.service.runtime import hub
 from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
-from attend.service.runtime.lifecycle import catch_signals, ready_line, run_in_daemon_thread, run_until
+from attend.service.runtime.lifecycle import (
+    catch_signals,
+    drain_until_told_again,
+    drained_status,
+    ready_line,
+    run_in_daemon_thread,
+    run_until,
+    stopping_line,
+    tell_while_slow,
+)
 from attend.service.runtime.placement import gpus_per_rank
 from attend.service.runtime.terminal_lines import print_line, set_line_style
 from attend.service.settings import Settings
@@ -48,7 +58,7 @@ CALM_WATCH_SECONDS, CALM_SECONDS = 5.0, 60.0
 
 
 async def main(settings: Settings, statistics: int) -> int:
-    """Serve until SIGTERM or SIGINT; a second signal stops without draining. `statistics` is HAProxy's port for them.
+    """Serve until SIGTERM or SIGINT; a second signal ends running requests at once. `statistics` is HAProxy's port for them.
 
     Returns the exit status: 0, or 128 and the signal where it was told to stop before it was ready.
     A coroutine because Serve, in its throughput-optimised mode, makes handles only inside a running event loop.
@@ -57,7 +67,7 @@ async def main(settings: Settings, statistics: int) -> int:
     settings = hub.with_folder(settings, print_line)  # once, before replicas start, and in sight of the person who waits
     if settings.api_keys_file:
         load_keys(Path(settings.api_keys_file))
-    context = context_of(settings.folder)
+    context = config_of(settings.folder).max_positions
     context = min(context, settings.max_model_len or context)
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(most_bytes(context)))  # for the processes that Ray starts
     print_line(f"Starting Ray for {settings.name} ...")
@@ -75,18 +85,19 @@ async def main(settings: Settings, statistics: int) -> int:
     started = ready = lost = False
     try:
         check_room(settings, ray.cluster_resources())
-        started = await run_until(stop, start(settings, statistics))
+        started = await run_until(stop, tell_while_slow(start(settings, statistics)))
         ready = started and await run_until(stop, say_ready(settings))
         if ready:
             lost = await run_until(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
+        stop.is_draining = ready
         if await may_serve(unknown=started):
-            print_line("Draining: running streams may end ...")
-            await drain(settings)
+            print_line(stopping_line(await count_requests(), settings.drain_seconds))
+            await drain_until_told_again(stop, settings.drain_seconds, partial(drain, settings))
     finally:
         await stop_everything(serving=started)
     if lost:
         return 1
-    return 0 if ready else 128 + stop.number
+    return drained_status(stop) if ready else 128 + stop.number
 
 
 def without_helpers() -> None:
@@ -210,10 +221,17 @@ async def may_serve(unknown: bool) -> bool:
     return unknown
 
 
-async def drain(settings: Settings) -> None:
-    """Have every replica refuse new requests and end the running ones, while Serve still routes to it."""
+async def count_requests() -> int:
+    """How many requests run or wait on all replicas that say so."""
+    with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
+        return sum(await ask_replicas("count_requests", seconds=CENSUS_SECONDS))
+    return 0
+
+
+async def drain(settings: Settings, seconds: float) -> None:
+    """Have every replica refuse new requests, and end the running ones within so long, while Serve still routes to it."""
     try:
-        await ask_replicas("drain", settings.drain_seconds, seconds=settings.shutdown_seconds + 2)
+        await ask_replicas("drain", seconds, seconds=seconds + settings.shutdown_seconds - settings.drain_seconds + 2)
     except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
         print_line(f"A replica did not drain: {type(error).__name__}")
 

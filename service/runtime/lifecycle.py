@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from attend.model.errors import SettingError
@@ -16,6 +16,11 @@ from attend.service.access.hosts import is_loopback
 from attend.service.runtime.certificate_renewal import BadPair, doubt, pair
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
+
+FIRST_NOTICE = 5.0
+"""Seconds after which a start says that it is still loading."""
+CUT_SECONDS = 3.0
+"""How long a process may take to end its calls once it is told to stop at once."""
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -30,6 +35,23 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> boo
     with contextlib.suppress(asyncio.CancelledError):
         await task
     return False
+
+
+async def tell_while_slow(work: Awaitable[object]) -> None:
+    """Do `work`, and say that it is under way: after 5 s, 10 s, 20 s, and so on. Raises what `work` raises."""
+
+    async def tell() -> None:
+        wait, seconds = FIRST_NOTICE, FIRST_NOTICE
+        while True:
+            await asyncio.sleep(wait)
+            print_line(f"Still loading, {seconds:g} s so far ...")
+            wait, seconds = seconds, 2 * seconds
+
+    telling = asyncio.create_task(tell())
+    try:
+        await work
+    finally:
+        telling.cancel()
 
 
 def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> asyncio.Future[Any]:
@@ -129,8 +151,14 @@ def example_command(settings: Settings, url: str, *, chats: bool) -> str:
 class Stop(asyncio.Event):
     """Set when the process is told to stop."""
 
-    number = 0
-    """The number of the signal that set it."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        """The number of the signal that set it."""
+        self.again = asyncio.Event()
+        """Set by another signal while calls are drained."""
+        self.is_draining = False
+        """True once another signal sets `again`, and does not exit."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -140,15 +168,46 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def catch_signals() -> Stop:
-    """An event that `stop_signals` set; the second one exits at once: what is left of Ray, the supervisor ends."""
+    """An event that `stop_signals` set. The second one exits at once, what is left of Ray the supervisor ends; while calls are
+    drained the third one does so, or time.
+    """
     stop, loop = Stop(), asyncio.get_running_loop()
 
     def handle(number: int, frame: object) -> None:
-        if stop.is_set():
+        if stop.is_set() and (stop.again.is_set() or not stop.is_draining):
             os._exit(128 + number)
-        stop.number = number
-        loop.call_soon_threadsafe(stop.set)
+        told = stop.again if stop.is_set() else stop
+        if told is stop.again:
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
+            signal.setitimer(signal.ITIMER_REAL, CUT_SECONDS)
+        else:
+            stop.number = number
+        loop.call_soon_threadsafe(told.set)
 
     for number in stop_signals():
         signal.signal(number, handle)
     return stop
+
+
+def stopping_line(count: int, seconds: float) -> str:
+    """What is said when requests are drained."""
+    requests = "1 request" if count == 1 else f"{count} requests"
+    return f"Stopping: {requests} may end within {seconds:g} s; Ctrl-C again ends them at once" if count else "Stopping ..."
+
+
+async def drain_until_told_again(stop: Stop, seconds: float, drain: Callable[[float], Awaitable[object]]) -> None:
+    """Let running requests end for so many seconds; another signal ends them at once, with their reason."""
+    stop.is_draining = True
+    if not await run_until(stop.again, wait_for(drain(seconds))):
+        await drain(0.0)
+
+
+def drained_status(stop: Stop) -> int:
+    """The exit status of a process that has drained. It need not end within CUT_SECONDS any more."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return 128 + stop.number if stop.again.is_set() else 0
+
+
+async def wait_for(work: Awaitable[object]) -> None:
+    """What `run_until` runs of what is no coroutine, or returns something. Raises what `work` raises."""
+    await work

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from attend.model.errors import CheckpointError
-from attend.model.gguf.paths import SUFFIX, only_gguf
-from attend.model.weights import TAKEN, read_json
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.gguf.paths import SUFFIX, is_gguf, only_gguf
+from attend.model.weights import TAKEN, open_safetensors, read_json, weight_files
 from attend.service.settings import Settings
 from attend.service.values import HUB, REFERENCE
 
@@ -34,6 +34,27 @@ def resolve_model(settings: Settings, say: Callable[[str], None]) -> Settings:
         return settings.model_copy(update={"model": found})
     _check(path)
     return settings
+
+
+def check_model(settings: Settings, *, is_server: bool = True) -> None:
+    """Read what the files of a checkpoint say before their weights, without torch. A model of the hub, which may not be here
+    yet, is left out, and those of the file of `models`.
+
+    Raises CheckpointError, and for a server SettingError where `max_model_len` is beyond the model's positions.
+    """
+    if settings.models or settings.model.startswith(HUB):
+        return
+    from attend.model.net.families.table import config_of  # each family is a module, and --help needs none
+    from attend.model.text.tokenizer_files import tokenizer_path
+
+    folder = settings.folder
+    positions = config_of(folder).max_positions
+    if not is_gguf(folder):
+        for path in weight_files(folder):
+            open_safetensors(path, "numpy")
+        tokenizer_path(folder)
+    if is_server and (asked := settings.max_model_len) is not None and asked > positions:
+        raise SettingError(f"max_model_len is {asked}, but this model has only {positions} positions")
 
 
 def _on_hub(model: str) -> str | None:

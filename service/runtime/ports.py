@@ -54,15 +54,11 @@ class Ports:
 
 
 def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
-    """Ports for a server, and the lock to keep open while it lives. Raises SettingError naming a taken port.
+    """Ports for a server, and the lock to keep open while it lives. Raises SettingError naming a port that it cannot have.
 
     It also does where the temporary folder takes no lock.
     """
-    if http == grpc:
-        raise SettingError(f"port and grpc_port are both {http}: they must differ")
-    for name, port in (("port", http), ("grpc_port", grpc)):
-        if not is_free(port):
-            raise SettingError(f"{name} {port} is taken: another process listens on it; choose another {name}")
+    check_ports(http, grpc)
     for step in range(SLOTS):
         ports = Ports(http, grpc, (http + step) % SLOTS)
         if {http, grpc} & set(ports.inner) or (lock := _lock(ports.slot)) is None:
@@ -73,22 +69,38 @@ def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
     raise SettingError(f"all {SLOTS} ranges of internal ports from {HTTP_START} on are taken by other servers")
 
 
+def check_ports(http: int, grpc: int) -> None:
+    """Raise SettingError naming a public port that the server cannot have, and why."""
+    if http == grpc:
+        raise SettingError(f"port and grpc_port are both {http}: they must differ")
+    for name, port in (("port", http), ("grpc_port", grpc)):
+        error = _bind_error(port)
+        if error is None:
+            continue
+        if error.errno == errno.EADDRINUSE:
+            raise SettingError(f"{name} {port} is taken: another process listens on it; choose another {name}")
+        advice = ": ports below 1024 need root" if error.errno == errno.EACCES and port < 1024 else ""
+        raise SettingError(f"{name} {port}: {error.strerror}{advice}")
+
+
 def is_free(port: int) -> bool:
-    """Whether nothing listens on a port of this machine, on any address of IPv4 or IPv6."""
-    return all(_may_bind(family, port) for family in (socket.AF_INET, socket.AF_INET6))
+    """True if the port of this machine can be had on every address of IPv4 and IPv6."""
+    return _bind_error(port) is None
 
 
-def _may_bind(family: socket.AddressFamily, port: int) -> bool:
-    """Whether nothing listens on a port of any address of a family, which this machine may not have."""
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection in TIME_WAIT takes no port
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind(("", port))
-    except OSError as error:
-        return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-    return True
+def _bind_error(port: int) -> OSError | None:
+    """Why a port cannot be had on every address; None where it can. A machine may lack a family of addresses."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection in TIME_WAIT takes no port
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(("", port))
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                return error
+    return None
 
 
 def _lock(slot: int) -> IO[str] | None:

@@ -188,6 +188,11 @@ class Replica(GrpcMethods):
             await self.runner.close()
         await draining
 
+    async def count_requests(self) -> int:
+        """How many requests run or wait."""
+        stats = self.engine.stats()
+        return stats.num_running + stats.num_waiting
+
     async def describe(self) -> dict[str, Any]:
         """What the start-up line tells."""
         info = self.service.engine.info

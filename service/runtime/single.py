@@ -16,8 +16,20 @@ from attend.model.errors import EngineFailed, SettingError
 from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import raise_limit
 from attend.service.runtime.interfaces import check_interfaces
-from attend.service.runtime.lifecycle import catch_signals, check_certificate, ready_line, run_in_daemon_thread, run_until
-from attend.service.runtime.ports import is_free
+from attend.service.runtime.lifecycle import (
+    Stop,
+    catch_signals,
+    check_certificate,
+    drain_until_told_again,
+    drained_status,
+    ready_line,
+    run_in_daemon_thread,
+    run_until,
+    stopping_line,
+    tell_while_slow,
+    wait_for,
+)
+from attend.service.runtime.ports import check_ports
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
@@ -61,14 +73,10 @@ def prepare() -> None:
 
 
 def claim_port(settings: Settings) -> socket.socket:
-    """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that is taken."""
+    """The socket of HTTP, bound before the model is loaded. Raises SettingError naming a port that it cannot have."""
     from attend.service.runtime.http_server import bind_socket
 
-    if settings.port == settings.grpc_port:
-        raise SettingError(f"port and grpc_port are both {settings.port}: they must differ")
-    for name in ("port", "grpc_port"):
-        if not is_free(number := getattr(settings, name)):
-            raise SettingError(f"{name} {number} is taken: another process listens on it; choose another {name}")
+    check_ports(settings.port, settings.grpc_port)
     try:
         return bind_socket(settings.host, settings.port)
     except OSError as error:
@@ -98,7 +106,7 @@ def connections_allowed() -> tuple[int, int]:
 
 
 async def main(settings: Settings, http: socket.socket, report: Report | None = None) -> int:
-    """Load, serve, drain. A second signal ends the process at once.
+    """Load, serve, drain. A second signal ends the process at once, and calls that are drained with their reason.
 
     `report` gets what the process serves once it does, in place of the person who typed the command; the metrics page is then
     that of the replica alone.
@@ -109,7 +117,7 @@ async def main(settings: Settings, http: socket.socket, report: Report | None = 
     if report is None:
         print_line(f"Loading {settings.name} ...")
     loading = run_in_daemon_thread(Replica, settings, REPLICA)
-    if not await run_until(stop, _log_failure(loading)):
+    if not await run_until(stop, tell_while_slow(loading) if report is None else wait_for(loading)):
         os._exit(128 + stop.number)  # the thread that loads cannot be ended
     replica: Replica = loading.result()
     try:
@@ -118,12 +126,8 @@ async def main(settings: Settings, http: socket.socket, report: Report | None = 
         replica.close()
 
 
-async def _log_failure(work: "asyncio.Future[object]") -> None:
-    await work
-
-
 async def serve_until(
-    replica: "Replica", settings: Settings, http: socket.socket, stop: asyncio.Event, report: Report | None = None
+    replica: "Replica", settings: Settings, http: socket.socket, stop: Stop, report: Report | None = None
 ) -> int:
     """Answer calls until `stop`, then let the running ones end."""
     from attend.service.grpc_api.server import grpc_server
@@ -157,11 +161,11 @@ async def serve_until(
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end
     if report is None:
-        print_line("Stopping: running streams may end ...")
-    await replica.drain(settings.drain_seconds)
+        print_line(stopping_line(await replica.count_requests(), settings.drain_seconds))
+    await drain_until_told_again(stop, settings.drain_seconds, replica.drain)
     server.end()
     await asyncio.gather(serving, rpc.stop(1.0))
-    return 0
+    return drained_status(stop)
 
 
 async def watch(replica: "Replica", certificate: "Certificate | None" = None) -> None:

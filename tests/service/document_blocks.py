@@ -67,7 +67,9 @@ ADAPTERS = Elsewhere("tests/service/test_adapters_served.py::test_adapters_come_
 TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
     "README.md": {
         "pip install --extra": Elsewhere(INSTALLED),
-        "pip install attend_server": Elsewhere(INSTALLED),
+        "attend run ./": Elsewhere(
+            "tests/service/test_gguf.py::test_a_gguf_file_is_served_with_its_tokenizer_and_its_chat_template"
+        ),
         "attend run": Run(GERMANY),
         "attend serve --single": Elsewhere("tests/service/test_documents_run.py::chatting"),
         CHAT: Run(GERMANY, chats=True),

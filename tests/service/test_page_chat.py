@@ -96,6 +96,22 @@ def test_the_page_opens_as_a_chat_where_the_template_tells_who_speaks(page, temp
         expect(page.locator("#generate")).to_have_text("Generate" if is_chat else "Send")
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1280, 640), (390, 844)])
+def test_an_empty_chat_fits_the_window_and_its_message_box_holds_a_line(page, width, height):
+    """Nothing scrolls, Settings are in sight, and what was typed before the window was narrowed is not cut."""
+    page.set_viewport_size({"width": width, "height": height})
+    with serving(chat_app(chat_of("b"))) as live:
+        page.goto(live.url)
+        page.locator("#prompt").wait_for()
+        cut = "async (box) => (await new Promise(requestAnimationFrame), box.clientHeight < Math.max(40, box.scrollHeight))"
+        assert not page.locator("#prompt").evaluate(cut)
+        assert page.evaluate("document.documentElement.scrollHeight") == height
+        assert page.locator("#settings > :visible").first.bounding_box()["y"] < height - 20
+        page.fill("#prompt", "word " * 20)
+        page.set_viewport_size({"width": 360, "height": height})
+        assert not page.locator("#prompt").evaluate(cut)
+
+
 def test_enter_sends_and_the_answer_joins_the_conversation_by_itself(page):
     engine = FakeEngine(says("bcd"))
     with serving(chat_app(engine)) as live:

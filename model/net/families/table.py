@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
+from attend.model.gguf.paths import is_gguf
 from attend.model.net.families import (
     arcee,
     attend,
@@ -229,10 +230,15 @@ def part_shapes(config: ModelConfig, ours: str, whole: Sequence[int], parts: int
     return [(rows // parts, *shape)] * parts
 
 
-def context_of(folder: Path) -> int:
-    """The positions of a model by its config.json alone, without torch. Raises CheckpointError."""
+def config_of(folder: Path) -> ModelConfig:
+    """The config of a model by its config.json alone, without torch. Raises CheckpointError."""
     raw = read_json(folder, "config.json")
-    return read_checked(family_of(raw), raw).max_positions
+    try:
+        return read_checked(family_of(raw), raw)
+    except CheckpointError as error:
+        if is_gguf(folder):
+            raise CheckpointError(f"{folder}: its metadata as a config.json: {error}") from error
+        raise
 
 
 def read_checked(family: Family, raw: Raw) -> ModelConfig:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
@@ -16,7 +15,7 @@ from attend.model.net.formats.compressed_tensors import CompressedTensors
 from attend.model.net.formats.format import Part
 from attend.model.net.formats.table import format_of, unread_tensor
 from attend.model.net.formats.weights import Place, Weights
-from attend.model.weights import INDEX, WHOLE, check_header, passed_over, read_index, read_json, weight_files
+from attend.model.weights import INDEX, WHOLE, open_safetensors, passed_over, read_index, read_json, weight_files
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """What plain weights may be stored in, under safetensors' names."""
@@ -40,7 +39,7 @@ class Safetensors(Weights):
             self.title, self.notes = self.format.title, self.format.notes
         self._asked: dict[str, _FoundMatrix] = {}
         super().__init__(folder, weight_files(folder))
-        self._opened = {path.name: _open(path) for path in self.files}
+        self._opened = {path.name: open_safetensors(path) for path in self.files}
         for file, handle in self._opened.items():
             for name in handle.keys():  # noqa: SIM118 - not a dict
                 if self.where.setdefault(name, file) != file:
@@ -150,14 +149,3 @@ class Safetensors(Weights):
 
     def _is_spare(self, name: str) -> bool:
         return self.format is not None and self.format.is_spare(name, lambda: self._map_tensor(name))
-
-
-def _open(path: Path) -> Any:
-    try:
-        check_header(path)  # and safe_open calls a file that it may not read a missing one
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        return safe_open(str(path), framework="pt", device="cpu")
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error

@@ -103,4 +103,5 @@ if (matchMedia("(max-width: 46rem)").matches) byId("settings").open = false;
 beginChat(showCode);
 showFields();
 beginHistory((turns) => isChat() && restore(turns));
-beginServer();
+addEventListener("resize", fit); // lines break elsewhere
+beginServer().then(fit); // what is hidden has no height

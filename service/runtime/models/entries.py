@@ -15,7 +15,7 @@ from attend.model.errors import AttendError, SettingError
 from attend.model.gguf.paths import SUFFIX, part_paths
 from attend.model.machine import available_memory
 from attend.model.params import describe
-from attend.service.runtime.model_path import resolve_model
+from attend.service.runtime.model_path import check_model, resolve_model
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import ALIKE, NEED_RAY, Settings, read_settings
 from attend.service.values import HUB, size_in_bytes
@@ -202,7 +202,10 @@ def _settings(entry: Entry, base: Settings, where: str) -> Settings:
     own = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in entry.settings.items()}
     try:
         settings = read_settings(given | own | {"model": entry.model, "served_model_name": entry.name}, {})
-        return resolve_model(settings, lambda line: print_line(f"attend: {line}")).with_absolute_paths()
+        settings = resolve_model(settings, lambda line: print_line(f"attend: {line}")).with_absolute_paths()
+        if entry.pin:  # the files of others may come later
+            check_model(settings)
+        return settings
     except AttendError as error:
         raise type(error)(f"{where}: {error}") from error
 

@@ -19,7 +19,18 @@ from attend.service.observe import edge, logs
 from attend.service.observe.cached_page import CachedPage
 from attend.service.runtime.callers import callers_of
 from attend.service.runtime.files import hold, socket_folder
-from attend.service.runtime.lifecycle import Stop, catch_signals, check_certificate, openness, run_until, shown_host
+from attend.service.runtime.lifecycle import (
+    Stop,
+    catch_signals,
+    check_certificate,
+    drain_until_told_again,
+    drained_status,
+    openness,
+    run_until,
+    shown_host,
+    stopping_line,
+    tell_while_slow,
+)
 from attend.service.runtime.models.authentication import SERVER, CallAuthenticator
 from attend.service.runtime.models.entries import Plan, ServedModel, in_words, read_plan
 from attend.service.runtime.models.grpc import models_grpc_server
@@ -67,7 +78,7 @@ def folder_of_sockets() -> Iterator[Path]:
 
 
 async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socket.socket, folder: Path) -> int:
-    """Load the pinned models, serve, drain. A second signal ends the process at once."""
+    """Load the pinned models, serve, drain. A second signal ends the process at once, and calls with their reason."""
     stop, numbers = catch_signals(), itertools.count()
 
     async def start(model: ServedModel) -> ModelProcess:
@@ -79,10 +90,10 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
     try:
         if pinned := [served.name for served in plan.models.values() if served.pin]:
             print_line(f"Loading {', '.join(pinned)} ...")
-        if not await run_until(stop, pool.load_pinned()):
+        if not await run_until(stop, tell_while_slow(pool.load_pinned())):
             return 128 + stop.number
         await serve_models(settings, authenticator, pool, http, stop)
-        return 0
+        return drained_status(stop)
     except ModelUnavailable as error:
         reasons = (f"{slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
         raise CheckpointError(f"the model {next(reasons, error)}") from error
@@ -123,8 +134,8 @@ async def serve_models(
     serving = asyncio.create_task(server.serve(listening(http)))
     print_line(ready_line(settings, pool.plan))
     await run_until(stop, _watch(pool, certificate))
-    print_line("Stopping: running streams may end ...")
-    await pool.close(settings.drain_seconds)
+    print_line(stopping_line(sum(slot.calls for slot in pool.slots.values()), settings.drain_seconds))
+    await drain_until_told_again(stop, settings.drain_seconds, pool.close)
     server.should_exit = True
     await asyncio.gather(serving, rpc.stop(1.0))
 

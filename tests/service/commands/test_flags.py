@@ -1,9 +1,13 @@
 """Flags of settings: one that is yes or no takes no next word."""
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
+from attend.model.config import DEFAULT_MODEL
 from attend.service.commands import cli, flags
+from attend.service.commands.mistakes import THEIR_FLAGS
 from attend.service.settings import Settings
 
 YES_OR_NO = [name for name, field in Settings.model_fields.items() if field.annotation is bool]
@@ -24,14 +28,53 @@ def served(monkeypatch):
     return run
 
 
-def test_flags_of_other_servers_lead_to_ours(monkeypatch, capfd):
-    assert {name.removeprefix("--").replace("-", "_") for name in flags.THEIR_FLAGS.values()} <= Settings.model_fields.keys()
-    assert not {name.removeprefix("--").replace("-", "_") for name in flags.THEIR_FLAGS} & Settings.model_fields.keys()
-    for words in (["serve", "--max-num-seqs", "8"], ["serve", "--max-num-seqs=8"]):
-        monkeypatch.setattr("sys.argv", ["attend", *words])
-        with pytest.raises(SystemExit, match="2"):
-            cli.main()
-        assert capfd.readouterr().err == "attend: there is no --max-num-seqs: use --max-batch-requests\n"
+def told(attend, *words):
+    """The line that ends a command with a mistake."""
+    status, out, err = attend(*words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    return err.removeprefix("attend: ").rstrip("\n")
+
+
+VALUES = {"--tensor-parallel": "2", "--adapter": "a=b", "--log-level": "debug"}
+"""What other servers' flags are given whose counterpart does not take a number."""
+
+
+@pytest.mark.parametrize("flag", [flag for flag in THEIR_FLAGS if flag != "--model"])  # which `attend serve` has too
+def test_a_flag_of_another_server_leads_to_words_that_are_read(attend, served, flag):
+    line = told(attend, "serve", flag, VALUES.get(THEIR_FLAGS[flag].split()[0], "64"))
+    advice = line.removeprefix(f"there is no {flag}: ")
+    assert advice.startswith(("use ", "leave it out, "))
+    if advice.startswith("use --") and "--tls" not in advice:  # whose files are read
+        served(*re.split("[,;:]? ", advice)[1 : 2 if advice.startswith("use --no-") else 3])
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("serve -ngl=99", "there is no -ngl: leave it out, a GPU serves where there is one; --device cpu keeps it out"),
+        ("serve --max-num-seqs=8", "there is no --max-num-seqs: use --max-batch-requests 8"),
+        ("serve -c", "there is no -c: use --max-model-len VALUE"),
+        ("serve --prot 1", "there is no --prot: did you mean --port?"),
+        ("serve --zzz", "there is no --zzz: attend serve --help lists the flags"),
+        ("serve a b", "got unexpected extra argument(s) (b): attend serve [OPTIONS] [MODEL]"),
+        ("run x y -n 5", "there is no -n: use --max-tokens 5"),
+        ("run -m x", "there is no -m: use MODEL without a flag: attend run x"),
+        ("run -hf a/b", "there is no -hf: use MODEL without a flag: attend run hf://a/b"),
+        ("run x y -c 5", "there is no -c: attend run --help lists the flags"),
+        ("run", "missing argument 'MODEL': attend run [OPTIONS] MODEL [PROMPT]"),
+        ("run x a b", "got unexpected extra argument(s) (b); a message of several words stands in quotes: "
+         "attend run [OPTIONS] MODEL [PROMPT]"),
+        ("explain a b", "got unexpected extra argument(s) (b); the model is named by --model MODEL: "
+         "attend explain [OPTIONS] [TEXT]"),
+        ("generate a b", "got unexpected extra argument(s) (b); the model is named by --model MODEL: "
+         "attend generate [OPTIONS] [PROMPT]"),
+        ("ls", "there is no attend ls: use hf cache ls, which lists what `attend pull` has downloaded"),
+        ("sevre", "there is no attend sevre: did you mean attend serve?"),
+        ("keys ad", "there is no attend keys ad: did you mean attend keys add?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_command_line_is_one_line_that_says_what_to_write(attend, words, line):
+    assert told(attend, *words.split()) == line
 
 
 def test_a_log_file_that_cannot_be_written_stops_the_start(monkeypatch, capfd, tmp_path):
@@ -46,15 +89,14 @@ def test_there_are_flags_that_are_yes_or_no():
 
 
 @pytest.mark.parametrize("name", YES_OR_NO)
-def test_a_flag_that_is_yes_or_no_may_stand_before_the_folder(served, tmp_path, name):
-    (tmp_path / "config.json").write_text("{}")
+def test_a_flag_that_is_yes_or_no_may_stand_before_the_folder(served, name):
     flag = f"--{name.replace('_', '-')}"
     no = f"--no-{flag[2:]}"
     for words, value in (([flag], True), ([no], False), ([flag, "false"], False), ([f"{flag}=false"], False),
                          ([flag, "TRUE"], True), ([f"{flag}=true"], True), ([flag, "0"], False)):  # fmt: skip
-        for line in ([*words, str(tmp_path)], [str(tmp_path), *words]):
+        for line in ([*words, str(DEFAULT_MODEL)], [str(DEFAULT_MODEL), *words]):
             settings = served(*line)
-            assert (getattr(settings, name), settings.model) == (value, str(tmp_path)), line
+            assert (getattr(settings, name), settings.model) == (value, str(DEFAULT_MODEL)), line
 
 
 def test_without_the_flag_the_variable_counts(served, monkeypatch):
@@ -74,7 +116,9 @@ def test_other_words_stay_as_they_are(words):
 def test_help_asks_for_no_value_where_none_is_taken(monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     out = CliRunner().invoke(cli.app, ["serve", "--help"]).output
-    assert "<bool>" not in out
+    assert "<" not in out and not any(
+        "<" in CliRunner().invoke(cli.app, [each, "--help"]).output for each in ("run", "explain")
+    )
     for name, field in Settings.model_fields.items():
         flag = name.replace("_", "-")
         shown = f"  --{flag} / --no-{flag}" if field.annotation is bool else f"  --{flag} VALUE"

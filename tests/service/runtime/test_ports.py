@@ -11,6 +11,8 @@ import pytest
 from attend.model.errors import SettingError
 from attend.service.runtime import ports
 from attend.service.runtime.ports import Ports, claim, is_free
+from attend.service.runtime.single import claim_port
+from attend.service.settings import Settings
 
 SHIPPED = ports.HTTP_START, ports.GRPC_START, ports.SLOTS
 
@@ -89,6 +91,31 @@ def test_a_port_is_taken_whatever_address_and_options_its_owner_has(reuse):
             owner.bind((host, 0))
             owner.listen()
             assert not is_free(owner.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("port", "number", "told"),
+    [
+        (80, errno.EACCES, "80: Permission denied: ports below 1024 need root$"),
+        (8080, errno.EACCES, "8080: Permission denied$"),
+        (8080, errno.EPERM, "8080: Operation not permitted$"),
+        (8080, errno.EMFILE, "8080: Too many open files$"),
+    ],
+)
+@pytest.mark.parametrize("name", ["port", "grpc_port"])
+def test_a_port_that_the_system_refuses_is_named_with_its_reason(monkeypatch, name, port, number, told):
+    """Whoever serves asks `claim` or `claim_port`."""
+
+    class Refused(socket.socket):
+        def bind(self, address):
+            if address[1] == port:
+                raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "socket", Refused)
+    other = {"port": 8123, "grpc_port": 8124} | {name: port}
+    for serve in (lambda: claim(other["port"], other["grpc_port"]), lambda: claim_port(Settings(**other))):
+        with pytest.raises(SettingError, match=f"^{name} {told}"):
+            serve()
 
 
 def test_http_and_grpc_must_differ():

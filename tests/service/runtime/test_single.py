@@ -184,20 +184,18 @@ def test_sigterm_lets_streams_end_and_refuses_new_calls(tmp_path: Path) -> None:
         assert server.process.returncode == 0
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_streams_at_once_with_their_reason(tmp_path: Path) -> None:
     with running(tmp_path / "log", "--single", "--drain-seconds", "60", *SLOW) as server, ThreadPoolExecutor() as pool:
         begun = threading.Event()
-        lines = pool.submit(read_some, server, begun)
+        lines = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, **LONG), begun)
         assert begun.wait(60)
         server.process.send_signal(signal.SIGINT)
-        assert wait_for(lambda: "Stopping" in server.output())
+        line = "Stopping: 1 request may end within 60 s; Ctrl-C again ends them at once"
+        assert wait_for(lambda: line in server.output()), server.output()
         assert server.stop(signal.SIGINT) < 5
-        lines.exception()
-
-
-def read_some(server: Server, begun: threading.Event) -> None:
-    """The lines of a stream that will be cut."""
-    read_all(post(server, prompt=PROMPT, stream=True, **LONG), begun)
+        assert server.process.returncode == 128 + signal.SIGINT
+        *_, last, _, done, _ = lines.result()
+        assert (b'"finish_reason":"length"' in last, b'"stop_reason":"abort"' in last, done) == (True, True, b"data: [DONE]\n")
 
 
 def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: pytest.MonkeyPatch) -> None:

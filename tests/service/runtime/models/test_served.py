@@ -299,10 +299,13 @@ def test_a_bad_file_and_a_pinned_model_that_does_not_load_stop_the_start_with_st
     assert done.returncode == 2
     assert done.stderr.startswith(f"attend: {path}: models[0] ('a'): memroy is not a field: did you mean memory?")
     path = write(tmp_path, "models: [{name: a, model: BROKEN, pin: true}]")
+    done = attend("serve", "--models", str(path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"attend: {path}: models[0] ('a'): ") and "model.safetensors is missing" in done.stderr
+    path = write(tmp_path, "models: [{name: a, pin: true, settings: {kv_cache_memory: 1}}]")
     with started(tmp_path / "log", "--models", str(path), *FLAGS) as server:
         assert server.process.wait(100) == 2
         assert "attend: the model 'a' cannot be loaded: " in server.output()
-        assert "model.safetensors is missing" in server.output()
         assert "Traceback" not in server.output()
 
 
