@@ -5,7 +5,9 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.client import HTTPSConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,7 +18,7 @@ from attend.service.client.events import Events
 from attend.service.client.fields import Chat, Completion
 from attend.service.client.grpc import AsyncGrpcClient, GrpcClient
 from attend.service.client.http import AsyncHttpClient, HttpClient
-from attend.service.client.retry import Delta, Means, Policy, TryFailed
+from attend.service.client.retry import Call, Delta, Means, Policy, TryFailed
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.v1 import generation_pb2 as pb
@@ -278,9 +280,14 @@ def test_an_event_of_another_shape_breaks_the_try_and_not_the_caller(data):
     assert caught.value.again
 
 
-@pytest.mark.parametrize("url", ["http://localhost:8000", "https://localhost", "HTTPS://10.0.0.1:1/prefix"])
-def test_servers_are_called_with_and_without_tls(url):
-    HttpClient(url)
+@pytest.mark.parametrize(
+    ("url", "port", "secure"),
+    [("http://localhost:8000", 8000, False), ("https://localhost", 443, True), ("HTTPS://10.0.0.1:1/prefix", 1, True)],
+)
+def test_a_server_is_called_at_the_port_of_its_url_and_with_tls_where_it_says_so(url, port, secure):
+    connection = HttpClient(url)._connection(Call(FAST, None))
+    assert (connection.host, connection.port) == (urlsplit(url).hostname, port)
+    assert isinstance(connection, HTTPSConnection) == secure
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "https://", "/v1", ""])
