@@ -412,12 +412,15 @@ def test_a_process_finds_what_another_writes_while_it_runs(tmp_path):
 
 
 @pytest.mark.parametrize("groups", [(None,), (None, 5), (None, 9), (12,)], ids=str)
-def test_blocks_are_read_up_to_the_last_token_that_must_be_computed(groups, tmp_path):
-    """And of a window no more than the next token sees, whether the prompt ends within a block or with it."""
+def test_blocks_are_read_up_to_the_last_token_that_must_be_computed(groups, tmp_path, monkeypatch):
+    """And of a window no more than the next token sees, wherever the prompt ends in a block; in pieces, and in files."""
     config, saved, text = with_windows(groups), {}, list(range(8)) * 5
+    for module, name in ((reader, "PIECE_BYTES"), (writer, "PIECE_BYTES"), (writer, "FILE_BYTES")):
+        monkeypatch.setattr(module, name, 24)
     engine = fake(config, tmp_path, saved)
     finished(engine, [ask("a", text, 2)])
     ended(engine)
+    assert len(list(tmp_path.iterdir())) == -(-len(engine.offload.store) // 3)
     for length in range(LEAST, 40):
         engine = fake(config, tmp_path, saved)
         cached = finished(engine, [ask("a", text[:length], 1)])["a"][-1].times.cached_tokens
