@@ -24,7 +24,11 @@ class Recorder:
 
 def test_every_value_answers_the_same_requests():
     engines = {"block_size 32": Recorder(), "block_size 64": Recorder()}
-    found = asyncio.run(measure(engines, turns=2))
+
+    async def run():
+        return [each async for each in measure(engines, turns=2)]
+
+    found = asyncio.run(run())
     assert [list(engines)] * 2 == [list(each.values) for each in found]
     one, other = (engine.asked for engine in engines.values())
     assert one == other
