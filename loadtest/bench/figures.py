@@ -181,7 +181,7 @@ class Report:
             new.replace(self._path)
 
 
-async def filed(found: AsyncIterator[Comparison | Figure], report: Report) -> None:
+async def report_each(results: AsyncIterator[Comparison | Figure], report: Report) -> None:
     """Add each to the report when it comes."""
-    async for each in found:
+    async for each in results:
         report.add(each.figures() if isinstance(each, Comparison) else [each])

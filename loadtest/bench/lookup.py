@@ -21,7 +21,7 @@ import torch
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.loop import AsyncEngine
 from attend.model.text.tokenizer import Tokenizer
-from loadtest.bench.figures import Comparison, Figure, Report, filed, options_of, take_turns
+from loadtest.bench.figures import Comparison, Figure, Report, options_of, report_each, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.option import default_model, speed
 
@@ -104,7 +104,7 @@ def main(words: list[str] | None = None) -> None:
     modes = {"drafts": DRAFT_TOKENS, "plain": 0}
     engines = {name: default_model(options.model, draft_tokens=most) for name, most in modes.items()}
     report = Report(options.json, bench="lookup", model=options.model.name)
-    asyncio.run(filed(measure(engines, Tokenizer.load(options.model), options.turns), report))
+    asyncio.run(report_each(measure(engines, Tokenizer.load(options.model), options.turns), report))
     for engine in engines.values():
         engine.close()
 

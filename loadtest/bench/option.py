@@ -20,7 +20,7 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
-from loadtest.bench.figures import Comparison, Report, filed, options_of, take_turns
+from loadtest.bench.figures import Comparison, Report, options_of, report_each, take_turns
 from loadtest.bench.machine import threads
 
 AT_ONCE, PROMPT, OUTPUT = 16, 128, 128
@@ -79,7 +79,7 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     engines = {f"{options.option} {value}": default_model(**{options.option: value}) for value in options.values}
-    asyncio.run(filed(measure(engines, options.turns), Report(options.json, bench="option")))
+    asyncio.run(report_each(measure(engines, options.turns), Report(options.json, bench="option")))
     for engine in engines.values():
         engine.close()
 
