@@ -178,11 +178,11 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def cells(found: Comparison, names: Sequence[str]) -> Sequence[str]:
+def cells(comparison: Comparison, names: Sequence[str]) -> Sequence[str]:
     """A row: a measure at a load, the medians of all, and the first over each other one."""
-    medians = [f"{found.figure(name).median:.4g}" if name in found.values else "" for name in names]
-    ratios = [found.ratio(name).short() if name in found.others() else "" for name in names[1:]]
-    return (found.what, found.unit, *medians, *ratios)
+    medians = [f"{comparison.figure(name).median:.4g}" if name in comparison.values else "" for name in names]
+    ratios = [comparison.ratio(name).short() if name in comparison.others() else "" for name in names[1:]]
+    return (comparison.what, comparison.unit, *medians, *ratios)
 
 
 def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[list[Running], Comparison]:
