@@ -88,7 +88,8 @@ def main(words: list[str] | None = None) -> None:
         for percent in (50, 99)
         if found[1:]
     )
-    print(f"\n{neighbours.sentence()}")
+    if neighbours.laps:
+        print(f"\n{neighbours.sentence()}")
 
 
 if __name__ == "__main__":
