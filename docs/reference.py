@@ -53,9 +53,8 @@ CONTENTS = {
         "SECURITY",
     ],
     "Results": [
-        *("loadtest/RESULTS", "loadtest/results/engine", "loadtest/results/families", "loadtest/results/servers"),
-        *("loadtest/results/faults", "loadtest/results/soak", "loadtest/results/quality", "loadtest/results/kv_cache"),
-        *("loadtest/results/loading", "loadtest/results/gpu", "loadtest/PEERS"),
+        *("loadtest/RESULTS", "loadtest/results/engine", "loadtest/results/servers", "loadtest/results/faults"),
+        *("loadtest/results/soak", "loadtest/results/quality", "loadtest/results/gpu", "loadtest/PEERS"),
     ],
     "The project": [
         *("GLOSSARY", "CHANGELOG", "attend/README", "tests/simulation/README", "tests/mutation/README"),

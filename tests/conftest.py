@@ -2,12 +2,14 @@
 
 import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 
@@ -50,7 +52,7 @@ REASONS = (
     r"this CPU has no \w+",  # an instruction set
     r"this machine has no (two )?CUDA devices?",
     r"node and its packages",
-    r"xllamacpp|bfcl-eval|guidellm|aiperf|redis-server|openssl|C\+\+ compiler|Chromium|promtool|prometheus",
+    r"bfcl-eval|guidellm|aiperf|redis-server|openssl|C\+\+ compiler|Chromium|promtool|prometheus",
     r"hadolint|kubectl|zizmor",  # make check brings them
     r"needs root|only root|namespaces|no Debian|no IPv6|large pages|the package \S+ is not installed",  # what the system lends
     r"nothing is recorded in the interpreter",  # Triton's own
@@ -98,18 +100,37 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--cases`: see `thinned` and `examples`."""
-    parser.addoption("--cases", type=int, help="run at most so many cases of a test, always the same ones")
+    parser.addoption("--cases", type=int, help="run at most so many cases of a test, others with each commit")
+    parser.addoption(
+        "--cases-seed", help="any text: of --cases, the same cases as in another run with it (default: the commit)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Remember `--cases` for the modules that ask for `examples`."""
+    """Remember `--cases` for the modules that ask for `examples`. xdist's workers are given this process's seed."""
     global share
     share = 10 if config.getoption("--cases") else 1
+    config.option.cases_seed = config.getoption("--cases-seed") or commit()
     with suppress(ImportError):  # clients, and a machine with a GPU, have no Hypothesis
         from hypothesis import settings
 
         settings.register_profile("attend", max_examples=examples(settings.default.max_examples))
         settings.load_profile("attend")
+
+
+def commit() -> str:
+    """The commit of the tree, or today's date where there is none."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """How to run the same cases again."""
+    most, seed = config.getoption("--cases"), config.getoption("--cases-seed")
+    return f"cases: at most {most} of each test, those of --cases {most} --cases-seed {seed}" if most else None
 
 
 share = 1
@@ -126,17 +147,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {Path(__file__).parent / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     if most := config.getoption("--cases"):
-        kept = thinned(items, most)
+        kept = thinned(items, most, config.getoption("--cases-seed"))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
 
 
-def thinned(items: list[pytest.Item], most: int) -> set[pytest.Item]:
-    """At most so many cases of each test: those whose names have the smallest digests, so that they vary in all parameters."""
+def thinned(items: list[pytest.Item], most: int, seed: str) -> set[pytest.Item]:
+    """At most so many cases of each test: those whose names have the smallest digests with the seed. So they vary in all
+    parameters, and every case has its turn.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {case for cases in tests.values() for case in sorted(cases, key=lambda case: crc32(case.nodeid.encode()))[:most]}
+
+    def digest(case: pytest.Item) -> bytes:
+        return blake2b(f"{seed} {case.nodeid}".encode(), digest_size=8).digest()
+
+    return {case for cases in tests.values() for case in sorted(cases, key=digest)[:most]}
 
 
 @pytest.fixture(autouse=True)

@@ -173,7 +173,7 @@ def test_nothing_that_runs_what_it_reads_is_used():
 
 
 def test_the_model_prints_only_where_it_is_a_program():
-    """Training and `python -m attend.model` talk to a terminal; all else has a log."""
+    """Training talks to a terminal, and the compiler of the native decoder; all else has a log."""
     silent = [path for path in HOUSE if path.parts[0] == "model" and path.parts[1] != "train" and path.name != "__main__.py"]
     assert [path for path in silent if "print" in calls(path)] == []
 

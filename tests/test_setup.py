@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import commit, thinned
 from tests.deploy.manifests import constraint
 
 ROOT = Path(__file__).parents[1]
@@ -57,3 +59,24 @@ def test_torchs_build_for_cpus_is_looked_for(tmp_path, configured, pytorchs, ask
     assert [next(iter(re.findall(r"--extra-index-url (\S+)", line)), None) for line in calls] == asked
     assert f"torch {constraint('torch')} for CPUs" in said
     assert says in said and ("CUDA" in said) == bool(says)
+
+
+def test_every_case_has_its_turn_and_a_seed_has_the_same_cases():
+    item = namedtuple("Item", "nodeid")
+    items = [item(name) for name in ("a::alone", *(f"a::many[{case}]" for case in range(40)))]
+
+    def cases(seed: str, of=items) -> list[str]:
+        return sorted(item.nodeid for item in thinned(of, 2, seed))
+
+    turns = [cases(f"commit {turn}") for turn in range(300)]
+    assert turns == [cases(f"commit {turn}", items[::-1]) for turn in range(300)], "xdist's workers choose alike"
+    assert all(len(turn) == 3 and "a::alone" in turn for turn in turns)
+    assert {name for turn in turns for name in turn} == {item.nodeid for item in items}
+
+
+@pytest.mark.parametrize("words", ["--cases-seed abc", ""])
+def test_a_run_says_how_to_run_its_cases_again(words):
+    command = [sys.executable, "-m", "pytest", "--co", "-n", "0", "--cases", "1", __file__]
+    done = subprocess.run([*command, *words.split()], cwd=ROOT, capture_output=True, text=True, check=False)
+    [line] = re.findall("^cases: .*$", done.stdout, re.MULTILINE)
+    assert line == f"cases: at most 1 of each test, those of --cases 1 --cases-seed {'abc' if words else commit()}"

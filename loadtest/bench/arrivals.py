@@ -19,7 +19,7 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import FinishReason, Request
 from attend.model.params import SamplingParams
-from loadtest.bench.figures import Figure, file, options_of, percentile, show
+from loadtest.bench.figures import Figure, Report, options_of, percentile
 from loadtest.bench.machine import Neighbours, threads
 
 STREAMS, PROMPTS, LENGTH, OUTPUT, GAP = 8, 12, 1000, 16, 0.3
@@ -75,15 +75,21 @@ def main(words: list[str] | None = None) -> None:
     neighbours, found = Neighbours(), []
     with asyncio.Runner() as runner:
         for seed in range(options.turns + 1):
-            found.append(runner.run(turn(engine, seed)))
+            try:
+                found.append(runner.run(turn(engine, seed)))
+            except KeyboardInterrupt:
+                break  # with the turns that there are
             neighbours.lap()
     engine.close()
-    figures = [
+    report = Report(options.json, bench="arrivals", model=options.model.name)
+    report.add(
         Figure(f"{what}, p{percent}", "ms", tuple(percentile(each[what], percent) for each in found[1:]))
-        for what in found[0]
+        for what in (found or [{}])[0]
         for percent in (50, 99)
-    ]
-    file(options.json, f"{show(figures)}\n\n{neighbours.sentence()}", figures, bench="arrivals", model=options.model.name)
+        if found[1:]
+    )
+    if neighbours.laps:
+        print(f"\n{neighbours.sentence()}")
 
 
 if __name__ == "__main__":

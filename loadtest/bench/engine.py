@@ -27,7 +27,7 @@ import psutil
 
 from attend.model.shapes import SHAPES
 from loadtest.bench.contestant import FORMS, OURS, PACKAGES, TREE, Contestant, PeerError, is_installed, start_all
-from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
+from loadtest.bench.figures import Comparison, Figure, Report, options_of, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, parameters, write_shape
 
@@ -99,6 +99,9 @@ def roofline(shape: str) -> dict[str, float]:
         figures = json.load(found)["figures"]
     limits = {figure["what"].removeprefix("roofline "): figure["median"] for figure in figures}
     return {work: limits[work] for work in WORKS}
+
+
+HEAD = ("shape", "weights", "work", "Attend tok/s", "of bf16's roofline", "peers: tok/s, Attend's ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,20 +203,18 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table, write JSON."""
     options = read_flags(words)
-    end, outcomes = time.perf_counter() + 60 * options.minutes, []
+    end = time.perf_counter() + 60 * options.minutes
+    report = Report(options.json, HEAD, bench="engine")
+    facts: dict[str, Any] = {}
     pairs = [(shape, weights) for shape in options.shape for weights in options.weights]
     try:
         for left, (shape, weights) in zip(range(len(pairs), 0, -1), pairs, strict=True):
             share = (end - time.perf_counter()) / left
-            outcomes.append(bench_shape(shape, weights, options.peers, options, share))
-            print("\n".join(" | ".join(row) for row in outcomes[-1].rows()), file=sys.stderr, flush=True)
+            outcome = bench_shape(shape, weights, options.peers, options, share)
+            facts[f"{shape} {weights}"] = outcome.facts | {"roofline": outcome.limits}
+            report.add(outcome.figures(), outcome.rows(), facts=facts)
     except PeerError as error:
         sys.exit(str(error))
-    head = ["shape", "weights", "work", "Attend tok/s", "of bf16's roofline", "peers: tok/s, Attend's ratio"]
-    shown = table(head, (row for outcome in outcomes for row in outcome.rows()))
-    figures = [figure for outcome in outcomes for figure in outcome.figures()]
-    facts = {f"{outcome.shape} {outcome.weights}": outcome.facts | {"roofline": outcome.limits} for outcome in outcomes}
-    file(options.json, shown, figures, bench="engine", facts=facts)
 
 
 if __name__ == "__main__":

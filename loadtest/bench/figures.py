@@ -5,7 +5,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,28 +143,45 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def show(figures: Iterable[Figure]) -> str:
-    """The table of figures that stand alone."""
-    return table(HEADER, (figure.cells() for figure in figures))
-
-
-def file(
-    path: Path | None,
-    table: str,
-    figures: Iterable[Figure],
-    *,
-    bench: str,
-    seed: int = 0,
-    servers: Mapping[str, Any] | None = None,
-    **facts: Any,
-) -> None:
-    """Print a table; write it to `path` too, where there is one, with its provenance, the facts and every value.
+class Report:
+    """A table whose rows are printed and filed as soon as they are measured: who ends a run keeps what it has found.
 
     `seed`: 0 is that of the benchmarks that draw the same in each run. `servers`: what each said of itself (`identity`).
     """
-    print(table, flush=True)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found = {"bench": bench, "provenance": provenance(seed, servers or {}), **facts, "table": table}
-        found |= {"figures": [each.document() for each in figures]}
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    def __init__(
+        self,
+        path: Path | None,
+        head: Sequence[str] = HEADER,
+        *,
+        bench: str,
+        seed: int = 0,
+        servers: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> None:
+        self._path = path
+        self._lines = table(head, ()).splitlines()
+        self._found = {"bench": bench, "provenance": provenance(seed, servers or {}) if path else None, **facts}
+        self._figures: list[dict[str, Any]] = []
+        print("\n".join(self._lines), flush=True)
+
+    def add(self, figures: Iterable[Figure], rows: Iterable[Sequence[str]] | None = None, **facts: Any) -> None:
+        """Print the rows, those of the figures unless others are given, and write all that there is to the file."""
+        figures = list(figures)
+        lines = [f"| {' | '.join(row)} |" for row in (rows if rows is not None else (each.cells() for each in figures))]
+        print("\n".join(lines), flush=True)
+        self._lines += lines
+        self._figures += [each.document() for each in figures]
+        self._found |= facts
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_name(self._path.name + ".part")
+            text = json.dumps(self._found | {"table": "\n".join(self._lines), "figures": self._figures}, indent=1)
+            new.write_text(text + "\n", encoding="utf-8")
+            new.replace(self._path)
+
+
+async def report_each(results: AsyncIterator[Comparison | Figure], report: Report) -> None:
+    """Add each to the report when it comes."""
+    async for each in results:
+        report.add(each.figures() if isinstance(each, Comparison) else [each])

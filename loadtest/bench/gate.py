@@ -18,7 +18,7 @@ from pathlib import Path
 
 from loadtest.bench.contestant import OURS, TREE, Contestant, PeerError, start_all
 from loadtest.bench.engine import WORKS, Work, compare, w2, w3
-from loadtest.bench.figures import Comparison, file, interval, options_of, table
+from loadtest.bench.figures import Comparison, Report, interval, options_of
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import FOLDER, PROMPT, write_shape
 
@@ -61,24 +61,23 @@ def build(tree: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tree, env=environment, check=True, stdout=sys.stderr)
 
 
-def judge(comparisons: Sequence[Comparison], base: str) -> tuple[str, bool]:
-    """The table, and whether anything became slower."""
-    names = list(comparisons[0].values)
-    rows, bad = [], False
-    for each in comparisons:
-        ratio = each.ratio(base)
-        verdict = "slower" if slower(ratio.values) else "kept"
-        bad |= verdict == "slower"
-        rows.append((each.what, *each.cells(), verdict))
-    return table(("work", *(f"{name}, tok/s" for name in names), f"{names[0]} / {base}", "verdict"), rows), bad
+THIS = "this tree"
 
 
-def run(options: argparse.Namespace) -> tuple[list[Comparison], Neighbours]:
-    """Both trees in turns. Raises CalledProcessError of git or the build, PeerError of a contestant."""
+def judge(comparison: Comparison, base: str) -> tuple[str, ...]:
+    """A row; its last cell is `slower` or `kept`."""
+    return (comparison.what, *comparison.cells(), "slower" if slower(comparison.ratio(base).values) else "kept")
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Both trees in turns; true if anything became slower. Raises CalledProcessError of git or the build, PeerError of a
+    contestant.
+    """
     checkpoint = write_shape("M")
     build(TREE)
     with worktree(options.base) as base:
-        found: list[Comparison] = []
+        head = ("work", f"{THIS}, tok/s", f"{options.base}, tok/s", f"{THIS} / {options.base}", "verdict")
+        report, verdicts = Report(options.json, head, bench="gate"), set[str]()
         laps: list[float] = []
         for form in FORMS:
             starts = [
@@ -91,9 +90,13 @@ def run(options: argparse.Namespace) -> tuple[list[Comparison], Neighbours]:
                     neighbours = Neighbours([each.process.pid for each in both])
                     parts.append(compare_both(both, options, neighbours))
                     laps += neighbours.laps
-            found += [join_comparisons(f"{form} ", each) for each in zip(*parts, strict=True)]
+            found = [join_comparisons(f"{form} ", each) for each in zip(*parts, strict=True)]
+            rows = [judge(each, options.base) for each in found]
+            report.add([figure for each in found for figure in each.figures()], rows, cores_of_others=laps)
+            verdicts |= {row[-1] for row in rows}
         neighbours.laps = laps
-        return found, neighbours
+        print(neighbours.sentence(), file=sys.stderr)
+        return "slower" in verdicts
 
 
 def compare_both(both: Sequence[Contestant], options: argparse.Namespace, neighbours: Neighbours) -> list[Comparison]:
@@ -106,7 +109,7 @@ def compare_both(both: Sequence[Contestant], options: argparse.Namespace, neighb
         each(1, PROMPT, 2)
     neighbours.lap()
     neighbours.laps.clear()
-    runs = dict(zip(("this tree", options.base), both, strict=True))
+    runs = dict(zip((THIS, options.base), both, strict=True))
     return compare(runs, -(-options.pairs // STARTS), neighbours, works=cells, warm_up=0)
 
 
@@ -125,14 +128,9 @@ def main(words: list[str] | None = None) -> None:
     if options.pairs < PAIRS:
         parser.error(f"--pairs must be at least {PAIRS}; got {options.pairs}")
     try:
-        comparisons, neighbours = run(options)
+        sys.exit(int(run(options)))
     except (subprocess.CalledProcessError, PeerError) as error:
         sys.exit(str(error))
-    shown, bad = judge(comparisons, options.base)
-    figures = [figure for each in comparisons for figure in each.figures()]
-    file(options.json, shown, figures, bench="gate", cores_of_others=neighbours.laps)
-    print(neighbours.sentence(), file=sys.stderr)
-    sys.exit(1 if bad else 0)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from attend.model.net.checkpoint import read_config
 from attend.model.net.packed_linears import multiplies_bfloat16
 from attend.model.shapes import SHAPES
 from attend.model.sublayers import ConvSpec, DeltaSpec, LayerSpec, MixtureSpec
-from loadtest.bench.figures import Figure, file, options_of, table
+from loadtest.bench.figures import Figure, Report, options_of
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, write_shape
 
@@ -134,10 +134,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--shape", choices=SHAPES, action="append", help="sizes of a model; default: S and M")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
-    found = {shape: measure(write_shape(shape)) for shape in options.shape or ["S", "M"]}
-    head = ["shape", *(f"{figure.what}, {figure.unit}" for figure in next(iter(found.values())))]
-    rows = [[shape, *(f"{figure.median:.4g}" for figure in figures)] for shape, figures in found.items()]
-    file(options.json, table(head, rows), [figure for figures in found.values() for figure in figures], bench="limits")
+    report = None
+    for shape in options.shape or ["S", "M"]:
+        figures = measure(write_shape(shape))
+        if report is None:
+            report = Report(options.json, ["shape", *(f"{each.what}, {each.unit}" for each in figures)], bench="limits")
+        report.add(figures, [[shape, *(f"{each.median:.4g}" for each in figures)]])
 
 
 if __name__ == "__main__":

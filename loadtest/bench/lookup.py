@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import statistics
 import textwrap
+from collections.abc import AsyncIterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from attend.model.config import DEFAULT_MODEL
 from attend.model.engine.loop import AsyncEngine
 from attend.model.text.tokenizer import Tokenizer
-from loadtest.bench.figures import Comparison, Figure, file, options_of, show, take_turns
+from loadtest.bench.figures import Comparison, Figure, Report, options_of, report_each, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.option import default_model, speed
 
@@ -65,15 +66,14 @@ async def in_turn(
     return statistics.harmonic_mean(speeds)
 
 
-async def measure(engines: dict[str, AsyncEngine], tokenizer: Tokenizer, turns: int) -> list[Comparison | Figure]:
+async def measure(engines: dict[str, AsyncEngine], tokenizer: Tokenizer, turns: int) -> AsyncIterator[Comparison | Figure]:
     """Each kind of text at each number of streams, and requests that are alike; the engines take turns."""
-    found: list[Comparison | Figure] = []
     for kind, (prompt, temperature) in texts(tokenizer).items():
         for number in AT_ONCE:
             contestants = {
                 name: partial(one_owner_each, engine, prompt, number, temperature) for name, engine in engines.items()
             }
-            found.append(Comparison(f"{number} at once, {kind}", "tokens/s", await take_turns(contestants, turns)))
+            yield Comparison(f"{number} at once, {kind}", "tokens/s", await take_turns(contestants, turns))
     prompts = [tokenizer.encode(CLASS.format(kind.title(), kind)) for kind in KINDS]
     for kind, temperature in TEMPERATURES.items():
         rates: dict[str, list[float]] = {"one owner": [], "an owner each": [], "plain": []}
@@ -88,9 +88,9 @@ async def measure(engines: dict[str, AsyncEngine], tokenizer: Tokenizer, turns: 
             )
             for name, seen in rates.items()
         }
-        found.append(Comparison(kind, "tokens/s", await take_turns(contestants, turns)))
-        found += [Figure(f"{kind}, {name}: accepted", "of 1", tuple(rates[name])) for name in list(rates)[:2]]
-    return found
+        yield Comparison(kind, "tokens/s", await take_turns(contestants, turns))
+        for name in list(rates)[:2]:
+            yield Figure(f"{kind}, {name}: accepted", "of 1", tuple(rates[name]))
 
 
 def main(words: list[str] | None = None) -> None:
@@ -103,11 +103,10 @@ def main(words: list[str] | None = None) -> None:
     torch.set_num_threads(threads())
     modes = {"drafts": DRAFT_TOKENS, "plain": 0}
     engines = {name: default_model(options.model, draft_tokens=most) for name, most in modes.items()}
-    found = asyncio.run(measure(engines, Tokenizer.load(options.model), options.turns))
+    report = Report(options.json, bench="lookup", model=options.model.name)
+    asyncio.run(report_each(measure(engines, Tokenizer.load(options.model), options.turns), report))
     for engine in engines.values():
         engine.close()
-    figures = [figure for each in found for figure in (each.figures() if isinstance(each, Comparison) else [each])]
-    file(options.json, show(figures), figures, bench="lookup", model=options.model.name)
 
 
 if __name__ == "__main__":

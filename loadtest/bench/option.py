@@ -7,7 +7,7 @@ other one. Options are the fields of `EngineOptions`.
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
-from loadtest.bench.figures import Comparison, file, options_of, show, take_turns
+from loadtest.bench.figures import Comparison, Report, options_of, report_each, take_turns
 from loadtest.bench.machine import threads
 
 AT_ONCE, PROMPT, OUTPUT = 16, 128, 128
@@ -54,13 +54,11 @@ def default_model(folder: Path = DEFAULT_MODEL, **options: Any) -> AsyncEngine:
     return engine
 
 
-async def measure(engines: dict[str, AsyncEngine], turns: int) -> list[Comparison]:
+async def measure(engines: dict[str, AsyncEngine], turns: int) -> AsyncIterator[Comparison]:
     """Greedy and sampled; the engines take turns."""
-    found = []
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         contestants = {value: partial(speed, engine, PROMPTS, temperature) for value, engine in engines.items()}
-        found.append(Comparison(f"{AT_ONCE} requests, {name}", "tokens/s", await take_turns(contestants, turns)))
-    return found
+        yield Comparison(f"{AT_ONCE} requests, {name}", "tokens/s", await take_turns(contestants, turns))
 
 
 def parse(text: str) -> Any:
@@ -81,11 +79,9 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     engines = {f"{options.option} {value}": default_model(**{options.option: value}) for value in options.values}
-    found = asyncio.run(measure(engines, options.turns))
+    asyncio.run(report_each(measure(engines, options.turns), Report(options.json, bench="option")))
     for engine in engines.values():
         engine.close()
-    figures = [figure for each in found for figure in each.figures()]
-    file(options.json, show(figures), figures, bench="option")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from attend.model.engine.build import build_engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from loadtest.bench.arrivals import moments
-from loadtest.bench.figures import Comparison, file, options_of, show, take_turns
+from loadtest.bench.figures import Comparison, Report, options_of, take_turns
 from loadtest.bench.machine import threads
 from loadtest.bench.shapes import write_shape
 
@@ -93,8 +93,7 @@ def main(words: list[str] | None = None) -> None:
             return engine
 
         found = asyncio.run(measure(start_engine(), options.shared, options.turns, start_engine if options.restart else None))
-    figures = found.figures()
-    file(options.json, show(figures), figures, bench="prefix", model=checkpoint.name)
+    Report(options.json, bench="prefix", model=checkpoint.name).add(found.figures())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from attend.model.engine.plan import StepResult
 from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.params import SamplingParams
-from loadtest.bench.figures import Figure, file, options_of, show
+from loadtest.bench.figures import Figure, Report, options_of
 
 STEPS = 200
 
@@ -40,18 +40,14 @@ def main(words: list[str] | None = None) -> None:
     parser = options_of(__doc__)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256, 1024], help="requests at once")
     options = parser.parse_args(words)
-    costs = [step_cost(size) for size in options.running]
-    figures = [
-        Figure(f"a step of {size} requests", "us", (cost,), 60.0 + 3.0 * size)
-        for size, cost in zip(options.running, costs, strict=True)
-    ]
+    report, costs = Report(options.json, bench="scheduler"), []
+    for size in options.running:
+        costs.append(step_cost(size))
+        report.add([Figure(f"a step of {size} requests", "us", (costs[-1],), 60.0 + 3.0 * size)])
     if len(set(options.running)) > 1:
         slope, fixed = statistics.linear_regression(options.running, costs)
-        figures += [
-            Figure("line through them: us a step", "us", (fixed,)),
-            Figure("line through them: us a request", "us", (slope,)),
-        ]
-    file(options.json, show(figures), figures, bench="scheduler")
+        line = {"us a step": fixed, "us a request": slope}
+        report.add(Figure(f"line through them: {what}", "us", (value,)) for what, value in line.items())
 
 
 if __name__ == "__main__":

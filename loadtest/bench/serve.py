@@ -1,9 +1,8 @@
 """Throughput, TTFT and inter-token time of servers, side by side: attend bench serve [[NAME=]URL ...] [--grpc HOST:PORT]
 
 Each URL is a server that speaks OpenAI's protocol, and --start NAME=COMMAND one that is started here. They take turns, each
-turn prompts of --prompt tokens and answers of 128, so many at once; all servers get the same prompts. --goodput instead: the
-highest rate of Poisson arrivals, with prompts of 16 to 1024 tokens and answers of 8 to 256, that keeps TTFT p95 <= 1 s and
-inter-token p95 <= 100 ms. Without any, or with --shape or --model, an Attend takes part over HTTP, first of all, and over gRPC.
+turn prompts of --prompt tokens and answers of 128, so many at once; all servers get the same prompts. Without any, or with
+--shape or --model, an Attend takes part over HTTP, first of all, and over gRPC.
 
     attend bench serve --model M.gguf --single --start "llama.cpp=llama-cpp-server -m M.gguf --port {port}" --prompt 128 1024
 
@@ -15,7 +14,7 @@ import argparse
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,8 +25,7 @@ import psutil
 
 from attend.model.shapes import SHAPES
 from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, grpc_caller, http_caller
-from loadtest.bench.figures import Comparison, Figure, file, options_of, table, take_turns
-from loadtest.bench.goodput import best_rate
+from loadtest.bench.figures import Comparison, Report, options_of, take_turns
 from loadtest.bench.running import Running, answering, parse_command
 from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, write_shape
 from loadtest.bench.still import awake, processes_at, still
@@ -90,15 +88,13 @@ async def load(contender: Contender, at_once: int, rounds: int, length: int) -> 
     return Load(answers.tokens / seconds, p50, p95, p99, failed, caller.memory() if caller.memory else None)
 
 
-async def loads(everybody: Sequence[Contender], options: argparse.Namespace) -> list[Comparison]:
+async def loads(everybody: Sequence[Contender], options: argparse.Namespace) -> AsyncIterator[list[Comparison]]:
     """Every load, one after the other, with the callers in turns."""
-    found = []
     for length, at_once in itertools.product(options.prompt, options.at_once):
         turns = {each.caller.name: partial(load, each, at_once, options.rounds, length) for each in everybody}
         values = await take_turns(turns, options.turns)
         name = f"{at_once} at once, " if len(options.prompt) == 1 else f"prompts of {length}, {at_once} at once, "
-        found += [one for at in range(len(MEASURES)) if (one := comparison_of(name, values, at)).values]
-    return found
+        yield [one for at in range(len(MEASURES)) if (one := comparison_of(name, values, at)).values]
 
 
 def comparison_of(load: str, values: Mapping[str, Sequence[Load]], at: int) -> Comparison:
@@ -107,17 +103,6 @@ def comparison_of(load: str, values: Mapping[str, Sequence[Load]], at: int) -> C
     columns = {name: [turn[at] for turn in turns] for name, turns in values.items()}
     known = {name: [float(each) for each in column if each is not None] for name, column in columns.items()}
     return Comparison(load + what, unit, {name: column for name, column in known.items() if column})
-
-
-async def goodput(everybody: Sequence[Contender], options: argparse.Namespace) -> list[Comparison]:
-    """The best rate of each, in turns; a turn is a whole search."""
-
-    async def best(contender: Contender, seeds: Iterator[int]) -> float:
-        async with ready(contender.caller):
-            return await best_rate(contender.caller, options.seconds, contender.prompt, seeds)
-
-    turns = {each.caller.name: partial(best, each, itertools.count(options.seed)) for each in everybody}
-    return [Comparison("goodput", "requests/s", await take_turns(turns, options.turns, warm_up=0))]
 
 
 def parse_url(text: str) -> tuple[str, str]:
@@ -138,8 +123,9 @@ def memory_of(processes: Callable[[], list[psutil.Process]]) -> float:
     return memory(processes())
 
 
-async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -> list[Comparison]:
-    """Ask everybody. `running`: those who were started here, by URL."""
+async def measure(options: argparse.Namespace, running: Mapping[str, Running], starts: Comparison) -> None:
+    """Ask everybody, and report. `running`: those who were started here, by URL."""
+    servers = {name: identity(url) for name, url in options.urls}
     async with AsyncExitStack() as stack:
         callers = []
         for name, url in options.urls:
@@ -156,7 +142,13 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -
         for caller in callers:  # the same for all over HTTP; gRPC's are others, since its server is one of them
             prompts = Prompts(f"{options.seed} {caller.transport}")
             everybody.append(Contender(caller, prompts.words if options.text else prompts.ids))
-        return await (goodput if options.goodput else loads)(everybody, options)
+        names = [each.caller.name for each in everybody]
+        head = ("what", "unit", *names, *(f"{names[0]} / {name}" for name in names[1:]))
+        report = Report(options.json, head, bench="serve", seed=options.seed, servers=servers)
+        async for found in loads(everybody, options):
+            report.add([figure for each in found for figure in each.figures()], [cells(each, names) for each in found])
+        if running:
+            report.add(starts.figures(), [cells(starts, names)])
 
 
 def read_flags(arguments: list[str] | None) -> argparse.Namespace:
@@ -182,20 +174,15 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="requests of a turn, as a multiple of those at once (default 2)")
     parser.add_argument("--text", action="store_true", help="prompts of words, for servers that take no token ids")
     parser.add_argument("--eos", action="store_true", help="let answers end by themselves, for servers without ignore_eos")
-    parser.add_argument("--goodput", action="store_true", help="search the highest rate that keeps the service level")
-    parser.add_argument("--seconds", type=float, default=20.0, help="arrivals of one trial of --goodput (default 20)")
     add_seed(parser)
     return parser.parse_args(arguments)
 
 
-def cells(comparisons: Sequence[Comparison]) -> Iterator[Sequence[str]]:
-    """The table: each load and measure, the medians, and the first over each other one."""
-    names = list(comparisons[0].values)
-    yield ("what", "unit", *names, *(f"{names[0]} / {name}" for name in names[1:]))
-    for each in comparisons:
-        medians = [f"{each.figure(name).median:.4g}" if name in each.values else "" for name in names]
-        ratios = [each.ratio(name).short() if name in each.others() else "" for name in names[1:]]
-        yield (each.what, each.unit, *medians, *ratios)
+def cells(comparison: Comparison, names: Sequence[str]) -> Sequence[str]:
+    """A row: a measure at a load, the medians of all, and the first over each other one."""
+    medians = [f"{comparison.figure(name).median:.4g}" if name in comparison.values else "" for name in names]
+    ratios = [comparison.ratio(name).short() if name in comparison.others() else "" for name in names[1:]]
+    return (comparison.what, comparison.unit, *medians, *ratios)
 
 
 def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[list[Running], Comparison]:
@@ -233,12 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
         if is_own:
             options.own, options.grpc = running[0].url, running[0].grpc
         options.urls = [*((one.name, one.url) for one in running), *options.urls]
-        servers = {name: identity(url) for name, url in options.urls}
-        found = asyncio.run(measure(options, {one.url: one for one in running}))
-    found += [starts] if running else []
-    head, *rows = cells(found)
-    figures: list[Figure] = [figure for each in found for figure in each.figures()]
-    file(options.json, table(head, rows), figures, bench="serve", seed=options.seed, servers=servers)
+        asyncio.run(measure(options, {one.url: one for one in running}, starts))
 
 
 if __name__ == "__main__":

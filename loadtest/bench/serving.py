@@ -12,7 +12,7 @@ from pathlib import Path
 from attend.model.config import DEFAULT_MODEL
 from attend.model.shapes import SHAPES
 from loadtest.bench import mask, over_http, parsing, per_token
-from loadtest.bench.figures import Figure, file, options_of, show
+from loadtest.bench.figures import Figure, Report, options_of
 from loadtest.bench.shapes import write_shape
 from loadtest.options import add_seed
 
@@ -56,8 +56,9 @@ def read_flags(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     """Measure, print a table, write JSON."""
     options = read_flags(words)
-    figures = [figure for what in options.what or ALONE for figure in measure(what, options)]
-    file(options.json, show(figures), figures, bench="serving", seed=options.seed)
+    report = Report(options.json, bench="serving", seed=options.seed)
+    for what in options.what or ALONE:
+        report.add(measure(what, options))
 
 
 if __name__ == "__main__":

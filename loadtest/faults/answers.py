@@ -5,6 +5,7 @@ Each looks at the answers. Most are done with a few calls.
 
 import asyncio
 import itertools
+import json
 import re
 from typing import Any
 
@@ -172,36 +173,32 @@ async def guessed_prompts(a: Attacker) -> None:
 async def replays(a: Attacker) -> None:
     """streams resumed in the middle of an answer of 200 tokens, 16 at a time"""
     body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0.7, "seed": 1}
-    events = await stream_events(a, body, "")
-    if not events:
+    whole = await stream_tokens(a, body)
+    middle, changed = len(whole) // 2, 0
+    if not middle:
         return
-    middle = len(events) // 2
-    rest, changed = [data for _, data in events[middle + 1 :]], 0
 
     async def one() -> None:
         nonlocal changed
-        seen = [data for _, data in await stream_events(a, body, events[middle][0]) if '"error"' not in data]
-        changed += seen != rest[: len(seen)]
+        seen = await stream_tokens(a, body | {"resume_token_ids": whole[:middle]})
+        changed += seen != whole[middle:][: len(seen)]
 
     try:
         await a.repeat(one, 16)
     finally:
-        a.check("streams that went on with another text", changed)
+        a.check("streams that went on with other tokens", changed)
 
 
-async def stream_events(a: Attacker, body: dict[str, Any], after: str) -> list[tuple[str, str]]:
-    """The events of a stream: each one's id and what of its data is not its moment."""
-    headers = a.target.headers("open") | ({"last-event-id": after} if after else {})
-    found, last = [], ""
+async def stream_tokens(a: Attacker, body: dict[str, Any]) -> list[int]:
+    """The tokens of a streamed completion."""
+    found: list[int] = []
+    url, headers = a.target.address.http + COMPLETIONS, a.target.headers("open")
     try:
-        async with a.session.post(a.target.address.http + COMPLETIONS, json=body, headers=headers) as answer:
+        async with a.session.post(url, json=body | {"return_token_ids": True}, headers=headers) as answer:
             a.outcomes[str(answer.status)] += 1
             async for line in answer.content:
-                text = line.decode().strip()
-                if text.startswith("id:"):
-                    last = text.removeprefix("id:").strip()
-                elif text.startswith("data: {"):
-                    found.append((last, re.sub(r'"(created|id)":("[^"]*"|\d+)', "", text)))
+                if line.startswith(b'data: {"id"'):
+                    found += json.loads(line[6:])["choices"][0]["token_ids"]
     except (aiohttp.ClientError, TimeoutError) as error:
         a.outcomes[type(error).__name__] += 1
     return found

@@ -1,7 +1,6 @@
 """Bits per byte of a checkpoint on the held-out files: python -m attend.model.train.evaluate [FOLDER]"""
 
 import argparse
-import bz2
 import lzma
 from pathlib import Path
 
@@ -52,12 +51,6 @@ def xz_bits_per_byte(texts: list[str]) -> float:
     """What `xz -9e` needs for each byte of the texts as one stream."""
     stream = "".join(texts).encode()
     return 8 * len(lzma.compress(stream, preset=9 | lzma.PRESET_EXTREME)) / len(stream)
-
-
-def bzip2_bits_per_byte(texts: list[str]) -> float:
-    """What `bzip2 -9` needs for each byte of the texts as one stream."""
-    stream = "".join(texts).encode()
-    return 8 * len(bz2.compress(stream)) / len(stream)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from attend.model.errors import AttendError, CheckpointError, SettingError
+from attend.model.errors import AttendError, CheckpointError
 from attend.model.machine import available_memory
 from attend.service.commands import texts
 from attend.service.commands.bench import FOLDER as BENCHMARKS
@@ -349,50 +349,6 @@ def doctor(
     from attend.service.commands.doctor import show
 
     raise typer.Exit(show(settings, shape, as_json=json))
-
-
-@app.command(cls=PlainCommand)
-def replay(
-    answer: Annotated[
-        Path,
-        typer.Argument(
-            help='JSON: {"request": ..., "response": ...} of POST /v1/completions, or the response alone.',
-            metavar="ANSWER.json",
-            show_default=False,
-        ),
-    ],
-    url: Annotated[
-        str | None,
-        typer.Argument(
-            help="Where a server listens for HTTP; without it, a model is loaded here.", metavar="URL", show_default=False
-        ),
-    ] = None,
-    request: Annotated[Path | None, typer.Option(help="The request, where ANSWER.json is the response alone.")] = None,
-    key: KeyOption = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Without URL: checkpoint folder, .gguf file, or hf://ORG/NAME; default: ATTEND_MODEL, or the shipped."
-        ),
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Without URL: as of `attend generate`.")] = None,
-    quantize: Annotated[str | None, typer.Option(help="Without URL: as of `attend generate`.")] = None,
-) -> None:
-    """Generate an answer again with its seed, and compare the tokens.
-
-    Ends with status 0 if they are, 1 if they differ, and 3, with the reason, if they need not be the same: other weights or
-    set-up, an answer without a seed, or one that time has cut.
-    """
-    from attend.service.commands import replay as again
-
-    if url is not None and (model, dtype, quantize) != (None, None, None):
-        raise SettingError("--model, --dtype and --quantize are for a model that is loaded here, and a URL was given")
-    asked, response = again.read_exchange(answer, request)
-    settings = {"model": model, "dtype": dtype, "quantize": quantize}
-    how = again.online(url, key) if url else again.offline(prepare_settings(start_settings(settings)))
-    verdict = again.replay(asked, response, *how)
-    print(f"{verdict.outcome}: {verdict.detail}")
-    raise typer.Exit(again.STATUS[verdict.outcome])
 
 
 if __name__ == "__main__":

@@ -4,12 +4,17 @@ import asyncio
 import json
 import math
 import random
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from loadtest.bench.figures import Comparison, Figure, file, interval, percentile, ratios, show, take_turns
+from loadtest.bench.contestant import TREE
+from loadtest.bench.figures import Comparison, Figure, Report, interval, percentile, ratios, take_turns
 from loadtest.bench.gate import judge, slower
 from loadtest.bench.machine import Neighbours
+from tests.service.server import wait_for
 
 
 def covered(count, tries=4000):
@@ -71,13 +76,30 @@ def test_contestants_take_turns_from_either_end_and_warm_up_is_not_counted(warm_
     assert pairs == (["ba", "ab", "ba"] if warm_up else ["ba", "ab"])
 
 
-def test_what_is_printed_is_filed_with_every_value_and_the_machine(tmp_path, capsys):
-    figures = [Figure("steps", "ms", (1.0, 2.0))]
-    file(tmp_path / "deep" / "found.json", show(figures), figures, bench="steps")
-    found = json.loads((tmp_path / "deep" / "found.json").read_text())
-    assert found["bench"] == "steps" and found["figures"][0]["values"] == [1.0, 2.0]
-    assert found["table"] in capsys.readouterr().out
+def test_each_row_is_printed_and_filed_at_once_with_every_value_and_the_machine(tmp_path, capsys):
+    path, said = tmp_path / "deep" / "found.json", ""
+    report = Report(path, bench="steps", model="S")
+    for at in (1, 2):
+        report.add([Figure(f"steps {at}", "ms", (1.0, 2.0))], facts=at)
+        said += capsys.readouterr().out
+        found = json.loads(path.read_text())
+        assert [each["values"] for each in found["figures"]] == [[1.0, 2.0]] * at
+        assert said == found["table"] + "\n" and said.count("\n") == 2 + at
+        assert (found["bench"], found["model"], found["facts"]) == ("steps", "S", at)
     assert found["provenance"]["machine"]["cores"] >= 1 and found["provenance"]["machine"]["torch"]
+    assert [each.name for each in path.parent.iterdir()] == ["found.json"]
+
+
+def test_a_run_that_is_interrupted_keeps_what_it_has_measured(tmp_path):
+    path, words = tmp_path / "found.json", ["--running", "1", *["16000"] * 90]
+    command = [sys.executable, "-m", "loadtest.bench.scheduler", "--json", str(path), *words]
+    with subprocess.Popen(command, cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert wait_for(path.exists, 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    assert "a step of 1 requests" in lines[2]
+    assert json.loads(path.read_text())["figures"][0]["what"] == "a step of 1 requests"
 
 
 def test_a_loss_that_every_pair_shows_closes_the_gate():
@@ -99,14 +121,14 @@ def test_noise_and_small_losses_leave_the_gate_open(found):
     assert not slower(found)
 
 
-def test_one_work_that_became_slower_is_enough_and_is_named():
+def test_a_work_that_became_slower_is_named():
     base = [100.0] * 9
     kept = Comparison("W1", "tokens/s", {"this tree": base, "HEAD~1": base})
     lost = Comparison("W2", "tokens/s", {"this tree": [90.0] * 9, "HEAD~1": base})
-    shown, bad = judge([kept, lost], "HEAD~1")
-    assert bad
-    assert [line.split("|")[-2].strip() for line in shown.splitlines()[2:]] == ["kept", "slower"]
-    assert not judge([kept], "HEAD~1")[1]
+    assert [judge(each, "HEAD~1")[:: len(judge(each, "HEAD~1")) - 1] for each in (kept, lost)] == [
+        ("W1", "kept"),
+        ("W2", "slower"),
+    ]
 
 
 def test_what_others_use_of_the_machine_is_seen_and_our_own_work_is_not():

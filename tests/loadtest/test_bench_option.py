@@ -1,9 +1,6 @@
-"""Values of an option take turns on the same prompts; what is read again begins as it began; a server is all its processes."""
+"""Values of an option take turns on the same prompts; what is read again begins as it began."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +8,7 @@ import pytest
 from attend.model.config import DEFAULT_MODEL
 from attend.model.text.tokenizer import Tokenizer
 from loadtest.bench.lookup import BEGINNING, KINDS, TOKENS, in_turn, one_owner_each, texts
-from loadtest.bench.memory import resident
 from loadtest.bench.option import AT_ONCE, OUTPUT, PROMPTS, measure
-from loadtest.server import MARK, Address, Server
 
 
 class Recorder:
@@ -29,7 +24,11 @@ class Recorder:
 
 def test_every_value_answers_the_same_requests():
     engines = {"block_size 32": Recorder(), "block_size 64": Recorder()}
-    found = asyncio.run(measure(engines, turns=2))
+
+    async def run():
+        return [each async for each in measure(engines, turns=2)]
+
+    found = asyncio.run(run())
     assert [list(engines)] * 2 == [list(each.values) for each in found]
     one, other = (engine.asked for engine in engines.values())
     assert one == other
@@ -74,18 +73,3 @@ def test_what_is_read_again_is_no_other_requests_text():
     asyncio.run(one_owner_each(engine, [1], 4, 0.0))
     asyncio.run(one_owner_each(engine, [1], 4, 0.0))
     assert 8 == len({owner for owner, _ in engine.asked})
-
-
-def test_the_memory_of_a_server_is_that_of_all_its_processes():
-    hold = "import sys; held = bytearray(50 << 20); print(1, flush=True); sys.stdin.read()"
-    environment = os.environ | {MARK: "test-memory"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    held = [subprocess.Popen([sys.executable, "-c", hold], env=environment, **pipes) for _ in range(2)]
-    try:
-        for process in held:
-            process.stdout.readline()
-        largest, total = resident(Server(Address("", ""), held[0], "test-memory"))
-    finally:
-        for process in held:
-            process.communicate()
-    assert 50 < largest < 100 < total < 200

@@ -1,7 +1,6 @@
 """The client that measures servers, against small servers of ours that say exactly what a test needs."""
 
 import asyncio
-import itertools
 import json
 import subprocess
 import sys
@@ -12,12 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadtest.bench import goodput, serve
-from loadtest.bench.client import Caller, Prompts, answer, closed_loop, http_caller, read_events, rows
+from loadtest.bench import serve
+from loadtest.bench.client import Prompts, answer, closed_loop, http_caller, read_events, rows
 from loadtest.bench.contestant import TREE
-from loadtest.bench.goodput import OUTPUTS, PROMPTS, arrivals
 from loadtest.measures import total
-from loadtest.slo import Objectives
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT, FailedError, Stream
 from tests.service.server import wait_for
 
@@ -157,58 +154,6 @@ def test_prompts_are_as_long_as_they_should_be_never_twice_the_same_and_again_th
     assert [len(each) for each in drawn] == [128] * 3 and drawn[0] != drawn[1]
     again, other = Prompts(7), Prompts(8)
     assert [again.ids(128), again.ids(128), again.words(128).split()] == drawn != [other.ids(128), other.ids(128)]
-
-
-def test_arrivals_are_poisson_mixed_and_the_same_for_the_same_seed():
-    found = list(arrivals(50.0, 100.0, 2048, seed=3))
-    assert found == list(arrivals(50.0, 100.0, 2048, seed=3)) != list(arrivals(50.0, 100.0, 2048, seed=4))
-    assert 4700 < len(found) < 5300
-    for values, (low, high) in (([p for _, p, _ in found], PROMPTS), ([o for *_, o in found], OUTPUTS)):
-        assert low <= min(values) < low + 20 and high - 20 < max(values) <= high
-
-
-def test_no_arrival_is_longer_than_the_model_holds():
-    assert all(prompt + output <= 300 for _, prompt, output in arrivals(100.0, 10.0, 300, seed=1))
-
-
-def searched(monkeypatch, capacity):
-    """The best rate of a server that keeps the level up to `capacity` requests a second, and the seeds of its trials."""
-    seeds = []
-
-    async def trial(caller, rate, _seconds, _prompt, seed):
-        seeds.append(seed)
-        stream = Stream(due=0.0)
-        stream.first = stream.last = 0.5 if rate <= capacity else 1.5
-        return rows(caller.transport, [(stream, None)] * 20)
-
-    monkeypatch.setattr(goodput, "trial", trial)
-    monkeypatch.setattr(goodput, "LEVEL", Objectives(ttft_p95_ms=1000.0))
-    caller = Caller("it", "HTTP", 2048, None)
-    return asyncio.run(goodput.best_rate(caller, 1.0, Prompts().ids, itertools.count(7))), set(seeds)
-
-
-@pytest.mark.parametrize("capacity", [0.5, 7.3, 120.0])
-def test_the_best_rate_is_the_highest_that_keeps_the_level_on_one_set_of_arrivals(monkeypatch, capacity):
-    best, seeds = searched(monkeypatch, capacity)
-    assert capacity * (1 - goodput.PRECISION) - goodput.UNIT <= best <= capacity
-    assert seeds == {7}
-
-
-def test_a_trial_waits_for_nobody_and_times_from_the_moment_that_was_due():
-    running, most = 0, 0
-
-    async def slow(_, tokens, stream):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.2)
-        stream.message_received()
-        stream.tokens, running = tokens, running - 1
-
-    found = asyncio.run(goodput.trial(Caller("slow", "HTTP", 2048, slow), 50.0, 0.4, Prompts().ids, seed=1))
-    due = len(list(arrivals(50.0, 0.4, 2048, seed=1)))
-    assert total(found, TOTAL).count == due and most > 3
-    assert total(found, TTFT).percentile(1) >= 200
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,8 @@ FOLDERS = ["tests/service", "tests/model/engine", "tests/model/parallel", "tests
 QUICK = [
     "-m",
     "not (ray or cluster or clients or long)",
-    "--cases",
-    "2",
+    "--cases-seed",
+    "mutants",
     "-p",
     "tests.mutation.plugin",
     "-p",

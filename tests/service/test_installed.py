@@ -281,32 +281,25 @@ def test_the_planted_code_would_run(hostile, ran):
         (["inspect", "."], 0),
         (["keys", "add", "alice", "--file", "keys.json"], 0),
         (["check", "http://127.0.0.1:9"], 1),
-        pytest.param(["replay", "../answer.json", "--model", "."], 0, marks=pytest.mark.long),
         pytest.param(["quality", ".", "--bytes", "6000", "--quantize", "int8"], 0, marks=pytest.mark.long),
         (["train", "--help"], 0),
-        (["bench", "single", "--help"], 2),  # they come with the tree
+        (["bench", "option", "--help"], 2),  # they come with the tree
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_no_command_runs_code_of_the_folder_that_it_is_typed_in(installed, hostile, ran, words, status):
-    if words[0] == "replay":
-        request = {"model": "hostile", "prompt": "def f", "max_tokens": 2, "temperature": 0, "seed": 1}
-        done = attend(
-            installed.script, hostile, "generate", "def f", "--model", ".", "--max-tokens", "2", "--seed", "1", "--json"
-        )
-        (hostile.parent / "answer.json").write_text(json.dumps({"request": request, "response": json.loads(done.stdout)}))
     done = attend(installed.script, hostile, *words)
     assert ran.read_text() == ""
     assert done.returncode == status, done.stdout + done.stderr
 
 
 def test_children_of_a_benchmark_import_the_source_tree(hostile, ran):
-    main = "lambda: sys.exit(subprocess.run([sys.executable, '-m', 'loadtest.bench.single', '--help']).returncode)"
+    main = "lambda: sys.exit(subprocess.run([sys.executable, '-m', 'loadtest.bench.option', '--help']).returncode)"
     code = f"""import subprocess, sys
 from types import SimpleNamespace
 from attend.service.commands import bench
 bench.importlib.import_module = lambda name: SimpleNamespace(main={main})
-bench.run("single", [])"""
+bench.run("option", [])"""
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=hostile, capture_output=True, text=True, check=False)
     assert (ran.read_text(), done.returncode) == ("", 0), done.stderr
 

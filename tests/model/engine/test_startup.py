@@ -5,6 +5,7 @@ recorded steps and the errors of a GPU with stand-ins.
 """
 
 import logging
+import re
 
 import pytest
 import torch
@@ -157,7 +158,9 @@ def test_one_token_that_differs_is_seen(monkeypatch, row):
         return hidden_TE
 
     monkeypatch.setattr(NativeDecoder, "__call__", wrong)
-    assert "the farthest token differs from float32 by 2" in native_findings(read_config(DEFAULT_MODEL))[0].cause
+    cause = native_findings(read_config(DEFAULT_MODEL))[0].cause
+    percent = re.search(r"the farthest token differs from float32 by ([\d.]+)%", cause)
+    assert percent is not None and float(percent[1]) == pytest.approx(20, abs=1), cause
 
 
 @needs_native

@@ -1,4 +1,4 @@
-"""A real server in this process, over both transports, behind a proxy that cuts connections after so many bytes."""
+"""A real server of gRPC in this process, behind a proxy that cuts connections after so many bytes."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.grpc_api.server import grpc_server
-from attend.service.runtime import http_server
 from tests.fakes import FakeEngine, Rule, Server, build_server
 
 ALL = 1 << 40
@@ -23,8 +22,6 @@ class Proxy:
     port: int = 0
     passed: int = 0
     """Bytes of the last connection's answer."""
-    stalls: bool = False
-    """In place of a reset nothing more comes."""
     connections: set[asyncio.Task] = field(default_factory=set)
 
     async def start(self) -> asyncio.Server:
@@ -65,21 +62,14 @@ class Proxy:
             while left and (data := await reader.read(min(left, 1 << 16))):
                 left, self.passed = left - len(data), self.passed + len(data)
                 writer.write(data)
-        if self.stalls and not left:
-            await asyncio.Event().wait()
 
 
 @dataclass
 class Real:
-    """A replica without Ray on ports of its own, each behind a proxy."""
+    """A replica without Ray on a port of its own, behind a proxy."""
 
     server: Server
-    http: Proxy
     grpc: Proxy
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.http.port}"
 
     @property
     def target(self) -> str:
@@ -93,23 +83,16 @@ def real(rule: Rule) -> Iterator[Real]:
 
     async def serve() -> None:
         server = build_server(FakeEngine(rule), template=ChatTemplate("{{ messages[0].content }}"))
-        http, sock = http_server.http_server(server.app, 64), http_server.bind_socket("127.0.0.1", 0)
         grpc = grpc_server(server.methods, "127.0.0.1", 0, 64)
         port = grpc.add_insecure_port("127.0.0.1:0")
         await grpc.start()
-        running = asyncio.create_task(http.serve([sock]))
-        proxies = Proxy(sock.getsockname()[1]), Proxy(port)
-        fronts = [await proxy.start() for proxy in proxies]
-        stop = asyncio.Event()
-        made.extend((Real(server, *proxies), asyncio.get_running_loop(), stop))
+        proxy, stop = Proxy(port), asyncio.Event()
+        front = await proxy.start()
+        made.extend((Real(server, proxy), asyncio.get_running_loop(), stop))
         ready.set()
         await stop.wait()
-        for each in fronts:
-            each.close()
-        for proxy in proxies:
-            await proxy.stop()
-        http.end()
-        await running
+        front.close()
+        await proxy.stop()
         await grpc.stop(None)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))

@@ -474,7 +474,7 @@ def test_the_benchmarks_are_listed_with_what_each_measures(attend, words):
     status, out, err = attend("bench", *words)
     lines = dict(line.split("  ", 1) for line in out.splitlines()[2:])
     assert (status, err) == (0, "")
-    assert {"engine", "gpu", "scheduler", "single"} <= lines.keys() and "client" not in lines
+    assert {"engine", "gpu", "scheduler", "serve"} <= lines.keys() and "client" not in lines
     assert lines["scheduler"] == "Scheduler overhead of a step, without a model"
     assert all(text.strip() and "attend bench" not in text for text in lines.values())
 

@@ -107,7 +107,7 @@ def test_without_the_flag_the_variable_counts(served, monkeypatch):
 
 @pytest.mark.parametrize(
     "words",
-    ["bench single --single true", "generate --echo true", "serve --port 1 folder", "serve --single=maybe", "serve false"],
+    ["bench serve --single true", "generate --echo true", "serve --port 1 folder", "serve --single=maybe", "serve false"],
 )
 def test_other_words_stay_as_they_are(words):
     assert flags.without_values(words.split()) == words.split()

@@ -1,6 +1,7 @@
 """The tools of a call, and what is said of wrong ones."""
 
 import json
+import socket
 
 import pytest
 
@@ -157,7 +158,12 @@ def test_what_is_no_schema_is_refused_where_it_is_enforced_with_place_and_action
 
 def test_a_schema_names_no_place_that_is_asked():
     """A schema that is fetched would let a caller reach what only the server can."""
-    check_schema(NONE["elsewhere"], "here")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        check_schema({"$schema": url, "$ref": url, "properties": {"a": {"$ref": f"{url}#/a"}}}, "here")
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_deep_schemas_are_refused_and_end():

@@ -156,16 +156,17 @@ def test_a_response_with_many_scores_is_made_in_turns():
     assert rounds >= 1500 // convert.SCORES - 2
 
 
-TOO_LONG = {
-    "prompt": pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * (CONTEXT + 1))),
-    "allowed_token_ids": pb.GenerateRequest(decoding=D(allowed_token_ids=[1] * (VOCAB + 1))),
-    "resume_token_ids": pb.GenerateRequest(resume_token_ids=pb.TokenIds(ids=[1] * (CONTEXT + 1))),
-    "stop_token_ids": pb.GenerateRequest(stopping=pb.StoppingCriteria(stop_token_ids=[1] * 301)),
-    "stop": pb.GenerateRequest(stopping=pb.StoppingCriteria(stop_strings=["x"] * 5)),
-    "bad_words": pb.GenerateRequest(decoding=D(bad_words=["x"] * 65)),
-    "logit_bias": pb.GenerateRequest(decoding=D(logit_bias=dict.fromkeys(range(301), 1.0))),
-    "choice": pb.GenerateRequest(decoding=D(choice={"choices": ["x"] * 1001})),
+LISTS = {
+    "prompt": (CONTEXT, lambda count: pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * count))),
+    "allowed_token_ids": (VOCAB, lambda count: pb.GenerateRequest(decoding=D(allowed_token_ids=[1] * count))),
+    "resume_token_ids": (CONTEXT, lambda count: pb.GenerateRequest(resume_token_ids=pb.TokenIds(ids=[1] * count))),
+    "stop_token_ids": (300, lambda count: pb.GenerateRequest(stopping=pb.StoppingCriteria(stop_token_ids=[1] * count))),
+    "stop": (4, lambda count: pb.GenerateRequest(stopping=pb.StoppingCriteria(stop_strings=["x"] * count))),
+    "bad_words": (64, lambda count: pb.GenerateRequest(decoding=D(bad_words=["x"] * count))),
+    "logit_bias": (300, lambda count: pb.GenerateRequest(decoding=D(logit_bias=dict.fromkeys(range(count), 1.0)))),
+    "choice": (1000, lambda count: pb.GenerateRequest(decoding=D(choice={"choices": ["x"] * count}))),
 }
+"""How many of a list are taken, and a request that has so many."""
 
 
 def test_choices_that_are_too_long_together_are_refused_before_they_are_written_as_json():
@@ -174,16 +175,10 @@ def test_choices_that_are_too_long_together_are_refused_before_they_are_written_
         check_sizes(pb.GenerateRequest(decoding=D(choice=choices)), info())
 
 
-@pytest.mark.parametrize("name", TOO_LONG)
-def test_a_list_that_is_too_long_is_refused_before_it_is_read(name):
-    request = TOO_LONG[name]
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_read_up_to_its_limit_and_refused_beyond_it_before_it_is_read(name):
+    most, request = LISTS[name]
+    check_sizes(request(most), info())
     with pytest.raises(ContextTooLong if name == "prompt" else InvalidRequest) as caught:
-        check_sizes(request, info())
+        check_sizes(request(most + 1), info())
     assert caught.value.field == name
-
-
-def test_lists_up_to_their_limits_are_read():
-    ids = pb.TokenIds(ids=[1] * CONTEXT)
-    decoding = D(allowed_token_ids=[1] * VOCAB, bad_words=["x"] * 64, logit_bias=dict.fromkeys(range(300), 1.0))
-    stopping = pb.StoppingCriteria(stop_token_ids=[1] * 300, stop_strings=["x"] * 4)
-    check_sizes(pb.GenerateRequest(token_ids=ids, resume_token_ids=ids, decoding=decoding, stopping=stopping), info())

@@ -144,9 +144,28 @@ def test_the_policy_reads_each_replica_that_runs():
     assert policy(context(columns(a=FILLED, gone=FILLED, b=IDLE))) == (2, {})
 
 
-@pytest.mark.parametrize("metrics", [None, {}, columns(a=IDLE), columns(a=IDLE, b=IDLE) | {"waiting": {}}])
-def test_the_policy_removes_nothing_that_it_does_not_know(metrics):
-    assert policy(context(metrics)) == (2, {})
+def test_the_policy_removes_nothing_that_it_does_not_know():
+    """A silent replica counts as one that runs, whichever of its figures is missing. Full ones add to the number."""
+    whole = columns(a=IDLE, b=IDLE)
+    silent = [whole | {name: {"a": whole[name]["a"]}} for name in whole]
+    for metrics in (
+        None,
+        {},
+        columns(a=IDLE),
+        columns(b=IDLE),
+        columns(gone=IDLE),
+        *silent,
+        *(whole | {name: {}} for name in whole),
+    ):
+        assert policy(context(metrics)) == (2, {})
+        assert policy(context(metrics, target=3)) == (3, {})
+    assert policy(context(columns(a=FILLED._replace(waiting=128)), bounds=(1, 9))) == (4, {})
+
+
+def test_the_policy_keeps_to_the_bounds_that_serve_has():
+    for loads, bounds, wanted in ((FILLED, (1, 3), 3), (IDLE, (2, 4), 2), (IDLE, (0, 4), 0), (FILLED, (5, 9), 5)):
+        assert policy(context(columns(a=loads, b=loads), target=2, bounds=bounds)) == (wanted, {})
+    assert policy(context({}, target=2, bounds=(3, 4))) == (3, {})
 
 
 def test_serve_takes_the_config_and_finds_the_policy():

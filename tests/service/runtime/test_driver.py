@@ -52,6 +52,8 @@ def test_replicas_that_can_never_run_together_are_refused_before_any_starts(give
 )
 def test_replicas_that_fit_are_not_refused(given, resources):
     driver.check_room(Settings(**given), resources)
+    with pytest.raises(SettingError, match="replicas is 2, but 1 fit: each needs 1 CPU, and this machine has 1"):
+        driver.check_room(Settings(**given), resources | {"CPU": 1})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import pytest
 from attend.model.errors import EngineFailed
 from attend.service.runtime import single
 from attend.service.runtime.http_server import bind_socket
-from attend.service.runtime.interfaces import check_interfaces
 from attend.service.settings import Settings
 from attend.v1 import generation_pb2 as pb
 from tests.service.certificates import Authority
@@ -256,10 +255,6 @@ def test_a_step_thread_that_is_dead_or_stuck_ends_the_watch() -> None:
         patch.setattr(single, "WATCH_SECONDS", 0.0)
         with pytest.raises(EngineFailed):
             asyncio.run(asyncio.wait_for(single.watch(Dead()), 5))  # type: ignore[arg-type]
-
-
-def test_what_is_used_of_uvicorn_is_looked_at_under_its_name_and_is_there() -> None:
-    check_interfaces("uvicorn")
 
 
 def test_odd_framing_has_one_reading(server: Server) -> None:

@@ -349,6 +349,88 @@ def test_an_answer_goes_on_while_the_disk_is_full(tmp_path, caplog):
     ended(engine)
 
 
+def test_what_is_queued_is_bounded_at_a_time_and_not_since_the_start(tmp_path, monkeypatch):
+    """Nor does an error of the disk, a text that goes, or one that was too much, end it for ever."""
+    monkeypatch.setattr(writer, "MOST_QUEUED_TOKENS", 80)
+    clock = Clock()
+    engine = fake(DENSE, tmp_path, {}, clock=clock)
+    queue, offload, real = engine.offload.writer, engine.offload, engine.offload.store.write
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def write(records):
+        begins.set()
+        assert goes_on.wait(20)
+        raise OSError(28, "No space left on device")
+
+    def told_to(name: str) -> int:
+        finished(engine, [ask(name, [ord(name) % 8] * 39, 2)])
+        return offload.stats().dropped_texts
+
+    offload.store.write = write
+    assert told_to("a") == 0 and begins.wait(10)
+    assert [told_to(name) for name in "bcd"] == [0, 0, 1], "40 tokens each, beside the one that is written"
+    goes_on.set()
+    assert flushed(offload) and offload.stats().dropped_texts == 4 and not len(offload.store)
+    offload.store.write = real
+    for turn, at in enumerate((29.0, 31.0, 1000.0)):
+        clock.now = at
+        told_to("efg"[turn])
+        assert flushed(offload)
+        assert (offload.stats().dropped_texts, len(offload.store)) == (5, 10 * turn)
+    engine.runner.broken.add("g")
+    told_to("g")
+    assert flushed(offload) and queue._queued_tokens == 0
+    ended(engine)
+
+
+def test_a_read_ends_a_wait_and_what_was_queued_and_the_next_is_read_too(tmp_path):
+    """However long after: a read that has ended does not hang, and what was read waits no longer."""
+    prompt, clock = list(range(8)) * 5, Clock()
+    engine = restarted(tmp_path, prompt, clock=clock)
+    engine.scheduler.cost.token_seconds = 1.0
+    for turn in range(3):
+        engine.scheduler.tables.groups[0].pool.forget(range(1, 25))
+        assert finished(engine, [ask(f"{turn}", prompt, 1)])[f"{turn}"][-1].times.cached_tokens == 36
+        assert engine.offload.reader._turns.num_bytes == 0 and not engine.scheduler.awaiting_kv
+        clock.now += 10 * reader.MOST_WAIT_SECONDS
+    stats = engine.offload.stats()
+    assert (stats.read_tokens, stats.read_bytes, stats.num_slower) == (3 * 36, 3 * 9 * 8, 0)
+    ended(engine)
+
+
+def test_a_process_finds_what_another_writes_while_it_runs(tmp_path):
+    saved, clock, prompt = {}, Clock(), list(range(8)) * 5
+    engine = fake(DENSE, tmp_path, saved, clock=clock)
+    for name in "ab":
+        other = fake(DENSE, tmp_path, saved)
+        finished(other, [ask("a", prompt, 2, cache_salt=name)])
+        ended(other)
+        clock.now += writer.REFRESH_SECONDS
+        assert flushed(engine.offload)
+        assert finished(engine, [ask(name, prompt, 2, cache_salt=name)])[name][-1].times.cached_tokens == 36
+    ended(engine)
+
+
+@pytest.mark.parametrize("groups", [(None,), (None, 5), (None, 9), (12,)], ids=str)
+def test_blocks_are_read_up_to_the_last_token_that_must_be_computed(groups, tmp_path, monkeypatch):
+    """And of a window no more than the next token sees, wherever the prompt ends in a block; in pieces, and in files."""
+    config, saved, text = with_windows(groups), {}, list(range(8)) * 5
+    for module, name in ((reader, "PIECE_BYTES"), (writer, "PIECE_BYTES"), (writer, "FILE_BYTES")):
+        monkeypatch.setattr(module, name, 24)
+    engine = fake(config, tmp_path, saved)
+    finished(engine, [ask("a", text, 2)])
+    ended(engine)
+    assert len(list(tmp_path.iterdir())) == -(-len(engine.offload.store) // 3)
+    for length in range(LEAST, 40):
+        engine = fake(config, tmp_path, saved)
+        cached = finished(engine, [ask("a", text[:length], 1)])["a"][-1].times.cached_tokens
+        blocks = (length - 1) // 4
+        assert cached == (4 * blocks if 4 * blocks >= LEAST and length > LEAST else 0)
+        seen = sum(blocks if window is None else min(blocks, -(-(window - 1) // 4)) for window in groups)
+        assert engine.offload.stats().read_bytes == (8 * seen if cached else 0)
+        ended(engine)
+
+
 def test_who_needs_nothing_from_disk_does_not_wait_for_those_who_do_and_owners_take_turns(tmp_path):
     config, saved = config_of(random.Random(), windows=False, states=False, blocks=60), {}
     texts = {name: [number] * 40 for number, name in enumerate(["a0", "a1", "a2", "b0", "known"], 1)}

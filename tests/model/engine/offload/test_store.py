@@ -120,6 +120,32 @@ def test_processes_that_share_a_folder_find_each_others_files_and_share_the_boun
     assert not one.has(record("a")[0]) and one.has(record(5)[0]) and one.num_errors == 0
 
 
+def test_records_that_two_files_hold_are_read_from_either_and_none_is_damaged(tmp_path):
+    """Whichever file a record is learned from, those behind it in the other file are where they are."""
+    one, two = opened(tmp_path), opened(tmp_path)
+    records = [record("a"), record("a", 1), record("b"), record("b", 1), record("c")]
+    one.write(records[:3])
+    two.write(records[1:])
+    two.write(records)  # again, all known
+    for store in (one, two, opened(tmp_path)):
+        store.refresh()
+        assert store.read([key for key, _ in records]) == [data for _, data in records]
+        assert store.num_errors == 0 and store.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_use_counts_once_and_not_at_each_later_look(tmp_path):
+    """A text that was in use once would else be kept for ever."""
+    store = opened(tmp_path)
+    store.write([record("a")])
+    [path] = tmp_path.iterdir()
+    for use, now in ((store.note_use, True), (lambda key: store.read([key]), True), (lambda key: None, False)):
+        use(record("a")[0])
+        os.utime(path, (0, 0))
+        store.refresh()
+        assert (path.stat().st_mtime > 0) == now
+
+
 def test_a_process_that_dies_while_it_writes_leaves_nothing_that_counts(tmp_path):
     code = (
         "import os, sys, time; from attend.model.engine.offload import store; from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""llama.cpp by itself, in an interpreter that has xllamacpp: reads a question as JSON, answers with JSON in its last line.
+"""llama.cpp in a process of its own: reads a question as JSON, answers with JSON in its last line.
 
     {"path": FILE, "tokens": [5, 17], "vocab": 96, "texts": ["a b"]}  ->  {"logprobs": [[...], ...], "ids": [[...]]}
 

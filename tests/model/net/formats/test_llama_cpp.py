@@ -1,12 +1,10 @@
-"""llama.cpp itself reads the same GGUF files: its log probabilities and its tokens are ours.
-
-It runs where `ATTEND_TEST_LLAMA_CPP` names an interpreter that has xllamacpp.
-"""
+"""llama.cpp itself reads the same GGUF files: its log probabilities and its tokens are ours."""
 
 import json
-import os
 import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -25,9 +23,8 @@ from tests.model.gguf_files import MADE, Type, byte_level, make, stored_as, writ
 from tests.model.net.formats.test_gguf import DELTA_KINDS, QUANTISED, TOKENS, our_logits, random_blocks, wide  # noqa: F401 - a fixture
 from tests.model.text.test_tokenizer_kinds import NASTY
 
-PYTHON = os.environ.get("ATTEND_TEST_LLAMA_CPP", "")
 CHILD = Path(__file__).with_name("llama_cpp_child.py")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="ATTEND_TEST_LLAMA_CPP names no interpreter that has xllamacpp")
+pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp, which make setup brings, is not here")
 
 NOT_ITS = {"gpt_oss": "it rounds the columns of YaRN", "starcoder2-unbiased": "it asks for biases"}
 NOT_ITS |= dict.fromkeys(("qwen3_5_text", "qwen3_5_text-odd", "qwen3_5_moe_text"), "it takes values as wide as keys alone")
@@ -54,7 +51,7 @@ GELU = ("gemma", "gemma2", "gemma3_text", "gemma4_text", "gemma4_text-shared", "
 
 
 def ask(path: Path, **question: Any) -> dict[str, Any]:
-    command = [PYTHON, str(CHILD)]
+    command = [sys.executable, str(CHILD)]
     question["path"] = str(path)
     answer = subprocess.run(command, input=json.dumps(question), stdout=subprocess.PIPE, text=True, check=True, timeout=200)
     found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])

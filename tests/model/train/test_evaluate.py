@@ -1,4 +1,4 @@
-"""The card says what was measured: every row, both counts, and each sample under the file of its header."""
+"""A checkpoint, and a compressor beside it, are measured in bits for each byte of the held-out files."""
 
 import json
 
@@ -7,36 +7,18 @@ import pytest
 import torch
 
 from attend.model.net.checkpoint import save
-from attend.model.train import card, corpus
-from attend.model.train.evaluate import bzip2_bits_per_byte, count_bytes, evaluate_checkpoint, through_8_bits, xz_bits_per_byte
-from attend.model.train.headers import Header, Verdict
+from attend.model.train import corpus
+from attend.model.train.evaluate import count_bytes, evaluate_checkpoint, through_8_bits, xz_bits_per_byte
 from attend.model.train.loss import bits_per_byte, hidden_states
 from tests.model.checkpoints import byte_level_tokenizer, tiny_config, tiny_decoder, write_tokenizer
 
 
-def test_quality_has_a_row_for_each_coder_and_both_counts():
-    verdicts = [Verdict(is_complete=at < 7, parses=at < 5) for at in range(9)]
-    text = card.quality_section({"this model": 0.8694, "xz": 1.3389}, 1024, verdicts)
-    assert ["| this model | 0.869 |", "| xz | 1.339 |"] == [line for line in text.splitlines() if line.startswith("| ")][2:]
-    assert "Of 9 function headers" in text
-    assert "**5** are Python" in text
-    assert "7 end within 256 tokens" in text
-    assert "1024" in text
-
-
-def test_a_sample_stands_below_its_header_as_it_was_written():
-    text = card.samples([Header("a/b.py", "def f():"), Header("c.py", "def g(x):")], ["\n    return 1\n\n", " pass"])
-    assert "`a/b.py`\n\n```python\ndef f():\n    return 1\n```\n\n`c.py`\n\n```python\ndef g(x): pass\n```\n" in text
-    assert "first 2 of those headers" in text
-
-
-@pytest.mark.parametrize("coder", [xz_bits_per_byte, bzip2_bits_per_byte])
-def test_a_compressor_is_measured_in_bits_of_output_for_each_byte_of_input(coder):
+def test_a_compressor_is_measured_in_bits_of_output_for_each_byte_of_input():
     """Zeros cost next to nothing; a text twice in one stream costs little more than once; bytes count, not characters."""
     text = "".join(chr(0x400 + (at * 7919) % 64) for at in range(20_000))
-    assert coder(["\0" * 1_000_000]) < 0.01
-    assert 0 < coder([text]) < 8
-    assert coder([text, text]) < coder([text]) * 1.01
+    assert xz_bits_per_byte(["\0" * 1_000_000]) < 0.01
+    assert 0 < xz_bits_per_byte([text]) < 8
+    assert xz_bits_per_byte([text, text]) < xz_bits_per_byte([text]) * 1.01
     assert count_bytes([text, "x"]) == 2 * 20_000 + 1
 
 
