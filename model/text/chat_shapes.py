@@ -242,12 +242,12 @@ def _shapes(kind: str) -> list[Shape]:
     def bare(content: Message, way: Callable[[Message], Message], message: Message) -> list[Message]:
         return [way(_bare(message, content))]
 
-    def apart(content: Message, way: Callable[[Message], Message], message: Message) -> list[Message]:
+    def in_two(content: Message, way: Callable[[Message], Message], message: Message) -> list[Message]:
         return [_without(message, "tool_calls"), way(_bare(_without(message, *REASONING), content))]
 
     if kind != "said":
         return [partial(bare, content, way) for content in contents for way in ways]
-    return [*(partial(whole, way) for way in ways), *(partial(apart, content, way) for content in contents for way in ways)]
+    return [*(partial(whole, way) for way in ways), *(partial(in_two, content, way) for content in contents for way in ways)]
 
 
 _SHAPES = {kind: _shapes(kind) for kind in ("said", "empty", "absent")}

@@ -18,10 +18,11 @@ from typing_extensions import TypedDict
 
 from attend.model.errors import NotSupported
 from attend.model.params import at_most
+from attend.service.chat.calls import MAX_NAME as MAX_TOOL_NAME
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
-from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, NAME, Calling, Choice, calling
+from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, TOOL_NAME, Calling, Choice, calling
 from attend.service.contract.shapes import UNSUPPORTED, WRONG, NullAsAbsent, Or, Shape, null_or_one_of
 from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
@@ -177,7 +178,9 @@ Result = Annotated[
 ]
 
 
-FunctionName = Annotated[StrictStr, Field(pattern=f"^{NAME.pattern}$"), Or("must be 1 to 64 letters, digits and _ . -")]
+FunctionName = Annotated[
+    StrictStr, Field(pattern=f"^{TOOL_NAME.pattern}$"), Or(f"must be 1 to {MAX_TOOL_NAME} letters, digits and _ . -")
+]
 FunctionText = Annotated[StrictStr, Field(max_length=MAX_DESCRIPTION)] | None
 FunctionSchema = Annotated[dict[StrictStr, Any], AfterValidator(_of_object), Or(_OF_OBJECT)] | None
 

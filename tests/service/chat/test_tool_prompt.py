@@ -5,9 +5,10 @@ import json
 import pytest
 
 from attend.model.text.chat import ChatTemplate
-from attend.service.chat.forms import CALLS, REASONING, TEXT_ALONE, AnswerFormat
+from attend.service.chat.calls import MAX_NAME
+from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.parser import AnswerParser
-from attend.service.chat.parts import CallArguments, CallStart, join_deltas
+from attend.service.chat.parts import CallArguments, CallStart, Tool, join_deltas
 from attend.service.chat.prompt import prompt_of
 from attend.service.chat.tool_prompt import write_calls
 from attend.service.chat.tools import NO_CALLS
@@ -42,16 +43,18 @@ def prompt(source: str, messages, form: str = "hermes", *, tools=(WEATHER, NOW),
     return prompt_of(ChatTemplate(source), messages, calling, answers, {}, None).text
 
 
+LONG = "x" * MAX_NAME
+SEVERAL = [[FUNCTION], [FUNCTION, {"name": "now", "arguments": {}}], [{"name": LONG, "arguments": {}}]]
+
+
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_call_is_read_as_it_is_written_in_each_form(name, number):
-    functions = [FUNCTION, {"name": "now", "arguments": {}}][:number]
+@pytest.mark.parametrize("functions", SEVERAL, ids=["one", "two", "a long name"])
+def test_a_call_is_read_as_it_is_written_in_each_form(name, functions):
     form = CALLS[name]
-    answers = AnswerFormat(form, REASONING["harmony"] if form.syntax == "channels" else None)
     text = write_calls(form, functions)
     if form.syntax == "channels":  # its messages are begun by tokens of their own
         text = text.replace(" to=functions.now", "<|start|>assistant to=functions.now")
-    parser = AnswerParser(answers, TOOLS)
+    parser = AnswerParser(AnswerFormat(form), (*TOOLS, Tool(LONG, {})))
     parts = join_deltas(parser.feed(text) + parser.finish())
     assert [part.name for part in parts if isinstance(part, CallStart)] == [each["name"] for each in functions]
     assert [json.loads(part.text) for part in parts if isinstance(part, CallArguments)] == [f["arguments"] for f in functions]
