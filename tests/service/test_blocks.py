@@ -494,6 +494,45 @@ def test_the_block_for_billing_is_left_out_unless_a_setting_keeps_it():
     assert "cch=af3" in prompt_of(read_messages, document, Remarks(drops_billing=False))
 
 
+PICTURES = [
+    (read_chat, "messages", IN_CHATS, {"type": "image_url", "image_url": {"url": "data:"}}),
+    (read_response, "input", IN_RESPONSES, {"type": "input_image", "image_url": "data:"}),
+    (read_response, "input", IN_RESPONSES, {"type": "input_file", "file_id": "x"}),
+    *(
+        (read_messages, "messages", IN_MESSAGES, {"type": kind, "source": {}})
+        for kind in ("image", "document", "search_result")
+    ),
+]
+
+
+@pytest.mark.parametrize(("read", "name", "turns", "picture"), PICTURES, ids=lambda value: getattr(value, "get", str)("type"))
+def test_a_picture_ends_no_conversation_but_where_the_user_says_it_last(read, name, turns, picture):
+    text = {"type": "input_text" if read is read_response else "text", "text": "p"}
+    seen = says_so("user", [text, picture])
+    note = f"[{picture['type']} left out: this model reads text alone]"
+    *talk, result = ordered("uco", turns)
+    answer = result["content"][0] if read is read_messages else result
+    answer["output" if read is read_response else "content"] = [picture, text]
+    for given, prompt in [
+        ([*talk, result], f"<user>u;<assistant>{C1};<tool>{note}\np#c1;"),
+        ([seen, *ordered("tu", turns)], f"<user>p\n{note};<assistant>t;<user>u;"),
+    ]:
+        remarks = Remarks()
+        assert prompt_of(read, {name: given}, remarks) == f"{prompt}<assistant>"
+        assert remarks.names == [f"content.{picture['type']}"]
+    with pytest.raises(NotSupported, match=rf"^{name}\[1\]\.content\[1\]\.type"):
+        prompt_of(read, {name: [*ordered("u", turns), seen]})
+
+
+@pytest.mark.parametrize("kind", ["tool_reference", "web_search_tool_result", "made_up"])
+def test_other_blocks_of_a_tools_answer_are_left_out_and_said(kind):
+    *talk, result = ordered("uco", IN_MESSAGES)
+    for blocks, text in [([{"type": kind, "tool_name": "g"}], ""), ([{"type": kind}, {"type": "text", "text": "o"}], "o")]:
+        result["content"][0]["content"], remarks = blocks, Remarks()
+        prompt = prompt_of(read_messages, {"messages": [*talk, result]}, remarks)
+        assert prompt == f"<user>u;<assistant>{C1};<tool>{text}#c1;<assistant>" and remarks.names == [f"content.{kind}"]
+
+
 IMAGE = {"type": "image"}
 OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
 
