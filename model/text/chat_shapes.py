@@ -16,9 +16,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of a message's reasoning. Templates read the first, and those of gpt-oss the second."""
 _FIRST, _SECOND = _MARKS = ("first-part", "second-part")
 _ASK: Message = {"role": "user", "content": "x"}
-_VALUES = ("value-0", "value-1")
+_KEY, _VALUES = "some-key", ("value-0", "value-1")
 _CALLS: list[Message] = [
-    {"id": f"abcdef12{at}", "type": "function", "function": {"name": f"call-{at}", "arguments": {"key": value}}}
+    {"id": f"abcdef12{at}", "type": "function", "function": {"name": f"call-{at}", "arguments": {_KEY: value}}}
     for at, value in enumerate(_VALUES)
 ]
 _CALLED: Message = {"role": "assistant", "content": "", "tool_calls": _CALLS[:1]}
@@ -53,6 +53,13 @@ class ChatShapes:
         """The messages as the template takes them. `tools`: it gets tools too, for which it may have another form."""
         messages = self._fit_neighbours(self._fit_systems(messages, tools), tools)
         return [self._fit_parts(made) for message in messages for made in self._fit_calls(message, tools)]
+
+    def try_all(self) -> None:
+        """Find out what most calls need to know, so that none of them waits for it."""
+        system, say = {"role": "system", "content": "x"}, {"role": "assistant", "content": "x"}
+        for tools in (False, True):
+            self.fit([system, system, _ASK, _ASK, say, say, _CALLED, _RESULT, _ASK, system, _ASK], tools=tools)
+            self.takes_tools(system=tools)
 
     def takes_tools(self, *, system: bool) -> bool:
         """True if the template writes tools: their names, and those of their arguments. `system`: beside a system message."""
@@ -115,14 +122,14 @@ class ChatShapes:
         kind = "said" if message.get("content") else "empty" if "content" in message else "absent"
         calls = _CALLS[: len(message["tool_calls"])]
         probe = {"role": "assistant", "content": _FIRST, "tool_calls": calls}
-        text, names = ([_FIRST], [call["function"]["name"] for call in calls])
+        text, names = [_FIRST], [call["function"]["name"] for call in calls]
         if kind != "said":
             probe, text = _bare(probe, _BARE[kind]), []
-        whole = [*text, *names, "key", *_VALUES[: len(calls)]]
+        whole = [*text, *names, _KEY, *_VALUES[: len(calls)]]
         for wanted, after in product((whole, [*text, *names]), ([_RESULT], [])):
             for place, shape in enumerate(_SHAPES[kind]):
                 key = ("calls", kind, len(calls), len(wanted), len(after), place, tools)
-                if self._shows(key, [_ASK, *shape(probe), *after], wanted, ["'key':"], tools=tools):
+                if self._shows(key, [_ASK, *shape(probe), *after], wanted, [f"'{_KEY}':"], tools=tools):
                     return shape
         return None
 
@@ -143,7 +150,8 @@ class ChatShapes:
         before, after = _TALKS.get(role, ([], []))
         probe = {"role": role, "content": content, "tool_call_id": _CALLS[0]["id"], "name": "f"}
         key = ("content", role, type(content), len(wanted))
-        return self._shows(key, [*before, probe, *after], wanted, ["'text'", '"text"'])
+        listed = ["'text'", '"text"'] if isinstance(content, list) else []
+        return self._shows(key, [*before, probe, *after], wanted, listed)
 
     def _shows(
         self, key: Any, messages: list[Message], wanted: Iterable[str], unwanted: Iterable[str] = (), *, tools: bool = False
@@ -216,7 +224,10 @@ def _has_system(messages: Iterable[Message]) -> bool:
 def _as_text(message: Message) -> Message:
     """The message with the arguments of its calls as JSON."""
     functions = [call["function"] for call in message["tool_calls"]]
-    written = [each | {"arguments": json.dumps(each["arguments"], ensure_ascii=False)} for each in functions]
+    written = [
+        each if isinstance(each["arguments"], str) else each | {"arguments": json.dumps(each["arguments"], ensure_ascii=False)}
+        for each in functions
+    ]
     return message | {
         "tool_calls": [call | {"function": each} for call, each in zip(message["tool_calls"], written, strict=True)]
     }
