@@ -17,7 +17,7 @@ from tests.service.test_page_browser import HOSTILE, keywords, written
 pytestmark = [pages.pytestmark, pytest.mark.long]
 
 TEMPLATE = ChatTemplate(
-    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }};{{ (tool.function.parameters or {}).properties or [] }}{% endfor %}"
     "{% for m in messages if m.role %}{{ m | tojson }}\n{% endfor %}{{ reasoning_effort }}"
 )
 WEATHER = {"city": "Zürich 🌍", "unit": "celsius"}
