@@ -15,6 +15,7 @@ from attend.model.errors import CheckpointError, InvalidRequest
 from attend.model.params import describe
 from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat_sandbox import ChatEnvironment, OverLimit, TemplateRefused, raise_exception, render_template
+from attend.model.text.chat_shapes import REASONING, ChatShapes
 from attend.model.text.control_tokens import ControlTokens
 from attend.model.text.tokenizer_files import named_tokens, read_facts, read_object
 
@@ -22,18 +23,7 @@ MAX_TEMPLATE = 1 << 20
 """Longest template, in characters."""
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 """The templates that are used, of several: the second one where there are tools."""
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names of a message's reasoning. Templates read the first, and those of gpt-oss the second."""
 _RESERVED = frozenset(("messages", "tools", "documents", "bos_token", "eos_token", "raise_exception", "strftime_now"))
-_MARKS = ("first-part", "second-part")
-_ASK = {"role": "user", "content": "x"}
-_CALL = {"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": {}}}
-_TALKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
-    "system": ([], [_ASK]),
-    "assistant": ([_ASK], [_ASK]),
-    "tool": ([_ASK, {"role": "assistant", "content": "", "tool_calls": [_CALL]}], []),
-}
-"""What stands before and after a message of a role in a conversation that templates accept."""
 
 
 class ChatTemplate:
@@ -68,7 +58,8 @@ class ChatTemplate:
             "raise_exception": raise_exception,
             "strftime_now": lambda wanted: now().strftime(str(wanted)[:256]),
         }
-        self._writes_parts: dict[str, bool] = {}
+        self.shapes = ChatShapes(self._render_probe, reads_parts="text" in self.sources)
+        """What the template takes, as it turns out where it is asked."""
 
     @classmethod
     def load(
@@ -128,7 +119,8 @@ class ChatTemplate:
     ) -> ChatText:
         """The prompt for `messages`, with the parts of it that are no control tokens.
 
-        A content is a text, or a list of text parts, which are joined by line ends where the template does not write them.
+        A content is a text, or a list of text parts. What the template would refuse, or leave out, is written in a shape that
+        it takes: see `chat_shapes.py`.
         `variables` are further values for the template, add_generation_prompt (true unless given) among them.
         Raises InvalidRequest where the template refuses the messages, cannot render them, or makes too much of them.
         """
@@ -136,8 +128,9 @@ class ChatTemplate:
             where = "chat_template_kwargs"
             raise InvalidRequest(f"{where}: {describe(name)} is not an option of this model's chat template", where)
         given = {"add_generation_prompt": True, "tools": tools, "documents": documents} | variables
+        fitted = self.shapes.fit([_read(message) for message in messages], tools=bool(tools))
         try:
-            return self._prompt([self._read(message) for message in messages], given)
+            return self._prompt(fitted, given)
         except (TemplateRefused, OverLimit) as error:
             raise InvalidRequest(f"messages: the chat template {error}", "messages") from error
         except Exception as error:  # whatever a template does wrong; what it was is for the log, not for the caller
@@ -154,30 +147,15 @@ class ChatTemplate:
         template = self._template if given.get("tools") is None else self._for_tools
         return render_template(template, self._always | given | {"messages": messages}, self._clock)
 
-    def _read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message as `transformers` hands it over: without nulls, its reasoning under every name that is read."""
-        read = {name: value for name, value in message.items() if value is not None}
-        reasoning = next((read[name] for name in REASONING if name in read), None)
-        if reasoning is not None:
-            read = {"thinking": reasoning} | read | {"reasoning_content": reasoning}
-        content, role = read.get("content"), str(read.get("role"))
-        if isinstance(content, list) and not self._takes_parts(role):
-            read["content"] = "\n".join(part["text"] for part in content)
-        return read
+    def _render_probe(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        return self._text(messages, {"add_generation_prompt": True, "tools": tools, "documents": None})
 
-    def _takes_parts(self, role: str) -> bool:
-        """Whether the template writes the text parts of such a message: others fail, leave them out, or write the list."""
-        if role not in self._writes_parts:
-            before, after = _TALKS.get(role, ([], []))
-            parts = [{"type": "text", "text": mark} for mark in _MARKS]
-            message = {"role": role, "content": parts, "tool_call_id": _CALL["id"], "name": "f"}
-            try:
-                said = self._text([*before, message, *after], {"add_generation_prompt": True})
-            except Exception:  # as of any other message that it cannot render
-                said = ""
-            listed = any(f"{quote}text{quote}" in said for quote in "'\"")
-            self._writes_parts[role] = all(mark in said for mark in _MARKS) and not listed
-        return self._writes_parts[role]
+
+def _read(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as `transformers` hands it over: without nulls, its reasoning under every name that is read."""
+    read = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((read[name] for name in REASONING if name in read), None)
+    return read if reasoning is None else {"thinking": reasoning} | read | {"reasoning_content": reasoning}
 
 
 def _compile_template(environment: ChatEnvironment, source: str) -> tuple[Template, set[str]]:

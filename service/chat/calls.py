@@ -12,7 +12,8 @@ from attend.service.chat.reader import NotACall, Reader, partial_marker
 from attend.service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, to_json
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
-MAX_NAME = 64
+MAX_NAME = 128
+"""Characters of the name of a function, as OpenAI's Responses take."""
 KEY = re.compile(r"[\w.$-]")
 """Of an argument's name in a Python call."""
 MAX_KEY = 256

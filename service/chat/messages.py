@@ -6,6 +6,7 @@ from typing import Any
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import describe
+from attend.model.text.chat_shapes import join_all
 
 MAX_MESSAGES = 2048
 MAX_CALLS = 128
@@ -17,11 +18,56 @@ What walks JSON by recursion, here and in libraries, has room for more: see `tes
 INVALID_JSON = "INVALID_JSON"
 """The key under which templates get arguments that are no JSON object, as Anthropic's documents and pydantic-ai name it."""
 
+_Turn = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+"""Messages that are one, and the results of its calls."""
+
 
 def check_count(messages: Sized) -> None:
     """Raise InvalidRequest unless there are so many messages as are read."""
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages must hold 1 to {MAX_MESSAGES} messages; got {len(messages)}", "messages")
+
+
+def results_after_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with each result of a tool right after its call, as templates want them.
+
+    Until the results of a message's calls have come, what the assistant says belongs to that message; what others say waits
+    for the results. After words of the user the assistant's are a message of their own.
+    """
+    answered = _answered_calls(messages)
+    turn: _Turn = ([], [])
+    turns, turn_of = list[_Turn](), dict[str, _Turn]()
+    waiting, is_open = set[str](), False
+    for at, message in enumerate(messages):
+        if message["role"] == "tool" and message["tool_call_id"] in turn_of:
+            turn_of.pop(message["tool_call_id"])[1].append(message)
+            waiting.discard(message["tool_call_id"])
+            continue
+        is_open = is_open and bool(waiting) and message["role"] != "user"
+        if is_open and message["role"] == "assistant":
+            turn[0].append(message)
+        else:
+            turns.append(([message], []))
+        if at in answered:
+            if not is_open:
+                turn, waiting = turns[-1], set()
+            waiting |= answered[at]
+            turn_of |= dict.fromkeys(answered[at], turn)
+            is_open = True
+    return [each for said, results in turns for each in (join_all(said), *results)]
+
+
+def _answered_calls(messages: list[dict[str, Any]]) -> dict[int, set[str]]:
+    """By the places of messages with calls: the ids of those that get a result, before a call of the same id."""
+    answered, results = {}, set[str]()
+    for at in reversed(range(len(messages))):
+        message = messages[at]
+        if message["role"] == "tool":
+            results.add(message["tool_call_id"])
+        elif own := results.intersection(call["id"] for call in message.get("tool_calls", ())):
+            answered[at] = own
+            results -= own
+    return answered
 
 
 def arguments_of(text: str) -> dict[str, Any]:

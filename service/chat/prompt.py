@@ -6,6 +6,9 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat import ChatTemplate
+from attend.service.chat.forms import AnswerFormat
+from attend.service.chat.messages import results_after_calls
+from attend.service.chat.tool_prompt import fit_tools
 from attend.service.chat.tools import Calling
 from attend.service.remarks import Remarks
 
@@ -20,6 +23,7 @@ def prompt_of(
     template: ChatTemplate,
     messages: list[dict[str, Any]],
     calling: Calling,
+    form: AnswerFormat,
     template_options: dict[str, Any],
     effort: str | None,
     *,
@@ -28,13 +32,16 @@ def prompt_of(
     """The text that the model is to continue. It holds its special tokens: encode it with add_special_tokens=False.
 
     `messages` are as templates take them; `template_options` are those that the caller names. Where it `continues`, the prompt
-    ends with the text of the last message, which is the assistant's. Raises InvalidRequest with the place named.
+    ends with the text of the last message, which is the assistant's. `form` is that of the model's answers.
+    Raises InvalidRequest with the place named.
     """
     options = options_of(template, template_options, effort)
-    tools = list(calling.template_tools) or None
+    if continues:
+        messages, options = [*messages[:-1], _open(messages[-1])], options | {"add_generation_prompt": False}
+    told, tools = fit_tools(template, results_after_calls(messages), list(calling.template_tools), form.calls)
+    written = template.write(told, tools, **options)
     if not continues:
-        return template.write(messages, tools, **options)
-    written = template.write([*messages[:-1], _open(messages[-1])], tools, **options | {"add_generation_prompt": False})
+        return written
     end = written.text.rfind(END)
     if end < 0:
         raise NotSupported("messages: the chat template does not write the last message's text, so no answer can go on in it")

@@ -11,6 +11,7 @@ from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import shorten
 from attend.model.text.schema import MAX_PLACE, OR_SHOWN
+from attend.service.chat.calls import MAX_NAME, NAME
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import wrong
 from attend.service.chat.parts import Tool
@@ -21,7 +22,7 @@ MAX_SCHEMA_BYTES = 256 << 10
 MAX_DESCRIPTION = 1 << 16
 RESULTS = ("return", "response")
 """Names under which a tool has a schema of what it gives back, for templates that write it: of transformers, and of BFCL."""
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+TOOL_NAME = re.compile(f"{NAME.pattern}{{1,{MAX_NAME}}}")
 _META = Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
 _OLDER = (
     Draft7Validator({"$ref": "http://json-schema.org/draft-07/schema#"}),

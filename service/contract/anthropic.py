@@ -15,14 +15,12 @@ from attend.service.contract.conversation import (
     FunctionName,
     FunctionSchema,
     FunctionText,
-    closed,
     function_tool,
     is_callable,
-    open_to_more,
     template_tool,
 )
 from attend.service.contract.requests import ModelName, Steering, StopTexts, Templated
-from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, optional_field
+from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, closed, open_to_more, optional_field
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body, validate
 from attend.service.remarks import Remarks

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 from typing_extensions import TypedDict
 
-from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.errors import InvalidRequest
 from attend.model.params import at_most
 from attend.service.chat.messages import MAX_MESSAGES, wrong
-from attend.service.contract.conversation import Name, closed, open_to_more
-from attend.service.contract.shapes import NullAsAbsent, Shape
+from attend.service.contract.conversation import Name
+from attend.service.contract.media import refuse_media, without_media
+from attend.service.contract.shapes import NullAsAbsent, Shape, closed, open_to_more
 from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
@@ -63,20 +64,6 @@ class ToolUseBlock(TypedDict):
 Texts = StrictStr | Annotated[list[Annotated[TextBlock, NullAsAbsent()]], Field(fail_fast=True)]
 
 
-@closed
-class ToolResultBlock(TypedDict):
-    """What a tool answers."""
-
-    type: Literal["tool_result"]
-    """What kind of block it is."""
-    tool_use_id: Name
-    """The call, of a message before."""
-    content: NotRequired[Texts | None]
-    """What the tool answered."""
-    is_error: NotRequired[StrictBool | None]
-    """Not used: the answer says what went wrong."""
-
-
 @open_to_more
 class OtherBlock(TypedDict):
     """A block of a tool that runs elsewhere. It is left out."""
@@ -85,9 +72,27 @@ class OtherBlock(TypedDict):
     """What kind of block it is."""
 
 
+ResultBlock = Annotated[
+    Annotated[TextBlock, NullAsAbsent(), Tag("a text")] | Annotated[OtherBlock, Tag("another block")],
+    Discriminator(lambda block: "a text" if _kind(block) == "a text" else "another block"),
+]
+
+
+@closed
+class ToolResultBlock(TypedDict):
+    """What a tool answers."""
+
+    type: Literal["tool_result"]
+    """What kind of block it is."""
+    tool_use_id: Name
+    """The call, of a message before."""
+    content: NotRequired[StrictStr | Annotated[list[ResultBlock], Field(fail_fast=True)] | None]
+    """What the tool answered."""
+    is_error: NotRequired[StrictBool | None]
+    """Not used: the answer says what went wrong."""
+
+
 _BLOCKS = ("thinking", "tool_use", "tool_result")
-MEDIA = ("image", "document", "search_result", "container_upload")
-"""Blocks that this model cannot read."""
 
 
 def _kind(block: Any) -> str:
@@ -133,6 +138,9 @@ def messages_of_anthropic(system: Any, messages: Any, remarks: Remarks) -> list[
         raise wrong("messages", "must be a list", messages)
     at_most("messages", messages, MAX_MESSAGES, "messages")
     read = validate(_Conversation, {"system": system, "messages": messages}, remarks, exact=True)
+    newest = max((index for index, message in enumerate(read.messages) if message["role"] == "user"), default=-1)
+    if newest >= 0 and isinstance(content := read.messages[newest]["content"], list):
+        refuse_media(content, f"messages[{newest}].content", ": this model reads text alone, and no {kind}")
     reader = _Reader(remarks)
     if read.system is not None:
         reader.system(read.system)
@@ -166,14 +174,10 @@ class _Reader:
         if isinstance(content, str):
             self.messages.append({"role": role, "content": content})
             return
-        for index, block in enumerate(content):
-            if block["type"] in MEDIA:
-                where = f"{place}.content[{index}].type"
-                raise NotSupported(f"{where}: this model reads text alone, and no {block['type']}", where)
         if role == "assistant":
             self._assistant(content)
         else:
-            self._user(role, content, place)
+            self._user(role, without_media(content, self._remarks), place)
 
     def _assistant(self, blocks: list[Any]) -> None:
         said: dict[str, Any] = {"role": "assistant", "content": self._texts(self._of(blocks, "text"))}
@@ -212,8 +216,11 @@ class _Reader:
             raise wrong(place, "must be the id of a tool_use in an assistant's message before this one", number)
         if block.get("is_error"):
             self._remarks.ignore("is_error")
-        text = content if isinstance(content, str) else self._texts(content)
-        self.messages.append({"role": "tool", "content": text, "tool_call_id": number})
+        if not isinstance(content, str):
+            content = without_media(content, self._remarks)
+            self._leave(content, ("text",))
+            content = self._texts(self._of(content, "text"))
+        self.messages.append({"role": "tool", "content": content, "tool_call_id": number})
 
     def _of(self, blocks: list[Any], kind: str) -> list[Any]:
         return [block for block in blocks if block["type"] == kind]

@@ -185,7 +185,7 @@ def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, rema
 
     def write() -> ChatText:
         messages = messages_of(body.documents(), remarks)
-        return prompt_of(template, messages, calling, given, body.reasoning_effort, continues=continues)
+        return prompt_of(template, messages, calling, form, given, body.reasoning_effort, continues=continues)
 
     return _conversation(write, form, calling, body.thinking_token_budget) | {
         "max_tokens": _longest(body),
@@ -204,7 +204,7 @@ def _of_response(body: ResponsesRequest, template: ChatTemplate, form: AnswerFor
 
     def write(num_dropped: int = 0) -> ChatText:
         messages = without_oldest(messages_of_input(body.instructions, body.input, remarks), num_dropped)
-        return prompt_of(template, messages, calling, body.chat_template_kwargs or {}, effort)
+        return prompt_of(template, messages, calling, form, body.chat_template_kwargs or {}, effort)
 
     most = len(body.input) - 1 if body.truncation == "auto" and isinstance(body.input, list) else 0
     made = _conversation(write, form, calling, body.thinking_token_budget, most) | {
@@ -231,7 +231,7 @@ def _of_messages(body: CountTokensRequest, template: ChatTemplate, form: AnswerF
 
     def write() -> ChatText:
         messages = messages_of_anthropic(body.system, body.messages, remarks)
-        return prompt_of(template, messages, calling, given, effort, continues=messages[-1]["role"] == "assistant")
+        return prompt_of(template, messages, calling, form, given, effort, continues=messages[-1]["role"] == "assistant")
 
     budget = body.thinking_token_budget
     if thinking is not None and thinking.type == "enabled" and budget is None:

@@ -4,32 +4,28 @@ from typing import Annotated, Any, Literal, NotRequired, TypeGuard
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Discriminator,
     Field,
     StrictBool,
     StrictStr,
     Tag,
     WithJsonSchema,
-    with_config,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from attend.model.errors import NotSupported
 from attend.model.params import at_most
+from attend.service.chat.calls import MAX_NAME as MAX_TOOL_NAME
 from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
-from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, NAME, Calling, Choice, calling
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, NullAsAbsent, Or, Shape, null_or_one_of
+from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, TOOL_NAME, Calling, Choice, calling
+from attend.service.contract.media import MediaPart, kind_of_part, refuse_media, without_media
+from attend.service.contract.shapes import UNSUPPORTED, WRONG, NullAsAbsent, Or, Shape, closed, null_or_one_of, open_to_more
 from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
-closed = with_config(Shape.model_config)
-"""For a TypedDict: no other fields, and its texts are descriptions."""
-open_to_more = with_config(ConfigDict(**Shape.model_config | ConfigDict(extra="ignore")))
-"""The same, but other fields are left out."""
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME)]
 Function = Annotated[Literal["function"], Field(description="What kind of tool it is.")]
 Nothing = Annotated[
@@ -39,11 +35,14 @@ Nothing = Annotated[
 ]
 
 
+_TEXT_ALONE = "must be 'text', as this model takes no other input"
+
+
 @closed
 class TextPart(TypedDict):
     """A part of a message: a text."""
 
-    type: Annotated[Literal["text"], Or("must be 'text', as this model takes no other input", UNSUPPORTED)]
+    type: Annotated[Literal["text"], Or(_TEXT_ALONE, UNSUPPORTED)]
     """Text is all that a part may be."""
     text: StrictStr
     """The text of the part."""
@@ -59,7 +58,11 @@ class RefusalPart(TypedDict):
     """Why the model did not answer, in its words."""
 
 
-Parts = Annotated[list[Annotated[TextPart, NullAsAbsent()]], Field(fail_fast=True)]
+Part = Annotated[
+    Annotated[TextPart, NullAsAbsent(), Tag("a text")] | Annotated[MediaPart, Tag("media")],
+    Discriminator(lambda part: "media" if kind_of_part(part) == "media" else "a text"),
+]
+Parts = Annotated[list[Part], Field(fail_fast=True)]
 Content = Annotated[
     StrictStr | Parts,
     Field(description="The text, or parts of it, joined by line ends where the chat template writes no parts."),
@@ -177,7 +180,9 @@ Result = Annotated[
 ]
 
 
-FunctionName = Annotated[StrictStr, Field(pattern=f"^{NAME.pattern}$"), Or("must be 1 to 64 letters, digits and _ . -")]
+FunctionName = Annotated[
+    StrictStr, Field(pattern=f"^{TOOL_NAME.pattern}$"), Or(f"must be 1 to {MAX_TOOL_NAME} letters, digits and _ . -")
+]
 FunctionText = Annotated[StrictStr, Field(max_length=MAX_DESCRIPTION)] | None
 FunctionSchema = Annotated[dict[StrictStr, Any], AfterValidator(_of_object), Or(_OF_OBJECT)] | None
 
@@ -278,6 +283,9 @@ def messages_of(messages: list[Any], remarks: Remarks | None = None) -> list[dic
     remarks = Remarks(strict=True) if remarks is None else remarks
     called: set[str] = set()
     read = validate(_Conversation, {"messages": messages}, remarks, exact=True).messages
+    newest = max((index for index, message in enumerate(read) if message["role"] == "user"), default=-1)
+    if newest >= 0 and isinstance(content := read[newest]["content"], list):
+        refuse_media(content, f"messages[{newest}].content", f" {_TEXT_ALONE}; got {{got}}")
     return [_for_template(message, index, called, remarks) for index, message in enumerate(read)]
 
 
@@ -318,8 +326,8 @@ def _content(message: TextMessage | ToolMessage | AssistantMessage, remarks: Rem
         return content or ""
     if any(part["type"] == "refusal" for part in content):
         remarks.ignore("refusal")
-        content = [part for part in content if part["type"] == "text"]
-    return content or ""
+        content = [part for part in content if part["type"] != "refusal"]
+    return without_media(content, remarks) or ""
 
 
 def _call_for_template(call: PastCall) -> dict[str, Any]:

@@ -10,13 +10,17 @@ from typing_extensions import TypedDict
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import at_most
 from attend.service.chat.messages import MAX_MESSAGES, arguments_of, wrong
-from attend.service.contract.conversation import Name, closed, open_to_more
-from attend.service.contract.shapes import UNSUPPORTED, NullAsAbsent, Or, Shape
+from attend.service.contract.conversation import Name
+from attend.service.contract.media import MediaPart, kind_of_part, refuse_media, without_media
+from attend.service.contract.shapes import UNSUPPORTED, NullAsAbsent, Or, Shape, closed, open_to_more
 from attend.service.contract.validation import validate
 from attend.service.remarks import Remarks
 
 SEALED = "attend1."
 """What reasoning that is given back as `encrypted_content` begins with. It is base64 of the text, and no secret."""
+
+
+_TEXT_ALONE = "must be 'input_text' or 'output_text', as this model takes no other input"
 
 
 @closed
@@ -25,7 +29,7 @@ class InputText(TypedDict):
 
     type: Annotated[
         Literal["input_text", "output_text", "text"],
-        Or("must be 'input_text' or 'output_text', as this model takes no other input", UNSUPPORTED),
+        Or(_TEXT_ALONE, UNSUPPORTED),
     ]
     """What kind of part it is."""
     text: StrictStr
@@ -47,8 +51,10 @@ class InputRefusal(TypedDict):
 
 
 Part = Annotated[
-    Annotated[InputText, NullAsAbsent(), Tag("a text")] | Annotated[InputRefusal, NullAsAbsent(), Tag("a refusal")],
-    Discriminator(lambda part: "a refusal" if isinstance(part, dict) and part.get("type") == "refusal" else "a text"),
+    Annotated[InputText, NullAsAbsent(), Tag("a text")]
+    | Annotated[InputRefusal, NullAsAbsent(), Tag("a refusal")]
+    | Annotated[MediaPart, Tag("media")],
+    Discriminator(kind_of_part),
 ]
 Content = StrictStr | Annotated[list[Part], Field(fail_fast=True)]
 Status = Annotated[Any, Field(description="As clients send it back; not used.")]
@@ -170,6 +176,9 @@ def messages_of_input(instructions: str | None, input_value: Any, remarks: Remar
         raise wrong("input", "must be a string, or a list of items", input_value)
     at_most("input", input_value, MAX_MESSAGES, "items")
     items = validate(_Input, {"input": input_value}, remarks, exact=True).input
+    newest = max((index for index, item in enumerate(items) if item.get("role") == "user"), default=-1)
+    if newest >= 0 and isinstance(content := items[newest]["content"], list):  # type: ignore[typeddict-item]
+        refuse_media(content, f"input[{newest}].content", f" {_TEXT_ALONE}; got {{got}}")
     read = _Reader(remarks, told_first)
     for index, item in enumerate(items):
         read.take(item, f"input[{index}]")
@@ -244,9 +253,10 @@ class _Reader:
         """A text, or its parts as templates take them."""
         if isinstance(content, str):
             return content
-        parts = [{"type": "text", "text": part["text"]} for part in content if part["type"] != "refusal"]
-        if len(parts) < len(content):
+        said = [part for part in content if part["type"] != "refusal"]
+        if len(said) < len(content):
             self._remarks.ignore("refusal")
+        parts = [{"type": "text", "text": part["text"]} for part in without_media(said, self._remarks)]
         return parts[0]["text"] if len(parts) == 1 else parts or ""
 
 

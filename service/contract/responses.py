@@ -16,15 +16,13 @@ from attend.service.contract.conversation import (
     FunctionText,
     NamedFunction,
     OtherTool,
-    closed,
     function_tool,
     is_callable,
-    open_to_more,
     template_tool,
 )
 from attend.service.contract.requests import ModelName, Steering, Stop, Templated
 from attend.service.contract.response_items import Items
-from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, optional_field
+from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, closed, open_to_more, optional_field
 from attend.service.contract.structured import JsonSchema, ObjectFormat, TextFormat
 from attend.service.contract.tolerance import SAMPLING, Off
 from attend.service.contract.validation import read_body, validate

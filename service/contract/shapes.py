@@ -6,7 +6,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, model_validator, with_config
 from pydantic_core import core_schema
 
 from attend.model.params import DecodingParams, SamplingParams, StopRules
@@ -73,6 +73,12 @@ def _drop_names(data: Any, names: frozenset[str], remarks: Remarks | None, off: 
     unknown = [name for name, value in data.items() if name not in names and value is not None]
     wrong = next((name for name in unknown if remarks is None or name in off or not is_ignored(name, names, remarks)), None)
     return {name: value for name, value in data.items() if name in names or name == wrong}
+
+
+closed = with_config(Shape.model_config)
+"""For a TypedDict: no other fields, and its texts are descriptions."""
+open_to_more = with_config(ConfigDict(**Shape.model_config | ConfigDict(extra="ignore")))
+"""The same, but other fields are left out."""
 
 
 class NullAsAbsent:

@@ -37,6 +37,8 @@ def read_template(
     With `special_tokens_in_content` control tokens in a caller's texts are control tokens.
     """
     template = ChatTemplate.load(folder, file)
+    if template is not None:
+        template.shapes.try_all()
     if template is not None and not special_tokens_in_content:
         template.control = ControlTokens(tokenizer.raw, template.sources)
     return template

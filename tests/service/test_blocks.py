@@ -362,6 +362,112 @@ def test_reasoning_comes_back_as_it_was_given():
     assert remarks.names == ["encrypted_content"]
 
 
+# --- calls and their results
+
+C1, C2 = "[c1 f {}]", "[c2 f {}]"
+O1, O2 = "<tool>o#c1;", "<tool>o#c2;"
+ORDERS = {
+    "ucto": f"<user>u;<assistant>t{C1};{O1}",
+    "ucrcoo": f"<user>u;<assistant>(r){C1}{C2};{O1}{O2}",
+    "ucso": f"<user>u;<assistant>{C1};{O1}<system>s;",
+    "ucuo": f"<user>u;<assistant>{C1};{O1}<user>u;",
+    "ucstrcosto": f"<user>u;<assistant>(r)t\n\nt{C1}{C2};{O1}{O2}<system>s;<system>s;",
+    "ucotu": f"<user>u;<assistant>{C1};{O1}<assistant>t;<user>u;",
+    "uctu": f"<user>u;<assistant>{C1};<assistant>t;<user>u;",
+    "ucutou": f"<user>u;<assistant>{C1};{O1}<user>u;<assistant>t;<user>u;",
+    "ucucotou": f"<user>u;<assistant>{C1};{O1}<user>u;<assistant>t{C2};{O2}<user>u;",
+}
+"""Conversations by their letters: the user, the assistant's texts, reasoning and calls, outputs in the calls' order, the
+system; and the prompts that they become."""
+
+
+def ordered(letters: str, turns: dict[str, Any]) -> list[Any]:
+    """A conversation in the words of one API: `{n}` is the number of a call."""
+    numbers = {"c": 0, "o": 0}
+    made = []
+    for letter in letters:
+        if letter in numbers:
+            numbers[letter] += 1
+        made.append(json.loads(json.dumps(turns[letter]).replace("{n}", str(numbers.get(letter)))))
+    return made
+
+
+def says_so(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+F = {"name": "f", "arguments": "{}"}
+IN_CHATS = {
+    **{"u": says_so("user", "u"), "s": says_so("developer", "s"), "t": says_so("assistant", "t")},
+    "r": says_so("assistant", None, reasoning_content="r"),
+    "c": says_so("assistant", None, tool_calls=[{"id": "c{n}", "type": "function", "function": F}]),
+    "o": says_so("tool", "o", tool_call_id="c{n}"),
+}
+IN_RESPONSES = IN_CHATS | {
+    "r": {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+    "c": {"type": "function_call", "call_id": "c{n}", **F},
+    "o": {"type": "function_call_output", "call_id": "c{n}", "output": "o"},
+}
+IN_MESSAGES = IN_CHATS | {
+    "s": says_so("system", "s"),
+    "r": says_so("assistant", [{"type": "thinking", "thinking": "r"}]),
+    "c": says_so("assistant", [{"type": "tool_use", "id": "c{n}", "name": "f", "input": {}}]),
+    "o": says_so("user", [{"type": "tool_result", "tool_use_id": "c{n}", "content": "o"}]),
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "turns"),
+    [(read_chat, "messages", IN_CHATS), (read_response, "input", IN_RESPONSES), (read_messages, "messages", IN_MESSAGES)],
+    ids=["chats", "responses", "messages"],
+)
+def test_each_result_follows_its_call_and_what_came_between_waits_or_joins(read, name, turns):
+    for letters, prompt in ORDERS.items():
+        assert prompt_of(read, {name: ordered(letters, turns)}) == f"{prompt}<assistant>", letters
+
+
+# --- tools
+
+
+def calling_of(read: Any, fields: dict[str, Any]) -> Any:
+    base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}]}
+    return conversation_of(read(base | fields, Remarks()), TEMPLATE, FORM, Remarks())["chat"].calling
+
+
+def named_tools(read: Any, *names: str) -> list[Any]:
+    """Tools of these names in the words of one API."""
+    if read is read_messages:
+        return [{"name": name, "input_schema": {"type": "object"}} for name in names]
+    functions = [{"name": name} for name in names]
+    return [{"type": "function", **(each if read is read_response else {"function": each})} for each in functions]
+
+
+@pytest.mark.parametrize("read", [read_chat, read_response], ids=["chats", "responses"])
+def test_allowed_tools_are_those_that_may_be_called_and_the_mode_says_if_one_must(read):
+    for mode in ("auto", "required"):
+        check_allowed(read, mode)
+
+
+def check_allowed(read: Any, mode: str) -> None:
+    allowed = {"mode": mode, "tools": named_tools(read, "g", "h")}
+    choice = {"type": "allowed_tools", **(allowed if read is read_response else {"allowed_tools": allowed})}
+    calling = calling_of(read, {"tools": named_tools(read, "f", "g", "h"), "tool_choice": choice})
+    assert (calling.choice, calling.is_enforced) == (mode, mode == "required")
+    assert [tool.name for tool in calling.tools] == ["g", "h"]
+    assert [tool["function"]["name"] for tool in calling.template_tools] == ["f", "g", "h"]
+    choice = json.loads(json.dumps(choice).replace('"h"', '"i"'))
+    with pytest.raises(InvalidRequest, match="must be the name of one of the tools; got 'i'"):
+        calling_of(read, {"tools": named_tools(read, "f", "g", "h"), "tool_choice": choice})
+
+
+@pytest.mark.parametrize("read", [read_chat, read_response, read_messages], ids=["chats", "responses", "messages"])
+def test_the_name_of_a_tool_has_128_characters_at_most(read):
+    longest = "mcp__" + "x" * 123
+    assert [tool.name for tool in calling_of(read, {"tools": named_tools(read, longest)}).tools] == [longest]
+    with pytest.raises(InvalidRequest, match=r"^tools\[0\]\..*name must be 1 to 128 letters"):
+        calling_of(read, {"tools": named_tools(read, longest + "x")})
+
+
 # --- what is left out, and refused
 
 
@@ -386,6 +492,45 @@ def test_the_block_for_billing_is_left_out_unless_a_setting_keeps_it():
     assert prompt_of(read_messages, document, remarks) == "<system>s;<user>a;<assistant>"
     assert remarks.names == ["system.x-anthropic-billing-header"]
     assert "cch=af3" in prompt_of(read_messages, document, Remarks(drops_billing=False))
+
+
+PICTURES = [
+    (read_chat, "messages", IN_CHATS, {"type": "image_url", "image_url": {"url": "data:"}}),
+    (read_response, "input", IN_RESPONSES, {"type": "input_image", "image_url": "data:"}),
+    (read_response, "input", IN_RESPONSES, {"type": "input_file", "file_id": "x"}),
+    *(
+        (read_messages, "messages", IN_MESSAGES, {"type": kind, "source": {}})
+        for kind in ("image", "document", "search_result")
+    ),
+]
+
+
+@pytest.mark.parametrize(("read", "name", "turns", "picture"), PICTURES, ids=lambda value: getattr(value, "get", str)("type"))
+def test_a_picture_ends_no_conversation_but_where_the_user_says_it_last(read, name, turns, picture):
+    text = {"type": "input_text" if read is read_response else "text", "text": "p"}
+    seen = says_so("user", [text, picture])
+    note = f"[{picture['type']} left out: this model reads text alone]"
+    *talk, result = ordered("uco", turns)
+    answer = result["content"][0] if read is read_messages else result
+    answer["output" if read is read_response else "content"] = [picture, text]
+    for given, prompt in [
+        ([*talk, result], f"<user>u;<assistant>{C1};<tool>{note}\np#c1;"),
+        ([seen, *ordered("tu", turns)], f"<user>p\n{note};<assistant>t;<user>u;"),
+    ]:
+        remarks = Remarks()
+        assert prompt_of(read, {name: given}, remarks) == f"{prompt}<assistant>"
+        assert remarks.names == [f"content.{picture['type']}"]
+    with pytest.raises(NotSupported, match=rf"^{name}\[1\]\.content\[1\]\.type"):
+        prompt_of(read, {name: [*ordered("u", turns), seen]})
+
+
+@pytest.mark.parametrize("kind", ["tool_reference", "web_search_tool_result", "made_up"])
+def test_other_blocks_of_a_tools_answer_are_left_out_and_said(kind):
+    *talk, result = ordered("uco", IN_MESSAGES)
+    for blocks, text in [([{"type": kind, "tool_name": "g"}], ""), ([{"type": kind}, {"type": "text", "text": "o"}], "o")]:
+        result["content"][0]["content"], remarks = blocks, Remarks()
+        prompt = prompt_of(read_messages, {"messages": [*talk, result]}, remarks)
+        assert prompt == f"<user>u;<assistant>{C1};<tool>{text}#c1;<assistant>" and remarks.names == [f"content.{kind}"]
 
 
 IMAGE = {"type": "image"}

@@ -12,8 +12,8 @@ from tests.fakes import INFO, FakeEngine, build_server, says
 from tests.service.http_api.described import faults, operation
 
 TEMPLATE = ChatTemplate(
-    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}\n"
-    "{% endfor %}{% if think %}<think>\n{% endif %}"
+    "{% for tool in tools or [] %}{{ tool.function.parameters.properties | list | join }} {{ tool.function.name }};{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if think %}<think>\n{% endif %}"
 )
 FORM = form_of("", "hermes", "think")
 NOW = {
@@ -123,7 +123,7 @@ def test_without_tools_and_with_choice_none_calls_are_text():
         assert (flat(whole)["content"], flat(whole)["calls"], flat(whole)["reason"]) == (CALL, [], "stop")
         assert "now;" not in bytes(one.engine.requests[0].prompt).decode()
     whole, *_, one = ask("x")
-    assert bytes(one.engine.requests[0].prompt).decode().startswith("now;user:Time?")
+    assert bytes(one.engine.requests[0].prompt).decode().startswith("zone now;user:Time?")
 
 
 def test_without_parallel_calls_an_answer_ends_with_the_first():

@@ -17,7 +17,7 @@ from tests.service.test_page_browser import HOSTILE, keywords, written
 pytestmark = [pages.pytestmark, pytest.mark.long]
 
 TEMPLATE = ChatTemplate(
-    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }};{{ (tool.function.parameters or {}).properties or [] }}{% endfor %}"
     "{% for m in messages if m.role %}{{ m | tojson }}\n{% endfor %}{{ reasoning_effort }}"
 )
 WEATHER = {"city": "Zürich 🌍", "unit": "celsius"}
@@ -226,8 +226,8 @@ def test_the_servers_sentence_about_a_tool_stands_beside_the_tools(page):
         opened_chat(page, live, example=False)
         page.fill("#tools", '[{"type": "function", "function": {"name": "two words"}}]')
         page.click("#generate")
-        expect(page.locator("#tools-error")).to_contain_text("tools[0].function.name must be 1 to 64 letters")
-        expect(page.locator(".answer .error")).to_contain_text("tools[0].function.name must be 1 to 64 letters")
+        expect(page.locator("#tools-error")).to_contain_text("tools[0].function.name must be 1 to 128 letters")
+        expect(page.locator(".answer .error")).to_contain_text("tools[0].function.name must be 1 to 128 letters")
         page.fill("#tools", "")
         page.click("text=Retry")
         expect(page.locator("#status")).to_contain_text("Done")

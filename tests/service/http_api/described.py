@@ -17,7 +17,10 @@ from attend.service.http_api.route_deps import RouteDeps
 from tests.fakes import FakeEngine, Server, build_server
 from tests.service.sse import events_of, named_events_of
 
-TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+TEMPLATE = ChatTemplate(
+    "{% for t in tools or [] %}{{ t.function.name }} {{ (t.function.parameters or {}).properties or [] }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2},
