@@ -186,6 +186,7 @@ class Preparation:
         seed = secrets.randbits(SEED_BITS) if given is None else given
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
         ends, shown, is_open = self._ends(command), self._marker_tokens(command), bool(read.is_reasoning_open)
+        controls = self._control_tokens(command, ends)
         limit = reasoning_limit(command, self.tokenizer, self.info.vocab_size) if read.may_reason else None
         answers = {}
         for index in range(command.num_answers):
@@ -204,6 +205,9 @@ class Preparation:
             if command.chat is not None:
                 answer.parser = parser_of(command.chat, is_open, content_formed=command.grammar is not None)
                 answer.max_calls = None if command.chat.calling.parallel else 1
+            if answer.parser is not None:
+                answer.content_stop_ids = ends - controls
+                request.stop_token_ids = ends & controls
             answer.resume()
             answers[request.request_id] = answer
         return answers
@@ -304,6 +308,12 @@ class Preparation:
         """The tokens that end an answer."""
         goes_on = command.stops.ignore_eos and not command.is_formed  # nothing follows the end of a grammar
         return frozenset((*command.stops.stop_token_ids, *(() if goes_on else self.info.eos_token_ids)))
+
+    def _control_tokens(self, command: Command, ends: frozenset[int]) -> frozenset[int]:
+        """Those of the tokens that end an answer that are no text: special tokens, and markers of its parts."""
+        markers = () if command.chat is None else command.chat.form.markers
+        known = {*self.info.eos_token_ids, *map(self.tokenizer.raw.token_to_id, markers)}
+        return frozenset(token for token in ends if token in known or self.tokenizer.is_special(token))
 
     def _marker_tokens(self, command: Command) -> dict[int, str]:
         """Special tokens that mark the parts of an answer."""

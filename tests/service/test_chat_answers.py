@@ -8,7 +8,7 @@ import pytest
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
-from tests.fakes import INFO, FakeEngine, build_server, says
+from tests.fakes import END, INFO, FakeEngine, build_server, says
 from tests.service.http_api.described import faults, operation
 
 TEMPLATE = ChatTemplate(
@@ -133,20 +133,15 @@ def test_without_parallel_calls_an_answer_ends_with_the_first():
     assert not one.engine.open
 
 
-def test_a_call_that_a_limit_or_a_stop_string_cuts_is_no_finished_call():
+def test_a_call_that_a_limit_cuts_is_no_finished_call():
     whole, events, _ = ask(CALL, max_tokens=50, seed=5)
     assert flat(whole)["reason"] == "length" and joined(events) == flat(whole)
     assert flat(whole)["calls"][0]["arguments"] == '{"zone": '
-    whole, events, _ = ask(CALL, stop=["UTC"], seed=5)
-    assert flat(whole)["reason"] == "stop" and flat(whole)["calls"][0]["arguments"] == '{"zone": "'
-    assert joined(events) == flat(whole)
 
 
 @pytest.mark.parametrize(
     ("text", "more", "reason"),
     [
-        (CALL, {"stop": ["</tool_call>"]}, "tool_calls"),
-        (CALL + CALL, {"stop": ["</tool_call>"]}, "tool_calls"),
         (CALL + "\n" + CALL[:50], {}, "stop"),
         (CALL[:50] + "]" + CALL, {}, "stop"),
         (CALL + "\n" + CALL[:50], {"parallel_tool_calls": False}, "tool_calls"),
@@ -157,10 +152,45 @@ def test_an_answer_ends_with_calls_where_all_of_them_are_whole(text, more, reaso
     assert flat(whole)["reason"] == reason and joined(events) == flat(whole)
 
 
-def test_a_stop_string_inside_a_marker_shows_no_half_of_it():
-    whole, events, _ = ask("Yes." + CALL, stop=["_call>"], seed=5)
-    assert (flat(whole)["content"], flat(whole)["reason"]) == ("Yes.", "stop")
-    assert joined(events) == flat(whole)
+THOUGHT = "<think>\nNoon. So\n\nnoon.\n</think>\n\n"
+KEPT = {"include_stop_str_in_output": True}
+LAST = [("Noon", {"stop_token_ids": [ord(".")]}), ("Noon.", {"stop_token_ids": [ord(".")]} | KEPT)]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "content", "calls", "stop"),
+    [
+        (THOUGHT + "It is noon. So?", {"stop": ["So"]}, "It is noon. ", 0, "So"),
+        (THOUGHT + "It is noon. So?", {"stop": ["So"]} | KEPT, "It is noon. So", 0, "So"),
+        (THOUGHT + "It is\n\nnoon.", {"stop": ["\n\n"]}, "It is", 0, "\n\n"),
+        (THOUGHT + "It is.", {"stop": ["</think>", "think", "."], "min_tokens": 39}, "It is", 0, "."),
+        (THOUGHT + "It is noon.", {"stop": ["noon.\n"]}, "It is noon.", 0, None),
+        (THOUGHT + "It is ST", {"stop": ["STOP"]}, "It is ST", 0, None),
+        *[(THOUGHT + "Noon. So", more, content, 0, ord(".")) for content, more in LAST],
+        (THOUGHT + "Noon", {"stop_token_ids": [ord("."), END]}, "Noon", 0, None),
+        (CALL, {"stop": ["UTC", "\n", "</tool_call>", "}"]}, "", 1, None),
+        (CALL, {"stop_token_ids": [ord("U"), ord("\n")]}, "", 1, None),
+        (f"Yes.\n\n{CALL}\n{CALL}", {"stop": ["_call>", "\n\n"]}, "Yes.", 2, None),
+        (f"Yes: S{CALL}TOP", {"stop": ["STOP"]}, "Yes: STOP", 1, None),
+        (f"{CALL} So it is. {CALL}", {"stop": ["it"]}, "So ", 1, "it"),
+        (f"{CALL} So it", {"stop_token_ids": [ord("i")]}, "So ", 1, ord("i")),
+        ("<tool_call>\nnone <tool_call>", {"stop": ["none"]}, "<tool_call>\n", 0, "none"),
+    ],
+)
+@pytest.mark.parametrize("burst", [1, 7, 300])
+def test_stops_are_looked_for_in_content_alone(text, more, content, calls, stop, burst):
+    whole, events, one = ask(text, burst, seed=5, **more)
+    found, choice = flat(whole), whole.json()["choices"][0]
+    assert (found["content"], len(found["calls"]), choice["stop_reason"]) == (content, calls, stop)
+    assert found["reason"] == ("tool_calls" if calls else "stop")
+    assert joined(events) == found and events[-2]["choices"][0]["stop_reason"] == stop
+    assert found["reasoning_content"] == ("Noon. So\n\nnoon." if text.startswith(THOUGHT) else "")
+    assert not one.engine.open
+
+
+def test_a_stop_token_that_is_no_text_ends_an_answer_anywhere():
+    whole, *_ = ask("<think>Noon", stop_token_ids=[END], ignore_eos=True, seed=5)
+    assert flat(whole) == {"content": "", "reasoning_content": "Noon", "calls": [], "reason": "stop"}
 
 
 def test_several_answers_keep_their_calls_apart():
