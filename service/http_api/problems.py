@@ -4,7 +4,6 @@ import difflib
 import logging
 from typing import Any, cast
 
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -16,6 +15,7 @@ from attend.service.contract.anthropic import THREAD
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
 from attend.service.contract.routes import MESSAGES, PROBES, ROUTES
 from attend.service.errors import INTERNAL, SPENT, advice, field_of, sentence, wire
+from attend.service.http_api.json_pieces import json_bytes
 
 log = logging.getLogger("attend.http")
 PATHS = [route.path for route in ROUTES if "{" not in route.path]
@@ -74,7 +74,7 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
     if isinstance(error, RateLimited) and error.reason == "key_requests":
         headers[SPENT] = "1"
     body = anthropic_body(error, request_id) if is_anthropics(path) else error_body(error, request_id)
-    return Response(orjson.dumps(body), wire(error).status, headers, "application/json")
+    return Response(json_bytes(body), wire(error).status, headers, "application/json")
 
 
 def _way_out(error: HTTPException, request: Request) -> str:
@@ -111,7 +111,7 @@ def install_error_handlers(app: FastAPI) -> None:
         if is_anthropics(request.url.path):
             shaped = in_anthropics(document, error.status_code, request.state.request_id)
         headers = {**(error.headers or {})} | ({"Allow": _allow(error, request)} if error.status_code == 405 else {})
-        return Response(orjson.dumps(shaped), error.status_code, headers, "application/json")
+        return Response(json_bytes(shaped), error.status_code, headers, "application/json")
 
     app.add_exception_handler(AttendError, ours)
     app.add_exception_handler(HTTPException, routers)

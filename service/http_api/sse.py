@@ -22,7 +22,7 @@ from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
 from attend.service.generation.cooperative import in_turns
 from attend.service.http_api.event_ids import Numbering
-from attend.service.http_api.json_pieces import PIECE, json_pieces
+from attend.service.http_api.json_pieces import PIECE, json_bytes, json_pieces
 from attend.service.http_api.problems import error_body
 from attend.service.merging import MergedAnswers
 from attend.service.records import Chunk, TokenCounts
@@ -174,9 +174,9 @@ async def events(
     With `numbering`, for a writer that makes one event of a chunk, they have ids.
     """
     lines = EventLines(writer, numbering)
-    if opening := writer.opening():
-        yield b"".join(map(lines.event, opening))
     try:
+        if opening := writer.opening():
+            yield b"".join(map(lines.event, opening))
         async for piece in in_turns(lines.of(await first)):
             yield piece
         async for chunks in rest:
@@ -277,7 +277,7 @@ class EventLines:
 
     def event(self, document: Any) -> bytes:
         """A short object as an event without an id."""
-        return b"%s%s\n\n" % (self._name(document), one_line(orjson.dumps(document)))
+        return b"%s%s\n\n" % (self._name(document), one_line(json_bytes(document)))
 
     def _name(self, document: Any) -> bytes:
         """What stands before an object."""

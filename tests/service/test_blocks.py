@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attend.model.engine.request import FinishReason
+from attend.model.engine.request import EngineInfo, FinishReason
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
@@ -17,6 +17,8 @@ from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of, to_command
 from attend.service.contract.response_items import seal, unseal
 from attend.service.contract.responses import read_response
+from attend.service.http_api.anthropic import MessageWriter
+from attend.service.http_api.responses import ResponseWriter
 from attend.service.remarks import CLAMPED, IGNORED, Remarks
 from tests.fakes import FakeEngine, build_server, info, says
 from tests.service.http_api.described import ask
@@ -31,6 +33,7 @@ TEMPLATE = ChatTemplate(
 )
 FORM = form_of("", "hermes", "think")
 LONG = info(max_model_len=2048, num_blocks=4096)
+WIDER = replace(LONG, max_model_len=32768)
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 CHAT_TOOL = {"type": "function", "function": TOOL}
 RESPONSE_TOOL = {"type": "function"} | TOOL
@@ -131,13 +134,13 @@ ANSWER = '<think>r</think>Hi <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n
 CALLS = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
-def server(text: str = ANSWER):
-    return build_server(FakeEngine(says(text), info=LONG), template=TEMPLATE, form=FORM)
+def server(text: str = ANSWER, info: EngineInfo = LONG):
+    return build_server(FakeEngine(says(text), info=info), template=TEMPLATE, form=FORM)
 
 
-def asked(path: str, text: str = ANSWER, **fields: Any):
+def asked(path: str, text: str = ANSWER, *, info: EngineInfo = LONG, **fields: Any):
     document = {"/v1/responses": RESPONSE, "/v1/messages": ANTHROPIC, "/v1/chat/completions": CHAT}[path]
-    return ask(server(text), "POST", path, json=document | {"temperature": 0} | fields)
+    return ask(server(text, info), "POST", path, json=document | {"temperature": 0} | fields)
 
 
 def test_a_response_holds_what_the_chat_does():
@@ -276,6 +279,48 @@ def test_a_cut_answer_says_so():
     assert asked("/v1/messages", "Hello there", max_tokens=3).json()["stop_reason"] == "max_tokens"
     stopped = asked("/v1/messages", "Hello there", stop_sequences=["lo"], max_tokens=99).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "lo")
+
+
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 10**399}}
+WIDE = '{"x": 123456789012345678901234567890, "y": [-1e999, 0.10000000000000000000001], "z": ' + "9" * 500 + "}"
+BOUND = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 2**256 - 1, "minimum": -(10**399)}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+def test_numbers_of_any_width_survive_on_every_route(path):
+    """In the schema of a tool, in the arguments of an earlier call, in other fields, and in the model's own call."""
+    function = {"name": "f", "parameters": BOUND}
+    call = CALL | {"function": {"name": "f", "arguments": WIDE}}
+    said: dict[str, Any] = {
+        "/v1/responses": {
+            "input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": WIDE}, *RESPONSE["input"]]
+        },
+        "/v1/messages": {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [USE]}, *ANTHROPIC["messages"][:1]]
+        },
+        "/v1/chat/completions": {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, *CHAT["messages"]]},
+    }[path]
+    tool = {"/v1/responses": {"type": "function"} | function, "/v1/messages": {"name": "f", "input_schema": BOUND}}
+    fields = said | {"tools": [tool.get(path, {"type": "function", "function": function})], "metadata": {"a": 2**70}}
+    text = f'<tool_call>{{"name": "f", "arguments": {WIDE}}}</tool_call>'
+    limit = {"max_tokens": 9999} if path == "/v1/messages" else {}
+    made = asked(path, text, info=WIDER, **fields, **limit)
+    assert made.status_code == 200, made.text
+    assert WIDE in made.text.replace('\\"', '"')
+    streamed = asked(path, text, info=WIDER, stream=True, **fields, **limit)
+    events = (events_of if path == "/v1/chat/completions" else named_events_of)(streamed.text)
+    assert streamed.status_code == 200 and "error" not in events[-1] and events[-1].get("type") != "response.failed"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_stream_whose_opening_fails_ends_with_an_error(path, monkeypatch):
+    def fails(self: Any) -> None:
+        raise ZeroDivisionError
+
+    writer = {"/v1/responses": ResponseWriter, "/v1/messages": MessageWriter}[path]
+    monkeypatch.setattr(writer, "opening", fails)
+    made = asked(path, stream=True)
+    assert named_events_of(made.text)[-1]["type"] in ("response.failed", "error")
 
 
 def failing() -> FakeEngine:
