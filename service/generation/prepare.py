@@ -161,8 +161,9 @@ class Preparation:
         else:
             text = _Text(infill(self.tokenizer, prompt, command.suffix) if command.suffix else prompt, add_special_tokens=True)
         if (characters := len(text.text) + text.framing) > self._most_characters:
-            size = f"{limit} tokens, which {characters} characters cannot fit"
-            raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
+            size = f"{name}: this model's maximum context length is {limit} tokens, which {characters} characters cannot fit"
+            least = characters // self.tokenizer.longest
+            raise ContextTooLong(size, command.field_of(place), prompt_tokens=least, limit=limit)
         return text
 
     def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _ReadPrompts:
@@ -194,7 +195,7 @@ class Preparation:
             request = self._request(f"{unique}-{index}", read.prompts[place], command, seed, index)
             request.stop_token_ids, request.bad_words = ends, read.bad_words
             clamp(request, command, self.info.max_model_len)
-            check_fits(request, self.info.max_model_len)
+            check_fits(request, self.info.max_model_len, command.name_of(place))
             request.grammar = None if grammar is None else _start_grammar(grammar, command.resume_token_ids)
             if limit is not None:
                 request.grammar = ReasoningBudget(limit, request.grammar, is_open=is_open)

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from attend.model.errors import AttendError, DeadlineExceeded, RateLimited, Unauthenticated
+from attend.model.errors import AttendError, ContextTooLong, DeadlineExceeded, RateLimited, Unauthenticated
 from attend.service.contract.answers import Error
 from attend.service.contract.anthropic import THREAD
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
@@ -46,7 +46,18 @@ ANTHROPIC = {
 
 def anthropic_body(error: BaseException, request_id: str) -> AnthropicError:
     """What is said of an error on the routes of Anthropic's API."""
-    return in_anthropics(error_body(error, request_id), wire(error).status, request_id)
+    document = error_body(error, request_id)
+    if isinstance(error, ContextTooLong) and error.prompt_tokens is not None:
+        document["error"]["message"] = _too_long(error)
+    return in_anthropics(document, wire(error).status, request_id)
+
+
+def _too_long(error: ContextTooLong) -> str:
+    """Anthropic's sentences: clients that shorten conversations know an overflow by them."""
+    if error.max_tokens is None:
+        return f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+    sum_of = f"{error.prompt_tokens} + {error.max_tokens} > {error.limit}"
+    return f"input length and `max_tokens` exceed context limit: {sum_of}, decrease input length or `max_tokens` and try again"
 
 
 def in_anthropics(document: Error, status: int, request_id: str) -> AnthropicError:

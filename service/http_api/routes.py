@@ -104,7 +104,7 @@ def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
             writer = CompletionWriter(
                 body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer
             )
-            response = await answer(service, command, adapter, writer, record, stream=stream, numbering=numbering)
+            response = await answer(service, command, adapter, writer, record, body, stream=stream, numbering=numbering)
             return deps.with_remarks(response, remarks, request, usage.total)
 
     @bind(router, CHAT)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attend.model.engine.request import EngineInfo, FinishReason
-from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.errors import ContextTooLong, InvalidRequest, NotSupported
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from attend.service.chat.prompt import without_oldest
@@ -18,6 +18,7 @@ from attend.service.contract.commands import conversation_of, to_command
 from attend.service.contract.response_items import seal, unseal
 from attend.service.contract.responses import read_response
 from attend.service.http_api.anthropic import MessageWriter
+from attend.service.http_api.problems import anthropic_body
 from attend.service.http_api.responses import ResponseWriter
 from attend.service.remarks import CLAMPED, IGNORED, Remarks
 from tests.fakes import FakeEngine, build_server, info, says
@@ -117,7 +118,7 @@ def test_what_is_special_of_each_api_becomes_the_same_command():
     message = ANTHROPIC | same | {"max_tokens": 7, "stop_sequences": ["x"]}
     message["tool_choice"] = {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
     wanted, *others = (
-        replace(to_command(body, "id", template=TEMPLATE, form=FORM, remarks=Remarks()), prompts=("",))
+        replace(to_command(body, "id", template=TEMPLATE, form=FORM, remarks=Remarks()), prompts=("",), names=())
         for body in (chat, read_response(response, Remarks()), read_messages(message, Remarks()))
     )
     assert [replace(each, chat=None) for each in others] == [replace(wanted, chat=None)] * 2
@@ -138,7 +139,7 @@ def server(text: str = ANSWER, info: EngineInfo = LONG):
     return build_server(FakeEngine(says(text), info=info), template=TEMPLATE, form=FORM)
 
 
-def asked(path: str, text: str = ANSWER, *, info: EngineInfo = LONG, **fields: Any):
+def asked(path: str, text: str = ANSWER, /, *, info: EngineInfo = LONG, **fields: Any):
     document = {"/v1/responses": RESPONSE, "/v1/messages": ANTHROPIC, "/v1/chat/completions": CHAT}[path]
     return ask(server(text, info), "POST", path, json=document | {"temperature": 0} | fields)
 
@@ -301,7 +302,7 @@ def test_numbers_of_any_width_survive_on_every_route(path):
         "/v1/chat/completions": {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, *CHAT["messages"]]},
     }[path]
     tool = {"/v1/responses": {"type": "function"} | function, "/v1/messages": {"name": "f", "input_schema": BOUND}}
-    fields = said | {"tools": [tool.get(path, {"type": "function", "function": function})], "metadata": {"a": 2**70}}
+    fields = said | {"tools": [tool.get(path, {"type": "function", "function": function})], "x_more": {"a": 2**70}}
     text = f'<tool_call>{{"name": "f", "arguments": {WIDE}}}</tool_call>'
     limit = {"max_tokens": 9999} if path == "/v1/messages" else {}
     made = asked(path, text, info=WIDER, **fields, **limit)
@@ -530,6 +531,71 @@ def test_an_error_names_a_field_as_its_own_api_does(read, fields, place, words):
 
 
 # --- answers that are begun
+
+
+LONG_TEXT = [{"role": "user", "content": "a" * 3000}]
+OVERFLOWS = [
+    ("/v1/chat/completions", {"messages": LONG_TEXT}, "messages", "messages: this model's maximum context length is 2048"),
+    ("/v1/responses", {"input": LONG_TEXT}, "input", "input: this model's maximum context length is 2048"),
+    ("/v1/messages", {"messages": LONG_TEXT}, "messages", "prompt is too long: 3182 tokens > 2048 maximum"),
+    ("/v1/messages", {"messages": [LONG_TEXT[0] | {"content": "a" * 900_000}]}, "messages", "prompt is too long: "),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "words"), OVERFLOWS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_overflow_is_said_in_the_words_of_each_api(path, fields, param, words, stream):
+    error = asked(path, stream=stream, **fields).json()["error"]
+    assert error["message"].startswith(words)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
+def test_an_answer_that_does_not_fit_is_refused_in_anthropics_words():
+    error = ContextTooLong("max_tokens: too long", "max_tokens", prompt_tokens=9, max_tokens=8, limit=16)
+    said = "input length and `max_tokens` exceed context limit: 9 + 8 > 16, decrease input length or `max_tokens` and try again"
+    assert anthropic_body(error, "r")["error"]["message"] == said
+
+
+DOUBLES = {"type": "object", "properties": {"x": {"enum": [2**60 + 1]}}}
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": -1}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (
+            "/v1/messages",
+            {"tools": [{"name": "f", "strict": True, "input_schema": DOUBLES}]},
+            "tools",
+            "tools[0].input_schema.properties.x.enum",
+        ),
+        (
+            "/v1/responses",
+            {"tools": [{"type": "function", "name": "f", "strict": True, "parameters": DOUBLES}]},
+            "tools",
+            "tools[0].parameters.properties.x.enum",
+        ),
+        ("/v1/messages", THINKING, "thinking.budget_tokens", "thinking.budget_tokens must"),
+        ("/v1/messages", {"thinking_token_budget": -1}, "thinking_token_budget", "thinking_token_budget must"),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": DOUBLES}}},
+            "output_config.format.schema",
+            "output_config.format.schema: ",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": DOUBLES}}},
+            "text.format.schema",
+            "text.format.schema: ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_of_the_preparation_name_fields_as_their_api_does(path, fields, param, words, stream):
+    error = asked(path, stream=stream, **fields).json()["error"]
+    assert words in error["message"] and "function" not in error["message"]
+    assert error["param"] == param
 
 
 def test_an_answer_goes_on_where_the_last_message_ends():
