@@ -228,10 +228,7 @@ class Request:
 
 
 def check_fits(request: Request, limit: int, name: str = "prompt") -> None:
-    """Refuse a request that can never end well: no prompt, an answer that is complete already, more than `limit` tokens.
-
-    `name` is what the caller calls the prompt.
-    """
+    """Refuse a request that can never end well: no prompt (called `name`), an answer that is complete, over `limit` tokens."""
     if not request.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
     if request.output and len(request.output) >= request.max_tokens:
@@ -241,13 +238,8 @@ def check_fits(request: Request, limit: int, name: str = "prompt") -> None:
         size, most = len(request.prompt), None if len(request.prompt) >= limit else request.max_tokens
         asked = f"the request asks for {request.max_total_tokens}: {size} in the prompt and {most} in max_tokens"
         field_name, got = (name, f"the prompt has {size}") if most is None else ("max_tokens", asked)
-        raise ContextTooLong(
-            f"{field_name}: this model's maximum context length is {limit} tokens, but {got}",
-            field_name.partition("[")[0],
-            prompt_tokens=size,
-            max_tokens=most,
-            limit=limit,
-        )
+        words = f"{field_name}: this model's maximum context length is {limit} tokens, but {got}"
+        raise ContextTooLong(words, field_name.partition("[")[0], prompt_tokens=size, max_tokens=most, limit=limit)
 
 
 class Output(NamedTuple):

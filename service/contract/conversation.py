@@ -43,7 +43,7 @@ Nothing = Annotated[
 class TextPart(TypedDict):
     """A part of a message: a text."""
 
-    type: Annotated[Literal["text"], Or("must be 'text', as this model takes no other input", UNSUPPORTED)]
+    type: Annotated[Literal["text"], Or("must be 'text': this server takes no other input", UNSUPPORTED)]
     """Text is all that a part may be."""
     text: StrictStr
     """The text of the part."""

@@ -25,7 +25,7 @@ class InputText(TypedDict):
 
     type: Annotated[
         Literal["input_text", "output_text", "text"],
-        Or("must be 'input_text' or 'output_text', as this model takes no other input", UNSUPPORTED),
+        Or("must be 'input_text' or 'output_text': this server takes no other input", UNSUPPORTED),
     ]
     """What kind of part it is."""
     text: StrictStr

@@ -207,8 +207,8 @@ class GrpcMethods(UtilityMethods, HealthMethods):
         """The caller with its key. Serve has no interceptors, so every method asks for it."""
         if self.keys is None:
             return caller
-        ignored = partial(self.metrics.failures.add_beside, "grpc")
-        return replace(caller, key=self.keys.among(context.invocation_metadata(), ignored))
+        on_unknown = partial(self.metrics.failures.add_beside, "grpc")
+        return replace(caller, key=self.keys.among(context.invocation_metadata(), on_unknown))
 
     def turn_of(self, context: Context) -> str | None:
         """In whose turn a call is read. Raises Unauthenticated."""

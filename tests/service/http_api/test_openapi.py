@@ -328,3 +328,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event_as_described(path):
     assert_described(response, operation(path))
     last = events(response)[-1]
     assert last.get("response", last)["error"]["code"] == "internal_error"
+
+
+def test_no_description_speaks_of_files_of_the_server():
+    assert re.findall(r"[\w/]+\.py\b", json.dumps(document())) == []
