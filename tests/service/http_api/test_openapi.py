@@ -1,6 +1,7 @@
 """/openapi.json: valid OpenAPI, complete, and true: what it shows works, and what fails, fails as it says."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,7 +212,7 @@ def test_a_failure_that_clients_act_on_is_described_with_its_header(path):
 class Nobody:
     """A key ring that knows no key."""
 
-    def among(self, headers: object) -> None:
+    def among(self, *_: object) -> None:
         raise Unauthenticated("this server needs an API key")
 
 
