@@ -36,7 +36,23 @@ class InvalidRequest(AttendError):
 
 
 class ContextTooLong(InvalidRequest):
-    """The prompt, or the prompt plus max_tokens, does not fit the context."""
+    """The prompt, or the prompt plus max_tokens, does not fit the context.
+
+    `prompt_tokens` are at least so many, where that is known, and `limit` is the context. `max_tokens` is None where the prompt
+    alone is too long.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        field: str | None = None,
+        *,
+        prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+        limit: int = 0,
+    ) -> None:
+        super().__init__(message, field)
+        self.prompt_tokens, self.max_tokens, self.limit = prompt_tokens, max_tokens, limit
 
 
 class NotSupported(InvalidRequest):

@@ -230,20 +230,19 @@ class Request:
         return Times(scheduled - self.arrived_at, first - scheduled, now - first, self.num_cached)
 
 
-def check_fits(request: Request, limit: int) -> None:
-    """Refuse a request that can never end well: no prompt, an answer that is complete already, more than `limit` tokens."""
+def check_fits(request: Request, limit: int, name: str = "prompt") -> None:
+    """Refuse a request that can never end well: no prompt (called `name`), an answer that is complete, over `limit` tokens."""
     if not request.prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
     if request.output and len(request.output) >= request.max_tokens:
         text = f"resume_token_ids must hold fewer tokens than max_tokens, which is {request.max_tokens}"
         raise InvalidRequest(f"{text}; got {len(request.output)}", "resume_token_ids")
     if request.max_total_tokens > limit:
-        field_name = "prompt" if len(request.prompt) >= limit else "max_tokens"
-        raise ContextTooLong(
-            f"{field_name}: this model's maximum context length is {limit} tokens, but the request asks for "
-            f"{request.max_total_tokens}: {len(request.prompt)} in the prompt and {request.max_tokens} in max_tokens",
-            field_name,
-        )
+        size, most = len(request.prompt), None if len(request.prompt) >= limit else request.max_tokens
+        asked = f"the request asks for {request.max_total_tokens}: {size} in the prompt and {most} in max_tokens"
+        field_name, got = (name, f"the prompt has {size}") if most is None else ("max_tokens", asked)
+        words = f"{field_name}: this model's maximum context length is {limit} tokens, but {got}"
+        raise ContextTooLong(words, field_name.partition("[")[0], prompt_tokens=size, max_tokens=most, limit=limit)
 
 
 class Output(NamedTuple):

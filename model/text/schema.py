@@ -13,7 +13,9 @@ than it says is refused: see `rounding`.
 """
 
 import json
+import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,6 +45,7 @@ PLACE_SECONDS = 0.3
 """Seconds of processor time that the search for the place of a fault may take."""
 MAX_EXACT = 2**53
 """A double holds every integer up to it."""
+MAX_DOUBLE = sys.float_info.max
 MAX_INTEGER = 2**63 - 1
 """llguidance's greatest one; a `maximum` beyond it is this one."""
 ROUNDED = "integers beyond 2^53 cannot be enforced exactly; use strings, or leave it out"
@@ -107,7 +110,21 @@ def json_options(whitespace: Whitespace) -> "llguidance._lib.JsonCompileOptions"
 
 def source_of(schema: Any, whitespace: Whitespace = "compact") -> str:
     """A schema in llguidance's notation, with our options."""
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(whitespace))
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_in_doubles(schema)), overrides=json_options(whitespace))
+
+
+def _in_doubles(value: Any) -> Any:
+    """A JSON value without integers that no double holds, which llguidance cannot read: the greatest double stands for them.
+
+    It enforces neither: see `rounding`.
+    """
+    if isinstance(value, dict):
+        return {name: _in_doubles(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_in_doubles(item) for item in value]
+    if isinstance(value, int) and abs(value) > MAX_DOUBLE:
+        return math.copysign(MAX_DOUBLE, value > 0 or -1)
+    return value
 
 
 def rewritten(schema: dict[str, Any], compile_schema: Compile) -> dict[str, Any]:
@@ -145,7 +162,7 @@ def rewritten_rules(grammar: str, compile_schema: Compile, whitespace: Whitespac
     end = 0
     for schema, start, after, _ in _rules(grammar):
         written = rewritten(schema, compile_schema) | {"x-guidance": json_options(whitespace)}
-        pieces += grammar[end:start], json.dumps(written)
+        pieces += grammar[end:start], json.dumps(_in_doubles(written))
         end = after
     return "".join(pieces) + grammar[end:]
 

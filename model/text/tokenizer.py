@@ -158,6 +158,10 @@ class Tokenizer:
                 texts.append(text)
         return "".join(texts)
 
+    def is_special(self, token_id: int) -> bool:
+        """True if the checkpoint calls a token special: it stands for no text."""
+        return token_id in self._special
+
     def says_nothing(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether a text is the same without a token: one that is unknown, or special and skipped."""
         return (skip_special_tokens and token_id in self._special) or self.raw.id_to_token(token_id) is None

@@ -37,6 +37,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SECRET_BYTES = 32
 KEY_HEADERS = ("authorization", "x-api-key")
+OnUnknown = Callable[[str, str], None] | None
+"""Is told of a key that is not known beside one that is: the name of the known one, and the header of the other."""
 MAX_LIMIT = 10**9
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
 CHECK_SECONDS = 1.0
@@ -266,34 +268,47 @@ class KeyRing:
             raise
         self._next_look = clock() + CHECK_SECONDS
 
-    def authenticate(self, *authorization: bytes | str, x_api_key: Sequence[bytes | str] = ()) -> Key:
+    def authenticate(
+        self, *authorization: bytes | str, x_api_key: Sequence[bytes | str] = (), on_unknown: OnUnknown = None
+    ) -> Key:
         """The caller behind the values of a call's headers `Authorization: Bearer KEY` and `x-api-key: KEY`.
 
-        Raises Unauthenticated, also for two keys, and for two values of one header: HAProxy and a replica could judge different
-        ones. Takes as long for a key that is nearly right as for one that is wholly wrong.
+        Of two keys the one that is known is taken, as clients send a login of another server beside it: `on_unknown` is told
+        the name of the key, and the header of the other. Raises Unauthenticated, also for two keys that are known, and for two
+        values of one header: HAProxy and a replica could judge different ones. Takes as long for a key that is nearly right as
+        for one that is wholly wrong.
         """
         self._look()
         for name, values in (("Authorization", authorization), ("x-api-key", x_api_key)):
             if len(values) > 1:
                 raise Unauthenticated(f"send one API key: there is more than one {name} header")
-        given_keys = {secret for secret in (_bearer(authorization), _first(x_api_key)) if secret}
-        if not given_keys:
+        given = {name: key for name, key in zip(KEY_HEADERS, (_bearer(authorization), _first(x_api_key)), strict=True) if key}
+        if not given:
             raise Unauthenticated("this server needs an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
-        if len(given_keys) > 1:
-            raise Unauthenticated("send one API key: Authorization and x-api-key have different ones")
-        given, found = digest_of(given_keys.pop()), None
+        found = {secret: self._find(secret) for secret in given.values()}
+        known = [key for key in found.values() if key is not None]
+        if not known:
+            which = "the API key is" if len(found) == 1 else "the API key in Authorization and that in x-api-key are"
+            raise Unauthenticated(f"{which} not known to this server")
+        if len(known) > 1:
+            raise Unauthenticated("send one API key: Authorization and x-api-key have different ones, and both are known")
+        if len(found) > 1 and on_unknown is not None:
+            on_unknown(known[0].name, next(name for name, secret in given.items() if found[secret] is None))
+        return known[0]
+
+    def _find(self, secret: bytes) -> Key | None:
+        """The key of a secret. Every stored hash is compared, whichever matches."""
+        given, found = digest_of(secret), None
         for digest, key in self._keys.items():
             if hmac.compare_digest(digest, given):
                 found = key
-        if found is None:
-            raise Unauthenticated("the API key is not known to this server")
         return found
 
-    def among(self, headers: Iterable[tuple[str, str]]) -> Key:
-        """The caller behind a call's headers or metadata, with names in lower case. Raises as `authenticate`."""
+    def among(self, headers: Iterable[tuple[str, str]], on_unknown: OnUnknown = None) -> Key:
+        """The caller behind a call's headers or metadata, with names in lower case. As `authenticate`."""
         sent = [(name, value) for name, value in headers if name in KEY_HEADERS]
         authorization, x_api_key = ([value for name, value in sent if name == wanted] for wanted in KEY_HEADERS)
-        return self.authenticate(*authorization, x_api_key=x_api_key)
+        return self.authenticate(*authorization, x_api_key=x_api_key, on_unknown=on_unknown)
 
     def find_by_name(self, name: str) -> Key | None:
         """The key of this name; None where it is not in force any more."""

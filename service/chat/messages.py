@@ -1,7 +1,8 @@
 """Validation of chat messages beside their shapes. Errors name the place."""
 
 import json
-from collections.abc import Sized
+import math
+from collections.abc import Callable, Sized
 from typing import Any
 
 from attend.model.errors import InvalidRequest
@@ -78,17 +79,35 @@ def arguments_of(text: str) -> dict[str, Any]:
         return {INVALID_JSON: text}
 
 
-def json_object(text: str, place: str) -> dict[str, Any]:
-    """The object that a text of JSON holds. Raises InvalidRequest."""
+def arguments_json(text: str) -> str:
+    """The JSON of `arguments_of`, in which each number has the digits that it was written with."""
+    try:
+        return text if text.strip() and json_object(text, "arguments", str) else "{}"
+    except InvalidRequest:
+        return json.dumps({INVALID_JSON: text})
+
+
+def json_object(text: str, place: str, read_number: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """The object that a text of JSON holds. Raises InvalidRequest.
+
+    Python's numbers hold no 1e999, and no 4301 digits: without `read_number` these are none.
+    """
     wanted = "must be a JSON object in a string"
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=read_number, parse_float=read_number or _float, parse_constant=_float)
     except (ValueError, RecursionError) as error:
         raise wrong(place, wanted, text) from error
     if not isinstance(value, dict) or ("\\u" in text and not _is_unicode(value)):
         raise wrong(place, wanted, text)
     if _is_deep(value):
         raise wrong(place, f"may be nested at most {MAX_DEPTH} levels deep", text)
+    return value
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
     return value
 
 

@@ -54,7 +54,14 @@ class AnswerParser(Reader):
         self._said = False
         self._starts: frozenset[str] | None = None
         """First characters of the markers that may end the text, while it is shown and nothing is held back; else None."""
+        self._has_channels = form.has_channels
+        self._in_text = not form.has_channels
         self._machine = self._messages() if form.has_channels else self._answer()
+
+    @property
+    def in_content(self) -> bool:
+        """True if what comes next is content, and no marker or call has begun."""
+        return self._in_text and not self.in_reasoning
 
     def feed(self, text: str) -> list[Part]:
         """The parts that more text settles."""
@@ -66,12 +73,12 @@ class AnswerParser(Reader):
         parts, self.parts = self.parts, []
         return parts
 
-    def finish(self, *, complete: bool = True, stop_string: str = "") -> list[Part]:
-        """The rest. `complete`: the model ended the answer itself. `stop_string`: the stop string that followed the text.
+    def finish(self, *, complete: bool = True) -> list[Part]:
+        """The rest. `complete`: the model ended the answer itself.
 
         Of an answer that was broken off, the beginning of a marker, or of a call after one, is not shown.
         """
-        self.complete, self.stop_string, self.ended = complete and not stop_string, stop_string, True
+        self.complete, self.ended = complete, True
         return self.feed("")
 
     def start(self, name: str) -> int:
@@ -210,12 +217,13 @@ class AnswerParser(Reader):
             if self.ended:
                 self.at = len(self.text)
                 return ""
-            self._starts = starts_of(wanted) if say == self._say and not keep else None
+            self._in_text = say == self._say
+            self._starts = starts_of(wanted) if self._in_text and not keep else None
             yield
-            self._starts = None
+            self._in_text, self._starts = False, None
 
     def _say(self, text: str) -> None:
-        """Show text, but for the white space at its end: a marker may follow."""
+        """Show text, but for the white space at its end where a marker may follow."""
         if self._after_marker:
             text = text.lstrip()
         if not text:
@@ -223,6 +231,9 @@ class AnswerParser(Reader):
         self._after_marker = False
         whole = self._space + text
         shown = whole.rstrip()
+        self._said = self._said or shown != ""
+        if not (self._has_channels or self._markers()):
+            shown = whole
         self._long_space = (self._long_space and not shown) or len(whole) - len(shown) > MAX_SPACE
         if self._long_space:
             shown = whole

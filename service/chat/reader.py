@@ -25,8 +25,8 @@ class Reader:
         self.text, self.at = "", 0
         self.ended = False
         """Whether the answer has ended: no more text comes."""
-        self.complete, self.stop_string = True, ""
-        """Whether the model ended the text itself; the stop string that followed it."""
+        self.complete = True
+        """True if the model ended the text itself."""
         self.num_calls = self.num_whole = 0
         """Calls, and those of them whose arguments have come to their end."""
         self.parts: list[Part] = []
@@ -96,16 +96,13 @@ class Reader:
             yield
 
     def drop_half(self, markers: Collection[str]) -> None:
-        """Go past what is left at the end, where that is the beginning of a marker that a limit or a stop string broke off."""
+        """Go past what is left at the end, where that is the beginning of a marker that a limit broke off."""
         if self.is_half(self.text[self.at :], markers):
             self.at = len(self.text)
 
     def is_half(self, end: str, markers: Collection[str]) -> bool:
-        """Whether the end of the text is the beginning of a marker that a limit or a stop string broke off."""
-        if not end or self.complete:
-            return False
-        whole = end + self.stop_string
-        return any(marker.startswith(whole) or (marker.startswith(end) and whole.startswith(marker)) for marker in markers)
+        """True if the end of the text is the beginning of a marker that a limit broke off."""
+        return end != "" and not self.complete and any(marker.startswith(end) for marker in markers)
 
     def put_back(self, mark: int) -> None:
         """Go back to where the reader held so many texts."""

@@ -36,7 +36,7 @@ OFF: dict[str, Off] = {
 
 
 class ChatRequest(Scored, Templated, Generation):
-    """The body of POST /v1/chat/completions. Messages and tools are read by `conversation.py`."""
+    """The body of POST /v1/chat/completions: a conversation, which the answer continues."""
 
     model_config = body(off=OFF)
     off = SAMPLING | OFF

@@ -1,10 +1,11 @@
 """From a request body to a Command, the same for both transports."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from copy import copy
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from attend.model.errors import InvalidRequest
 from attend.model.generation_config import NO_DEFAULTS, Defaults
@@ -45,6 +46,8 @@ from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
 from attend.service.records import ChatPrompt, ChatRules, Command, ExplainCommand, Prompt
 from attend.service.remarks import Remarks
 
+C = TypeVar("C")
+
 INPUT = "a string, a list of strings, token ids, or a list of token-id lists"
 TAKEN: dict[str, Callable[[Any], Any]] = {
     "stop": lambda value: (value,) if isinstance(value, str) else tuple(value),
@@ -58,16 +61,20 @@ NAMES: dict[type[Any], frozenset[str]] = {
 }
 """The fields of each record that a body fills."""
 
+_FUNCTION = {r"\b(tools\[\d+\]|tool_choice)\.function\b": r"\1"}
 _OWN_NAMES: dict[type[Shape], dict[str, str]] = {
-    ResponsesRequest: {r"^(tools\[\d+\]|tool_choice)\.function\.": r"\1."},
+    ResponsesRequest: {**_FUNCTION, r"\bmax_tokens\b": "max_output_tokens", r"\breasoning_effort\b": "reasoning.effort"},
     CountTokensRequest: {
-        r"^(tools\[\d+\])\.function\.parameters\b": r"\1.input_schema",
-        r"^(tools\[\d+\]|tool_choice)\.function\.": r"\1.",
-        r"^tool_choice: 'required'": "tool_choice: 'any'",
+        r"\b(tools\[\d+\])\.function\.parameters\b": r"\1.input_schema",
+        **_FUNCTION,
+        r"\btool_choice: 'required'": "tool_choice: 'any'",
         r"^stop\b": "stop_sequences",
+        r"\breasoning_effort\b": "output_config.effort",
     },
 }
-"""How an API calls the fields of a chat that errors begin with."""
+"""How an API calls the fields of a chat that errors name."""
+_FORMAT = r"^json_schema\b"
+"""How errors call a schema in a format."""
 
 
 def to_command(
@@ -108,13 +115,39 @@ def own_names(body: Shape) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         message, place = str(error), error.field
-        for kind, names in _OWN_NAMES.items():
-            for pattern, name in names.items() if isinstance(body, kind) else ():
-                message = re.sub(pattern, name, message)
-                place = place and re.sub(pattern, name, place)
+        for pattern, name in _names_of(body).items():
+            message = re.sub(pattern, name, message)
+            place = place and re.sub(pattern, name, place)
         if message == str(error):
             raise
-        raise type(error)(message, place) from error
+        renamed = copy(error)
+        renamed.args, renamed.field = (message,), place
+        raise renamed from error
+
+
+def _names_of(body: Shape) -> dict[str, str]:
+    """The names that a body's API has for fields, by the patterns of what errors call them."""
+    names = dict(next((names for kind, names in _OWN_NAMES.items() if isinstance(body, kind)), {}))
+    if isinstance(body, CountTokensRequest):
+        if body.thinking_token_budget is None:
+            names[r"\bthinking_token_budget\b"] = "thinking.budget_tokens"
+        if body.output_config is not None and body.output_config.format is not None:
+            names[_FORMAT] = "output_config.format.schema"
+    if isinstance(body, ResponsesRequest) and body.text is not None and body.text.format is not None:
+        names[_FORMAT] = "text.format.schema"
+    return names
+
+
+def with_own_names(chunks: AsyncGenerator[C, None], body: Shape) -> AsyncGenerator[C, None]:
+    """What a call of `body` generates. Its errors have names as in `own_names`."""
+    return _renaming(chunks, body) if _names_of(body) else chunks
+
+
+async def _renaming(chunks: AsyncGenerator[C, None], body: Shape) -> AsyncGenerator[C, None]:
+    async with aclosing(chunks):
+        with own_names(body):
+            async for chunk in chunks:
+                yield chunk
 
 
 def to_embedding(body: EmbeddingsRequest, request_id: str) -> dict[str, Any]:
@@ -207,7 +240,7 @@ def _of_response(body: ResponsesRequest, template: ChatTemplate, form: AnswerFor
         return prompt_of(template, messages, calling, form, body.chat_template_kwargs or {}, effort)
 
     most = len(body.input) - 1 if body.truncation == "auto" and isinstance(body.input, list) else 0
-    made = _conversation(write, form, calling, body.thinking_token_budget, most) | {
+    made = _conversation(write, form, calling, body.thinking_token_budget, most, "input") | {
         "max_tokens": body.max_output_tokens,
         "logprobs": body.logprobs,
     }
@@ -240,15 +273,23 @@ def _of_messages(body: CountTokensRequest, template: ChatTemplate, form: AnswerF
     if isinstance(body, MessagesRequest):
         made |= {"max_tokens": body.max_tokens, "stop": tuple(body.stop_sequences or ())}
     if output is not None and output.format is not None:
+        if isinstance(body, MessagesRequest) and body.structured_outputs is not None:
+            raise InvalidRequest("output_config.format and structured_outputs cannot both be given", "structured_outputs")
         made["grammar"] = schema_of(output.format.content)
     return made
 
 
 def _conversation(
-    write: Callable[..., ChatText], form: AnswerFormat, calling: Calling, budget: int | None, most_dropped: int = 0
+    write: Callable[..., ChatText],
+    form: AnswerFormat,
+    calling: Calling,
+    budget: int | None,
+    most_dropped: int = 0,
+    name: str = "messages",
 ) -> dict[str, Any]:
+    """`name` is what the API calls the conversation."""
     rules = ChatRules(form, calling, None if budget is None else integer("thinking_token_budget", budget, 0, MAX_INT32))
-    return {"prompts": (ChatPrompt(write, most_dropped),), "chat": rules}
+    return {"prompts": (ChatPrompt(write, most_dropped),), "names": (name,), "chat": rules}
 
 
 def _check_options(body: Generation) -> None:

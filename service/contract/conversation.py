@@ -35,7 +35,7 @@ Nothing = Annotated[
 ]
 
 
-_TEXT_ALONE = "must be 'text', as this model takes no other input"
+_TEXT_ALONE = "must be 'text': this server takes no other input"
 
 
 @closed

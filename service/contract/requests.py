@@ -173,7 +173,8 @@ class Steering(Shape):
     min_p: Number | None = param("min_p", proto="sampling.min_p", **between(0, 1))
     """Min-p sampling: sample among tokens at least this likely relative to the most likely one."""
     stop_token_ids: TokenIds | None = optional_field(
-        description=f"Tokens that end an answer. {TOKENS} Default: the model's end-of-text tokens alone.",
+        description=f"Tokens that end an answer. {TOKENS} Of a chat a special token, or a marker, ends it anywhere, any other "
+        "token the content alone. Default: the model's end-of-text tokens alone.",
         maxItems=MAX_STOP_TOKENS,
         proto="stopping.stop_token_ids",
         flag=True,
@@ -247,7 +248,7 @@ class Generation(Steering):
     """Options of the stream. Only where `stream` is true."""
     stop: Stop | None = optional_field(
         description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
-        "Default: none.",
+        "Of a chat they end the content: reasoning and calls of tools may hold them. Default: none.",
         proto="stopping.stop_strings",
         flag=True,
     )

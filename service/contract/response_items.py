@@ -20,7 +20,7 @@ SEALED = "attend1."
 """What reasoning that is given back as `encrypted_content` begins with. It is base64 of the text, and no secret."""
 
 
-_TEXT_ALONE = "must be 'input_text' or 'output_text', as this model takes no other input"
+_TEXT_ALONE = "must be 'input_text' or 'output_text': this server takes no other input"
 
 
 @closed

@@ -26,52 +26,83 @@ class Answer:
     """What splits the text; None where it is text alone."""
     max_calls: int | None = None
     """Tool calls after which the answer ends, where it goes on to another one."""
+    content_stop_ids: frozenset[int] = frozenset()
+    """Stop tokens that end content alone: not reasoning, and no tool call. The engine does not know them."""
     num_tokens: int = field(init=False, default=0)
     num_reasoning_tokens: int = field(init=False, default=0)
     finish_reason: FinishReason | None = field(init=False, default=None)
     has_begun: bool = field(init=False, default=False)
+    _num_dropped_calls: int = field(init=False, default=0)
+    """Calls that the parser read after a stop string."""
 
     def resume(self) -> None:
         """Take in the tokens that the caller has already: their text was shown; what they held back is held back again."""
         for token in self.request.output:
-            piece, hit = self.text.push(token)
-            if hit is not None or token in self.request.stop_token_ids:
+            _, stop = self._push(token)
+            if stop is not None or token in self.request.stop_token_ids:
                 raise InvalidRequest("resume_token_ids holds an answer that has ended already", "resume_token_ids")
-            self._read(piece)
         self.num_tokens = len(self.request.output)
 
     def take(self, output: Output) -> Chunk:
         """The chunk that an output makes. A stop string ends the answer, whatever else the output holds."""
         shown: list[Part] = []
         for count, token in enumerate(output.token_ids if output.finish_reason is None else self._texts(output), start=1):
-            piece, hit = self.text.push(token)
-            shown += self._read(piece)
-            if hit is not None:
-                return self._chunk(output, shown + self._rest(FinishReason.STOP, hit), count, FinishReason.STOP, hit)
+            parts, stop = self._push(token)
+            shown += parts
+            if stop is not None:
+                return self._chunk(output, shown, count, FinishReason.STOP, stop)
             if self._has_enough:
                 return self._chunk(output, shown, count, FinishReason.STOP, None)
         if output.finish_reason is None:
             return self._chunk(output, shown, len(output.token_ids), None, None)
-        piece, hit = self.text.finish()
+        parts, hit = self._end(output.finish_reason)
         reason = output.finish_reason if hit is None else FinishReason.STOP
-        shown += self._read(piece, counted=False) + self._rest(reason, hit)
-        return self._chunk(output, shown, len(output.token_ids), reason, self._stop_token(output) if hit is None else hit)
+        return self._chunk(
+            output, shown + parts, len(output.token_ids), reason, self._stop_token(output) if hit is None else hit
+        )
 
-    def _read(self, piece: str, *, counted: bool = True) -> list[Part]:
-        """The parts that a token's text settles. The token is one of reasoning where that goes on before it, or after it."""
-        if self.parser is None:
-            return [Content(piece)] if piece else []
-        before = self.parser.in_reasoning
-        parts = self.parser.feed(piece)
-        self.num_reasoning_tokens += counted and (before or self.parser.in_reasoning)
-        return parts
+    def _push(self, token: int) -> tuple[list[Part], str | int | None]:
+        """The parts that a token settles, and the stop string or stop token that ends the answer with it.
 
-    def _rest(self, reason: FinishReason, hit: str | None) -> list[Part]:
-        """The parts that the end of the answer releases."""
+        The token is one of reasoning where that goes on before it, or after it.
+        """
         if self.parser is None:
-            return []
-        stop_string = hit if hit is not None and not self.stops.include_stop_str_in_output else ""
-        return self.parser.finish(complete=reason is FinishReason.STOP, stop_string=stop_string)
+            piece, hit = self.text.show(self.text.decode(token))
+            return ([Content(piece)] if piece else []), hit
+        may_stop = token in self.content_stop_ids and self.text.num_tokens >= self.stops.min_tokens
+        stops, before = may_stop and self.parser.in_content, self.parser.in_reasoning
+        parts, hit = list[Part](), None
+        if not stops or self.stops.include_stop_str_in_output:
+            parts, hit = self._show(self.parser.feed(self.text.decode(token)))
+        self.num_reasoning_tokens += before or self.parser.in_reasoning
+        if not stops or hit is not None:
+            return parts, hit
+        rest, hit = self._end(FinishReason.STOP)
+        return parts + rest, token if hit is None else hit
+
+    def _end(self, reason: FinishReason) -> tuple[list[Part], str | None]:
+        """The parts that the end of the answer releases, and the stop string in them."""
+        piece = self.text.decode(None)
+        if self.parser is None:
+            piece, hit = self.text.show(piece, last=True)
+            return ([Content(piece)] if piece else []), hit
+        return self._show([*self.parser.feed(piece), *self.parser.finish(complete=reason is FinishReason.STOP)], last=True)
+
+    def _show(self, parts: list[Part], *, last: bool = False) -> tuple[list[Part], str | None]:
+        """What can be shown of these parts, and the stop string that ended the answer in their content."""
+        if not self.stops.stop:
+            return parts, None
+        shown: list[Part] = []
+        for place, part in enumerate(parts):
+            is_content = isinstance(part, Content)
+            piece, hit = self.text.show(part.text if isinstance(part, Content) else "", last=not is_content)
+            shown += [Content(piece)] if piece else []
+            if hit is not None:
+                self._num_dropped_calls = sum(isinstance(other, CallStart) for other in parts[place:])
+                return shown, hit
+            shown += [] if is_content else [part]
+        held = self.text.show("", last=True)[0] if last else ""
+        return ([*shown, Content(held)] if held else shown), None
 
     @property
     def _has_enough(self) -> bool:
@@ -79,10 +110,11 @@ class Answer:
 
     @property
     def _has_calls(self) -> bool:
-        """Whether there are calls, and all that are shown are whole."""
+        """True if there are calls, and all that are shown are whole."""
         if self.parser is None:
             return False
-        return self.parser.num_whole >= min(self.parser.num_calls, self.max_calls or self.parser.num_calls) > 0
+        shown = self.parser.num_calls - self._num_dropped_calls
+        return self.parser.num_whole >= min(shown, self.max_calls or shown) > 0
 
     def _texts(self, output: Output) -> tuple[int, ...]:
         """The tokens of a last output that are text. A stop token counts and has an id, but shows no text."""

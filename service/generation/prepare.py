@@ -168,8 +168,9 @@ class Preparation:
         else:
             text = _Text(infill(self.tokenizer, prompt, command.suffix) if command.suffix else prompt, add_special_tokens=True)
         if (characters := len(text.text) + text.framing) > self._most_characters:
-            size = f"{limit} tokens, which {characters} characters cannot fit"
-            raise ContextTooLong(f"{name}: this model's maximum context length is {size}", command.field_of(place))
+            size = f"{name}: this model's maximum context length is {limit} tokens, which {characters} characters cannot fit"
+            least = characters // self.tokenizer.longest
+            raise ContextTooLong(size, command.field_of(place), prompt_tokens=least, limit=limit)
         return text
 
     def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _ReadPrompts:
@@ -193,6 +194,7 @@ class Preparation:
         seed = secrets.randbits(SEED_BITS) if given is None else given
         unique = secrets.token_hex(8)  # callers choose their own ids, and may choose one twice
         ends, shown, is_open = self._ends(command), self._marker_tokens(command), bool(read.is_reasoning_open)
+        controls = self._control_tokens(command, ends)
         limit = reasoning_limit(command, self.tokenizer, self.info.vocab_size) if read.may_reason else None
         answers = {}
         for index in range(command.num_answers):
@@ -200,7 +202,7 @@ class Preparation:
             request = self._request(f"{unique}-{index}", read.prompts[place], command, seed, index)
             request.stop_token_ids, request.bad_words = ends, read.bad_words
             clamp(request, command, self.info.max_model_len)
-            check_fits(request, self.info.max_model_len)
+            check_fits(request, self.info.max_model_len, command.name_of(place))
             request.grammar = None if grammar is None else _start_grammar(grammar, command.resume_token_ids)
             if limit is not None:
                 request.grammar = ReasoningBudget(limit, request.grammar, is_open=is_open)
@@ -211,6 +213,9 @@ class Preparation:
             if command.chat is not None:
                 answer.parser = parser_of(command.chat, is_open, content_formed=command.grammar is not None)
                 answer.max_calls = None if command.chat.calling.parallel else 1
+            if answer.parser is not None:
+                answer.content_stop_ids = ends - controls
+                request.stop_token_ids = ends & controls
             answer.resume()
             answers[request.request_id] = answer
         return answers
@@ -311,6 +316,12 @@ class Preparation:
         """The tokens that end an answer."""
         goes_on = command.stops.ignore_eos and not command.is_formed  # nothing follows the end of a grammar
         return frozenset((*command.stops.stop_token_ids, *(() if goes_on else self.info.eos_token_ids)))
+
+    def _control_tokens(self, command: Command, ends: frozenset[int]) -> frozenset[int]:
+        """Those of the tokens that end an answer that are no text: special tokens, and markers of its parts."""
+        markers = () if command.chat is None else command.chat.form.markers
+        known = {*self.info.eos_token_ids, *map(self.tokenizer.raw.token_to_id, markers)}
+        return frozenset(token for token in ends if token in known or self.tokenizer.is_special(token))
 
     def _marker_tokens(self, command: Command) -> dict[int, str]:
         """Special tokens that mark the parts of an answer."""

@@ -10,6 +10,8 @@ from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 class TextStream:
     """Text of one answer. Holds back only text that may still become a stop string.
 
+    Of an answer that is split into parts, its content alone passes through `show`.
+
     Law: the pieces put together are the decoded tokens, cut before (or, with include_stop_str_in_output, after) the first stop
     string that ends after token `min_tokens`.
     """
@@ -27,28 +29,33 @@ class TextStream:
         self._stops = stops
         self._searches = [StopSearch(stop) for stop in stops.stop]
         self._held = ""
-        self._num_tokens = 0
+        self.num_tokens = 0
 
-    def push(self, token_id: int) -> tuple[str, str | None]:
-        """The text that can be shown after one more token, and the stop string that ended the answer with it."""
-        self._num_tokens += 1
-        piece = self._decoder.push(token_id)
-        return self._show(piece, last=False) if self._searches else (piece, None)
+    def decode(self, token_id: int | None) -> str:
+        """The text that one more token settles; None for the end of the answer."""
+        if token_id is None:
+            return self._decoder.flush()
+        self.num_tokens += 1
+        return self._decoder.push(token_id)
 
-    def finish(self) -> tuple[str, str | None]:
-        """What was held back, at the end of the answer."""
-        piece = self._decoder.flush()
-        return self._show(piece, last=True) if self._searches else (piece, None)
+    def show(self, piece: str, *, last: bool = False) -> tuple[str, str | None]:
+        """What can be shown of the text so far, and the stop string that ended it with this piece.
 
-    def _show(self, piece: str, *, last: bool) -> tuple[str, str | None]:
+        `last`: the text ends here; what comes next begins another, which no stop string reaches into.
+        """
+        if not self._searches:
+            return piece, None
         ends = [(search.feed(piece), search.stop) for search in self._searches]
         text = self._held + piece
-        if self._num_tokens > self._stops.min_tokens:
+        if self.num_tokens > self._stops.min_tokens:
             found = [(len(self._held) + end - len(stop), stop) for end, stop in ends if end]
             if found:
                 at, stop = min(found)
                 return text[: at + len(stop) if self._stops.include_stop_str_in_output else at], stop
-        keep = 0 if last else max(search.matched for search in self._searches)
+        if last:
+            for search in self._searches:
+                search.matched = 0
+        keep = max(search.matched for search in self._searches)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 

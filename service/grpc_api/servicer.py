@@ -205,11 +205,15 @@ class GrpcMethods(UtilityMethods, HealthMethods):
 
     def _with_key(self, caller: Caller, context: Context) -> Caller:
         """The caller with its key. Serve has no interceptors, so every method asks for it."""
-        return caller if self.keys is None else replace(caller, key=self.keys.among(context.invocation_metadata()))
+        if self.keys is None:
+            return caller
+        on_unknown = partial(self.metrics.failures.add_beside, "grpc")
+        return replace(caller, key=self.keys.among(context.invocation_metadata(), on_unknown))
 
     def turn_of(self, context: Context) -> str | None:
         """In whose turn a call is read. Raises Unauthenticated."""
-        return self._with_key(self._caller(context), context).turn
+        caller = self._caller(context)
+        return (caller if self.keys is None else replace(caller, key=self.keys.among(context.invocation_metadata()))).turn
 
     async def _charge(
         self, context: Context, record: RequestRecord, *, answers: int = 1, while_draining: bool = False

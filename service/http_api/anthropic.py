@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from attend.model.engine.request import FinishReason
-from attend.service.chat.messages import arguments_of
+from attend.service.chat.messages import arguments_json
 from attend.service.contract.anthropic import MessagesRequest, read_count, read_messages
 from attend.service.contract.anthropic_answers import (
     AnswerBlock,
@@ -149,7 +150,7 @@ class MessageWriter(BlockWriter):
             return {"type": "thinking", "thinking": "" if begins else block.text, "signature": "" if begins else SIGNATURE}
         assert self._last is not None
         number = f"toolu_{self._last.call_id(self.request_id, block.call)}"
-        return {"type": "tool_use", "id": number, "name": block.name, "input": {} if begins else arguments_of(block.text)}
+        return {"type": "tool_use", "id": number, "name": block.name, "input": {} if begins else _input(block)}
 
     def _message(self, *, begins: bool = False) -> MessageAnswer:
         reason, sequence = (None, None) if begins else self._stop_reason()
@@ -183,3 +184,8 @@ class MessageWriter(BlockWriter):
             "output_tokens": total.completion,
             "output_tokens_details": {"thinking_tokens": total.reasoning},
         }
+
+
+def _input(block: Block) -> dict[str, Any]:
+    """The arguments of a call as they were written: no number is rounded."""
+    return cast(dict[str, Any], orjson.Fragment(arguments_json(block.text)))

@@ -79,7 +79,8 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
     media_type, _, parameters = content_type.partition(";")
     charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
     if media_type.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
-        raise WrongMediaType(f"Content-Type must be application/json, in UTF-8; got {content_type[:64]!r}")
+        how = "send the header Content-Type: application/json, as curl does with --json"
+        raise WrongMediaType(f"Content-Type must be application/json, in UTF-8; got {content_type[:64]!r}: {how}")
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "gzip"):
         raise WrongMediaType("Content-Encoding must be gzip or identity")

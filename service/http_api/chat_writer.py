@@ -36,16 +36,20 @@ class ChatWriter(Writer):
     def events(self, chunk: Chunk) -> list[chat_answers.ChatCompletionChunk]:
         """The streamed objects of a chunk: before an answer's first comes the one that gives the role.
 
-        Each part has one of its own: clients look for one thing in a delta. The first has the tokens, the last the end.
+        Each part has one of its own: clients look for one thing in a delta. The first has the tokens. The last of an answer has
+        the end, and nothing of the text, as OpenAI's has none.
         """
         begins = chunk.index not in self._begun_answers
         self._begun_answers.add(chunk.index)
         opening = [self.role_chunk(chunk)] if begins else []
-        if chunk.parts is None:
+        if chunk.parts is None and chunk.finish_reason is None:
             return [*opening, self.chunk(chunk)]
-        deltas = [self._delta(part, chunk) for part in chunk.parts]
+        parts = chunk.parts if chunk.parts is not None else (Content(chunk.text),) if chunk.text else ()
+        deltas = [self._delta(part, chunk) for part in parts]
+        if chunk.finish_reason is not None:
+            deltas.append({})
         if not deltas:
-            is_silent = chunk.finish_reason is None and not chunk.logprobs and not self.body.return_token_ids
+            is_silent = not chunk.logprobs and not self.body.return_token_ids
             return opening if is_silent else [*opening, self.chunk(chunk, {})]
         pieces = _split(chunk, len(deltas))
         return [*opening, *(self.chunk(piece, delta) for piece, delta in zip(pieces, deltas, strict=True))]
@@ -53,7 +57,7 @@ class ChatWriter(Writer):
     def _delta(self, part: Part, chunk: Chunk) -> chat_answers.Delta:
         match part:
             case Reasoning(text):
-                return {"reasoning_content": text, "reasoning": text}
+                return {"reasoning": text}
             case Content(text):
                 return {"content": text}
             case CallStart(index, name):
@@ -89,7 +93,7 @@ class ChatWriter(Writer):
         choice: chat_answers.ChatChunkChoice = {
             "index": chunk.index,
             "delta": {"content": chunk.text} if delta is None else delta,
-            "logprobs": self._logprobs(chunk),
+            "logprobs": None if delta == {} and not chunk.logprobs else self._logprobs(chunk),
             "finish_reason": "tool_calls" if chunk.ends_in_calls else reason,
             "stop_reason": stop,
         }
@@ -143,7 +147,7 @@ class ChatWriter(Writer):
         content = None if calls and not answer.text else answer.text
         message: chat_answers.AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
-            message["reasoning_content"] = message["reasoning"] = reasoning
+            message["reasoning"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return message

@@ -17,7 +17,14 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """An application that pages of `origins` may call, `*` for any page. It belongs around all that answers."""
     if not origins:
         return app
-    return CORSMiddleware(app, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=[EXPOSED])
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=METHODS,
+        allow_headers=["*"],
+        expose_headers=[EXPOSED],
+        allow_private_network="*" not in origins,  # public pages reach into a private network only where they are named
+    )
 
 
 def cors_headers(origins: Sequence[str], origin: str | None) -> dict[str, str]:

@@ -35,11 +35,29 @@ def json_pieces(document: Any) -> Iterator[bytes]:
         yield bytes(held)
 
 
+def json_bytes(value: Any) -> bytes:
+    """The JSON of a value as orjson writes it, also where integers of callers or of the model have more than 64 bits."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_spell_integers(value), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _spell_integers(value: Any) -> Any:
+    """The same value with its long integers written out."""
+    if isinstance(value, dict):
+        return {name: _spell_integers(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell_integers(item) for item in value]
+    is_long = isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
+    return orjson.Fragment(str(value)) if is_long else value
+
+
 def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, dict):
         yield b"{"
         for place, (name, item) in enumerate(value.items()):
-            yield (b"," if place else b"") + orjson.dumps(name) + b":"
+            yield (b"," if place else b"") + json_bytes(name) + b":"
             yield from _parts(item)
         yield b"}"
     elif isinstance(value, list) and value and isinstance(value[0], dict):
@@ -52,13 +70,13 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield b"["
         separator = b""
         while items := [*islice(value, ITEMS)]:
-            yield separator + orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+            yield separator + json_bytes(items)[1:-1]
             separator = b","
         yield b"]"
     elif isinstance(value, memoryview):
         yield b'"%s"' % base64.b64encode(value)
     else:
-        yield orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        yield json_bytes(value)
 
 
 class PieceResponse(StreamingResponse):
@@ -76,7 +94,7 @@ class PieceResponse(StreamingResponse):
 
 def json_answer(content: object) -> Response:
     """A short answer in JSON."""
-    return Response(orjson.dumps(content), media_type="application/json")
+    return Response(json_bytes(content), media_type="application/json")
 
 
 def json_response(document: Any, resources: ExitStack | None = None) -> Response:

@@ -4,18 +4,18 @@ import difflib
 import logging
 from typing import Any, cast
 
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from attend.model.errors import AttendError, DeadlineExceeded, RateLimited, Unauthenticated
+from attend.model.errors import AttendError, ContextTooLong, DeadlineExceeded, RateLimited, Unauthenticated
 from attend.service.contract.answers import Error
 from attend.service.contract.anthropic import THREAD
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
 from attend.service.contract.routes import MESSAGES, PROBES, ROUTES
 from attend.service.errors import INTERNAL, SPENT, advice, field_of, sentence, wire
+from attend.service.http_api.json_pieces import json_bytes
 
 log = logging.getLogger("attend.http")
 PATHS = [route.path for route in ROUTES if "{" not in route.path]
@@ -46,7 +46,18 @@ ANTHROPIC = {
 
 def anthropic_body(error: BaseException, request_id: str) -> AnthropicError:
     """What is said of an error on the routes of Anthropic's API."""
-    return in_anthropics(error_body(error, request_id), wire(error).status, request_id)
+    document = error_body(error, request_id)
+    if isinstance(error, ContextTooLong) and error.prompt_tokens is not None:
+        document["error"]["message"] = _too_long(error)
+    return in_anthropics(document, wire(error).status, request_id)
+
+
+def _too_long(error: ContextTooLong) -> str:
+    """Anthropic's sentences: clients that shorten conversations know an overflow by them."""
+    if error.max_tokens is None:
+        return f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+    sum_of = f"{error.prompt_tokens} + {error.max_tokens} > {error.limit}"
+    return f"input length and `max_tokens` exceed context limit: {sum_of}, decrease input length or `max_tokens` and try again"
 
 
 def in_anthropics(document: Error, status: int, request_id: str) -> AnthropicError:
@@ -74,7 +85,7 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
     if isinstance(error, RateLimited) and error.reason == "key_requests":
         headers[SPENT] = "1"
     body = anthropic_body(error, request_id) if is_anthropics(path) else error_body(error, request_id)
-    return Response(orjson.dumps(body), wire(error).status, headers, "application/json")
+    return Response(json_bytes(body), wire(error).status, headers, "application/json")
 
 
 def _way_out(error: HTTPException, request: Request) -> str:
@@ -111,7 +122,7 @@ def install_error_handlers(app: FastAPI) -> None:
         if is_anthropics(request.url.path):
             shaped = in_anthropics(document, error.status_code, request.state.request_id)
         headers = {**(error.headers or {})} | ({"Allow": _allow(error, request)} if error.status_code == 405 else {})
-        return Response(orjson.dumps(shaped), error.status_code, headers, "application/json")
+        return Response(json_bytes(shaped), error.status_code, headers, "application/json")
 
     app.add_exception_handler(AttendError, ours)
     app.add_exception_handler(HTTPException, routers)

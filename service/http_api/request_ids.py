@@ -35,6 +35,10 @@ async def _refusal(scope: Scope) -> ASGIApp | None:
     return None
 
 
+UNKNOWN_KEY = b"x-attend-unknown-key"
+"""Beside any answer: which header held a key that is not known, and was ignored, as the other key is known."""
+
+
 class RequestIds:
     """Gives each request an id: the caller's own where there is one and it is plain, or a new one, sent back as X-Request-Id.
     Takes the route prefix of a Serve application from its path.
@@ -62,8 +66,10 @@ class RequestIds:
         stamps = not given or not self.behind_serve
 
         async def send_with_id(message: Message) -> None:
-            if stamps and message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            if message["type"] == "http.response.start":
+                unknown = scope["state"].get("unknown_key", "").encode()
+                told = [(b"x-request-id", request_id)] * stamps + [(UNKNOWN_KEY, unknown)] * bool(unknown)
+                message["headers"] = [*message.get("headers", ()), *told]
             reader_guard.writing()
             try:
                 await send(message)

@@ -146,7 +146,13 @@ def _identify(
 ) -> None:
     """Find the caller's key, before the body is read. Raises Unauthenticated."""
     if deps.keys is not None and line_of(request) is None:
-        record.caller = request.state.caller = replace(record.caller, key=deps.keys.among(request.headers.items()))
+
+        def on_unknown(key: str, header: str) -> None:
+            request.state.unknown_key = header
+            deps.metrics.failures.add_beside("http", key, header)
+
+        key = deps.keys.among(request.headers.items(), on_unknown)
+        record.caller = request.state.caller = replace(record.caller, key=key)
     arrival = request.state.arrival = Arrival(record.caller.turn, asyncio.get_running_loop().time())
     request.state.reading = Reading(arrival, deps.unread_bodies, deadline_of)
 

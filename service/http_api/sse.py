@@ -21,7 +21,7 @@ from attend.service.contract import answers
 from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
 from attend.service.generation.cooperative import in_turns
-from attend.service.http_api.json_pieces import PIECE, json_pieces
+from attend.service.http_api.json_pieces import PIECE, json_bytes, json_pieces
 from attend.service.http_api.problems import error_body
 from attend.service.merging import MergedAnswers
 from attend.service.records import Chunk, TokenCounts
@@ -170,9 +170,9 @@ async def events(
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events of a stream: each batch of chunks is one write unless it is long."""
     lines = EventLines(writer)
-    if opening := writer.opening():
-        yield b"".join(map(lines.event, opening))
     try:
+        if opening := writer.opening():
+            yield b"".join(map(lines.event, opening))
         async for piece in in_turns(lines.of(await first)):
             yield piece
         async for chunks in rest:
@@ -246,7 +246,7 @@ class EventLines:
 
     def event(self, document: Any) -> bytes:
         """A short object as an event."""
-        return b"%s%s\n\n" % (self._name(document), one_line(orjson.dumps(document)))
+        return b"%s%s\n\n" % (self._name(document), one_line(json_bytes(document)))
 
     def _name(self, document: Any) -> bytes:
         """What stands before an object."""

@@ -16,10 +16,10 @@ MOST_LINES = 60
 
 
 class AuthFailures:
-    """Counts and logs a replica's calls without a known API key."""
+    """Counts and logs a replica's calls with keys that are not known, or with none."""
 
     def __init__(self, model: str, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
-        about = "Requests without an API key that is known, by transport"
+        about = "Requests without an API key that is known, or with another one that is not, by transport"
         self._counter = Counter("attend_auth_failures", about, ["model", "transport"], registry=registry)
         self._model, self._clock = model, clock
         self._began, self._lines = -SECONDS, 0
@@ -36,3 +36,10 @@ class AuthFailures:
         if self._lines == MOST_LINES + 1:
             log.warning("calls without a known API key are not logged for the rest of this minute, and counted as before")
         return self._lines <= MOST_LINES
+
+    def add_beside(self, transport: str, key: str, header: str) -> None:
+        """Count and log a key that is not known, which came in `header` beside the known one named `key`, and is ignored."""
+        if self.add(transport):
+            log.info(
+                "%s: a call of the key %s has another key in %s, which is not known and is ignored", transport, key, header
+            )

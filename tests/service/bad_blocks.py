@@ -52,7 +52,7 @@ RESPONSE_ROWS = [
     response("a format without its schema", {"text": {"format": {"type": "json_schema"}}}, "text", "is required"),
     response("another model", {"model": "other"}, "model", "does not exist", "model_not_found"),
     response("an empty model", {"model": ""}, "model", "name of a model"),
-    response("a long text", {"input": "word " * 100_000}, "prompt", "maximum context length", CONTEXT),
+    response("a long text", {"input": "word " * 100_000}, "input", "maximum context length", CONTEXT),
     response("a choice without tools", {"tool_choice": "required"}, "tool_choice", "needs tools"),
     response("a tool without a name", {"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
     item("another role", {"role": "boss", "content": "a"}, ".role", "'user'"),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from attend.model.engine.request import FinishReason
-from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.engine.request import EngineInfo, FinishReason
+from attend.model.errors import ContextTooLong, InvalidRequest, NotSupported
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from attend.service.chat.prompt import without_oldest
@@ -17,6 +17,9 @@ from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of, to_command
 from attend.service.contract.response_items import seal, unseal
 from attend.service.contract.responses import read_response
+from attend.service.http_api.anthropic import MessageWriter
+from attend.service.http_api.problems import anthropic_body
+from attend.service.http_api.responses import ResponseWriter
 from attend.service.remarks import CLAMPED, IGNORED, Remarks
 from tests.fakes import FakeEngine, build_server, info, says
 from tests.service.http_api.described import ask
@@ -31,6 +34,7 @@ TEMPLATE = ChatTemplate(
 )
 FORM = form_of("", "hermes", "think")
 LONG = info(max_model_len=2048, num_blocks=4096)
+WIDER = replace(LONG, max_model_len=32768)
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 CHAT_TOOL = {"type": "function", "function": TOOL}
 RESPONSE_TOOL = {"type": "function"} | TOOL
@@ -114,7 +118,7 @@ def test_what_is_special_of_each_api_becomes_the_same_command():
     message = ANTHROPIC | same | {"max_tokens": 7, "stop_sequences": ["x"]}
     message["tool_choice"] = {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
     wanted, *others = (
-        replace(to_command(body, "id", template=TEMPLATE, form=FORM, remarks=Remarks()), prompts=("",))
+        replace(to_command(body, "id", template=TEMPLATE, form=FORM, remarks=Remarks()), prompts=("",), names=())
         for body in (chat, read_response(response, Remarks()), read_messages(message, Remarks()))
     )
     assert [replace(each, chat=None) for each in others] == [replace(wanted, chat=None)] * 2
@@ -131,13 +135,13 @@ ANSWER = '<think>r</think>Hi <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n
 CALLS = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
-def server(text: str = ANSWER):
-    return build_server(FakeEngine(says(text), info=LONG), template=TEMPLATE, form=FORM)
+def server(text: str = ANSWER, info: EngineInfo = LONG):
+    return build_server(FakeEngine(says(text), info=info), template=TEMPLATE, form=FORM)
 
 
-def asked(path: str, text: str = ANSWER, **fields: Any):
+def asked(path: str, text: str = ANSWER, /, *, info: EngineInfo = LONG, **fields: Any):
     document = {"/v1/responses": RESPONSE, "/v1/messages": ANTHROPIC, "/v1/chat/completions": CHAT}[path]
-    return ask(server(text), "POST", path, json=document | {"temperature": 0} | fields)
+    return ask(server(text, info), "POST", path, json=document | {"temperature": 0} | fields)
 
 
 def test_a_response_holds_what_the_chat_does():
@@ -145,7 +149,7 @@ def test_a_response_holds_what_the_chat_does():
     made = asked("/v1/responses").json()
     reasoning, message, call = made["output"]
     said = chat["choices"][0]["message"]
-    assert reasoning["content"] == [{"type": "reasoning_text", "text": said["reasoning_content"]}]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": said["reasoning"]}]
     assert message["content"][0]["text"] == said["content"]
     assert (call["name"], call["arguments"]) == ("f", said["tool_calls"][0]["function"]["arguments"])
     assert made["status"] == "completed"
@@ -159,7 +163,7 @@ def test_a_message_holds_what_the_chat_does():
     made = asked("/v1/messages", max_tokens=99).json()
     thinking, text, call = made["content"]
     said = chat["choices"][0]["message"]
-    assert (thinking["thinking"], text["text"]) == (said["reasoning_content"], said["content"])
+    assert (thinking["thinking"], text["text"]) == (said["reasoning"], said["content"])
     assert (call["name"], call["input"]) == ("f", {"x": 1})
     assert made["stop_reason"] == "tool_use"
     assert made["usage"]["input_tokens"] + made["usage"]["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
@@ -276,6 +280,48 @@ def test_a_cut_answer_says_so():
     assert asked("/v1/messages", "Hello there", max_tokens=3).json()["stop_reason"] == "max_tokens"
     stopped = asked("/v1/messages", "Hello there", stop_sequences=["lo"], max_tokens=99).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "lo")
+
+
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 10**399}}
+WIDE = '{"x": 123456789012345678901234567890, "y": [-1e999, 0.10000000000000000000001], "z": ' + "9" * 500 + "}"
+BOUND = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 2**256 - 1, "minimum": -(10**399)}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+def test_numbers_of_any_width_survive_on_every_route(path):
+    """In the schema of a tool, in the arguments of an earlier call, in other fields, and in the model's own call."""
+    function = {"name": "f", "parameters": BOUND}
+    call = CALL | {"function": {"name": "f", "arguments": WIDE}}
+    said: dict[str, Any] = {
+        "/v1/responses": {
+            "input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": WIDE}, *RESPONSE["input"]]
+        },
+        "/v1/messages": {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [USE]}, *ANTHROPIC["messages"][:1]]
+        },
+        "/v1/chat/completions": {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, *CHAT["messages"]]},
+    }[path]
+    tool = {"/v1/responses": {"type": "function"} | function, "/v1/messages": {"name": "f", "input_schema": BOUND}}
+    fields = said | {"tools": [tool.get(path, {"type": "function", "function": function})], "x_more": {"a": 2**70}}
+    text = f'<tool_call>{{"name": "f", "arguments": {WIDE}}}</tool_call>'
+    limit = {"max_tokens": 9999} if path == "/v1/messages" else {}
+    made = asked(path, text, info=WIDER, **fields, **limit)
+    assert made.status_code == 200, made.text
+    assert WIDE in made.text.replace('\\"', '"')
+    streamed = asked(path, text, info=WIDER, stream=True, **fields, **limit)
+    events = (events_of if path == "/v1/chat/completions" else named_events_of)(streamed.text)
+    assert streamed.status_code == 200 and "error" not in events[-1] and events[-1].get("type") != "response.failed"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_stream_whose_opening_fails_ends_with_an_error(path, monkeypatch):
+    def fails(self: Any) -> None:
+        raise ZeroDivisionError
+
+    writer = {"/v1/responses": ResponseWriter, "/v1/messages": MessageWriter}[path]
+    monkeypatch.setattr(writer, "opening", fails)
+    made = asked(path, stream=True)
+    assert named_events_of(made.text)[-1]["type"] in ("response.failed", "error")
 
 
 def failing() -> FakeEngine:
@@ -632,6 +678,71 @@ def test_an_error_names_a_field_as_its_own_api_does(read, fields, place, words):
 # --- answers that are begun
 
 
+LONG_TEXT = [{"role": "user", "content": "a" * 3000}]
+OVERFLOWS = [
+    ("/v1/chat/completions", {"messages": LONG_TEXT}, "messages", "messages: this model's maximum context length is 2048"),
+    ("/v1/responses", {"input": LONG_TEXT}, "input", "input: this model's maximum context length is 2048"),
+    ("/v1/messages", {"messages": LONG_TEXT}, "messages", "prompt is too long: 3182 tokens > 2048 maximum"),
+    ("/v1/messages", {"messages": [LONG_TEXT[0] | {"content": "a" * 900_000}]}, "messages", "prompt is too long: "),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "words"), OVERFLOWS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_overflow_is_said_in_the_words_of_each_api(path, fields, param, words, stream):
+    error = asked(path, stream=stream, **fields).json()["error"]
+    assert error["message"].startswith(words)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
+def test_an_answer_that_does_not_fit_is_refused_in_anthropics_words():
+    error = ContextTooLong("max_tokens: too long", "max_tokens", prompt_tokens=9, max_tokens=8, limit=16)
+    said = "input length and `max_tokens` exceed context limit: 9 + 8 > 16, decrease input length or `max_tokens` and try again"
+    assert anthropic_body(error, "r")["error"]["message"] == said
+
+
+DOUBLES = {"type": "object", "properties": {"x": {"enum": [2**60 + 1]}}}
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": -1}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (
+            "/v1/messages",
+            {"tools": [{"name": "f", "strict": True, "input_schema": DOUBLES}]},
+            "tools",
+            "tools[0].input_schema.properties.x.enum",
+        ),
+        (
+            "/v1/responses",
+            {"tools": [{"type": "function", "name": "f", "strict": True, "parameters": DOUBLES}]},
+            "tools",
+            "tools[0].parameters.properties.x.enum",
+        ),
+        ("/v1/messages", THINKING, "thinking.budget_tokens", "thinking.budget_tokens must"),
+        ("/v1/messages", {"thinking_token_budget": -1}, "thinking_token_budget", "thinking_token_budget must"),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": DOUBLES}}},
+            "output_config.format.schema",
+            "output_config.format.schema: ",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": DOUBLES}}},
+            "text.format.schema",
+            "text.format.schema: ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_of_the_preparation_name_fields_as_their_api_does(path, fields, param, words, stream):
+    error = asked(path, stream=stream, **fields).json()["error"]
+    assert words in error["message"] and "function" not in error["message"]
+    assert error["param"] == param
+
+
 def test_an_answer_goes_on_where_the_last_message_ends():
     begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Once "}]
     wanted = "<user>a;<assistant>Once "
@@ -711,7 +822,7 @@ def test_reasoning_ends_at_its_budget_and_the_answer_follows(path, fields):
     made = ask(build_server(Obedient(reasoning), template=THINKS, form=FORM), "POST", path, json=body | fields).json()
     if path == "/v1/chat/completions":
         found = made["choices"][0]["message"]
-        assert (found["reasoning_content"], found["content"]) == ("rrrrr", "Hi")
+        assert (found["reasoning"], found["content"]) == ("rrrrr", "Hi")
         assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5 + len("</think>")
     elif path == "/v1/responses":
         assert made["output"][0]["content"][0]["text"] == "rrrrr"

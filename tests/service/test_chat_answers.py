@@ -8,7 +8,7 @@ import pytest
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
-from tests.fakes import INFO, FakeEngine, build_server, says
+from tests.fakes import END, INFO, FakeEngine, build_server, says
 from tests.service.http_api.described import faults, operation
 
 TEMPLATE = ChatTemplate(
@@ -49,14 +49,13 @@ def ask(text: str, burst: int = 1, **more):
 
 def joined(events) -> dict:
     """The message and the end that the deltas make, as clients put them together."""
-    message, calls, reason = {"content": "", "reasoning_content": ""}, {}, None
+    message, calls, reason = {"content": "", "reasoning": ""}, {}, None
     for event in events:
         for choice in event["choices"]:
             delta, reason = choice["delta"], choice["finish_reason"] or reason
-            assert len(delta.keys() - {"role", "reasoning"}) <= 1
+            assert len(delta.keys() - {"role"}) <= (choice["finish_reason"] is None)
             message["content"] += delta.get("content", "")
-            message["reasoning_content"] += delta.get("reasoning_content", "")
-            assert delta.get("reasoning") == delta.get("reasoning_content")
+            message["reasoning"] += delta.get("reasoning", "")
             for call in delta.get("tool_calls", ()):
                 known = calls.setdefault(call["index"], {"name": "", "arguments": ""})
                 known |= {key: call[key] for key in ("id", "type") if key in call}
@@ -69,8 +68,8 @@ def flat(whole) -> dict:
     choice = whole.json()["choices"][0]
     message = choice["message"]
     calls = [{"id": c["id"], "type": c["type"], **c["function"]} for c in message.get("tool_calls", ())]
-    content, reasoning = message["content"] or "", message.get("reasoning_content", "")
-    return {"content": content, "reasoning_content": reasoning, "calls": calls, "reason": choice["finish_reason"]}
+    content, reasoning = message["content"] or "", message.get("reasoning", "")
+    return {"content": content, "reasoning": reasoning, "calls": calls, "reason": choice["finish_reason"]}
 
 
 TEXTS = [
@@ -88,7 +87,7 @@ def test_streamed_deltas_joined_are_the_whole_answer(text, content, reasoning, c
     whole, events, _ = ask(text, burst, seed=5)
     assert whole.status_code == 200, whole.text
     found = flat(whole)
-    assert (found["content"], found["reasoning_content"], len(found["calls"]), found["reason"]) == (
+    assert (found["content"], found["reasoning"], len(found["calls"]), found["reason"]) == (
         content,
         reasoning,
         calls,
@@ -113,7 +112,7 @@ def test_the_tokens_of_reasoning_are_counted():
 
 def test_reasoning_that_the_prompt_opens_needs_no_marker():
     whole, events, _ = ask("Hm.</think>Noon.", chat_template_kwargs={"think": True}, seed=5)
-    assert (flat(whole)["reasoning_content"], flat(whole)["content"]) == ("Hm.", "Noon.")
+    assert (flat(whole)["reasoning"], flat(whole)["content"]) == ("Hm.", "Noon.")
     assert joined(events) == flat(whole)
 
 
@@ -133,20 +132,15 @@ def test_without_parallel_calls_an_answer_ends_with_the_first():
     assert not one.engine.open
 
 
-def test_a_call_that_a_limit_or_a_stop_string_cuts_is_no_finished_call():
+def test_a_call_that_a_limit_cuts_is_no_finished_call():
     whole, events, _ = ask(CALL, max_tokens=50, seed=5)
     assert flat(whole)["reason"] == "length" and joined(events) == flat(whole)
     assert flat(whole)["calls"][0]["arguments"] == '{"zone": '
-    whole, events, _ = ask(CALL, stop=["UTC"], seed=5)
-    assert flat(whole)["reason"] == "stop" and flat(whole)["calls"][0]["arguments"] == '{"zone": "'
-    assert joined(events) == flat(whole)
 
 
 @pytest.mark.parametrize(
     ("text", "more", "reason"),
     [
-        (CALL, {"stop": ["</tool_call>"]}, "tool_calls"),
-        (CALL + CALL, {"stop": ["</tool_call>"]}, "tool_calls"),
         (CALL + "\n" + CALL[:50], {}, "stop"),
         (CALL[:50] + "]" + CALL, {}, "stop"),
         (CALL + "\n" + CALL[:50], {"parallel_tool_calls": False}, "tool_calls"),
@@ -157,10 +151,45 @@ def test_an_answer_ends_with_calls_where_all_of_them_are_whole(text, more, reaso
     assert flat(whole)["reason"] == reason and joined(events) == flat(whole)
 
 
-def test_a_stop_string_inside_a_marker_shows_no_half_of_it():
-    whole, events, _ = ask("Yes." + CALL, stop=["_call>"], seed=5)
-    assert (flat(whole)["content"], flat(whole)["reason"]) == ("Yes.", "stop")
-    assert joined(events) == flat(whole)
+THOUGHT = "<think>\nNoon. So\n\nnoon.\n</think>\n\n"
+KEPT = {"include_stop_str_in_output": True}
+LAST = [("Noon", {"stop_token_ids": [ord(".")]}), ("Noon.", {"stop_token_ids": [ord(".")]} | KEPT)]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "content", "calls", "stop"),
+    [
+        (THOUGHT + "It is noon. So?", {"stop": ["So"]}, "It is noon. ", 0, "So"),
+        (THOUGHT + "It is noon. So?", {"stop": ["So"]} | KEPT, "It is noon. So", 0, "So"),
+        (THOUGHT + "It is\n\nnoon.", {"stop": ["\n\n"]}, "It is", 0, "\n\n"),
+        (THOUGHT + "It is.", {"stop": ["</think>", "think", "."], "min_tokens": 39}, "It is", 0, "."),
+        (THOUGHT + "It is noon.", {"stop": ["noon.\n"]}, "It is noon.", 0, None),
+        (THOUGHT + "It is ST", {"stop": ["STOP"]}, "It is ST", 0, None),
+        *[(THOUGHT + "Noon. So", more, content, 0, ord(".")) for content, more in LAST],
+        (THOUGHT + "Noon", {"stop_token_ids": [ord("."), END]}, "Noon", 0, None),
+        (CALL, {"stop": ["UTC", "\n", "</tool_call>", "}"]}, "", 1, None),
+        (CALL, {"stop_token_ids": [ord("U"), ord("\n")]}, "", 1, None),
+        (f"Yes.\n\n{CALL}\n{CALL}", {"stop": ["_call>", "\n\n"]}, "Yes.", 2, None),
+        (f"Yes: S{CALL}TOP", {"stop": ["STOP"]}, "Yes: STOP", 1, None),
+        (f"{CALL} So it is. {CALL}", {"stop": ["it"]}, "So ", 1, "it"),
+        (f"{CALL} So it", {"stop_token_ids": [ord("i")]}, "So ", 1, ord("i")),
+        ("<tool_call>\nnone <tool_call>", {"stop": ["none"]}, "<tool_call>\n", 0, "none"),
+    ],
+)
+@pytest.mark.parametrize("burst", [1, 7, 300])
+def test_stops_are_looked_for_in_content_alone(text, more, content, calls, stop, burst):
+    whole, events, one = ask(text, burst, seed=5, **more)
+    found, choice = flat(whole), whole.json()["choices"][0]
+    assert (found["content"], len(found["calls"]), choice["stop_reason"]) == (content, calls, stop)
+    assert found["reason"] == ("tool_calls" if calls else "stop")
+    assert joined(events) == found and events[-2]["choices"][0]["stop_reason"] == stop
+    assert found["reasoning"] == ("Noon. So\n\nnoon." if text.startswith(THOUGHT) else "")
+    assert not one.engine.open
+
+
+def test_a_stop_token_that_is_no_text_ends_an_answer_anywhere():
+    whole, *_ = ask("<think>Noon", stop_token_ids=[END], ignore_eos=True, seed=5)
+    assert flat(whole) == {"content": "", "reasoning": "Noon", "calls": [], "reason": "stop"}
 
 
 def test_several_answers_keep_their_calls_apart():

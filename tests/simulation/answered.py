@@ -7,7 +7,7 @@ from attend.model.engine.request import FinishReason
 from attend.service.chat.parts import Content, Part, join_deltas
 from attend.service.records import Chunk
 from tests.simulation.model import scored
-from tests.simulation.oracle import Text, parts_of, shown
+from tests.simulation.oracle import Text, shown
 
 if TYPE_CHECKING:
     from tests.simulation.callers import Caller
@@ -25,7 +25,7 @@ class Answered:
         self.caller, self.index, self.seed = caller, index, seed
         self.expected = caller.expected(index, seed)
         self.resumed = len(caller.call.command.resume_token_ids)
-        self.truth = Text(caller.call.command)
+        self.truth = Text(caller.call.command, self.expected.prompt)
         self.tokens: list[int] = []
         self.text = ""
         self.parts: list[Part] = []
@@ -88,15 +88,16 @@ class Answered:
         assert times is not None and min(times.queue, times.prefill, times.decode) >= 0, "wrong times"
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert (reason, chunk.stop) == (mine.reason, mine.stop), f"ended by {reason} {chunk.stop!r}, alone {mine}"
-            text = mine.text
+            text, parts = mine.text, mine.parts
         else:
             assert reason is not FinishReason.ERROR and chunk.stop is None
             assert reason is not FinishReason.DEADLINE or life.now >= self.caller.deadline - CLOSE, "ended before its deadline"
             assert reason is not FinishReason.ABORT or life.closing, "ended although nobody wanted that"
-            text = self.truth.text + self.truth.utf8.decode(b"", True)
+            self.truth.end(complete=False)
+            text, parts = self.truth.text, self.truth.parts
         if command.chat is None:
             assert self.text == text[self.hidden :], f"said {self.text!r}, alone {text[self.hidden :]!r}"
             return
-        parts = parts_of(command, mine.prompt, text, reason, chunk.stop)
+        parts = join_deltas(parts)
         assert join_deltas(self.parts) == parts, f"said {join_deltas(self.parts)}, alone {parts}"
         assert self.text == "".join(part.text for part in parts if isinstance(part, Content)), "content that is none"

@@ -13,7 +13,7 @@ from attend.model.text.grammar import GrammarSpec
 from attend.model.text.mask import Grammar
 from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.parser import AnswerParser
-from attend.service.chat.parts import Part, join_deltas
+from attend.service.chat.parts import Content, Part
 from attend.service.records import ChatPrompt, Command
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, VOCAB, WORDS, best_token, compiled, scored, tokenizer
 
@@ -40,6 +40,8 @@ class Expected:
     """Whether its last token is a stop token, which has no text."""
     text: str = ""
     """All of it, without what a stop string cuts off."""
+    parts: list[Part] = field(default_factory=list)
+    """Of a chat: what it shows."""
 
 
 def tokens_of(command: Command, place: int) -> list[int]:
@@ -104,14 +106,46 @@ def drawn(
 
 
 class Text:
-    """The text of an answer as its tokens come, up to the first stop string that counts."""
+    """The text of an answer as its tokens come, up to the first stop string that counts. Of a chat, its parts too."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, prompt: Sequence[int]) -> None:
         self.command, self.stops = command, command.stops
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self.text, self.count = "", 0
+        self.parser = None if command.chat is None else parser_of(command, prompt)
+        self.parts: list[Part] = []
 
     def push(self, token: int) -> tuple[int, str] | None:
+        if self.parser is not None:
+            before = self.text
+            self._push(token)
+            return self._read(self.parser.feed(self.text[len(before) :]))
+        return self._push(token)
+
+    def end(self, *, complete: bool) -> tuple[int, str] | None:
+        """The end of all; a chat has a stop string where this shows one."""
+        rest = self.utf8.decode(b"", True)
+        self.text += rest
+        if self.parser is None:
+            return None
+        return self._read([*self.parser.feed(rest), *self.parser.finish(complete=complete)])
+
+    def _read(self, parts: list[Part]) -> tuple[int, str] | None:
+        """Take parts in, up to a stop string in a row of content, of which `self.parts` keeps what is shown."""
+        for part in parts:
+            before = 0
+            if isinstance(part, Content) and self.parts and isinstance(self.parts[-1], Content):
+                before, part = len(self.parts[-1].text), Content(self.parts.pop().text + part.text)
+            self.parts.append(part)
+            if isinstance(part, Content) and self.count > self.stops.min_tokens:
+                hit = first_stop(part.text, before, self.stops.stop)
+                if hit is not None:
+                    shown = self.cut(hit, part.text)
+                    self.parts[-1:] = [Content(shown)] if shown else []
+                    return hit
+        return None
+
+    def _push(self, token: int) -> tuple[int, str] | None:
         self.count += 1
         before = len(self.text)
         if self.command.chat is not None and token in SHOWN:
@@ -122,9 +156,9 @@ class Text:
             self.text += self.utf8.decode(SPECIAL[token - len(WORDS)].encode())
         return first_stop(self.text, before, self.stops.stop) if self.count > self.stops.min_tokens else None
 
-    def cut(self, hit: tuple[int, str]) -> str:
+    def cut(self, hit: tuple[int, str], text: str) -> str:
         at, stop = hit
-        return self.text[: at + len(stop) if self.stops.include_stop_str_in_output else at]
+        return text[: at + len(stop) if self.stops.include_stop_str_in_output else at]
 
 
 def expected(
@@ -139,14 +173,17 @@ def expected(
     most = max(1, context - len(prompt)) if stops.max_tokens is None else stops.max_tokens
     plan = SamplingPlan(SamplingParams(temperature=0), seed, index, command.decoding)
     words = [list(encoded(word)) for word in command.decoding.bad_words for word in (word, " " + word)]
-    text, output = Text(command), answer.tokens
+    text, output = Text(command, prompt), answer.tokens
+    of_content = {token for token in stops.stop_token_ids if token < len(WORDS)} if text.parser is not None else set()
+    ends -= of_content
     for token in command.resume_token_ids:
         output.append(token)
         try:
             fits = grammar is None or grammar.advance(token) is None
         except EngineFailed:
             fits = False
-        if text.push(token) or token in ends or not fits or len(output) >= most:
+        stops_content = token in of_content and text.parser.in_content and len(output) > stops.min_tokens
+        if text.push(token) or token in ends or stops_content or not fits or len(output) >= most:
             answer.error = "invalid"
             return answer
     while len(output) < most:
@@ -165,27 +202,35 @@ def expected(
         stopped = token in ends and len(output) > stops.min_tokens
         if grammar is not None and not stopped:
             grammar.advance(token)
+        stopped = stopped or (token in of_content and text.parser.in_content and len(output) > stops.min_tokens)
         answer.hidden_end = stopped and not stops.include_stop_str_in_output
         hit = None if answer.hidden_end else text.push(token)
         if hit is not None:
-            answer.reason, answer.stop, answer.text, answer.hidden_end = FinishReason.STOP, hit[1], text.cut(hit), False
+            answer.reason, answer.stop, answer.text, answer.hidden_end = (
+                FinishReason.STOP,
+                hit[1],
+                text.cut(hit, text.text),
+                False,
+            )
+            answer.parts = text.parts
             return answer
         if stopped or (grammar is not None and grammar.is_finished):
             answer.reason, answer.stop = FinishReason.STOP, token if stopped and token != END else None
             break
     answer.reason = answer.reason or FinishReason.LENGTH
-    answer.text = text.text + text.utf8.decode(b"", True)
+    hit = text.end(complete=answer.reason is FinishReason.STOP)
+    if hit is not None:
+        answer.reason, answer.stop = FinishReason.STOP, hit[1]
+    answer.text, answer.parts = text.text, text.parts
     return answer
 
 
-def parts_of(command: Command, prompt: Sequence[int], text: str, reason: FinishReason, stop: str | int | None) -> list[Part]:
-    """The parts of a chat's answer, read at once."""
+def parser_of(command: Command, prompt: Sequence[int]) -> AnswerParser:
+    """What reads a chat's answer."""
     assert command.chat is not None
-    parser = AnswerParser(
+    return AnswerParser(
         FORM,
         command.chat.calling.tools,
         reasoning_open=prompt[-1] == THINK,
         content_formed=command.grammar is not None,
     )
-    cut = stop if isinstance(stop, str) and not command.stops.include_stop_str_in_output else ""
-    return join_deltas([*parser.feed(text), *parser.finish(complete=reason is FinishReason.STOP, stop_string=cut)])

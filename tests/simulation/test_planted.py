@@ -289,9 +289,9 @@ def an_answer_stopped_by_its_text_is_told_as_cut_off(old):
     return chunk
 
 
-@planted(TextStream, "_show")
+@planted(TextStream, "show")
 def a_stop_string_leaks(old):
-    def show(self, piece, *, last):
+    def show(self, piece, *, last=False):
         text, stop = old(self, piece, last=last)
         if stop is None:
             text, self._held = text + self._held, ""
@@ -300,21 +300,26 @@ def a_stop_string_leaks(old):
     return show
 
 
-@planted(TextStream, "finish")
+@planted(Answer, "_end")
 def what_was_held_back_is_never_shown(old):
-    return lambda self: ("", None)
+    return lambda self, reason: ([], None)
 
 
-@planted(TextStream, "push")
+@planted(TextStream, "show")
 def stop_strings_count_before_min_tokens(old):
-    def push(self, token):
+    def show(self, piece, *, last=False):
         stops, self._stops = self._stops, replace(self._stops, min_tokens=0)
         try:
-            return old(self, token)
+            return old(self, piece, last=last)
         finally:
             self._stops = stops
 
-    return push
+    return show
+
+
+@planted(Answer, "_show")
+def stop_strings_are_not_looked_for_in_chats(old):
+    return lambda self, parts, *, last=False: (parts, None)
 
 
 @planted(StopSearch, "feed")

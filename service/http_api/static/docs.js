@@ -101,6 +101,17 @@ function content(node) {
   });
 }
 
+/** A call as curl makes it, with the first example of its body; nothing where its body is no JSON. */
+function sample(path, method, { requestBody }) {
+  const media = requestBody && resolve(requestBody).content?.["application/json"];
+  const body = Object.values(media?.examples ?? {})[0]?.value;
+  if (requestBody && body === undefined) return [];
+  const words = ["curl", ...(method === "get" ? [] : ["-X", method.toUpperCase()]), decodeURI(new URL(`.${path}`, location.href).href),
+    ...(byId("key").value ? ["-H", '"Authorization: Bearer $ATTEND_API_KEY"'] : []),
+    ...(body === undefined ? [] : ["--json", `'${JSON.stringify(body).replaceAll("'", "'\\''")}'`])];
+  return [make("h2", {}, "Example call"), make("pre", {}, words.join(" "))];
+}
+
 function fold(summary, ...inside) {
   return make("details", {}, make("summary", {}, ...summary), ...inside);
 }
@@ -115,7 +126,8 @@ function operation(path, method, node, shared = []) {
   return fold(
     [make("span", { className: "method" }, method.toUpperCase()), make("code", {}, path), make("small", {}, ...inline(short))],
     ...prose(more.join("\n\n")), ...(parameters.length ? [make("div", {}, ...parameters)] : []),
-    ...(node.requestBody ? [make("h2", {}, "Body"), ...content(node.requestBody)] : []), make("h2", {}, "Answers"), ...answers);
+    ...(node.requestBody ? [make("h2", {}, "Body"), ...content(node.requestBody)] : []), ...sample(path, method, node),
+    make("h2", {}, "Answers"), ...answers);
 }
 
 function show(described) {

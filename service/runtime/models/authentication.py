@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
@@ -37,7 +38,9 @@ class CallAuthenticator:
         for transport, error in product(COUNTED, (Unauthenticated, ModelNotFound, ModelUnavailable, Overloaded, RateLimited)):
             self._refusals.labels(transport, TABLE[error].code)
 
-    def enter(self, headers: Iterable[tuple[str, str]], peer: str | None, *, answers: int) -> tuple[Caller, Arrival]:
+    def enter(
+        self, headers: Iterable[tuple[str, str]], peer: str | None, *, answers: int, transport: str
+    ) -> tuple[Caller, Arrival]:
         """The caller of a call, charged for it. `answers`: 1 where the call holds a place of its key's.
 
         Raises Unauthenticated, RateLimited, or Unavailable while the server drains.
@@ -45,7 +48,7 @@ class CallAuthenticator:
         sent = list(headers)
         caller = self.callers.of(sent, peer)
         if self.keys is not None:
-            caller = replace(caller, key=self.keys.among(sent))
+            caller = replace(caller, key=self.keys.among(sent, partial(self.failures.add_beside, transport)))
         if self.is_draining():
             raise Unavailable(SHUTTING_DOWN)
         if caller.key is not None:

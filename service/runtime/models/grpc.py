@@ -81,7 +81,7 @@ class Passing:
         self, method: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, request_id: str
     ) -> AsyncGenerator[bytes]:
         sent, peer = context.invocation_metadata(), address_of(context.peer())
-        caller, arrival = self._authenticator.enter(sent, peer, answers=int(method.name != "GetServerInfo"))
+        caller, arrival = self._authenticator.enter(sent, peer, answers=int(method.name != "GetServerInfo"), transport="grpc")
         data = await receive_message(messages, self._authenticator.unread_bodies, caller.turn, MOST_MESSAGE)
         async with AsyncExitStack() as held:
             held.enter_context(self._places.hold(None))

@@ -105,7 +105,9 @@ def _guard(routes: ModelRoutes) -> params.Depends:
     async def authenticate(request: Request) -> AsyncIterator[None]:
         peer = None if request.client is None else request.client.host
         try:
-            _, arrival = routes.authenticator.enter(request.headers.items(), peer, answers=int(request.method == "POST"))
+            _, arrival = routes.authenticator.enter(
+                request.headers.items(), peer, answers=int(request.method == "POST"), transport="http"
+            )
             request.state.arrival = arrival
             request.state.reading = Reading(arrival, routes.authenticator.unread_bodies)
             yield

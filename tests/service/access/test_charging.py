@@ -200,6 +200,35 @@ async def test_what_is_clamped_to_the_context_is_charged_as_that(tmp_path):
     assert answer.json()["usage"]["output_tokens"] < INFO.max_model_len
 
 
+@pytest.mark.parametrize(
+    ("bearer", "plain", "status", "unknown"),
+    [
+        ("a", "x", 200, "x-api-key"),
+        ("x", "a", 200, "authorization"),
+        ("a", "a", 200, None),
+        ("a", "b", 401, None),
+        ("x", "y", 401, None),
+    ],
+)
+async def test_of_two_keys_the_known_one_counts_and_the_other_is_said(tmp_path, bearer, plain, status, unknown):
+    path = tmp_path / "keys"
+    write_keys(path, {name: Entry(digest_of(name.encode()), Limits(requests_per_minute=2)) for name in "ab"})
+    server, context = build_server(keys=(keys := KeyRing(path))), CallContext()
+    context.metadata = [("authorization", f"Bearer {bearer}"), ("x-api-key", plain)]
+    async with server.http() as client:
+        answer = await client.post("/v1/completions", json={"prompt": "ab"}, headers=context.metadata)
+    assert (answer.status_code, answer.headers.get("x-attend-unknown-key")) == (status, unknown)
+    await server.methods.Generate(pb.GenerateRequest(text="ab").SerializeToString(), context)
+    assert context.code == (StatusCode.UNAUTHENTICATED if status == 401 else None)
+    spent = {"a": 2, "b": 0} if status == 200 else {"a": 0, "b": 0}
+    assert {name: keys.find_by_name(name).usage.requests.spent for name in "ab"} == spent
+    for transport in ("http", "grpc"):
+        refused = (
+            f'attend_auth_failures_total{{model="fake",transport="{transport}"}} {float(status == 401 or unknown is not None)}'
+        )
+        assert refused in server.metrics.text()
+
+
 async def test_a_call_with_two_keys_is_refused_on_both_transports_also_where_both_are_good(tmp_path):
     server, context = build_server(keys=ring(tmp_path)), CallContext()
     context.metadata = [("authorization", BEARER)] * 2

@@ -57,8 +57,7 @@ def test_cuts_change_nothing_in_any_text(name, fragments, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     ends = [*cuts, len(text)]
     pieces = [text[start:end] for start, end in zip([0, *cuts], ends, strict=True)]
-    complete, reasoning_open = data.draw(st.booleans()), data.draw(st.booleans())
-    end = {"complete": complete, "stop_string": "" if complete else data.draw(st.sampled_from(["", "k>", "ool"]))}
+    reasoning_open, end = data.draw(st.booleans()), {"complete": data.draw(st.booleans())}
     whole = parts_of(shape, [text], reasoning_open=reasoning_open, **end)
     assert parts_of(shape, pieces, reasoning_open=reasoning_open, **end) == whole
     assert parts_of(shape, text, reasoning_open=reasoning_open, **end) == whole
@@ -144,10 +143,6 @@ def test_a_parser_says_whether_it_stands_in_reasoning():
         ("Yes. </thi", {"complete": False}, [Content("Yes. </thi")]),  # nothing to end
         ("Yes. <tool_c", {"complete": False}, [Content("Yes. ")]),
         ("Yes. <tool_c", {}, [Content("Yes. <tool_c")]),
-        ("Yes. <tool_c", {"stop_string": "all>"}, [Content("Yes. ")]),
-        ("Yes. <tool_c", {"stop_string": "all> {"}, [Content("Yes. ")]),
-        ("Yes. <tool_c", {"stop_string": "onga"}, [Content("Yes. <tool_c")]),
-        ("a <", {"stop_string": "thinking"}, [Content("a <")]),
         ('<tool_call>{"name": "now"', {"complete": False}, []),
         ('<tool_call>{"name": "now"', {}, [Content('<tool_call>{"name": "now"')]),
         ('<tool_call>{"name": "now", "arguments": {"a"', {}, [CallStart(0, "now"), CallArguments(0, '{"a"')]),
@@ -173,19 +168,6 @@ def test_wherever_an_answer_is_broken_off_what_it_shows_is_the_beginning_of_what
             continue  # it may be JSON, or a list, as well
         assert shown(Content, whole).startswith(shown(Content, parts)), text[:at]
         assert shown(Reasoning, whole).startswith(shown(Reasoning, parts)), text[:at]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "cut"),
-    [
-        ("hermes", '<tool_call>{"name": "now", "arguments": {}}\n</', "tool_call>"),
-        ("qwen3_coder", "<function=write><parameter=text>\na\n</par", "ameter>"),
-        ("qwen3_coder", "<function=write><parameter=lines>\n[]</par", "ameter>"),
-    ],
-)
-def test_a_stop_string_inside_the_end_of_a_call_shows_no_half_of_it(name, text, cut):
-    assert not any(isinstance(part, Content) for part in parts_of(form_named(name), text, stop_string=cut))
-    assert any(isinstance(part, Content) for part in parts_of(form_named(name), text, stop_string="?"))
 
 
 def test_a_bare_beginning_of_a_call_that_is_broken_off_is_content():

@@ -155,7 +155,7 @@ def test_a_grammar_follows_received_tokens_beside_the_event_loop(watch):
     ("asked", "error", "field"),
     [
         (command("a" * 100_000), ContextTooLong, "prompt"),
-        (command(ChatPrompt(lambda: ChatText("a" * 100_000))), ContextTooLong, "prompt"),
+        (command(ChatPrompt(lambda: ChatText("a" * 100_000)), names=("messages",)), ContextTooLong, "messages"),
         (command((97,) * 101), ContextTooLong, "prompt"),
         (command(resume_token_ids=(97,) * 101, rules={"max_tokens": 200}), InvalidRequest, "resume_token_ids"),
         (command(decoding=DecodingParams(allowed_token_ids=(97,) * 258)), InvalidRequest, "allowed_token_ids"),

@@ -19,11 +19,11 @@ def run(tokens: list[int], rules: StopRules, *, skip: bool = True) -> tuple[list
     stream = TextStream(byte_tokenizer(), rules, skip_special_tokens=skip)
     pieces = []
     for count, token in enumerate(tokens, start=1):
-        piece, hit = stream.push(token)
+        piece, hit = stream.show(stream.decode(token))
         pieces.append(piece)
         if hit is not None:
             return pieces, hit, count
-    piece, hit = stream.finish()
+    piece, hit = stream.show(stream.decode(None), last=True)
     return [*pieces, piece], hit, len(tokens)
 
 
@@ -89,7 +89,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text, stop):
     stream = TextStream(byte_tokenizer(), StopRules(stop=stop), skip_special_tokens=True)
     shown = ""
     for count, token in enumerate(text.encode(), start=1):
-        piece, hit = stream.push(token)
+        piece, hit = stream.show(stream.decode(token))
         if hit is not None:
             return
         shown += piece

@@ -42,6 +42,17 @@ def test_an_origin_that_is_named_may_send_every_header_that_openais_client_sends
     assert ("*", "Origin") == (answer.headers["access-control-expose-headers"], answer.headers["vary"])
 
 
+@pytest.mark.parametrize(
+    ("origins", "status"),
+    [((ASK["Origin"],), 200), (("*",), 400), (("*", ASK["Origin"]), 400), (("https://other.example",), 400)],
+)
+def test_a_public_page_reaches_a_private_network_where_its_origin_is_named(origins, status):
+    before = call(origins, "OPTIONS", ASK | {"Access-Control-Request-Private-Network": "true"})
+    assert before.status_code == status
+    granted = {"access-control-allow-private-network", "access-control-allow-origin"} <= before.headers.keys()
+    assert granted == (status == 200)
+
+
 def test_another_origin_is_not_let_in():
     before = call(("https://other.example",), "OPTIONS", ASK)
     assert 400 == before.status_code

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
@@ -23,7 +23,7 @@ from attend.service.generation.cooperative import in_turns, yield_to_loop
 from attend.service.generation.embed import EmbeddingResult
 from attend.service.http_api import openapi
 from attend.service.http_api.embeddings import answer_of
-from attend.service.http_api.json_pieces import PIECE, json_pieces
+from attend.service.http_api.json_pieces import PIECE, json_bytes, json_pieces
 from attend.service.http_api.sse import EventStream
 from tests.conftest import examples
 from tests.fakes import FakeEngine, Server, build_server, info
@@ -42,6 +42,14 @@ def test_pieces_together_are_what_orjson_writes(document, leaves, nested):
     plain = document | {"items": items, "none": [], "choices": [{"of": items}, {}]}
     lazy = document | {"items": iter(items), "none": iter(()), "choices": [{"of": iter(items)}, {}]}
     assert b"".join(json_pieces(lazy)) == orjson.dumps(plain)
+
+
+@given(st.recursive(LEAVES | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner), max_leaves=6))
+@example([{"a": (10**399, -(2**63) - 1, 2**64, float("inf"), True)}])
+def test_integers_of_any_width_are_written(value):
+    plain = json.loads(json.dumps(value).replace("Infinity", "null"))
+    assert json.loads(json_bytes(value)) == plain
+    assert json.loads(b"".join(json_pieces({"a": value, "b": iter([value])}))) == {"a": plain, "b": [plain]}
 
 
 def test_a_piece_is_small_and_its_items_are_made_when_it_is_asked_for():

@@ -1,6 +1,7 @@
 """/openapi.json: valid OpenAPI, complete, and true: what it shows works, and what fails, fails as it says."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -209,7 +210,7 @@ def test_a_failure_that_clients_act_on_is_described_with_its_header(path):
 class Nobody:
     """A key ring that knows no key."""
 
-    def among(self, headers: object) -> None:
+    def among(self, *_: object) -> None:
         raise Unauthenticated("this server needs an API key")
 
 
@@ -322,3 +323,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event_as_described(path):
     assert_described(response, operation(path))
     last = events(response)[-1]
     assert last.get("response", last)["error"]["code"] == "internal_error"
+
+
+def test_no_description_speaks_of_files_of_the_server():
+    assert re.findall(r"[\w/]+\.py\b", json.dumps(document())) == []
