@@ -149,7 +149,7 @@ class Batches:
         with transaction(self._connection):
             for batch_id, found in counts.items():
                 self._connection.execute(
-                    "UPDATE batches SET completed = ?, failed = ?, usage = ? WHERE id = ?",
+                    "UPDATE batches SET completed = ?, failed = ?, usage = ? WHERE id = ? AND ended IS NULL",
                     (found.completed, found.failed, json.dumps(found.usage), batch_id),
                 )
                 statuses[batch_id] = self._status(batch_id)
