@@ -4,12 +4,15 @@ Each looks at the answers. Most are done with a few calls.
 """
 
 import asyncio
+import io
 import itertools
 import json
 import re
+import time
 from typing import Any
 
 import aiohttp
+import orjson
 
 from loadtest.faults.attack import attack
 from loadtest.faults.attacker import Attacker
@@ -202,3 +205,25 @@ async def stream_tokens(a: Attacker, body: dict[str, Any]) -> list[int]:
     except (aiohttp.ClientError, TimeoutError) as error:
         a.outcomes[type(error).__name__] += 1
     return found
+
+
+@attack(("each",), ends=True)
+async def empty_lines(a: Attacker) -> None:
+    """two batches of 20 MB of line ends: how long a small upload of another key takes"""
+
+    async def upload(content: bytes, key: str) -> str:
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", io.BytesIO(content), filename="lines.jsonl")
+        headers = {name: value for name, value in a.target.headers(key).items() if name.lower() != "content-type"}
+        async with a.session.post(f"{a.target.address.http}/v1/files", data=form, headers=headers) as answer:
+            a.outcomes[str(answer.status)] += 1
+            return str(orjson.loads(await answer.read()).get("id", ""))
+
+    file = await upload(b"\n" * (20 << 20), "open")
+    for _ in range(2):
+        asked = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
+        await a.post("/v1/batches", asked)
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    await upload(b"{}", "quiet")
+    a.check("seconds of a small upload", time.monotonic() - began, 2.0)

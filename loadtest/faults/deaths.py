@@ -29,6 +29,7 @@ from loadtest.faults.attacker import Attacker, attacker
 from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.measure import Measure
 from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, start_target, wait_for
+from loadtest.faults.use import open_to_others
 
 Death = Callable[[], list[Measure]]
 DEATHS: dict[str, Death] = {}
@@ -332,13 +333,6 @@ def other_users_of_the_machine() -> list[Measure]:
         return [Measure("sockets", len(writable), "", 0, ", ".join(writable))]
 
 
-def open_to_others(path: Path) -> bool:
-    """Whether any user of the machine can reach this socket and write to it."""
-    if not path.is_absolute() or not path.is_socket():
-        return False
-    return bool(path.stat().st_mode & 0o002) and all(folder.stat().st_mode & 0o001 for folder in path.parents)
-
-
 def survives_load(flags: Sequence[str], load: Callable[[Attacker], Awaitable[None]], seconds: float) -> list[Measure]:
     """Put a load on a server for so long: its replica must still be the one that it was."""
     with running((*FAST, *flags)) as target:
@@ -357,6 +351,23 @@ def survives_load(flags: Sequence[str], load: Callable[[Attacker], Awaitable[Non
             Measure("replicas lost", len(set(before) - set(target.pids(REPLICA))), "", 0, outcomes),
             Measure("until it answers after it", time.monotonic() - began - seconds if answers else float("inf"), "s", 30.0),
         ]
+
+
+@death
+def a_slow_reader_of_one_of_two_models() -> list[Measure]:
+    """no death: a long answer that nobody reads on, and a call of another model, which needs the memory (`--models`)"""
+    entry = "- {name: %s, memory: 400MiB, settings: {kv_cache_memory: 32MiB, num_threads: 1}}\n"
+    asked = {"model": "a", "prompt": [[9] * 1000] * 30, "max_tokens": 1, "prompt_logprobs": 10}
+    with tempfile.TemporaryDirectory() as folder:
+        (file := Path(folder, "models.yaml")).write_text(f"memory_budget: 700MiB\nmodels:\n{entry % 'a'}{entry % 'b'}")
+        with running(("--models", str(file))) as target:
+            connection = http.client.HTTPConnection(urlsplit(target.address.http).netloc)
+            with contextlib.closing(connection):
+                connection.request("POST", "/v1/completions", json.dumps(asked), target.headers())
+                connection.getresponse()
+                began = time.monotonic()
+                of_api(target, "completions", b'{"model": "b", "prompt": "a", "max_tokens": 1}')
+                return [Measure("until the other model answers", time.monotonic() - began, "s", 60.0)]
 
 
 @death

@@ -63,6 +63,7 @@ def server_of(setting: Setting) -> Iterator[Target]:
     """A server of a setting that is ready."""
     flags = [*FLAGS, *(["--single"] if setting.serve == "single" else [])]
     with tempfile.TemporaryDirectory() as folder:
+        flags += ["--batch-folder", folder]
         if setting.keys == "none":  # as OpenAI's clients, which always send a header
             keys = dict.fromkeys(("neighbour", "quiet", "open"), "none")
         else:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -66,3 +67,10 @@ def files_come_back(target: Target, most: int, seconds: float) -> int:
     while (left := use(target).files - most) > 0 and time.monotonic() < deadline:
         time.sleep(EVERY)
     return max(0, left)
+
+
+def open_to_others(path: Path) -> bool:
+    """Whether any user of the machine can reach this socket and write to it."""
+    if not path.is_absolute() or not path.is_socket():
+        return False
+    return bool(path.stat().st_mode & 0o002) and all(folder.stat().st_mode & 0o001 for folder in path.parents)

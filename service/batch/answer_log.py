@@ -1,9 +1,9 @@
-"""The answers of one batch in the runner that has it: which lines have one, and new ones, charged before they are written."""
+"""The answers of one batch, for who has its part: which lines have one, and new ones, charged before they are written."""
 
 import asyncio
 from typing import NamedTuple
 
-from attend.service.batch.results import DONE, FAILED, Part, record, spans, tally
+from attend.service.batch.results import DONE, FAILED, Part, record, tally
 from attend.service.batch.rows import Batch, Counts
 from attend.service.batch.service import BatchService
 from attend.service.records import NO_TOKENS, TokenUsage
@@ -28,16 +28,16 @@ def entry(number: int, outcome: int, text: bytes, usage: TokenUsage = NO_TOKENS)
 
 
 class AnswerLog:
-    """`add` appends to this runner's part, which begins with the first answer."""
+    """`add` appends to the part."""
 
-    def __init__(self, batch_service: BatchService, batch: Batch) -> None:
+    def __init__(self, batch_service: BatchService, batch: Batch, part: Part) -> None:
         self.total, self.completed, self.failed, self.usage = batch.counts
         self.unwritten: dict[int, Entry] = {}
         """Answers that are not on the disk yet, by their lines."""
         self._batch_service, self._batch = batch_service, batch
         self._answered = bytearray()
         """One for each line that has an answer, by its number."""
-        self._part: Part | None = None
+        self.part = part
         self._charged_bytes = self._used_bytes = 0
         self._room = asyncio.Lock()
 
@@ -51,13 +51,14 @@ class AnswerLog:
         return number < len(self._answered) and self._answered[number] == 1
 
     async def resume(self) -> None:
-        """Find out which lines earlier runners have answered. Raises OSError."""
-        parts = self._batch_service.files.folder.parts_of(self._batch.id)
-        earlier = [path for generation, path in parts if generation < self._batch.generation]
-        found = await self._batch_service.disk(spans, earlier)
+        """Find out which lines have been answered before. Raises OSError."""
+        await asyncio.wrap_future(self._batch_service.submit(self._batch.owner, self._resume))
+
+    def _resume(self) -> None:
+        found = self.part.resume()
         for number in found:
             self._mark(number)
-        self.completed, self.failed, self.usage = await self._batch_service.disk(tally, found.values())
+        self.completed, self.failed, self.usage = tally(found.values())
 
     async def add(self, new: Entry) -> None:
         """Charge an answer, write it, and count it. Raises OSError, QuotaReached or StorageFailed, and can be tried again."""
@@ -69,10 +70,7 @@ class AnswerLog:
                     more = max(CHARGE_BYTES, self._used_bytes - self._charged_bytes)
                     await self._batch_service.db(self._batch_service.batches.charge, self._batch, more)
                     self._charged_bytes += more
-                if self._part is None:
-                    path = self._batch_service.files.folder.part(self._batch.id, self._batch.generation)
-                    self._part = await self._batch_service.disk(Part, path)
-            await self._batch_service.disk(self._part.append, new.record)
+            await self._batch_service.disk(self._batch.owner, self.part.append, new.record)
         except BaseException:
             self._used_bytes -= size
             raise
@@ -85,9 +83,8 @@ class AnswerLog:
             self._batch_service.numbers.lines["completed" if new.outcome == DONE else "failed"] += 1
 
     def close(self) -> None:
-        """Close the part: later answers are not written."""
-        if self._part is not None:
-            self._batch_service.later(self._part.close)
+        """Close the part: later answers are not written, and another may have the batch."""
+        self._batch_service.later(self._batch.owner, self.part.close)
 
     def _mark(self, number: int) -> None:
         self._answered += bytes(max(0, number + 1 - len(self._answered)))

@@ -1,23 +1,23 @@
-"""Batches in the SQLite database. A runner holds a batch by a lease, which it renews."""
+"""Batches in the SQLite database. A runner has a batch as long as it has the lock of its part."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 from attend.service.batch.database import transaction
 from attend.service.batch.files import OUTPUT, Files
+from attend.service.batch.results import Part
 from attend.service.batch.rows import BATCH_ID, OPEN, WINDOW_SECONDS, Batch, Counts, new_batch_id
 from attend.service.errors import NotThere, QuotaReached
 from attend.service.records import TokenUsage
 
-LEASE_SECONDS = 10.0
-"""A runner that has not beaten for so long has died. One that froze, and goes on, costs nothing: see `results.py`."""
 MOST_ERRORS = 50
 """Of a batch that are kept and told."""
 _SELECT = (
     "SELECT id, owner, endpoint, input_file, status, created, expires, model, output_file, error_file, metadata, times, errors,"
-    " generation, total, completed, failed, usage FROM batches"
+    " identity, total, completed, failed, usage FROM batches"
 )
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 
@@ -27,8 +27,32 @@ def problem(code: str, message: str, line: int | None = None, param: str | None 
     return {"code": code, "line": line, "message": message, "param": param}
 
 
+class Ending(NamedTuple):
+    """How a batch ends: `completed`, `failed`, `expired` or `cancelled`; `left` where another runner goes on with it."""
+
+    status: str
+    errors: tuple[dict[str, Any], ...] = ()
+    rest: tuple[str, str] | None = None
+    """Code and message of the lines that were not computed, where the answers of the others are kept."""
+
+
+EXPIRED = Ending("expired", rest=("batch_expired", "This request could not be executed before the completion window expired."))
+CANCELLED = Ending("cancelled", rest=("batch_cancelled", "This request was not executed before the batch was cancelled."))
+KEY_REMOVED = CANCELLED._replace(errors=(problem("key_removed", "the API key of this batch was removed"),))
+
+
+def other_model(before: str, now: str) -> Ending:
+    """One batch has the answers of one model: of another one that is served now none is added."""
+    message = f"the batch was begun with {before}, and this server has {now}: send the lines of the error file again"
+    return Ending(
+        "failed",
+        (problem("model_changed", message),),
+        ("batch_failed", "This request was not executed, since another model is served now."),
+    )
+
+
 class Batches:
-    """For one thread at a time, that of `files`. Only who holds the lease changes a batch, but for `cancel`."""
+    """For one thread at a time, that of `files`. Only who has the part of a batch changes it, but for `cancel`."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -93,57 +117,58 @@ class Batches:
 
     # For runners
 
-    def take(self, runner: str, batches_per_owner: Mapping[str, int], each: int) -> Batch | None:
-        """A batch that nobody works on, for this runner from now on; None where there is none.
+    def owners(self) -> dict[str, int]:
+        """Who has batches that have not ended: each owner's first one, as a number that grows."""
+        sql = f"SELECT owner, MIN(number) FROM batches WHERE status IN ({_OPEN}) GROUP BY owner"
+        return dict(self._connection.execute(sql).fetchall())
 
-        `batches_per_owner`: how many batches it has of each owner, `each` at most: first comes who has the fewest.
+    def take(self, owner: str, but: Collection[str], before: float = inf) -> tuple[Batch, Part] | None:
+        """A batch of this owner that nobody has and whose window ends before a time; None where there is none.
+
+        It is the caller's until the part is closed, or its process dies. `but`: ids of batches that the caller has. Raises
+        OSError.
         """
-        now = self.files.clock()
-        with transaction(self._connection):
-            sql = f"SELECT id, owner, MIN(number) FROM batches WHERE status IN ({_OPEN}) AND leased_until < ? GROUP BY owner"
-            rows = [row for row in self._connection.execute(sql, (now,)) if batches_per_owner.get(row["owner"], 0) < each]
-            if not rows:
-                return None
-            first = min(rows, key=lambda row: (batches_per_owner.get(row["owner"], 0), row["MIN(number)"]))["id"]
-            self._connection.execute(
-                "UPDATE batches SET runner = ?, leased_until = ?, generation = generation + 1 WHERE id = ?",
-                (runner, now + LEASE_SECONDS, first),
-            )
-            return _batch(self._connection.execute(f"{_SELECT} WHERE id = ?", (first,)).fetchone())
+        sql = f"SELECT id FROM batches WHERE owner = ? AND status IN ({_OPEN}) AND expires < ? ORDER BY number"
+        for (batch_id,) in self._connection.execute(sql, (owner, before)).fetchall():
+            if batch_id in but:
+                continue
+            try:
+                part = Part(self.files.folder.part(batch_id))
+            except BlockingIOError:
+                continue
+            row = self._connection.execute(f"{_SELECT} WHERE id = ?", (batch_id,)).fetchone()
+            if row is not None and row["status"] in OPEN:
+                return _batch(row), part
+            part.path.unlink(missing_ok=True)  # it ended a moment ago
+            part.close()
+        return None
 
-    def beat(self, runner: str, counts: Mapping[str, tuple[int, Counts]]) -> dict[str, str]:
-        """Keep the batches {id: (generation, counts)}; the statuses of those that are still this runner's."""
-        until, kept = self.files.clock() + LEASE_SECONDS, {}
+    def save(self, counts: Mapping[str, Counts]) -> dict[str, str]:
+        """Write down how far these batches are; returns their statuses."""
+        statuses = {}
         with transaction(self._connection):
-            for batch_id, (generation, found) in counts.items():
-                mine = (batch_id, runner, generation)
-                changed = self._connection.execute(
-                    "UPDATE batches SET leased_until = ?, completed = ?, failed = ?, usage = ?"
-                    " WHERE id = ? AND runner = ? AND generation = ?",
-                    (until, found.completed, found.failed, json.dumps(found.usage), *mine),
+            for batch_id, found in counts.items():
+                self._connection.execute(
+                    "UPDATE batches SET completed = ?, failed = ?, usage = ? WHERE id = ? AND ended IS NULL",
+                    (found.completed, found.failed, json.dumps(found.usage), batch_id),
                 )
-                if changed.rowcount:
-                    sql = "SELECT status FROM batches WHERE id = ?"
-                    (kept[batch_id],) = self._connection.execute(sql, (batch_id,)).fetchone()
-        return kept
+                statuses[batch_id] = self._status(batch_id)
+        return statuses
 
-    def leave(self, runner: str) -> None:
-        """Another runner may take what this one has."""
-        self._connection.execute("UPDATE batches SET runner = NULL, leased_until = 0 WHERE runner = ?", (runner,))
-
-    def begin(self, batch: Batch, total: int, model: str) -> bool:
-        """Its input is good: it is in progress. False where it is no longer this runner's, or is cancelled."""
+    def begin(self, batch: Batch, total: int) -> bool:
+        """Its input is good, and its model is known: it is in progress. False where it is cancelled."""
         with transaction(self._connection):
-            if self._is_mine(batch) != "validating":
+            if self._status(batch.id) != "validating":
                 return False
-            self._connection.execute("UPDATE batches SET total = ?, model = ? WHERE id = ?", (total, model, batch.id))
+            sql = "UPDATE batches SET total = ?, model = ?, identity = ? WHERE id = ?"
+            self._connection.execute(sql, (total, batch.model, batch.identity, batch.id))
             self._set(batch, "in_progress")
         return True
 
     def finalize(self, batch: Batch) -> bool:
-        """All of its lines are answered, as it may say already. False where another runner has it, or it is cancelled."""
+        """All of its lines are answered, as it may say already. False where it is cancelled."""
         with transaction(self._connection):
-            if self._is_mine(batch) not in ("in_progress", "finalizing"):
+            if self._status(batch.id) not in ("in_progress", "finalizing"):
                 return False
             self._set(batch, "finalizing")
         return True
@@ -162,14 +187,9 @@ class Batches:
         errors: Sequence[dict[str, Any]] = (),
         output: tuple[str, int] | None = None,
         failures: tuple[str, int] | None = None,
-    ) -> bool:
-        """The end of a batch, with the files of its answers and of its errors, (id, bytes) each, which lie in their places.
-
-        False, and without a trace, where it is no longer this runner's.
-        """
+    ) -> None:
+        """The end of a batch, with the files of its answers and of its errors, (id, bytes) each, which lie in their places."""
         with transaction(self._connection):
-            if self._is_mine(batch) is None:
-                return False
             ids = [
                 None if made is None else self._keep(batch, made, name)
                 for made, name in ((output, "output"), (failures, "error"))
@@ -177,7 +197,7 @@ class Batches:
             total, completed, failed, usage = counts
             self._connection.execute(
                 "UPDATE batches SET output_file = ?, error_file = ?, total = ?, completed = ?, failed = ?, usage = ?,"
-                " errors = ?, charged = 0, ended = ?, runner = NULL, leased_until = 0 WHERE id = ?",
+                " errors = ?, charged = 0, ended = ? WHERE id = ?",
                 (
                     *ids,
                     *(total, completed, failed, json.dumps(usage), json.dumps(list(errors)[:MOST_ERRORS])),
@@ -185,10 +205,8 @@ class Batches:
                 ),
             )
             self._set(batch, status)
-        for _, path in self.files.folder.parts_of(batch.id):
-            with suppress(FileNotFoundError):
-                path.unlink()
-        return True
+        with suppress(FileNotFoundError):
+            self.files.folder.part(batch.id).unlink()
 
     def numbers(self) -> tuple[dict[str, int], float]:
         """How many batches have each status, and how many seconds the oldest waits that none has begun."""
@@ -208,11 +226,9 @@ class Batches:
         )
         return file_id
 
-    def _is_mine(self, batch: Batch) -> str | None:
-        """The status of a batch that has not been taken again; None of another."""
-        sql = f"SELECT status FROM batches WHERE id = ? AND generation = ? AND status IN ({_OPEN})"
-        found = self._connection.execute(sql, (batch.id, batch.generation)).fetchone()
-        return None if found is None else found["status"]
+    def _status(self, batch_id: str) -> str:
+        (status,) = self._connection.execute("SELECT status FROM batches WHERE id = ?", (batch_id,)).fetchone()
+        return str(status)
 
     def _set(self, batch: Batch, status: str) -> None:
         (times,) = self._connection.execute("SELECT times FROM batches WHERE id = ?", (batch.id,)).fetchone()

@@ -4,12 +4,12 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from attend.model.errors import SettingError
+from attend.service.batch.folder import Folder
 from attend.service.batch_settings import BATCH_FOLDER
 
-VERSION = 2
+VERSION = 3
 BUSY_SECONDS = 10.0
 """How long a process waits for another one's transaction."""
 TABLES = (
@@ -24,15 +24,15 @@ TABLES = (
         total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
         model TEXT NOT NULL DEFAULT '', output_file TEXT, error_file TEXT, metadata TEXT NOT NULL DEFAULT '{}',
         times TEXT NOT NULL DEFAULT '{}', errors TEXT NOT NULL DEFAULT '[]', ended INTEGER,
-        generation INTEGER NOT NULL DEFAULT 0, runner TEXT, leased_until REAL NOT NULL DEFAULT 0,
-        charged INTEGER NOT NULL DEFAULT 0, usage TEXT NOT NULL DEFAULT '[]')""",
+        charged INTEGER NOT NULL DEFAULT 0, usage TEXT NOT NULL DEFAULT '[]', identity TEXT NOT NULL DEFAULT '')""",
     "CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner)",
     "CREATE INDEX IF NOT EXISTS batches_status ON batches (status)",
 )
 
 
-def open_database(path: Path) -> sqlite3.Connection:
+def open_database(folder: Folder) -> sqlite3.Connection:
     """A connection for one thread at a time. Raises SettingError where the file is no database of ours."""
+    path = folder.database
     try:
         found = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         found.row_factory = sqlite3.Row
@@ -40,16 +40,26 @@ def open_database(path: Path) -> sqlite3.Connection:
         found.execute("PRAGMA synchronous = FULL")
         with transaction(found):
             version = found.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, 1, VERSION):
+            if not 0 <= version <= VERSION:
                 raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} is of another version of Attend: it has format {version}")
             for table in TABLES:
                 found.execute(table)
-            if version == 1:
-                found.execute("ALTER TABLE batches ADD COLUMN usage TEXT NOT NULL DEFAULT '[]'")
+            if 0 < version < VERSION:
+                _bring_up(found, version)
+                folder.join_parts()
             found.execute(f"PRAGMA user_version = {VERSION}")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be used: {error}") from error
     return found
+
+
+def _bring_up(connection: sqlite3.Connection, version: int) -> None:
+    """Tables of format 1 or 2 get the columns of today. A server of before, which needs the others, can take no batch then."""
+    if version == 1:
+        connection.execute("ALTER TABLE batches ADD COLUMN usage TEXT NOT NULL DEFAULT '[]'")
+    connection.execute("ALTER TABLE batches ADD COLUMN identity TEXT NOT NULL DEFAULT ''")
+    for column in ("generation", "runner", "leased_until"):
+        connection.execute(f"ALTER TABLE batches DROP COLUMN {column}")
 
 
 def _with_log(connection: sqlite3.Connection) -> None:

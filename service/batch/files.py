@@ -9,7 +9,7 @@ from attend.model.errors import InvalidRequest
 from attend.service.batch.database import open_database, transaction
 from attend.service.batch.folder import Folder
 from attend.service.batch.limits import Limits
-from attend.service.batch.rows import FILE_ID, OPEN, File, new_file_id
+from attend.service.batch.rows import BATCH_ID, FILE_ID, OPEN, File, new_file_id
 from attend.service.errors import NotThere, QuotaReached, StorageFailed
 
 Clock = Callable[[], float]
@@ -28,7 +28,7 @@ class Files:
         self.limits = limits
         self.folder = Folder(limits.folder)
         self.clock = clock
-        self.connection = open_database(self.folder.database)
+        self.connection = open_database(self.folder)
         self._strays_at = 0.0
 
     def close(self) -> None:
@@ -153,17 +153,14 @@ class Files:
             self._sweep_strays(now)
 
     def _sweep_strays(self, now: float) -> None:
-        """Delete what a process left that died between two steps."""
-        for path in self.folder.files.iterdir():
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < now - UPLOAD_SECONDS and not self._knows("files", path.name):
-                    path.unlink()
-        for path in self.folder.parts.iterdir():
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < now - UPLOAD_SECONDS and not self._knows(
-                    "batches", path.stem, f"status IN ({_OPEN})"
-                ):
-                    path.unlink()
+        """Delete what a process left that died between two steps. What has no name of ours is no file of ours."""
+        kinds = ((self.folder.files, FILE_ID, "files", "1"), (self.folder.parts, BATCH_ID, "batches", f"status IN ({_OPEN})"))
+        for folder, name, table, condition in kinds:
+            for path in folder.iterdir():
+                with suppress(FileNotFoundError):
+                    old = name.fullmatch(path.name) and path.lstat().st_mtime < now - UPLOAD_SECONDS
+                    if old and not self._knows(table, path.name, condition):
+                        path.unlink()
 
     def _knows(self, table: str, name: str, condition: str = "1") -> bool:
         return self.connection.execute(f"SELECT 1 FROM {table} WHERE id = ? AND {condition}", (name,)).fetchone() is not None

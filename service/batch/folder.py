@@ -21,16 +21,8 @@ class Folder:
 
     def __init__(self, parent: Path) -> None:
         self.root = parent.absolute() / SUBFOLDER
-        try:
-            for path in (self.root, self.files, self.parts):
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = self.root.stat()
-        except OSError as error:
-            raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: {error.strerror}") from error
-        if not os.access(self.root, os.W_OK | os.X_OK):
-            raise SettingError(f"{BATCH_FOLDER}: {str(self.root)!r} cannot be written to: Permission denied")
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
-            raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(self.root)!r}: only this user may")
+        for path in (self.root, self.files, self.parts):
+            _make(path)
         if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
             raise SettingError(
                 f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}): it must be on a local disk"
@@ -55,14 +47,31 @@ class Folder:
         """Of a file whose id the database knows."""
         return self.files / file_id
 
-    def part(self, batch_id: str, generation: int) -> Path:
-        """Of the answers that one runner writes."""
-        return self.parts / f"{batch_id}.{generation}"
+    def part(self, batch_id: str) -> Path:
+        """Of the answers of a batch that has not ended."""
+        return self.parts / batch_id
 
-    def parts_of(self, batch_id: str) -> list[tuple[int, Path]]:
-        """(generation, path) of what runners wrote for a batch, the oldest first."""
-        found = (path for path in self.parts.glob(f"{batch_id}.*") if path.suffix[1:].isdecimal())
-        return sorted((int(path.suffix[1:]), path) for path in found)
+    def join_parts(self) -> None:
+        """Make one part of those of a batch, as formats 1 and 2 had them: `BATCH.NUMBER`."""
+        for path in sorted(self.parts.glob("batch_*.*"), key=lambda path: int(path.suffix[1:])):
+            with path.open("rb") as old, self.part(path.stem).open("ab") as new:
+                new.writelines(line for line in old if line.endswith(b"\n"))
+            path.unlink()
+
+
+def _make(path: Path) -> None:
+    """Make a folder of ours, or check the one that is there: what another user may change, or led to by a link, is refused."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be written to: {error.strerror}") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} is a link: it must be a folder itself")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
+        raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(path)!r}: only this user may")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be written to: Permission denied")
 
 
 def file_system(path: Path) -> str:

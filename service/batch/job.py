@@ -3,18 +3,18 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from attend.model.errors import Overloaded
 from attend.service.access.caller import BATCHES, Caller
 from attend.service.batch.answer_log import AnswerLog, Entry, entry
-from attend.service.batch.batches import problem
+from attend.service.batch.batches import CANCELLED, EXPIRED, Ending, other_model, problem
 from attend.service.batch.lines import ENVELOPE, BadLine, Check, Line, Raw, Reader, body_of, read_line
-from attend.service.batch.results import DONE, FAILED, LEFT, failed_line, success, write_files
+from attend.service.batch.results import DONE, FAILED, LEFT, Part, failed_line, success, write_files
 from attend.service.batch.routes import Answer, Routes
 from attend.service.batch.rows import Batch, Counts, new_file_id
 from attend.service.batch.service import BatchService
@@ -36,17 +36,6 @@ STUCK_SECONDS = 5.0
 """Between two tries of what the disk did not take."""
 LATE_SECONDS = 3600.0
 """How long a batch that is over waits for room for its last answers; and past its window for its files: then it has failed."""
-END_TEXTS = {
-    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
-    "cancelled": ("batch_cancelled", "This request was not executed before the batch was cancelled."),
-}
-
-
-class Ending(NamedTuple):
-    """How a batch ends: `completed`, `failed`, `expired` or `cancelled`; `left` where another runner goes on with it."""
-
-    status: str
-    errors: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,19 +53,21 @@ class Job:
     batch_service: BatchService
     routes: Routes
     batch: Batch
+    part: Part
     answers: AnswerLog = field(init=False)
     ready: bool = False
     """Whether there may be lines to compute."""
     running: dict[asyncio.Task[None], Try] = field(default_factory=dict)
-    _again: deque[Try] = field(default_factory=deque)
-    _reader: Reader | None = None
+    _waiting: deque[Try] = field(default_factory=deque)
+    """Lines that were read, and lines to compute again."""
+    _demand: asyncio.Event = field(default_factory=asyncio.Event)
     _is_read: bool = False
     _over: "asyncio.Future[Ending]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _keeping: set[asyncio.Task[None]] = field(default_factory=set)
     _over_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.answers = AnswerLog(self.batch_service, self.batch)
+        self.answers = AnswerLog(self.batch_service, self.batch, self.part)
 
     @property
     def most_line(self) -> int:
@@ -94,19 +85,22 @@ class Job:
         try:
             await self._run()
         finally:
-            if self._reader is not None:
-                self.batch_service.later(self._reader.close)
             self.answers.close()
 
     async def _run(self) -> None:
+        reading = None
         try:
             await self._prepare()
+            reading = asyncio.create_task(self._read_ahead()) if self.ready else None
             ending = await self._over
         except (OSError, StorageFailed) as error:
             ending = self._over.result() if self._over.done() else self._broken(error)
         except Exception:
             log.exception("batch %s failed", self.batch.id)
             ending = Ending("failed", (problem("internal_error", f"internal error; batch {self.batch.id}"),))
+        finally:
+            if reading is not None:
+                reading.cancel()
         self.ready = False
         self.stop(ending)
         for task in self.running:
@@ -130,36 +124,32 @@ class Job:
 
     async def _prepare(self) -> None:
         path = self.batch_service.files.folder.file(self.batch.input_file)
-        try:
-            self._reader = await self.batch_service.disk(Reader, path, self.most_line)
-        except FileNotFoundError:
-            return self.stop(
-                Ending("failed", (problem("input_file_missing", "the input file is gone", None, "input_file_id"),))
-            )
+        if not await self._disk(path.exists):
+            missing = problem("input_file_missing", "the input file is gone", None, "input_file_id")
+            return self.stop(Ending("failed", (missing,)))
         if self.batch.status == "validating":
-            check = await self._check_lines(self._reader)
+            check = await self._check_lines()
             if self._over.done():
                 return None
             if check.errors:
                 return self.stop(Ending("failed", tuple(check.errors)))
-            begin = partial(self.batch_service.batches.begin, self.batch, check.total, check.model or "")
+            model = check.model or ""
+            self.batch = replace(self.batch, model=model, identity=self.routes.identity(model))
+            begin = partial(self.batch_service.batches.begin, self.batch, check.total)
             if not await self._retry_storage(partial(self.batch_service.db, begin)):
                 return self.stop(Ending("left"))
             self.answers.total = check.total
-            await self.batch_service.disk(self._reader.close)
-            self._reader = await self.batch_service.disk(Reader, path, self.most_line)
         await self.answers.resume()
         if self.batch.status == "cancelling":
-            return self.stop(Ending("cancelled"))
+            return self.stop(CANCELLED)
         if self.batch_service.files.clock() >= self.batch.expires:
-            return self.stop(Ending("expired"))
+            return self.stop(EXPIRED)
         if self.answers.completed + self.answers.failed >= self.answers.total:
             return self.stop(Ending("completed"))
-        self.ready = True
-        self.batch_service.free.set()
+        self.ready = not self._over.done()
         return None
 
-    async def _check_lines(self, reader: Reader) -> Check:
+    async def _check_lines(self) -> Check:
         """The check of all lines, a few at a time, and never beside the event loop for long."""
         check = Check(
             self.batch.endpoint,
@@ -169,35 +159,56 @@ class Job:
             self.routes.check_model,
             self.routes.strict_fields,
         )
-        while not check.is_over and not self._over.done() and (lines := await self.batch_service.disk(reader.some)):
-            await _patiently(partial(check.look, lines), sum(len(raw.text) for raw in lines))
+        async with aclosing(self._lines(self.batch_service.limits.lines)) as pieces:
+            async for lines in pieces:
+                if lines:
+                    await _patiently(partial(check.look, lines), sum(len(raw.text) for raw in lines))
+                if check.is_over or self._over.done():
+                    break
         check.end()
         return check
 
+    async def _lines(self, max_lines: int | None = None) -> AsyncGenerator[list[Raw]]:
+        """The lines of the input file, a few at a time, in turn with other owners'. Raises OSError."""
+        path = self.batch_service.files.folder.file(self.batch.input_file)
+        reader = await self._disk(Reader, path, self.most_line, max_lines)
+        try:
+            while not reader.is_over:
+                yield await self._disk(reader.some)
+        finally:
+            self.batch_service.later(self.batch.owner, reader.close)
+
+    async def _disk(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self.batch_service.disk(self.batch.owner, work, *arguments)
+
     # The lines
 
-    async def next(self) -> Try | None:
-        """A line to compute; None where there is none now."""
-        if self._again:
-            return self._again.popleft()
-        while not self._is_read and self._reader is not None:
-            try:
-                raw = await self.batch_service.disk(self._reader.next)
-            except (OSError, ValueError) as error:  # ValueError: it was closed, since the batch is over
-                if self.ready:
-                    self.stop(self._broken(error))
-                return None
-            if raw is None:
-                self._is_read = True
-            elif not self.answers.has(raw.number):
-                return Try(raw)
-        self._look()
-        return None
+    async def _read_ahead(self) -> None:
+        """Have a few of the lines that are left at hand, so that nobody waits for the reading of another's file."""
+        try:
+            async with aclosing(self._lines()) as pieces:
+                async for lines in pieces:
+                    self._waiting += [Try(raw) for raw in lines if not self.answers.has(raw.number)]
+                    while self._waiting:
+                        self.batch_service.free.set()
+                        self._demand.clear()
+                        await self._demand.wait()
+            self._is_read = True
+            self._look()
+        except OSError as error:
+            self.stop(self._broken(error))
+        except Exception as error:
+            self._fault(0, error)
+
+    def next(self) -> Try:
+        """A line to compute, where there is one."""
+        self._demand.set()
+        return self._waiting.popleft()
 
     @property
     def has_more(self) -> bool:
-        """Whether `next` may find a line."""
-        return self.ready and len(self._keeping) < MOST_UNWRITTEN and (bool(self._again) or not self._is_read)
+        """True if `next` has a line."""
+        return self.ready and len(self._keeping) < MOST_UNWRITTEN and bool(self._waiting)
 
     def start(self, line: Try, caller: Caller, on_answer: Callable[[Answer], None]) -> None:
         """Compute a line, in a task of its own. `on_answer` hears of answers that had no room."""
@@ -219,11 +230,13 @@ class Job:
 
     def _look(self) -> None:
         """End the batch as completed once all of its lines are answered."""
-        if self._is_read and not (self._again or self.running or self._keeping) and self.ready:
+        if self._is_read and not (self._waiting or self.running or self._keeping) and self.ready:
             self.stop(Ending("completed"))
 
     async def _compute(self, attempt: Try, caller: Caller, on_answer: Callable[[Answer], None]) -> None:
         raw, batch_id = attempt.raw, self.batch.id
+        if self.batch.identity not in ("", now := self.routes.identity(self.batch.model)):
+            return self.stop(other_model(self.batch.identity, now))
         try:
             custom_id, body = await self._read(raw, lambda line: (line.custom_id, body_of(line)))
         except BadLine as error:  # the file was changed after its check
@@ -233,7 +246,7 @@ class Job:
         if answer.status in AGAIN or (answer.status in FEW_TIMES and attempt.failures + 1 < TRIES):
             attempt.failures += answer.status in FEW_TIMES
             self.batch_service.numbers.lines["retried"] += 1
-            self._again.append(attempt)
+            self._waiting.append(attempt)
             return on_answer(answer)
         outcome, usage = (DONE, answer.usage) if answer.status == 200 else (FAILED, NO_TOKENS)
         text = success(batch_id, raw.number, custom_id, answer.status, request_id, answer.body)
@@ -281,7 +294,7 @@ class Job:
         self._over_at = self.batch_service.files.clock()
         while ending.status != "left":
             try:
-                if ending.status == "failed":
+                if ending.status == "failed" and ending.rest is None:
                     await self.batch_service.db(
                         self.batch_service.batches.end, self.batch, "failed", self.answers.counts, ending.errors
                     )
@@ -289,8 +302,8 @@ class Job:
                     await self._finish(ending)
                 return
             except (OSError, StorageFailed) as error:
-                if ending.status == "failed":
-                    await self.batch_service.disk(self._make_room)
+                if ending.status == "failed" and ending.rest is None:
+                    await self._disk(self._make_room)
                 elif self._is_late(self.batch.expires):
                     ending = self._broken(error)
                     continue
@@ -305,23 +318,23 @@ class Job:
         """Make its files, and write down that it ended. Where that fails, nothing of them is left."""
         batches, folder = self.batch_service.batches, self.batch_service.files.folder
         failure = None
-        if ending.status in END_TEXTS:
-            failure = await self._add_rest(*END_TEXTS[ending.status])
+        if ending.rest is not None:
+            failure = await self._add_rest(*ending.rest)
         elif not await self.batch_service.db(batches.finalize, self.batch):
-            return  # cancelled a moment ago, or another's: whoever takes it next ends it
-        parts = [path for _, path in folder.parts_of(self.batch.id)]
+            return  # cancelled a moment ago: whoever takes it next ends it
         ids = new_file_id(), new_file_id()
-        writing = self.batch_service.submit(write_files, parts, *map(folder.file, ids))
+        writing = self.batch_service.submit(self.batch.owner, write_files, self.part.path, *map(folder.file, ids))
         is_known = False
         try:
             sums, files = await asyncio.wrap_future(writing)
             made = [(file_id, file.size) if file.count else None for file_id, file in zip(ids, files, strict=True)]
             counts = Counts(self.answers.total, *sums)
-            is_known = await self.batch_service.db(batches.end, self.batch, ending.status, counts, (), *made)
+            await self.batch_service.db(batches.end, self.batch, ending.status, counts, ending.errors, *made)
+            is_known = True
         finally:
             if not is_known:  # a thread may still write them, or the end
                 writing.add_done_callback(lambda _: self.batch_service.drop_unknown(ids))
-        if failure is not None and is_known:
+        if failure is not None:
             missing = self.answers.total - sum(file.count for file in files)
             log.warning("batch %s: %d of its lines are in none of its files: %s", self.batch.id, missing, failure)
 
@@ -342,24 +355,18 @@ class Job:
         return None
 
     async def _add_left_lines(self, code: str, message: str) -> None:
-        path = self.batch_service.files.folder.file(self.batch.input_file)
-        reader = await self.batch_service.disk(Reader, path, self.most_line)
-        try:
-            while lines := await self.batch_service.disk(reader.some):
-                for raw in lines:
-                    if not self.answers.has(raw.number):
-                        with suppress(BadLine):
-                            custom_id = await self._read(raw, lambda line: line.custom_id)
-                            text = failed_line(self.batch.id, raw.number, custom_id, code, message)
-                            await self.answers.add(entry(raw.number, LEFT, text))
-        finally:
-            await self.batch_service.disk(reader.close)
+        async with aclosing(self._lines()) as pieces:
+            async for raw in (raw async for lines in pieces for raw in lines):
+                if not self.answers.has(raw.number):
+                    with suppress(BadLine):
+                        custom_id = await self._read(raw, lambda line: line.custom_id)
+                        text = failed_line(self.batch.id, raw.number, custom_id, code, message)
+                        await self.answers.add(entry(raw.number, LEFT, text))
 
     def _make_room(self) -> None:
         """Delete the answers of a batch that has failed: on a full disk nothing else can be written before."""
-        for _, path in self.batch_service.files.folder.parts_of(self.batch.id):
-            with suppress(OSError):
-                path.unlink()
+        with suppress(OSError):
+            self.part.clear()
 
 
 async def _patiently(work: Callable[[], T], size: int) -> T:

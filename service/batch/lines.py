@@ -18,7 +18,7 @@ MAX_CUSTOM_ID = 512
 ENVELOPE = 8 << 10
 """Bytes that a line may have beside its body."""
 CHUNK = 16 << 10
-"""Bytes of lines that are checked at a time."""
+"""Bytes that are read and checked at a time, and the rest of the last line."""
 
 Parse = Callable[[bytes], dict[str, Any]]
 """A strict reader of a JSON object, which raises InvalidRequest."""
@@ -50,38 +50,46 @@ class Line:
 
 
 class Reader:
-    """The lines of a file, one after the other; empty ones are left out, but count. For one thread at a time."""
+    """The lines of a file, a few at a time; empty ones are left out, but count. For one thread at a time."""
 
-    def __init__(self, path: Path, most: int) -> None:
-        """`most`: the most bytes of a line."""
+    def __init__(self, path: Path, max_bytes: int, max_lines: int | None = None) -> None:
+        """`max_bytes`: of a line. `max_lines`: the line after so many is the last one that is read."""
+        self.is_over = False
+        """True if no line follows."""
         self._file = path.open("rb", buffering=1 << 16)
-        self._most = most
+        self._max_bytes, self._max_lines = max_bytes, max_lines
         self._number = 0
+        self._is_inside = False
+        """True if it stands inside a line that is too long."""
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def next(self) -> Raw | None:
-        """The next line; None at the end."""
-        while text := self._file.readline(self._most + 2):
-            self._number += 1
-            if len(text.rstrip(b"\r\n")) > self._most:
-                while text and not text.endswith(b"\n"):
-                    text = self._file.readline(1 << 16)
-                return Raw(self._number, b"")
-            if stripped := text.strip():
-                return Raw(self._number, stripped)
-        return None
-
     def some(self) -> list[Raw]:
-        """The next lines, CHUNK bytes and a little more; empty at the end."""
+        """The next lines; there may be none among the next CHUNK bytes."""
         found: list[Raw] = []
         size = 0
-        while size < CHUNK and (raw := self.next()) is not None:
-            found.append(raw)
-            size += len(raw.text) + 1
+        while size < CHUNK and not self.is_over:
+            text = self._file.readline(CHUNK if self._is_inside else self._max_bytes + 2)
+            size += len(text)
+            self.is_over = not text
+            if self._is_inside:
+                self._is_inside = not text.endswith(b"\n")
+            elif text and (raw := self._next(text)) is not None:
+                found.append(raw)
         return found
+
+    def _next(self, text: bytes) -> Raw | None:
+        self._number += 1
+        self._is_inside = len(text) > self._max_bytes + 1 and not text.endswith(b"\n")
+        if self._max_lines is not None and self._number > self._max_lines:
+            self.is_over = True
+            return Raw(self._number, b"")
+        if len(text.rstrip(b"\r\n")) > self._max_bytes:
+            return Raw(self._number, b"")
+        stripped = text.strip()
+        return Raw(self._number, stripped) if stripped else None
 
 
 def read_line(raw: Raw, endpoint: str, parse: Parse, most: int, *, strict: bool = False) -> Line:

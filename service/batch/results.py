@@ -1,10 +1,10 @@
 """The answers of a batch on disk: appended as they come, and put in the order of their lines at the end.
 
-Each runner that takes a batch writes a file of its own, a part, of lines `NUMBER OUTCOME USAGE JSON`: so two runners never
-write one file, though the first froze and goes on. Of two answers to a line the first counts. A last line that is cut short
-is ignored.
+They are in one file, of lines `NUMBER OUTCOME USAGE JSON`. Of two answers to a line the first counts. A last line that is cut
+short is ignored. Who works on a batch holds the lock of its file (flock): the kernel frees it with the process.
 """
 
+import fcntl
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +26,8 @@ Sums = tuple[int, int, TokenUsage]
 
 
 class Span(NamedTuple):
-    """Where an answer lies in the parts."""
+    """Where an answer lies in the part."""
 
-    part: int
     offset: int
     size: int
     outcome: int
@@ -58,12 +57,32 @@ def _request(batch_id: str, number: int) -> str:
 
 
 class Part:
-    """The file that one runner appends its answers to."""
+    """The file of a batch's answers, and the right to work on the batch: nobody else has it until it is closed."""
 
     def __init__(self, path: Path) -> None:
-        self._handle: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        """Raises BlockingIOError where somebody has it."""
+        self.path = path
         self._lock = Lock()
         self._size = 0
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(handle)
+            raise
+        self._handle: int | None = handle
+
+    def resume(self) -> dict[int, Span]:
+        """Where the answers of earlier runs lie. What is appended follows the last whole one."""
+        found, self._size = spans(self.path)
+        return found
+
+    def clear(self) -> None:
+        """Delete all answers."""
+        with self._lock:
+            if self._handle is not None:
+                os.ftruncate(self._handle, 0)
+                self._size = 0
 
     def append(self, whole: bytes) -> None:
         """Add a `record`, or nothing where that raises OSError, as on a full disk."""
@@ -77,7 +96,7 @@ class Part:
             self._size += len(whole)
 
     def close(self) -> None:
-        """Close the file: later answers are not written."""
+        """Close the file: later answers are not written, and another may have the batch."""
         with self._lock:
             if self._handle is not None:
                 os.close(self._handle)
@@ -89,20 +108,20 @@ def record(number: int, outcome: int, text: bytes, usage: TokenUsage = NO_TOKENS
     return b"%d %d %d,%d,%d,%d %s\n" % (number, outcome, *usage, text)
 
 
-def spans(parts: Iterable[Path]) -> dict[int, Span]:
-    """Where the answer of each line lies, by its number."""
+def spans(path: Path) -> tuple[dict[int, Span], int]:
+    """Where the answer of each line lies in a part, by its number; and the bytes of its whole lines."""
     found: dict[int, Span] = {}
-    for index, path in enumerate(parts):
-        offset = 0
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"}\n") and (match := RECORD.match(line)) is not None:
-                    begin = match.start(7)
-                    usage = TokenUsage(*map(int, match.group(3, 4, 5, 6))) if match[3] else NO_TOKENS
-                    span = Span(index, offset + begin, len(line) - begin, int(match[2]), usage)
-                    found.setdefault(int(match[1]), span)
-                offset += len(line)
-    return found
+    offset = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            if line.endswith(b"}\n") and (match := RECORD.match(line)) is not None:
+                begin = match.start(7)
+                usage = TokenUsage(*map(int, match.group(3, 4, 5, 6))) if match[3] else NO_TOKENS
+                found.setdefault(int(match[1]), Span(offset + begin, len(line) - begin, int(match[2]), usage))
+            offset += len(line)
+    return found, offset
 
 
 def tally(spans: Iterable[Span]) -> Sums:
@@ -123,7 +142,7 @@ class AnswerFile:
     count: int
 
 
-def write_sorted(parts: list[Path], spans: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
+def write_sorted(part: Path, spans: dict[int, Span], outcomes: set[int], target: Path) -> AnswerFile:
     """Write the answers with these outcomes into a new file, by the order of their lines; no file where there are none.
 
     Raises OSError, without a trace.
@@ -131,14 +150,13 @@ def write_sorted(parts: list[Path], spans: dict[int, Span], outcomes: set[int], 
     numbers = [number for number in sorted(spans) if spans[number].outcome in outcomes]
     if not numbers:
         return AnswerFile(0, 0)
-    handles = [os.open(path, os.O_RDONLY) for path in parts]
     size = 0
     try:
-        with target.open("xb") as out:
+        with part.open("rb") as source, target.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
             for number in numbers:
                 span = spans[number]
-                for piece in _read(handles[span.part], span):
+                for piece in _read(source.fileno(), span):
                     out.write(piece)
                 size += span.size
             out.flush()
@@ -146,16 +164,13 @@ def write_sorted(parts: list[Path], spans: dict[int, Span], outcomes: set[int], 
     except BaseException:
         target.unlink(missing_ok=True)
         raise
-    finally:
-        for handle in handles:
-            os.close(handle)
     return AnswerFile(size, len(numbers))
 
 
-def write_files(parts: list[Path], output: Path, errors: Path) -> tuple[Sums, tuple[AnswerFile, AnswerFile]]:
+def write_files(part: Path, output: Path, errors: Path) -> tuple[Sums, tuple[AnswerFile, AnswerFile]]:
     """Write the output file and the error file of a batch. Raises OSError, and may leave the first of them."""
-    found = spans(parts)
-    files = write_sorted(parts, found, {DONE}, output), write_sorted(parts, found, {FAILED, LEFT}, errors)
+    found, _ = spans(part)
+    files = write_sorted(part, found, {DONE}, output), write_sorted(part, found, {FAILED, LEFT}, errors)
     return tally(found.values()), files
 
 

@@ -29,4 +29,6 @@ class Routes:
     most_bytes: Callable[[str], int]
     """The most bytes of a request body, by the path of its route."""
     check_model: Callable[[str], None]
+    identity: Callable[[str], str]
+    """Name and fingerprint of what answers lines that name this model; of the served model where it has no such name."""
     strict_fields: bool = False

@@ -69,5 +69,5 @@ class Batch:
     times: dict[str, int] = field(default_factory=dict)
     """When it got each of its statuses."""
     errors: list[dict[str, Any]] = field(default_factory=list)
-    generation: int = 0
-    """How many times a runner has taken it: what an earlier one still writes is told apart by it."""
+    identity: str = ""
+    """Name and fingerprint of what computes its lines; empty before its input was checked."""

@@ -1,22 +1,23 @@
 """Batch scheduler: takes batches and has their lines computed, few beside other calls, fairly among owners.
 
-Several runners may share a folder, one in each replica of a machine. Each keeps what it took by telling the database every
-second; what a runner that died had taken, another takes after LEASE_SECONDS.
+Several runners may share a folder, one in each replica of a machine. What a runner has taken is its own until it lets go of
+it or dies (`results.Part`).
 """
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 from attend.model.errors import AttendError
+from attend.service.access.caller import Caller
 from attend.service.access.keys import KeyRing
-from attend.service.batch.batches import problem
-from attend.service.batch.job import Ending, Job
+from attend.service.batch.batches import CANCELLED, EXPIRED, KEY_REMOVED, Ending
+from attend.service.batch.job import Job
 from attend.service.batch.owners import caller_of
 from attend.service.batch.routes import Answer, Routes
 from attend.service.batch.service import BatchService
@@ -35,6 +36,9 @@ MOST_JOBS, MOST_OF_ONE = 32, 2
 """Batches that a runner works on at a time, and of one owner."""
 SPARED = 0.5
 """A line begins only while its key has taken less than this share of each of its limits: the rest is for its other calls."""
+AWAY_SECONDS = 300.0
+"""So long after its key was last known a batch ends. A key file may lack a key for a moment; and another server, which never
+knew the key, may share the folder."""
 MOST_PAUSE = 30.0
 """Seconds for which an owner whose line found no room is passed over, at most."""
 
@@ -51,11 +55,13 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.batch_service = batch_service
-        self.name = secrets.token_hex(8)
         self.jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
         self._routes, self._keys, self._others, self._clock = routes, keys, others, clock
         self._busy_until = 0.0
         self._paused: dict[str, float] = {}
+        self._known: dict[str, float] = {}
+        """When the caller was known last, of each owner of an open batch; those alone who were known at some time."""
+        self._unknown: set[str] = set()
         self._began = Counter[str]()
         """When an owner's last line began, as a number that grows."""
         self._lines = 0
@@ -81,8 +87,6 @@ class Runner:
                 task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         self.jobs.clear()
-        with suppress(AttendError):
-            await self.batch_service.db(self.batch_service.batches.leave, self.name)
 
     async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -94,10 +98,10 @@ class Runner:
                 log.exception("batches: the runner failed, and tries again")
                 await asyncio.sleep(BEAT_SECONDS)
 
-    # Leases
+    # Batches
 
     async def _beat(self) -> None:
-        """Tell the database what is being worked on, hear what was cancelled, and take what nobody works on."""
+        """Write down how far the batches are, hear what was cancelled, and take what nobody has."""
         for batch_id, (_, task) in [*self.jobs.items()]:
             if task.done():
                 del self.jobs[batch_id]
@@ -106,37 +110,56 @@ class Runner:
         owners = {job.batch.owner for job, _ in self.jobs.values()}
         self._paused = {owner: until for owner, until in self._paused.items() if owner in owners}
         self._began = Counter({owner: number for owner, number in self._began.items() if owner in owners})
-        mine = {batch_id: (job.batch.generation, job.answers.counts) for batch_id, (job, _) in self.jobs.items()}
-        statuses = await self.batch_service.db(self.batch_service.batches.beat, self.name, mine) if mine else {}
+        mine = {batch_id: job.answers.counts for batch_id, (job, _) in self.jobs.items()}
+        statuses = await self.batch_service.db(self.batch_service.batches.save, mine) if mine else {}
         for batch_id in mine:
-            self._judge(self.jobs[batch_id][0], statuses.get(batch_id))
-        while len(self.jobs) < MOST_JOBS:
-            held = Counter(job.batch.owner for job, _ in self.jobs.values())
-            batch = await self.batch_service.db(self.batch_service.batches.take, self.name, held, MOST_OF_ONE)
-            if batch is None:
-                break
-            job = Job(self.batch_service, self._routes, batch)
-            self.jobs[batch.id] = job, asyncio.create_task(job.run())
-            if caller_of(batch.owner, self._keys) is None:
-                self._lost_key(job)
+            self._judge(self.jobs[batch_id][0], statuses[batch_id])
         await self._count()
+        while await self._take():
+            pass
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_SECONDS):
                 await self.batch_service.woken.wait()
         self.batch_service.woken.clear()
 
-    def _judge(self, job: Job, status: str | None) -> None:
-        if status is None:
-            job.stop(Ending("left"))
-        elif status == "cancelling":
-            job.stop(Ending("cancelled"))
+    def _judge(self, job: Job, status: str) -> None:
+        if status == "cancelling":
+            job.stop(CANCELLED)
         elif self.batch_service.files.clock() >= job.batch.expires:
-            job.stop(Ending("expired"))
-        elif caller_of(job.batch.owner, self._keys) is None:
-            self._lost_key(job)
+            job.stop(EXPIRED)
+        elif self._is_away(job.batch.owner):
+            job.stop(KEY_REMOVED)
 
-    def _lost_key(self, job: Job) -> None:
-        job.stop(Ending("failed", (problem("key_removed", "the API key of this batch was removed"),)))
+    async def _take(self) -> bool:
+        """Begin with one more batch, of the owner who has the fewest here. False where there is none."""
+        first = await self.batch_service.db(self.batch_service.batches.owners)
+        self._look_for_keys(first)
+        held = Counter(job.batch.owner for job, _ in self.jobs.values())
+        able = [owner for owner in first if held[owner] < MOST_OF_ONE] if len(self.jobs) < MOST_JOBS else []
+        for owner in sorted(able, key=lambda owner: (held[owner], first[owner])):
+            is_away = self._is_away(owner)
+            ends_by = inf if is_away or owner not in self._unknown else self.batch_service.files.clock()
+            found = await self.batch_service.db(self.batch_service.batches.take, owner, [*self.jobs], ends_by)
+            if found is not None:
+                job = Job(self.batch_service, self._routes, *found)
+                if is_away:
+                    job.stop(KEY_REMOVED)
+                self.jobs[job.batch.id] = job, asyncio.create_task(job.run())
+                return True
+        return False
+
+    def _look_for_keys(self, owners: Iterable[str]) -> None:
+        """Note which owners of open batches are callers of this server. Batches of the others wait."""
+        now, unknown = self._clock(), {owner for owner in owners if caller_of(owner, self._keys) is None}
+        still = {owner: at for owner, at in self._known.items() if owner in unknown}
+        self._known = still | {owner: now for owner in owners if owner not in unknown}
+        if more := unknown - self._unknown:
+            log.warning("batches of %s wait: this server does not know whose they are", sorted(more)[:8])
+        self._unknown = unknown
+
+    def _is_away(self, owner: str) -> bool:
+        """True if this server has known an owner, and does not for long."""
+        return owner in self._unknown and self._clock() - self._known.get(owner, inf) >= AWAY_SECONDS
 
     async def _count(self) -> None:
         numbers = self.batch_service.numbers
@@ -161,41 +184,36 @@ class Runner:
 
     async def _dispatch(self) -> None:
         """Begin as many lines as there is room for."""
-        while self._running() < self.room():
-            job = self._next_job()
-            line = None if job is None else await job.next()
-            if job is None:
-                break
-            caller = caller_of(job.batch.owner, self._keys)
-            if caller is None:
-                self._lost_key(job)
-            elif line is not None and job.ready:
-                self._lines += 1
-                self._began[job.batch.owner] = self._lines
-                job.start(line, caller, partial(self._pause, job.batch.owner))
+        while self._running() < self.room() and (found := self._next_job()) is not None:
+            job, caller = found
+            self._lines += 1
+            self._began[job.batch.owner] = self._lines
+            job.start(job.next(), caller, partial(self._pause, job.batch.owner))
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 await self.batch_service.free.wait()
         self.batch_service.free.clear()
 
-    def _next_job(self) -> Job | None:
-        """A batch of the owner who has fewest lines running; of two such, of who began one the longest time ago."""
+    def _next_job(self) -> tuple[Job, Caller] | None:
+        """A batch of the owner who has fewest lines running; of two such, of who began one the longest time ago.
+
+        None where no owner whom this server knows has a line and room for it.
+        """
         now, running = self._clock(), Counter[str]()
         for job, _ in self.jobs.values():
             running[job.batch.owner] += len(job.running)
-        able: dict[str, Job] = {}
+        able: dict[str, tuple[Job, Caller]] = {}
         for job, _ in self.jobs.values():
-            if job.has_more and self._paused.get(job.batch.owner, 0.0) <= now:
-                able.setdefault(job.batch.owner, job)
-        free = {owner: job for owner, job in able.items() if not self._is_busy(owner, running[owner])}
-        if not free:
-            return None
-        return free[min(free, key=lambda owner: (running[owner], self._began[owner]))]
+            owner = job.batch.owner
+            if job.has_more and owner not in able and self._paused.get(owner, 0.0) <= now:
+                caller = caller_of(owner, self._keys)
+                if caller is not None and not self._is_busy(caller, running[owner]):
+                    able[owner] = job, caller
+        return able[min(able, key=lambda owner: (running[owner], self._began[owner]))] if able else None
 
-    def _is_busy(self, owner: str, lines: int) -> bool:
-        """Whether the key of an owner who has so many lines running has no room for another one."""
-        caller = caller_of(owner, self._keys)
-        if caller is None or caller.key is None:
+    def _is_busy(self, caller: Caller, lines: int) -> bool:
+        """True if the key of a caller who has so many lines running has no room for another one."""
+        if caller.key is None:
             return False
         most = caller.key.limits.concurrent  # a line that has only begun does not count there yet
         return caller.key.is_busy(SPARED) or (most is not None and lines >= max(1, int(most * SPARED)))

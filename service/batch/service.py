@@ -1,4 +1,4 @@
-"""Files and batches for the event loop: a thread for the database, and two for file I/O."""
+"""Files and batches for the event loop: a thread for the database, and three for file I/O, which owners have in turn."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from attend.service.batch.batches import Batches
 from attend.service.batch.files import Clock, Files
 from attend.service.batch.limits import Limits
 from attend.service.errors import NotThere, StorageFailed
-from attend.service.generation.thread_pools import FairSemaphore
+from attend.service.generation.thread_pools import FairSemaphore, TurnPool
 from attend.service.observe.batches import BatchNumbers
 
 log = logging.getLogger("attend.batch")
@@ -46,23 +46,24 @@ class BatchService:
         self._logged: dict[str, float] = {}
         """When a failure of the disk was logged."""
         self._database = ThreadPoolExecutor(1, "attend-batch-db")
-        self._disk = ThreadPoolExecutor(2, "attend-batch-io")
+        self._disk = TurnPool(2, "attend-batch-io", rests=True)
+        self._whole = TurnPool(1, "attend-batch-whole", rests=True)
 
     async def db(self, work: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """The result of work with the database. Raises StorageFailed where that cannot be written."""
         return await self._answer(self._database.submit(partial(work, *arguments, **keywords)))
 
-    async def disk(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of work with files. Raises OSError."""
-        return await asyncio.wrap_future(self.submit(work, *arguments))
+    async def disk(self, owner: str, work: Callable[..., T], *arguments: Any) -> T:
+        """The result of work with files, a short piece of it, in the turn of this owner. Raises OSError."""
+        return await asyncio.wrap_future(self._disk.submit(owner, partial(work, *arguments)))
 
-    def submit(self, work: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """Work with files, which goes on though nobody waits for it any more."""
-        return self._disk.submit(partial(work, *arguments))
+    def submit(self, owner: str, work: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Work with all answers of a batch, which no other work waits for."""
+        return self._whole.submit(owner, partial(work, *arguments))
 
-    def later(self, work: Callable[[], None]) -> None:
+    def later(self, owner: str, work: Callable[[], None]) -> None:
         """Have work with files done that nobody waits for."""
-        self._disk.submit(work)
+        self._disk.submit(owner, work)
 
     def drop_unknown(self, file_ids: Iterable[str]) -> None:
         """Delete files that were made, unless the database, once it is done with what it has, knows them."""
@@ -103,25 +104,26 @@ class BatchService:
         if not future.cancelled() and future.exception() is None:
             self._database.submit(self.files.drop, future.result())
 
-    async def content(self, file_id: str) -> tuple[int, AsyncIterator[bytes]]:
+    async def content(self, owner: str, file_id: str) -> tuple[int, AsyncIterator[bytes]]:
         """The bytes of a file that the caller has, and how many. It is whole, even if the file is deleted meanwhile."""
         try:
-            file = await self.disk(FileIO, self.files.folder.file(file_id))
+            file = await self.disk(owner, FileIO, self.files.folder.file(file_id))
         except FileNotFoundError as error:
             raise NotThere(f"file_id: there is no file {file_id!r}", "file_id") from error
         except OSError as error:
             raise self.count_failure(error) from error
         size = os.fstat(file.fileno()).st_size
-        return size, self._pieces(file, size)
+        return size, self._pieces(owner, file, size)
 
-    async def _pieces(self, file: FileIO, size: int) -> AsyncIterator[bytes]:
+    async def _pieces(self, owner: str, file: FileIO, size: int) -> AsyncIterator[bytes]:
         with file:  # where nothing is asked for it is closed with the last reference to it
             for place in range(0, size, READ_BYTES):
-                yield await self.disk(os.pread, file.fileno(), READ_BYTES, place)
+                yield await self.disk(owner, os.pread, file.fileno(), READ_BYTES, place)
 
     def close(self) -> None:
         """Let go of the folder, once what is under way is done."""
-        self._disk.shutdown()
+        self._whole.close()
+        self._disk.close()
         self._database.submit(self.files.close)
         self._database.shutdown()
 

@@ -15,8 +15,8 @@ from attend.service.contract.tolerance import known_fields
 from attend.service.errors import TooLarge
 from attend.service.remarks import Remarks
 
-WRITE_BYTES = 1 << 20
-"""Bytes that are written at a time, and held at most."""
+READ_BYTES = 64 << 10
+"""Bytes of a body that are read and written at a time, by a thread: of the worst ones in 20 ms."""
 KNOWN = frozenset(("purpose", "file", "expires_after[anchor]", "expires_after[seconds]"))
 LEAST_SECONDS, MOST_SECONDS = 3600, 2_592_000
 """Of `expires_after`, as OpenAI has it."""
@@ -31,51 +31,67 @@ async def upload(
     Raises InvalidRequest, TooLarge, QuotaReached, StorageFailed, and what `pieces` raises: then nothing is kept.
     """
     most = batch_service.limits.file_bytes
-    too_large = f"the file must be at most {most} bytes"
     if length is not None and length > most + OVERHEAD:
-        raise TooLarge(f"{too_large}; the body has {length}")
+        raise TooLarge(f"{too_large(most)}; the body has {length}")
     async with batch_service.reserve_file(owner, most if length is None else min(length, most)) as file_id:
-        form, size, held = Form(boundary), 0, bytearray()
-        sink = Sink(batch_service.files.folder.file(file_id))
+        sink = Sink(batch_service.files.folder.file(file_id), most)
+        form, read = Form(boundary, sink.write), 0
         try:
-            async for piece in pieces:
-                for content in form.feed(piece):
-                    size += len(content)
-                    held += content
-                    if size > most:
-                        raise TooLarge(too_large)
-                if len(held) >= WRITE_BYTES:
-                    await batch_service.disk(sink.write, bytes(held))
-                    held.clear()
-            await batch_service.disk(sink.write, bytes(held))
-            await batch_service.disk(sink.keep)
+            async for piece in pieces_of(pieces, READ_BYTES):
+                read += len(piece)
+                if read > most + OVERHEAD:
+                    raise TooLarge(too_large(most))
+                await batch_service.disk(owner, form.feed, piece)
+            await batch_service.disk(owner, sink.keep)
         except OSError as error:
             raise batch_service.count_failure(error) from error
         finally:
             sink.over = True
-            await batch_service.disk(sink.close)
+            await batch_service.disk(owner, sink.close)
         form.end()
         seconds = _read(form.fields, remarks)
-        if not size:
+        if not sink.size:
             raise InvalidRequest("file must hold at least one byte; got none", "file")
         name = "".join(letter for letter in (form.filename or "") if letter.isprintable())[:MAX_NAME]
-        return await batch_service.db(batch_service.files.finish, file_id, size, name, seconds)
+        return await batch_service.db(batch_service.files.finish, file_id, sink.size, name, seconds)
+
+
+def too_large(most: int) -> str:
+    """What is said of a file of too many bytes."""
+    return f"the file must be at most {most} bytes"
+
+
+async def pieces_of(pieces: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
+    """The same bytes in pieces of this size; the last one may be shorter."""
+    held = bytearray()
+    async for piece in pieces:
+        held += piece
+        while len(held) >= size:
+            yield bytes(held[:size])
+            del held[:size]
+    if held:
+        yield bytes(held)
 
 
 class Sink:
     """A file that threads write. A caller who leaves waits for none of them: what comes too late is not written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int) -> None:
+        """`most`: the most bytes that it takes."""
         self.over = False
-        self._path = path
+        self.size = 0
+        self._path, self._most = path, most
         self._handle: int | None = None
         self._lock = Lock()
 
     def write(self, data: bytes) -> None:
-        """Append bytes to the file."""
+        """Append bytes to the file. Raises TooLarge."""
         with self._lock:
             if self.over:
                 return
+            self.size += len(data)
+            if self.size > self._most:
+                raise TooLarge(too_large(self._most))
             if self._handle is None:
                 self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             left = memoryview(data)

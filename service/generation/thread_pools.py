@@ -116,6 +116,10 @@ class TurnPool:
         self._threads.submit(self._next)  # one for each piece of work, though not for this one
         return future
 
+    def close(self) -> None:
+        """Wait for the work that was given, and take no more."""
+        self._threads.shutdown()
+
     def _forget(self, owner: str | None, future: Future[Any]) -> None:
         """Drop cancelled work: it may hold a long text, and its turn may be far away."""
         with self._lock:

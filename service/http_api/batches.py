@@ -1,6 +1,7 @@
 """/v1/batches: many requests in a file, computed when nobody else needs the engine."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 from starlette.types import ASGIApp
 
-from attend.model.errors import InvalidRequest
+from attend.model.errors import InvalidRequest, ModelNotFound
 from attend.model.params import describe
 from attend.service.batch.files import INPUT
 from attend.service.batch.owners import owner_of
@@ -25,6 +26,7 @@ from attend.service.contract.batches import (
 )
 from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BATCHES, EMBEDDINGS
 from attend.service.contract.validation import read_body
+from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import MAX_BYTES, parse_json, read_json
 from attend.service.http_api.files import batch_service_of, list_object, refused_as
 from attend.service.http_api.internal_calls import ask
@@ -46,8 +48,17 @@ def routes_of(deps: RouteDeps, app: ASGIApp) -> Routes:
         parse=parse_json,
         most_bytes=lambda path: deps.most_bytes_of_texts if path in OF_TEXTS else deps.most_bytes,
         check_model=deps.service.check_model,
+        identity=partial(_identity, deps.service),
         strict_fields=deps.strict_fields,
     )
+
+
+def _identity(service: GenerationService, name: str) -> str:
+    """Name and fingerprint of what answers a line that names this model, or of the served model where it is none."""
+    adapter = None
+    with suppress(ModelNotFound):
+        adapter = service.find(name or service.model_name)
+    return f"{service.model_name if adapter is None else name!r} ({service.fingerprint(adapter)})"
 
 
 def add_batches(router: APIRouter, deps: RouteDeps) -> None:

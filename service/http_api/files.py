@@ -90,7 +90,7 @@ def add_files(router: APIRouter, deps: RouteDeps) -> None:
         """The bytes of a file of the caller."""
         batch_service = batch_service_of(deps)
         file = await batch_service.db(batch_service.files.file, owner_of(request.state.caller), file_id)
-        size, pieces = await batch_service.content(file.id)
+        size, pieces = await batch_service.content(file.owner, file.id)
         headers = {  # of the id alone: a caller's own name could end the header
             "content-length": str(size),
             "content-disposition": f'attachment; filename="{file.id}.jsonl"',

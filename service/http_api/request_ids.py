@@ -77,6 +77,7 @@ class RequestIds:
                 reader_guard.write_ended()
 
         with SlowReaderGuard() as reader_guard:
+            scope["state"]["reader_guard"] = reader_guard
             try:
                 refusal = await _refusal(scope)
                 await (refusal or self.app)(scope, receive, send_with_id)

@@ -26,7 +26,8 @@ class Yes:
         self.answer, self.calls, self.metadata = answer, Counter(), {}
 
     async def http(self, reader, writer):
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+        ends = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
+        with contextlib.closing(writer), contextlib.suppress(*ends):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 _, _, rest = head.partition(b"content-length: ")
@@ -36,7 +37,6 @@ class Yes:
                 await writer.drain()
                 if b"connection: close" in head:
                     break
-        writer.close()
 
     def service(self, details):
         self.calls[details.method] += 1

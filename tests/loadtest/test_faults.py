@@ -16,12 +16,12 @@ import pytest
 from loadtest.faults import __main__ as faults
 from loadtest.faults import judge, trial
 from loadtest.faults.attack import ATTACKS, KEYS, Attack, sensible
-from loadtest.faults.deaths import DEATHS, Call, Calls, open_to_others
+from loadtest.faults.deaths import DEATHS, Call, Calls
 from loadtest.faults.measure import Measure
 from loadtest.faults.neighbours import NeighbourOptions, Neighbours, Observation
 from loadtest.faults.target import Target
 from loadtest.faults.trial import Setting, Trial
-from loadtest.faults.use import highest_use, use_of
+from loadtest.faults.use import highest_use, open_to_others, use_of
 from loadtest.server import Address
 
 NOBODY = NeighbourOptions("http://127.0.0.1:1", "127.0.0.1:1", {}, {}, {})

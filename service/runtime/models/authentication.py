@@ -55,11 +55,18 @@ class CallAuthenticator:
             caller.key.arrive(answers)
         return caller, Arrival(caller.turn, asyncio.get_running_loop().time())
 
-    def count_refusal(self, error: BaseException, transport: str, route: str, request_id: str, peer: str | None) -> None:
-        """Count and log a call that no process of a model has seen to its end."""
+    def count_refusal(
+        self, error: BaseException, transport: str, route: str, request_id: str, peer: str | None, *, was_begun: bool = False
+    ) -> None:
+        """Count and log a call that no process of a model has seen to its end. `was_begun`: some of its answer was sent."""
         code = wire(error).code
         self._refusals.labels(transport, code).inc()
         if isinstance(error, Unauthenticated) and not self.failures.add(transport):
             return
         if isinstance(error, AttendError):
-            log.info("%s %s %s: refused, error %s, from %s: %s", transport, route, request_id, code, peer, error)
+            how = "broke off" if was_begun else "refused"
+            log.info("%s %s %s: %s, error %s, from %s: %s", transport, route, request_id, how, code, peer, error)
+
+    def log_cut(self, transport: str, route: str, request_id: str, model: str) -> None:
+        """Log a call that was ended since its caller read too slowly."""
+        log.info("%s %s %s: cut, since its caller reads too slowly from the model %s", transport, route, request_id, model)

@@ -24,7 +24,7 @@ from attend.service.grpc_api.server import HEALTH, Calls, server_of
 from attend.service.records import REQUEST_ID
 from attend.service.runtime.models.authentication import CallAuthenticator
 from attend.service.runtime.models.http import find_model
-from attend.service.runtime.models.pool import Pool
+from attend.service.runtime.models.pool import Pool, Slot
 from attend.service.runtime.models.process import ModelProcess
 
 MOST_MESSAGE = 64 << 20
@@ -63,22 +63,30 @@ class Passing:
             metadata, peer = context.invocation_metadata(), address_of(context.peer())
             given = (value for name, value in metadata if name == "x-request-id")
             request_id = next((value for value in given if REQUEST_ID.fullmatch(value)), None) or secrets.token_hex(16)
+            was_begun = False
             try:
-                async with aclosing(self._call(method, messages, context, request_id)) as responses:
-                    with SlowReaderGuard() as reader_guard:
+                with SlowReaderGuard() as reader_guard:
+                    call = self._call(method, messages, context, request_id, reader_guard)
+                    async with aclosing(call) as responses:
                         async for response in responses:
+                            was_begun = True
                             reader_guard.writing()
                             yield response
                             reader_guard.write_ended()
             except AttendError as error:
                 context.set_trailing_metadata((("x-request-id", request_id),))
-                self._authenticator.count_refusal(error, "grpc", method.name, request_id, peer)
+                self._authenticator.count_refusal(error, "grpc", method.name, request_id, peer, was_begun=was_begun)
                 set_error_status(error, request_id, AioContext(context))
 
         return grpc.stream_stream_rpc_method_handler(forward_messages)
 
     async def _call(
-        self, method: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, request_id: str
+        self,
+        method: MethodDescriptor,
+        messages: AsyncIterator[bytes],
+        context: Any,
+        request_id: str,
+        reader_guard: SlowReaderGuard,
     ) -> AsyncGenerator[bytes]:
         sent, peer = context.invocation_metadata(), address_of(context.peer())
         caller, arrival = self._authenticator.enter(sent, peer, answers=int(method.name != "GetServerInfo"), transport="grpc")
@@ -86,7 +94,9 @@ class Passing:
         async with AsyncExitStack() as held:
             held.enter_context(self._places.hold(None))
             message: Any = await parse_message(data, GetMessageClass(method.input_type), arrival)
-            process, waited = await self._model(held, message, context, caller.turn, len(data))
+            slot = find_model(self._pool, getattr(message, "model", "") or getattr(message, "adapter", ""))
+            process, waited = await self._model(held, slot, message, context, caller.turn, len(data))
+            reader_guard.end_where(lambda: slot.yields)
             if waited >= 0.001 and getattr(message, "deadline_ms", 0) > 0:
                 message.deadline_ms = max(1, message.deadline_ms - round(1000 * waited))
                 data = message.SerializeToString()
@@ -103,13 +113,19 @@ class Passing:
                 await _end(call, context, process.name)
             finally:
                 call.cancel()
+                if reader_guard.over:
+                    self._authenticator.log_cut("grpc", method.name, request_id, slot.name)
 
     async def _model(
-        self, resources: AsyncExitStack, message: Message, context: Any, turn: str | None, size: int
+        self,
+        resources: AsyncExitStack,
+        slot: Slot[ModelProcess],
+        message: Message,
+        context: Any,
+        turn: str | None,
+        size: int,
     ) -> tuple[ModelProcess, float]:
         """The process of the model that a message names, and how long it took to have it."""
-        name = getattr(message, "model", "") or getattr(message, "adapter", "")
-        slot = find_model(self._pool, name)
         asked = getattr(message, "deadline_ms", 0)
         limits = [self._seconds, context.time_remaining(), asked / 1000 if asked > 0 else None]
         began = asyncio.get_running_loop().time()

@@ -136,16 +136,21 @@ class ForwardedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the model, and pass its answer on. Raises what fails before anything is sent."""
-        out = Out(self.ask, send)
+        out, guard = Out(self.ask, send), scope["state"]["reader_guard"]
+        guard.end_where(lambda: self.ask.slot.yields)
         try:
             async with AsyncExitStack() as held:
                 process, waited = await self._model(held, out)
                 body, self._unsent = self._unsent, b""  # it is not held while the answer is made
                 await _relay(process, self.ask, body, waited, out)
+        except asyncio.CancelledError:
+            if guard.over:
+                self.authenticator.log_cut("http", self.ask.path, self.ask.request_id, self.ask.slot.name)
+            raise
         except AttendError as error:
             if not out.has_begun:
                 raise
-            self.authenticator.count_refusal(error, "http", self.ask.path, self.ask.request_id, None)
+            self.authenticator.count_refusal(error, "http", self.ask.path, self.ask.request_id, None, was_begun=True)
             if not await out.fail(error):
                 scope.get("extensions", {}).get(ABORT, lambda: None)()
 

@@ -23,8 +23,9 @@ from attend.service.settings import Settings
 
 log = logging.getLogger("attend.models")
 
-PROBE_SECONDS, PROBES = 2.0, 3
-"""How often a process is asked whether it lives, for how long each time, and how often in vain before it is killed."""
+PROBE_SECONDS, ANSWER_SECONDS, PROBES = 1.0, 1.5, 2
+"""How often a process is asked whether it lives, how long each answer may take, and how often none comes, one time after the
+other, before it is killed: its callers wait for 5 s at most."""
 KILL_SECONDS = 15.0
 """Beside the drain: a process that has not ended by then is killed."""
 CLOSE_SECONDS = 2.0
@@ -100,9 +101,10 @@ class ModelProcess:
         """A process whose step thread is stuck ends itself; here one is noticed whose event loop is, or that was stopped."""
         failures = 0
         while failures < PROBES:
-            await asyncio.sleep(PROBE_SECONDS)
+            if not failures:
+                await asyncio.sleep(PROBE_SECONDS)
             try:
-                async with asyncio.timeout(PROBE_SECONDS), self.http.get("/healthz"):
+                async with asyncio.timeout(ANSWER_SECONDS), self.http.get("/healthz"):
                     failures = 0
             except (aiohttp.ClientError, OSError, RuntimeError, TimeoutError):
                 failures += 1

@@ -1,6 +1,8 @@
 """A batch from its lines to its files: each line has the answer of its route, once, or an error by name."""
 
 import asyncio
+import json
+import time
 
 import pytest
 
@@ -113,6 +115,7 @@ BAD = {
     "a mistyped field": ([line(1, custom_id_="x", metod="POST")], "invalid_value", 1, "custom_id_", "did you mean custom_id"),
     "nothing": ([b"", b"  "], "empty_file", None, "input_file_id", "no line"),
     "too many": ([line(number) for number in range(6)], "too_many_lines", 6, None, "at most 5 lines"),
+    "too many, most of them empty": ([line(1), *[b""] * 9], "too_many_lines", 6, None, "empty ones included"),
     "too long": ([line(1), line(2, body={"prompt": "x" * (1 << 21)})], "line_too_long", 2, None, "bytes"),
 }
 
@@ -129,6 +132,27 @@ async def test_a_bad_line_fails_its_batch_before_any_line_is_computed_and_is_nam
         assert (first["code"], first["line"], first["param"]) == (code, number, param)
         assert word in first["message"]
         assert batch["failed_at"] and batch["output_file_id"] is None
+
+
+async def test_the_work_of_one_owner_with_files_delays_no_other(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        mine = [asyncio.create_task(world.batch_service.disk("ann", time.sleep, 0.1)) for _ in range(60)]
+        whole = world.batch_service.submit("ann", time.sleep, 3.0)
+        began = time.monotonic()
+        await asyncio.gather(*(world.upload([line(1)]) for _ in range(3)))
+        assert time.monotonic() - began < 2.5 and not whole.done()
+        for task in mine:
+            task.cancel()
+
+
+async def test_a_body_that_its_route_takes_fits_in_a_line(tmp_path):
+    async with serving(tmp_path) as world:
+        lines = [line(1, custom_id="x" * 512), line(2, body={"prompt": "x" * ((1 << 20) - 14)})]
+        assert len(json.dumps(lines[1]["body"])) == 1 << 20
+        direct = await world.call("POST", COMPLETIONS, json=lines[1]["body"])
+        batch, _, [row] = await world.run(lines)
+        assert (batch["status"], row["response"]["status_code"]) == ("completed", direct.status_code)
+        assert row["response"]["body"]["error"] == direct.json()["error"]
 
 
 async def test_at_most_50_errors_are_told(tmp_path):

@@ -25,7 +25,7 @@ def one_token(number):
 
 
 async def dies(world: World) -> None:
-    """Nothing of the runner goes on, and nothing is said of it to the database."""
+    """Nothing of the runner goes on, and nothing is said of it to the database; its locks are free, as the kernel has it."""
     runner = world.server.runner
     tasks = [*runner._tasks, *(task for _, task in runner.jobs.values())]
     tasks += [task for each, _ in runner.jobs.values() for task in each.running]
@@ -33,23 +33,22 @@ async def dies(world: World) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     runner.jobs.clear()
-    runner.name = "dead"
 
 
 @pytest.mark.parametrize("answered", [0, 1, 5, 19])
 async def test_after_a_death_each_line_is_answered_once(tmp_path, answered):
-    clock, engine = Clock(), FakeEngine(held=True)
-    async with serving(tmp_path, engine, clock=clock, limits={"concurrency": 4}) as world:
+    engine = FakeEngine(held=True)
+    async with serving(tmp_path, engine, limits={"concurrency": 4}) as world:
         batch = await world.create([one_token(number) for number in range(20)])
         await until(lambda: len(engine.open) == 4)
         for count in range(answered):
             engine.release(1)
             await until(lambda count=count: world.batch_service.numbers.lines["completed"] == count + 1)
         await dies(world)
-        for _, path in world.batch_service.files.folder.parts_of(batch):
-            with path.open("ab") as file:
-                file.write(b'7 1 {"id": "torn')  # as a write that was cut
-    clock.ahead = batches.LEASE_SECONDS + 1
+        with world.batch_service.files.folder.part(batch).open("ab") as file:
+            file.write(b'7 1 {"id": "torn}')  # as a write that was cut
+    clock = Clock()
+    clock.ahead = -3600
     async with serving(tmp_path, second := FakeEngine(held=True), clock=clock) as world:
         await until(lambda: second.open)
         second.release(1)
@@ -93,35 +92,6 @@ async def test_two_runners_share_the_batches_of_a_folder(tmp_path):
             assert len({row["custom_id"] for row in rows}) == len(rows) == ended["request_counts"]["total"]
 
 
-async def test_a_runner_that_froze_and_goes_on_adds_nothing(tmp_path):
-    """Another one has its batch meanwhile, and both compute its lines."""
-
-    clock, engine = Clock(), FakeEngine(held=True)
-    async with serving(tmp_path, engine, clock=clock) as world:
-        batch = await world.create([one_token(number) for number in range(10)])
-        await until(lambda: len(engine.open) == 10)
-        [(frozen, its_life)] = world.server.runner.jobs.values()
-        for task in world.server.runner._tasks:
-            task.cancel()
-        clock.ahead = batches.LEASE_SECONDS + 1
-        slow = FakeEngine(held=True)
-        async with serving(tmp_path, slow, clock=clock) as second:
-            await until(lambda: len(slow.open) == 10)
-            slow.release(4)
-            await until(lambda: second.batch_service.numbers.lines["completed"] >= 4)
-            engine.release(10)  # the first one goes on, and comes to its end
-            await until(its_life.done)
-            assert frozen.answers.completed == 10
-            slow.release(10)
-            ended = await second.ended(batch)
-            rows = await second.rows(ended["output_file_id"])
-            assert [row["custom_id"] for row in rows] == [f"r{number}" for number in range(10)]
-            assert ended["status"] == "completed" and ended["request_counts"]["completed"] == 10
-            assert ended["usage"] == usage_of(rows), "no line counts twice"
-            files = {path.name for path in second.batch_service.files.folder.files.iterdir()}
-            assert files == {ended["input_file_id"], ended["output_file_id"]}, "nothing is left of the other's end"
-
-
 async def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on_at_once(tmp_path):
     engine = FakeEngine(held=True)
     async with serving(tmp_path, engine, limits={"concurrency": 2}) as world:
@@ -140,25 +110,23 @@ async def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on
     began = time.monotonic()
     async with serving(tmp_path, FakeEngine()) as world:
         ended = await world.ended(batch)
-        assert time.monotonic() - began < batches.LEASE_SECONDS / 2, "nobody waits for a lease that was given up"
+        assert time.monotonic() - began < 5
         assert ended["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
 
 
 @pytest.mark.parametrize("point", ["validating", "finalizing", "cancelling"])
 async def test_a_death_at_any_point_is_gone_on_from(tmp_path, point, monkeypatch):
-    clock = Clock()
-    async with serving(tmp_path, FakeEngine(), starts=point != "validating", clock=clock) as world:
+    async with serving(tmp_path, FakeEngine(), starts=point != "validating") as world:
         if point == "finalizing":
             monkeypatch.setattr(results, "write_sorted", lambda *given: time.sleep(0.2) or _raise(asyncio.CancelledError()))
         batch = await world.create([one_token(number) for number in range(4)])
         if point == "finalizing":
             await world.until(lambda found: found["status"] == "finalizing", batch)
         if point == "cancelling":
-            world.batch_service.files.connection.execute("UPDATE batches SET status = 'cancelling', leased_until = 0")
+            world.batch_service.files.connection.execute("UPDATE batches SET status = 'cancelling'")
         await dies(world)
     monkeypatch.undo()
-    clock.ahead = batches.LEASE_SECONDS + 1
-    async with serving(tmp_path, FakeEngine(), clock=clock) as world:
+    async with serving(tmp_path, FakeEngine()) as world:
         ended = await world.ended(batch)
         assert ended["status"] == ("cancelled" if point == "cancelling" else "completed")
         if point != "cancelling":
@@ -207,7 +175,7 @@ async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypa
         assert ended["usage"] == usage_of(rows)
 
 
-@pytest.mark.parametrize("step", [(results, "write_sorted"), (Part, "__init__")])
+@pytest.mark.parametrize("step", [(results, "write_sorted"), (Part, "append")])
 async def test_a_disk_that_is_full_at_the_beginning_or_the_end_delays_a_batch(tmp_path, monkeypatch, step):
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
     async with serving(tmp_path) as world:
@@ -283,7 +251,7 @@ def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatc
     monkeypatch.setattr(results.os, "write", lambda handle, data: real(handle, data[:4]) if len(data) > 8 else full())
     with pytest.raises(OSError, match="No space"):
         part.append(record(2, DONE, b'{"b":2}'))
-    assert spans([tmp_path / "p"]).keys() == {1}
+    assert spans(tmp_path / "p")[0].keys() == {1}
     monkeypatch.undo()
     part.append(record(3, DONE, b'{"c":3}'))
     assert (tmp_path / "p").read_bytes() == b'1 1 5,1,2,0 {"a":1}\n3 1 0,0,0,0 {"c":3}\n'
@@ -293,30 +261,41 @@ def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatc
 
 
 def test_of_two_answers_to_a_line_the_first_counts_and_torn_ones_are_none(tmp_path):
-    (tmp_path / "a").write_bytes(b'3 1 {"a":3}\n1 0 {"a":1}\nnonsense\n\n2 1 0,0,0,0 {"a":2')
-    (tmp_path / "b").write_bytes(b'3 1 9,9,9,9 {"b":3}\n2 1 5,4,3,2 {"b":2}\n4 9 {}\n')
-    parts = [tmp_path / "a", tmp_path / "b"]
-    found = spans(parts)
-    made = write_sorted(parts, found, {DONE}, tmp_path / "out")
+    whole = b'3 1 {"a":3}\n1 0 {"a":1}\nnonsense\n\n3 1 9,9,9,9 {"b":3}\n2 1 5,4,3,2 {"b":2}\n4 9 {}\n'
+    (part := tmp_path / "a").write_bytes(whole + b'5 1 0,0,0,0 {"a":{}')
+    found, size = spans(part)
+    assert size == len(whole)
+    made = write_sorted(part, found, {DONE}, tmp_path / "out")
     assert tally(found.values()) == (2, 1, TokenUsage(5, 4, 3, 2))
     assert (tmp_path / "out").read_bytes() == b'{"b":2}\n{"a":3}\n'
     assert (made.size, made.count) == (16, 2)
-    assert write_sorted(parts, found, {FAILED}, tmp_path / "errors").count == 1
+    assert write_sorted(part, found, {FAILED}, tmp_path / "errors").count == 1
 
 
-async def test_a_database_without_usage_is_read_and_gets_it(tmp_path):
-    """As builds of before made it."""
-
-    async with serving(tmp_path, starts=False) as world:
-        batch = await world.create([one_token(1)])
-        database = world.batch_service.files.folder.database
-    connection = sqlite3.connect(database)
-    connection.execute("ALTER TABLE batches DROP COLUMN usage")
-    connection.execute("PRAGMA user_version = 1")
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_folder_of_an_earlier_format_is_gone_on_with(tmp_path, version):
+    async with serving(tmp_path, FakeEngine(held=True), limits={"concurrency": 2}) as world:
+        batch = await world.create([one_token(number) for number in range(3)])
+        await until(lambda: len(world.server.engine.open) == 2)
+        world.server.engine.release(1)
+        await until(lambda: world.batch_service.numbers.lines["completed"] == 1)
+        folder: Folder = world.batch_service.files.folder
+    connection = sqlite3.connect(folder.database)
+    connection.execute("ALTER TABLE batches DROP COLUMN identity")
+    for column in ("generation INTEGER NOT NULL DEFAULT 0", "runner TEXT", "leased_until REAL NOT NULL DEFAULT 9e9"):
+        connection.execute(f"ALTER TABLE batches ADD COLUMN {column}")
+    if version == 1:
+        connection.execute("ALTER TABLE batches DROP COLUMN usage")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    async with serving(tmp_path) as world:
+    folder.part(batch).rename(folder.parts / f"{batch}.9")
+    (folder.parts / f"{batch}.10").write_bytes(b'2 1 {"torn": {}')
+    async with serving(tmp_path, second := FakeEngine()) as world:
         ended = await world.ended(batch)
-        assert ended["usage"] == usage_of(await world.rows(ended["output_file_id"]))
+        rows = await world.rows(ended["output_file_id"])
+        assert ([row["custom_id"] for row in rows], len(second.requests)) == (["r0", "r1", "r2"], 2)
+        assert ended["usage"] == usage_of(rows)
+        assert [*folder.parts.iterdir()] == []
 
 
 async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
@@ -324,11 +303,12 @@ async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
         file_id = await world.upload([line(1)])
         batch = await world.create([line(1)])
         folder: Folder = world.batch_service.files.folder
-        stray = [folder.file("file-" + "0" * 32), folder.part("batch_" + "0" * 32, 1), folder.part(batch, 1)]
-        for path in stray:
+        strays = {folder.file("file-" + "0" * 32), folder.part("batch_" + "0" * 32)}
+        others = {folder.file("file-" + "1" * 32), folder.part(batch), folder.files / "thesis.tex", folder.parts / "notes"}
+        for path in strays | others:
             path.write_bytes(b"x")
             os.utime(path, (1, 1))
-        (folder.files / "young").write_bytes(b"x")
+        folder.file("file-" + "1" * 32).touch()
+        others.add(folder.file(file_id))
         await world.batch_service.db(world.batch_service.files.sweep)
-        assert not stray[0].exists() and not stray[1].exists() and stray[2].exists()
-        assert (folder.files / "young").exists() and folder.file(file_id).exists()
+        assert {path for path in strays | others if path.exists()} == others

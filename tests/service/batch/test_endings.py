@@ -13,10 +13,10 @@ import pytest
 
 from attend.service.access.quota import Limits as KeyLimits
 from attend.service.batch import batches, job, lines, results, runner, service
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, info
 from tests.service.batch.test_batches import until
 from tests.service.batch.test_crashes import full, one_token
-from tests.service.batch.world import Clock, World, keys_of, serving
+from tests.service.batch.world import Clock, World, jsonl, keys_of, serving
 
 WINDOW = 24 * 3600
 
@@ -30,9 +30,9 @@ def quick(monkeypatch):
 @contextmanager
 def unreadable(monkeypatch):
     """A set of ids of files, which can be read while they are checked and not afterwards."""
-    read, begin, named, bad = lines.Reader.next, batches.Batches.begin, set(), set()
+    read, begin, named, bad = lines.Reader.some, batches.Batches.begin, set(), set()
 
-    def next_line(reader):
+    def next_lines(reader):
         if Path(reader._file.name).name in named & bad:
             raise OSError(errno.EIO, "Input/output error")
         return read(reader)
@@ -42,7 +42,7 @@ def unreadable(monkeypatch):
         return begin(self, batch, *more)
 
     with monkeypatch.context() as context:
-        context.setattr(lines.Reader, "next", next_line)
+        context.setattr(lines.Reader, "some", next_lines)
         context.setattr(batches.Batches, "begin", begins)
         yield named
 
@@ -264,3 +264,64 @@ async def test_each_failure_of_the_disk_is_counted_and_the_same_one_told_once_in
         await asyncio.sleep(0.35)
         world.batch_service.count_failure(no_room)
         assert [caplog.text.count(error.strerror) for error in (no_room, broken)] == [2, 1]
+
+
+class Adapters:
+    """A registry with one adapter, of these weights."""
+
+    names = ("tone",)
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+
+    def get(self, name: str) -> "Adapters | None":
+        return self if name in self.names else None
+
+
+OTHERS = {
+    "other weights": ({}, {}, {"engine": FakeEngine(info=info(fingerprint="fp_2"))}, "'fake' (fp_fake)", "'fake' (fp_2)"),
+    "another name": ({}, {}, {"model_name": "new"}, "'fake' (fp_fake)", "'new' (fp_fake)"),
+    "another adapter": (
+        {"model": "tone"},
+        {"adapter_registry": Adapters("a" * 64)},
+        {"adapter_registry": Adapters("b" * 64)},
+        *("'tone' (fp_fake-aaaaaaaa", "'tone' (fp_fake-bbbbbbbb"),
+    ),
+    "no adapter": ({"model": "tone"}, {"adapter_registry": Adapters("a" * 64)}, {}, "'tone' (fp_fake-a", "'fake' (fp_fake)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_a_batch_has_the_answers_of_one_model_and_ends_where_another_is_served(tmp_path, name):
+    body, one, other, before, now = OTHERS[name]
+    lines = [one_token(number) for number in range(4)]
+    lines = [each | {"body": each["body"] | body} for each in lines]
+    async with serving(tmp_path, engine := FakeEngine(held=True), limits={"concurrency": 1}, **one) as world:
+        batch = await world.create(lines)
+        await until(lambda: engine.open)
+        engine.release(1)
+        await until(lambda: world.batch_service.numbers.lines["completed"] == 1)
+    async with serving(tmp_path, **other) as world:
+        ended = await world.ended(batch)
+        [error] = ended["errors"]["data"]
+        assert (ended["status"], error["code"]) == ("failed", "model_changed")
+        assert before in error["message"] and now in error["message"]
+        assert [row["custom_id"] for row in await world.rows(ended["output_file_id"])] == ["r0"]
+        left = await world.rows(ended["error_file_id"])
+        assert [(row["custom_id"], row["error"]["code"]) for row in left] == [(f"r{n}", "batch_failed") for n in (1, 2, 3)]
+        assert (await world.ended(await world.create([one_token(1)])))["status"] == "completed"
+
+
+async def test_empty_lines_count_and_their_reading_gives_way(tmp_path):
+    """A file of line ends alone, or after a good line, holds neither the event loop nor a thread from others."""
+    for start in (0, 1):
+        path = tmp_path / f"{start}"
+        path.write_bytes(jsonl([one_token(1)] * start) + b"\r\n" * 100_000)
+        reader = lines.Reader(path, 1000, 50_000)
+        read = []
+        while not reader.is_over:
+            before = reader._file.tell()
+            read += reader.some()
+            assert reader._file.tell() - before <= lines.CHUNK + 1000
+        assert [raw.number for raw in read] == [*range(1, start + 1), 50_001]
+        reader.close()

@@ -22,6 +22,17 @@ def test_a_folder_that_cannot_be_used_is_refused_by_the_settings_name(tmp_path):
         Files(Limits(tmp_path / "open"))
 
 
+@pytest.mark.parametrize("name", ["attend-batch", "attend-batch/files", "attend-batch/parts"])
+def test_a_link_in_place_of_a_folder_is_refused_and_nothing_is_made_behind_it(tmp_path, name):
+    (tmp_path / "own").mkdir()
+    place = tmp_path / name
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    place.symlink_to(tmp_path / "own")
+    with pytest.raises(SettingError, match=f"{name}' is a link"):
+        Files(Limits(tmp_path))
+    assert not [*(tmp_path / "own").iterdir()]
+
+
 def test_a_network_file_system_is_refused_by_name(tmp_path, monkeypatch):
     for kind in ("nfs4", "cifs", "smb3", "ceph", "fuse.sshfs"):
         monkeypatch.setattr(folder, "file_system", lambda path, kind=kind: kind)

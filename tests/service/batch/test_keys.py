@@ -10,7 +10,7 @@ from attend.service.access.quota import Limits as KeyLimits
 from attend.service.batch import runner
 from tests.fakes import FakeEngine
 from tests.service.batch.test_batches import until
-from tests.service.batch.world import COMPLETIONS, keys_of, line, serving
+from tests.service.batch.world import COMPLETIONS, jsonl, keys_of, line, serving
 
 NO_LIMIT = KeyLimits()
 ONE = {"prompt": "a", "max_tokens": 1}
@@ -114,6 +114,20 @@ async def test_unknown_fields_of_a_form_are_said_and_a_file_may_live_shorter(tmp
         await world.batch_service.db(world.batch_service.files.sweep)
         assert (await world.call("GET", f"/v1/files/{file['id']}")).status_code == 404
         assert not [*world.batch_service.files.folder.files.iterdir()]
+
+
+async def test_an_input_whose_time_is_over_stays_until_its_batch_has_ended(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        fields = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+        answer = await world.call("POST", "/v1/files", files={"file": jsonl([line(1)])}, data=fields)
+        body = {"input_file_id": answer.json()["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
+        batch = (await world.call("POST", "/v1/batches", json=body)).json()["id"]
+        world.clock.ahead = 3700
+        await world.batch_service.db(world.batch_service.files.sweep)
+        world.server.runner.start()
+        assert (await world.ended(batch))["status"] == "completed"
+        await world.batch_service.db(world.batch_service.files.sweep)
+        assert (await world.call("GET", f"/v1/files/{body['input_file_id']}")).status_code == 404
 
 
 async def test_bytes_are_charged_before_they_are_read_and_given_back(tmp_path):
@@ -220,33 +234,61 @@ async def test_batches_of_several_keys_take_turns(tmp_path):
         engine.release(10**6)
 
 
-@pytest.mark.parametrize("when", ["while it runs", "before the start"])
-async def test_the_batches_of_a_key_that_is_removed_stop(tmp_path, when):
-    engine = FakeEngine(held=True)
-    ring = keys_of(tmp_path, ann=NO_LIMIT, bob=NO_LIMIT)
-    async with serving(tmp_path, engine, keys=ring, starts=when == "while it runs") as world:
-        batch = await world.create([line(number, body=ONE) for number in range(3)], "ann")
-        if when == "while it runs":
-            await until(lambda: len(engine.open) == 3)
+async def row_of(world, batch, condition):
+    """The row of a batch whose owner cannot ask for it, once it is so."""
+    select = "SELECT * FROM batches WHERE id = ?"
+    found = {}
+    await until(
+        lambda: condition(found.update(world.batch_service.files.connection.execute(select, (batch,)).fetchone()) or found)
+    )
+    return found
+
+
+@pytest.mark.parametrize("away", ["for a moment", "for long"])
+async def test_a_key_that_is_away_pauses_its_batches_and_ends_them_only_after_minutes(tmp_path, monkeypatch, away):
+    monkeypatch.setattr(runner, "AWAY_SECONDS", 1.5 if away == "for long" else 300.0)
+    engine, both = FakeEngine(held=True), {"ann": NO_LIMIT, "bob": NO_LIMIT}
+    async with serving(tmp_path, engine, keys=(ring := keys_of(tmp_path, **both)), limits={"concurrency": 2}) as world:
+        batches = [await world.create([line(number, body=ONE) for number in range(5)], "ann") for _ in range(4)]
+        await until(lambda: len(engine.open) == 2)
         write_keys(tmp_path / "keys", {"bob": Entry(digest_of(b"bob"))})
         ring._next_look = 0.0
-        world.server.runner.start()
-        await until(lambda: not engine.open)
-        rows = world.batch_service.files.connection.execute
-        await until(lambda: rows("SELECT status FROM batches WHERE id = ?", (batch,)).fetchone()[0] == "failed")
-        assert "key_removed" in rows("SELECT errors FROM batches").fetchone()[0]
-        assert (await world.call("GET", f"/v1/batches/{batch}", "ann")).status_code == 401
+        engine.release(2)
+        await until(lambda: world.batch_service.numbers.lines["completed"] == 2)
+        if away == "for a moment":
+            await asyncio.sleep(2.5)
+            assert len(engine.requests) == 2, "no line begins meanwhile"
+            keys_of(tmp_path, **both)
+            ring._next_look = 0.0
+            engine.held = False
+            assert [(await world.ended(batch, "ann"))["status"] for batch in batches] == ["completed"] * 4
+            return
+        rows = [await row_of(world, batch, lambda row: row["status"] == "cancelled") for batch in batches]
+        assert all("key_removed" in row["errors"] for row in rows)
+        assert sum(row["completed"] for row in rows) == 2
+        keys_of(tmp_path, **both)
+        ring._next_look = 0.0
+        kept = [await world.rows((await world.batch(batch, "ann"))["output_file_id"], "ann") for batch in batches]
+        assert sum(map(len, kept)) == 2
 
 
-async def test_a_batch_made_without_keys_stops_where_keys_are_asked_for(tmp_path):
-    async with serving(tmp_path, starts=False) as world:
-        batch = await world.create([line(1, body=ONE)])
-    engine = FakeEngine()
-    async with serving(tmp_path, engine, keys=keys_of(tmp_path, ann=NO_LIMIT)) as world:
-        rows = world.batch_service.files.connection.execute
-        await until(lambda: rows("SELECT status FROM batches WHERE id = ?", (batch,)).fetchone()[0] == "failed")
-        assert not engine.requests
-        assert (await world.call("GET", f"/v1/batches/{batch}", "ann")).status_code == 404
+@pytest.mark.parametrize("made_by", ["another key", "nobody", "a key, and now without keys"])
+async def test_a_server_that_does_not_know_an_owner_leaves_its_batch_until_its_window_is_over(tmp_path, made_by, monkeypatch):
+    monkeypatch.setattr(runner, "AWAY_SECONDS", 0.5)
+    before = None if made_by == "nobody" else keys_of(tmp_path, ann=NO_LIMIT)
+    async with serving(tmp_path, engine := FakeEngine(held=True), keys=before, limits={"concurrency": 1}) as world:
+        batch = await world.create([line(number, body=ONE) for number in range(3)], "ann" if before else None)
+        await until(lambda: engine.open)
+        engine.release(1)
+        await until(lambda: world.batch_service.numbers.lines["completed"] == 1)
+    now = None if made_by == "a key, and now without keys" else keys_of(tmp_path, bob=NO_LIMIT)
+    async with serving(tmp_path, engine := FakeEngine(), keys=now) as world:
+        await asyncio.sleep(2.0)
+        assert (await row_of(world, batch, bool))["status"] == "in_progress"
+        world.clock.ahead = 24 * 3600 + 5
+        row = await row_of(world, batch, lambda row: row["status"] == "expired")
+        assert (row["completed"], engine.requests) == (1, [])
+        assert world.batch_service.files.folder.file(row["output_file"]).exists()
 
 
 async def test_a_line_says_nothing_of_who_it_is(tmp_path):

@@ -1,7 +1,5 @@
 """A form is read as it comes, in pieces of any size, and what no client writes is refused."""
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,12 +21,13 @@ def form(*parts: tuple[str, bytes], boundary: bytes = EDGE, name: str = "l.jsonl
 
 
 def fed(body: bytes, sizes: list[int] | None = None) -> tuple[Form, bytes]:
-    read, found, place = Form(EDGE), b"", 0
+    found: list[bytes] = []
+    read, place = Form(EDGE, found.append), 0
     for size in [*(sizes or []), len(body)]:
-        found += b"".join(read.feed(body[place : place + size]))
+        read.feed(body[place : place + size])
         place += size
     read.end()
-    return read, found
+    return read, b"".join(found)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
@@ -45,24 +44,14 @@ def test_a_file_is_what_was_sent_however_it_is_cut(parts, sizes):
     assert (found, read.fields, read.filename) == (content, {"purpose": "batch"}, "l.jsonl")
 
 
-def test_the_form_holds_little_of_a_large_file():
-    read, held = Form(EDGE), 0
-    start = form(("file", b""))[:-11]
-    assert not b"".join(read.feed(start))
-    piece = random.Random(1).randbytes(64 << 10)
-    for _ in range(50):
-        assert sum(map(len, read.feed(piece))) >= len(piece) - 64
-        held = max(held, len(read._buffer))
-    assert held < 64
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"", "its last boundary is missing"),
         (b"hello", "must begin with the boundary"),
-        (b"--xyZ\r\n", "must begin with the boundary"),
-        (b"--xyzzz", "a boundary must end its line"),
+        (b"\r\nhello\r\n--xyz\r\n", "must begin with the boundary"),
+        (b"--xyZ\r\n", "is not multipart/form-data"),
+        (b"--xyzzz", "is not multipart/form-data"),
         (form(("purpose", b"batch"))[:-4], "its last boundary is missing"),
         (form(("purpose", b"batch")), "file is required"),
         (form(("file", b"1"), ("file", b"2")), "'file' is in the form twice"),
@@ -70,12 +59,14 @@ def test_the_form_holds_little_of_a_large_file():
         (form(("purpose", b"a" * (MAX_FIELD_BYTES + 1))), f"purpose must be at most {MAX_FIELD_BYTES} bytes"),
         (form(("purpose", b"\xff")), "purpose must be UTF-8"),
         (form(*((f"f{n}", b"") for n in range(MAX_FIELDS + 2))), f"at most {MAX_FIELDS} fields"),
-        (b"--xyz\r\n" + b"a" * (MAX_HEAD_BYTES + 10), f"must be at most {MAX_HEAD_BYTES} bytes"),
+        (b"--xyz\r\n" + b"a" * (MAX_HEAD_BYTES + 10), "Maximum header size"),
+        (b"--xyz\r\na: " + b" " * (MAX_HEAD_BYTES + 10), "Maximum header size"),
+        (b"--xyz" + b"\r\na: b" * 20 + b"\r\n\r\nx\r\n--xyz--", "Maximum header count"),
         (b"--xyz\r\nContent-Type: text/plain\r\n\r\nx\r\n--xyz--", "Content-Disposition"),
         (b'--xyz\r\nContent-Disposition: form-data; name=""\r\n\r\nx\r\n--xyz--', "Content-Disposition"),
         (b'--xyz\r\nContent-Disposition: attachment; name="file"\r\n\r\nx\r\n--xyz--', "Content-Disposition"),
         (b"--xyz" + b'\r\nContent-Disposition: form-data; name="file"' * 2 + b"\r\n\r\nx\r\n--xyz--", "one header"),
-        (b'--xyz\r\nContent-Disposition : form-data; name="file"\r\n\r\nx\r\n--xyz--', "one header"),
+        (b'--xyz\r\nContent-Disposition : form-data; name="file"\r\n\r\nx\r\n--xyz--', "multipart/form-data"),
         (b'--xyz\r\nContent-Disposition: form-data; name="\xff"\r\n\r\nx\r\n--xyz--', "UTF-8"),
     ],
 )
@@ -93,7 +84,7 @@ def test_what_is_no_form_is_refused_in_a_sentence(body, words):
         ("multipart/form-data", None),
         ("multipart/form-data; boundary=", None),
         (f"multipart/form-data; boundary={'a' * 71}", None),
-        ('multipart/form-data; boundary="a\\r"', b"ar"),
+        ('multipart/form-data; boundary="a\\r"', None),
         ("multipart/form-data; boundary=ä", None),
     ],
 )

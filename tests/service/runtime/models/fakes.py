@@ -44,6 +44,8 @@ class Machine:
         self.alive: set[str] = set()
         self.broken: set[str] = set()
         self.starts: list[str] = []
+        self.measured = 0
+        """Bytes that a process is found to take; 0: not known."""
         self.pool: Pool[FakeProcess] = Pool(
             Plan({entry.name: ServedModel(entry, Settings()) for entry in entries}, file, budget), self.start
         )
@@ -60,7 +62,7 @@ class Machine:
         except BaseException:
             self.alive.discard(model.name)
             raise
-        return FakeProcess(self, model.name, 0)
+        return FakeProcess(self, model.name, self.measured)
 
     async def call(self, name: str, seconds: float = 1.0) -> None:
         """A call of so many seconds, in which the model stays."""

@@ -14,6 +14,8 @@ import pytest
 from aiohttp import web
 
 from attend.service.access.caller import Callers
+from attend.service.generation import slow_reader
+from attend.service.http_api.request_ids import ABORT
 from attend.service.runtime.models import http
 from attend.service.runtime.models.authentication import CallAuthenticator
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
@@ -85,6 +87,7 @@ async def served(played: Played, **settings):
                 aiohttp.ClientSession("http://localhost", connector=connector, auto_decompress=False) as played.http,
                 httpx.AsyncClient(transport=transport, base_url="http://server") as client,
             ):
+                client.pool = pool
                 yield client
         finally:
             await runner.cleanup()
@@ -230,6 +233,37 @@ async def test_a_call_waits_no_longer_than_a_request_may_take():
         assert answer.headers["retry-after"] == "5"
         await asyncio.sleep(0.6)
         assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+
+
+@pytest.mark.parametrize("holds_up", [True, False])
+@in_a_loop
+async def test_a_slow_reader_that_holds_up_another_model_is_cut_and_no_other_is(monkeypatch, caplog, holds_up):
+    caplog.set_level("INFO", "attend.requests")
+    monkeypatch.setattr(slow_reader, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(slow_reader, "HOLD_UP_SECONDS", 0.2)
+    async with served(Played(whole)) as client:
+        app, read, ends = client._transport.app, asyncio.Event(), []
+
+        async def writes(message):
+            await read.wait()
+
+        async def receive():
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "http_version": "1.1"}
+        scope |= {"headers": [(b"content-type", b"application/json")], "client": ("10.0.0.9", 1), "asgi": {"version": "3.0"}}
+        scope |= {"scheme": "http", "server": None, "extensions": {ABORT: lambda: ends.append("cut")}}
+        call = asyncio.create_task(app(scope, receive, writes))
+        slot = client.pool.slots["m"]
+        await asyncio.sleep(0.3)
+        assert slot.calls == 1
+        slot.yields = holds_up
+        await asyncio.sleep(0.6)
+        assert (slot.calls, ends) == ((0, ["cut"]) if holds_up else (1, []))
+        assert ("cut, since its caller reads too slowly from the model m" in caplog.text) == holds_up
+        slot.yields = False
+        read.set()
+        await call
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,19 @@ def test_a_model_that_never_fits_is_refused_by_name_and_others_load_after_it():
     run_at_once(law())
 
 
+@pytest.mark.parametrize("configured", [4, None])
+def test_a_model_counts_for_its_configured_memory_or_else_for_what_it_takes(configured):
+    async def law():
+        machine = Machine({"a": 4})
+        machine.measured = 7
+        slot = machine.pool.slots["a"]
+        slot.model.memory = configured
+        await machine.call("a")
+        assert (slot.memory, machine.pool.memory_held()) == (configured or 7,) * 2
+
+    run_at_once(law())
+
+
 def test_callers_who_leave_end_nothing_and_hold_nothing():
     async def law():
         machine = Machine({"a": 10, "b": 10})

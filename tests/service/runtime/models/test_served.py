@@ -219,6 +219,8 @@ def test_a_process_that_is_killed_ends_its_calls_with_an_error_and_the_next_call
     assert ask(server, **GREEDY)[0] == 200
     assert server.metric("attend_model_deaths_total", model="first") == 1
     assert wait_for(lambda: "the process of the model first ended: by SIGKILL" in server.output())
+    told = [line for line in server.output().splitlines() if "the process of the model 'first' ended during the call" in line]
+    assert sorted("refused" in line for line in told) == [False, True, True], "a stream had begun"
 
 
 def test_memory_falls_when_a_model_is_unloaded(tmp_path: Path) -> None:
@@ -261,8 +263,10 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_calls_and_a_frozen_process_ho
         assert ask(server, model="b", **GREEDY)[0] == 200
         [frozen] = children(server)
         os.kill(frozen, signal.SIGSTOP)
+        began = time.monotonic()
         status, _, text = ask(server, model="b", **GREEDY)
         assert (status, json.loads(text)["error"]["code"]) == (503, "model_unavailable")
+        assert time.monotonic() - began < 6, "5, and what a busy machine adds"
         long = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True, "model": "a"}
         stream = pool.submit(ask, server, **long)
         assert wait_for(lambda: server.metric("attend_model_calls", model="a") == 1 and statuses(server)["a"] == "loaded", 60)
