@@ -22,7 +22,9 @@ class Keys:
 
     def __init__(self, container: Container) -> None:
         self.container = container
-        self.arch = container.metadata.get("general.architecture")
+        self.arch: str = container.metadata.get("general.architecture")
+        if not isinstance(self.arch, str):
+            raise self.wrong(f"general.architecture must be a string; got {repr(self.arch)[:100]}")
         start = f"{self.arch}."
         self._values = {key[len(start) :]: value for key, value in container.metadata.items() if key.startswith(start)}
         self._read = set(HARMLESS)
@@ -38,7 +40,7 @@ class Keys:
         self._read.add(name)
         value = self._values.get(name)
         if isinstance(value, list):
-            if not value or (name not in BY_LAYER.get(str(self.arch), ()) and any(each != value[0] for each in value)):
+            if not value or (name not in BY_LAYER.get(self.arch, ()) and any(each != value[0] for each in value)):
                 raise self.wrong(f"{self.arch}.{name} differs from layer to layer, which is not supported")
             value = value[0]
         return value

@@ -1,6 +1,7 @@
 """A GGUF file is the checkpoint that it was written from: every logit, for every family and type that is read."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -394,11 +395,18 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
 
 
+WHOLE = 0.1 * math.log(4.0) + 1
+"""What follows from the factor of `llama-yarn`."""
+
+
 @pytest.mark.parametrize(
     ("said", "same"),
     [
-        ({"yarn_attn_factor": 0.75}, {"attn_factor": 0.75}),
-        ({"yarn_attn_factor": 0.75, "attn_factor": 0.5}, {"attn_factor": 0.375}),
+        ({"yarn_attn_factor": WHOLE}, {}),
+        ({"yarn_attn_factor": 1.3}, {"attention_factor": 1.3}),
+        ({"yarn_attn_factor": 1.0, "attn_factor": 0.5}, {"attn_factor": 0.5}),
+        ({"yarn_attn_factor": WHOLE, "attn_factor": WHOLE}, {}),
+        ({"attn_factor": WHOLE}, {}),
         ({"yarn_log_multiplier": 0.5}, {"mscale": 1.0, "mscale_all_dim": 0.5}),
         ({"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}, {"beta_fast": 16.0, "beta_slow": 2.0}),
         ({"yarn_ext_factor": 1.0}, {}),
@@ -407,7 +415,7 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     ids=str,
 )
 def test_the_keys_of_yarn_mean_what_llama_cpp_takes_them_for(tmp_path, said, same):
-    """Its converter writes `yarn_attn_factor` for `attn_factor`; a `yarn_log_multiplier` is an `mscale_all_dim`."""
+    """`yarn_attn_factor` is a whole `attention_factor`; a `yarn_log_multiplier` is an `mscale_all_dim`."""
     folder = make("llama-yarn", tmp_path / "theirs")
     metadata = {f"llama.rope.scaling.{key}": value for key, value in said.items()}
     path = write_gguf(folder, tmp_path / "tiny.gguf", metadata=metadata)
