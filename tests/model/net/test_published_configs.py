@@ -454,3 +454,18 @@ def test_a_context_may_grow_as_far_as_its_scaling_and_windows_hold_there(scaling
     """As Qwen has YaRN switched on: `max_position_embeddings` stays, and so does the context where nobody asks for one."""
     ours = reading(MISTRAL | {"sliding_window": 32768, "rope_scaling": scaling})
     assert (ours.max_positions, ours.default_context, ours.sliding_window) == (most, usual, window)
+
+
+WINDOWED = """cohere2 dots1 exaone4 exaone_moe gemma2 gemma3_text gemma4_text gemma4_unified_text gpt_oss granite_swa lfm3
+ministral olmo3 qwen2 qwen2_moe qwen3 vaultgemma"""
+
+
+def test_the_layers_that_have_a_window_where_nobody_names_them_are_those_of_transformers():
+    for kind in WINDOWED.split():
+        asked = {"num_hidden_layers": 9, "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 5}
+        theirs = AutoConfig.for_model(kind, **asked)
+        raw = json.loads(theirs.to_json_string(use_diff=False)) | NEEDED.get(kind, {})
+        found = reading({key: value for key, value in raw.items() if key not in ("layer_types", "per_layer_config")})
+        ours = ["sliding_attention" if found.slides(layer) else "full_attention" for layer in range(9)]
+        wanted = [kind if kind == "sliding_attention" else "full_attention" for kind in theirs.layer_types]
+        assert ours == wanted, kind
