@@ -34,9 +34,24 @@ def common(keys: Keys) -> Raw:
         "num_key_value_heads": _kv_heads(keys, heads),
         "head_dim": head,
         "max_position_embeddings": keys.size("context_length"),
-        "tie_word_embeddings": not keys.has("output.weight"),
+        "tie_word_embeddings": not keys.has("output.weight") and classified(keys) is None,
         **rope_keys(keys, head),
     }
+
+
+CLASSIFIER = "cls.output.weight"
+
+
+def classified(keys: Keys) -> list[str] | None:
+    """What the rows of a reranker's head score, yes and no: it has no others. None: the file has the head of a text."""
+    labels = keys.array("classifier.output_labels")
+    if labels is None:
+        return None
+    if sorted(map(str, labels)) != ["no", "yes"] or keys.get("pooling_type") != 4:
+        raise keys.wrong(
+            f"{keys.arch}.classifier.output_labels must be yes and no, with pooling_type 4; got {str(labels)[:100]}"
+        )
+    return labels if keys.has(CLASSIFIER) else None
 
 
 CONVOLVING = ("lfm2", "lfm2moe")

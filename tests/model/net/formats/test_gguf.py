@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -15,7 +16,7 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load_decoder, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, makes_text, read_config
 from attend.model.net.formats.codes import GROUP, INT8
 from attend.model.net.formats.ggml import FORMS, NATIVE
 from attend.model.net.formats.gguf import READ
@@ -26,7 +27,7 @@ from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import DEEPSEEK, LATENT, VOCAB, edit_config, shaped, spread, their_logits, their_model
-from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, write_gguf
+from tests.model.gguf_files import MADE, Blocks, Type, letters, make, plain, stored_as, write_gguf
 from tests.model.net.native.test_native import distance, needs_library, run, run_native
 
 TOKENS = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12, 8, 8, 91, 20, 1]
@@ -435,3 +436,25 @@ def test_the_attn_factor_of_yarn_means_what_it_means_in_a_config(tmp_path, facto
     assert ours.rope_scaling == replace(
         theirs.rope_scaling, attention_factor=pytest.approx(theirs.rope_scaling.attention_factor)
     )
+
+
+@pytest.mark.parametrize("kind", ["qwen3-tied", "qwen3"])
+def test_a_reranker_scores_by_the_two_rows_of_its_head_and_makes_no_text(kind, tmp_path):
+    """As converted Qwen3-Rerankers are: no head of a text, also where the embedding is not it."""
+    tokens, rows = letters(), numpy.random.default_rng(0).normal(size=(2, 32)).astype(numpy.float32)
+    tokens["tokens"][7], tokens["tokens"][30] = "yes", "no"
+    said = {"qwen3.pooling_type": 4, "qwen3.classifier.output_labels": ["no", "yes"], "tokenizer.chat_template.rerank": "x"}
+
+    def change(tensors: dict[str, Any]) -> None:
+        tensors.pop("output.weight", None)
+        tensors["cls.output.weight"] = (rows, Type.F32)
+
+    path = write_gguf(make(kind, tmp_path / "theirs"), tmp_path / "m.gguf", metadata=said, tokens=tokens, change=change)
+    wanted = numpy.zeros((VOCAB, 32), numpy.float32)
+    wanted[30], wanted[7] = rows
+    for keep_codes in (False, True):
+        assert torch.equal(load_decoder(path, torch.float32, "cpu", keep_codes=keep_codes).head.weight, torch.tensor(wanted))
+    assert not makes_text(path)
+    other = write_gguf(tmp_path / "theirs", tmp_path / "o.gguf", metadata=said | {"qwen3.classifier.output_labels": ["a", "b"]})
+    with pytest.raises(CheckpointError, match=r"qwen3\.classifier\.output_labels must be yes and no, with pooling_type 4"):
+        read_config(other)
