@@ -34,7 +34,7 @@ def common(keys: Keys) -> Raw:
         "num_key_value_heads": _kv_heads(keys, heads),
         "head_dim": head,
         "max_position_embeddings": keys.size("context_length"),
-        "tie_word_embeddings": not keys.has("output.weight") and classified(keys) is None,
+        "tie_word_embeddings": classified(keys) is None and not keys.has("output.weight"),
         **rope_keys(keys, head),
     }
 
