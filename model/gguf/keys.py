@@ -22,9 +22,10 @@ class Keys:
 
     def __init__(self, container: Container) -> None:
         self.container = container
-        self.arch: str = container.metadata.get("general.architecture")
-        if not isinstance(self.arch, str):
-            raise self.wrong(f"general.architecture must be a string; got {repr(self.arch)[:100]}")
+        arch = container.metadata.get("general.architecture")
+        if not isinstance(arch, str):
+            raise self.wrong(f"general.architecture must be a string; got {repr(arch)[:100]}")
+        self.arch = arch
         start = f"{self.arch}."
         self._values = {key[len(start) :]: value for key, value in container.metadata.items() if key.startswith(start)}
         self._read = set(HARMLESS)
