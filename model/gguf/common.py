@@ -34,7 +34,7 @@ def common(keys: Keys) -> Raw:
         "num_key_value_heads": _kv_heads(keys, heads),
         "head_dim": head,
         "max_position_embeddings": keys.size("context_length"),
-        "tie_word_embeddings": classified(keys) is None and not keys.has("output.weight"),
+        "tie_word_embeddings": classifier_labels(keys) is None and not keys.has("output.weight"),
         **rope_keys(keys, head),
     }
 
@@ -42,7 +42,7 @@ def common(keys: Keys) -> Raw:
 CLASSIFIER = "cls.output.weight"
 
 
-def classified(keys: Keys) -> list[str] | None:
+def classifier_labels(keys: Keys) -> list[str] | None:
     """What the rows of a reranker's head score, yes and no: it has no others. None: the file has the head of a text."""
     labels = keys.array("classifier.output_labels")
     if labels is None:

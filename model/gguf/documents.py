@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from attend.model.gguf import config, vocabulary
-from attend.model.gguf.common import classified
+from attend.model.gguf.common import classifier_labels
 from attend.model.gguf.container import Container, read_container
 from attend.model.gguf.keys import Keys
 from attend.model.gguf.paths import split_files
@@ -66,7 +66,7 @@ def pooling_type(path: Path) -> int | None:
 
 def has_labels(path: Path) -> bool:
     """Whether the file has a reranker's head in place of that of a text. Raises CheckpointError."""
-    return classified(Keys(container(path))) is not None
+    return classifier_labels(Keys(container(path))) is not None
 
 
 def _config(found: Container) -> Document:

@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.gguf.common import CLASSIFIER, CONVOLVING, FREQUENCIES, LONG, SHORT, classified
+from attend.model.gguf.common import CLASSIFIER, CONVOLVING, FREQUENCIES, LONG, SHORT, classifier_labels
 from attend.model.gguf.config import read_config
 from attend.model.gguf.container import StoredTensor
 from attend.model.gguf.documents import container
@@ -123,7 +123,7 @@ class Gguf(Weights):
         """Layers of the model, and of the file: the last ones may be there for multi-token prediction."""
         self._columns_I = gguf_delta.columns(self._arch, config)
         """Which column of the matrix that reads value heads stands in each place."""
-        self._labels = [ids.get(label, -1) for label in classified(keys) or []]
+        self._labels = [ids.get(label, -1) for label in classifier_labels(keys) or []]
         """The tokens that the rows of a reranker's head score; -1 for one that the vocabulary lacks."""
         self._maps: dict[Path, mmap.mmap] = {}
         self.where = {name: stored.file.name for name, stored in self._container.tensors.items()}
