@@ -231,7 +231,7 @@ class Gguf(Weights):
         if _TURNED in name or name == CLASSIFIER:
             numbers = bytes_RB.view(PLAIN[stored.kind]) if stored.kind in PLAIN else _meaning(stored.kind, bytes_RB)
             numbers = numbers.dense() if isinstance(numbers, Codes) else numbers
-            yield from self._placed(numbers) if name == CLASSIFIER else [numbers.T]
+            yield from self._whole_head(numbers) if name == CLASSIFIER else [numbers.T]
             return
         columns_I = self._order(name)
         if stored.kind not in PLAIN:
@@ -245,7 +245,7 @@ class Gguf(Weights):
         else:
             yield numbers if len(stored.shape) > 1 else numbers[0]
 
-    def _placed(self, rows_LI: Tensor) -> Iterator[Tensor]:
+    def _whole_head(self, rows_LI: Tensor) -> Iterator[Tensor]:
         """The head of a whole vocabulary whose rows are 0, but for those of the labels."""
         first = 0
         for token, label in sorted((token, label) for label, token in enumerate(self._labels) if token >= 0):
