@@ -204,8 +204,8 @@ def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         if (at := text.find(" ", 1)) < 0:
             raise vocabulary.wrong(f"tokenizer.ggml.merges has {text[:100]!r}, which is no pair")
         pairs.append((text[:at], text[at + 1 :]))
-    parts = {part for pair in pairs for part in pair}
-    return [pair for pair in pairs if (whole := "".join(pair)) in vocabulary.ids or whole in parts]
+    kept = vocabulary.ids.keys() | {part for pair in pairs for part in pair}
+    return [pair for pair in pairs if "".join(pair) in kept or not vocabulary.ids.keys() >= set(pair)]
 
 
 def _spaced_tokenizer(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, prefixed: bool) -> Tokenizer:
