@@ -55,6 +55,9 @@ class ModelConfig:
     head_size: int
     mlp_size: int
     max_positions: int
+    """The longest context that may be asked for."""
+    default_positions: int | None = None
+    """The context where nobody asks for one (YaRN that is switched on by hand); None: as long as it may be."""
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-5
     norm_place: NormPlace = "pre"
@@ -292,7 +295,8 @@ class ModelConfig:
     def default_context(self) -> int:
         """Positions that are served where nobody asks for more: with more of them a dynamic scaling turns all otherwise."""
         scaling = self.rope_scaling
-        return scaling.original_positions if isinstance(scaling, DynamicScaling) else self.max_positions
+        usual = scaling.original_positions if isinstance(scaling, DynamicScaling) else self.default_positions
+        return usual or self.max_positions
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes that one token holds in the KV cache, over all layers, while every layer keeps it."""
@@ -308,7 +312,15 @@ class ModelConfig:
 SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
     *("experts_per_token", "expert_groups", "groups_per_token", "group_top", "query_scale_length"),
-    *("sliding_window", "num_experts", "expert_size", "shared_expert_size", "conv_kernel", "global_head_size"),
+    *(
+        "default_positions",
+        "sliding_window",
+        "num_experts",
+        "expert_size",
+        "shared_expert_size",
+        "conv_kernel",
+        "global_head_size",
+    ),
     *("global_kv_heads", "kv_shared_mlp_size", "per_layer_input_size", "per_layer_vocab_size"),
 )
 CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}

@@ -47,7 +47,7 @@ from attend.model.engine.slower_path import slower_path, with_factor
 from attend.model.engine.startup_times import StartupTimes
 from attend.model.errors import SettingError
 from attend.model.explain.explainer import Explainer
-from attend.model.net.checkpoint import lacks_head, load_decoder, read_config
+from attend.model.net.checkpoint import load_decoder, makes_text, read_config
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.packed_linears import multiplies_bfloat16
 from attend.model.net.quantised import names_of_kinds
@@ -110,7 +110,7 @@ def build_engine(
         bos_token_id=model.bos_token_id,
         eos_token_ids=model.eos_token_ids,
         fingerprint=fingerprint(folder, built.setup),
-        makes_text=not lacks_head(folder),
+        makes_text=makes_text(folder),
         slower_path=built.slower_path,
         device_name=name_of_device(built.runner.device),
     )

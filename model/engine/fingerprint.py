@@ -1,8 +1,7 @@
 """The engine's fingerprint: what answers depend on beside requests. A client resumes an answer only under an equal one."""
 
 import hashlib
-import os
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +12,10 @@ from attend.model.config import ModelConfig
 from attend.model.gguf.paths import is_gguf, split_files
 from attend.model.net.native.library import library_name
 from attend.model.net.rope import frequencies_of
+from attend.model.weights import weight_files
 
-WHOLE = 64 << 20
-"""A file of at most so many bytes is read whole."""
-HEAD, SAMPLE, EVERY = 1 << 20, 1 << 12, 1 << 20
-"""Bytes of a larger file that are read: its first, and so many in each so many."""
+PART, READ = 64 << 20, 1 << 20
+"""Bytes of a file that one thread reads, and of these at once."""
 
 
 def own_version() -> str:
@@ -58,21 +56,26 @@ def ropes(config: ModelConfig, context: int) -> str:
 
 
 def fingerprint(folder: Path, setup: str) -> str:
-    """Changes whenever answers might: weights and JSON (size and samples of each), set-up and versions."""
+    """Changes whenever answers might: every byte of weights and JSON, set-up and versions. A copy elsewhere has the same."""
+    if is_gguf(folder):
+        paths = split_files(folder)
+    else:
+        paths = [*(weight_files(folder) if any(folder.glob("*.safetensors")) else ()), *sorted(folder.glob("*.json"))]
+    parts = [(path, start) for path in paths for start in range(0, max(1, path.stat().st_size), PART)]
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(_digest, parts))
     digest = hashlib.sha256(f"{setup} {torch.__version__} {own_version()}".encode())
-    for path in split_files(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for start, count in _samples(size):
-                file.seek(start, os.SEEK_SET)
-                digest.update(file.read(count))
+    for (path, start), part in zip(parts, digests, strict=True):
+        digest.update(f"{path.name} {start} {part}".encode())
     return "fp_" + digest.hexdigest()[:16]
 
 
-def _samples(size: int) -> Iterator[tuple[int, int]]:
-    """(start, count) of what is read of a file: all of a small one, else the head and a little of each matrix."""
-    yield 0, WHOLE if size <= WHOLE else HEAD
-    if size > WHOLE:
-        yield from ((start, SAMPLE) for start in range(HEAD, size, EVERY))
-        yield max(0, size - SAMPLE), SAMPLE
+def _digest(part: tuple[Path, int]) -> str:
+    """Of the bytes of a part of a file; other threads run meanwhile."""
+    path, start = part
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(READ))
+    with path.open("rb") as file:
+        file.seek(start)
+        for _ in range(0, PART, READ):
+            digest.update(buffer[: file.readinto(buffer)])
+    return digest.hexdigest()

@@ -1,5 +1,7 @@
 """What GGUF metadata of all architectures has, and parts that several have, as the keys of config.json."""
 
+import math
+
 from attend.model.gguf.keys import Keys, Raw
 
 NO_TURN = 1e30
@@ -32,9 +34,24 @@ def common(keys: Keys) -> Raw:
         "num_key_value_heads": _kv_heads(keys, heads),
         "head_dim": head,
         "max_position_embeddings": keys.size("context_length"),
-        "tie_word_embeddings": not keys.has("output.weight"),
+        "tie_word_embeddings": classifier_labels(keys) is None and not keys.has("output.weight"),
         **rope_keys(keys, head),
     }
+
+
+CLASSIFIER = "cls.output.weight"
+
+
+def classifier_labels(keys: Keys) -> list[str] | None:
+    """What the rows of a reranker's head score, yes and no: it has no others. None: the file has the head of a text."""
+    labels = keys.array("classifier.output_labels")
+    if labels is None:
+        return None
+    if sorted(map(str, labels)) != ["no", "yes"] or keys.get("pooling_type") != 4:
+        raise keys.wrong(
+            f"{keys.arch}.classifier.output_labels must be yes and no, with pooling_type 4; got {str(labels)[:100]}"
+        )
+    return labels if keys.has(CLASSIFIER) else None
 
 
 CONVOLVING = ("lfm2", "lfm2moe")
@@ -88,7 +105,7 @@ def scaling_of(keys: Keys) -> Raw | None:
         keys.refuse("rope.scaling.yarn_ext_factor", 1.0, -1.0)  # below 0 it is not set
         fast, slow = keys.number("rope.scaling.yarn_beta_fast", 32.0), keys.number("rope.scaling.yarn_beta_slow", 1.0)
         raw = {"rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow}
-        raw["attn_factor"] = keys.number("rope.scaling.attn_factor", 1.0) * keys.number("rope.scaling.yarn_attn_factor", 1.0)
+        raw |= _yarn_attention(keys, factor)
         if divisor := keys.number("rope.scaling.yarn_log_multiplier", 0.0):
             raw |= {"mscale": 1.0, "mscale_all_dim": divisor}
         return raw | {"original_max_position_embeddings": original or keys.size("context_length")}
@@ -97,6 +114,18 @@ def scaling_of(keys: Keys) -> Raw | None:
     if kind not in ("none", "longrope"):
         raise keys.wrong(f"{keys.arch}.rope.scaling.type {kind!r} is not supported; known: none, linear, longrope, yarn")
     return None
+
+
+def _yarn_attention(keys: Keys, factor: float) -> Raw:
+    """By how much YaRN sharpens attention. What follows from its factor is never said on top of itself: converters write the
+    whole under both keys. `yarn_attn_factor` is the whole too where it is another; 1 says nothing.
+    """
+    learned = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    said = {name: keys.number(f"rope.scaling.{name}", 1.0) for name in ("attn_factor", "yarn_attn_factor")}
+    more, whole = (1.0 if math.isclose(value, learned, rel_tol=1e-4) else value for value in said.values())
+    if whole < 1.0:  # no attention is made less sharp; and llama.cpp passes it over
+        raise keys.wrong(f"{keys.arch}.rope.scaling.yarn_attn_factor = {whole} is not supported: it must be 1 or more")
+    return {"attn_factor": more} if whole == 1.0 else {"attention_factor": whole * more}
 
 
 def eps(keys: Keys) -> Raw:

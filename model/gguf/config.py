@@ -26,7 +26,7 @@ def read_config(container: Container) -> Raw:
     """The keys of config.json; its `eos_token_id` is left to the vocabulary. Raises CheckpointError."""
     keys = check_architecture(container)
     raw = common(keys)
-    raw |= ARCHITECTURES[str(keys.arch)](keys, raw)
+    raw |= ARCHITECTURES[keys.arch](keys, raw)
     keys.check_all_read()
     return raw
 

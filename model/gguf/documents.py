@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from attend.model.gguf import config, vocabulary
+from attend.model.gguf.common import classifier_labels
 from attend.model.gguf.container import Container, read_container
 from attend.model.gguf.keys import Keys, shortest
 from attend.model.gguf.paths import split_files
@@ -66,6 +67,11 @@ def pooling_type(path: Path) -> int | None:
     """How the file's embeddings are made, as llama.cpp counts the ways; None where it does not say. Raises CheckpointError."""
     kind: int | None = Keys(container(path)).get("pooling_type")
     return kind
+
+
+def has_labels(path: Path) -> bool:
+    """Whether the file has a reranker's head in place of that of a text. Raises CheckpointError."""
+    return classifier_labels(Keys(container(path))) is not None
 
 
 def _config(found: Container) -> Document:

@@ -27,7 +27,10 @@ class Keys:
 
     def __init__(self, container: Container) -> None:
         self.container = container
-        self.arch = container.metadata.get("general.architecture")
+        arch = container.metadata.get("general.architecture")
+        if not isinstance(arch, str):
+            raise self.wrong(f"general.architecture must be a string; got {repr(arch)[:100]}")
+        self.arch = arch
         start = f"{self.arch}."
         self._values = {key[len(start) :]: value for key, value in container.metadata.items() if key.startswith(start)}
         self._read = set(HARMLESS)
@@ -43,7 +46,7 @@ class Keys:
         self._read.add(name)
         value = self._values.get(name)
         if isinstance(value, list):
-            if not value or (name not in BY_LAYER.get(str(self.arch), ()) and any(each != value[0] for each in value)):
+            if not value or (name not in BY_LAYER.get(self.arch, ()) and any(each != value[0] for each in value)):
                 raise self.wrong(f"{self.arch}.{name} differs from layer to layer, which is not supported")
             value = value[0]
         return value

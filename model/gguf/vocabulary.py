@@ -5,6 +5,7 @@ and bytes for what has no token. "gemma4" is the same with merges. Source: docs/
 llama-vocab.cpp for what a missing key means.
 """
 
+import logging
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from attend.model.errors import CheckpointError, is_failure
 from attend.model.gguf.container import Container
 from attend.model.gguf.splits import SPLITS
 
+log = logging.getLogger("attend.model")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """The kinds of tokens, as `tokenizer.ggml.token_type` counts them."""
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
@@ -69,11 +71,13 @@ class Vocabulary:
         self.kind = self.metadata_value("model")
         self._check_keys()
         self.words: list[str] = self.array("tokens", str)
-        kinds = self.array("token_type", int, len(self.words)) if self.metadata_value("token_type") is not None else []
-        self.kinds: list[int] = kinds or [NORMAL] * len(self.words)
+        kinds = self.array("token_type", int) if self.metadata_value("token_type") is not None else [NORMAL] * len(self.words)
+        if len(kinds) < len(self.words):
+            raise self.wrong(f"tokenizer.ggml.token_type has {len(kinds)} elements for {len(self.words)} tokens")
+        self.kinds: list[int] = kinds[: len(self.words)]  # those of a padded vocabulary may go on
         self.ids: dict[str, int] = {}
         for token, (word, kind) in enumerate(zip(self.words, self.kinds, strict=True)):
-            if kind != UNUSED and self.ids.setdefault(word, token) != token:
+            if kind != UNUSED and self.ids.setdefault(word, token) != token and word:  # no text is the empty word
                 raise self.wrong(f"tokens {self.ids[word]} and {token} are both {word[:100]!r}")
         texts = [text for text in self.templates.values() if isinstance(text, str)]
         written = {word for word in TURNS if any(word in text for text in texts)} | self._of_makers
@@ -113,9 +117,10 @@ class Vocabulary:
         token = self.metadata_value(f"{name}_token_id")
         if token is None or token == 0xFFFFFFFF:  # as some writers say none
             return None
-        if name == "padding" and type(token) is int and token >= len(self.words):
-            return None  # nobody pads
-        if type(token) is not int or not 0 <= token < len(self.words):
+        if type(token) is int and token >= len(self.words):  # as of a padded vocabulary: llama.cpp passes it over too
+            log.info("%s: tokenizer.ggml.%s_token_id %d is no token: ignored", self._path, name, token)
+            return None
+        if type(token) is not int or token < 0:
             raise self.wrong(f"tokenizer.ggml.{name}_token_id must be one of {len(self.words)} tokens; got {repr(token)[:100]}")
         return token
 
@@ -239,13 +244,14 @@ def _split(vocabulary: Vocabulary) -> Any:
 
 
 def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """The merges as the file has them."""
+    """The merges as the file has them, but for those that end in no token, which fall apart again."""
     pairs = []
     for text in vocabulary.array("merges", str):
         if (at := text.find(" ", 1)) < 0:
             raise vocabulary.wrong(f"tokenizer.ggml.merges has {text[:100]!r}, which is no pair")
         pairs.append((text[:at], text[at + 1 :]))
-    return pairs
+    kept = vocabulary.ids.keys() | {part for pair in pairs for part in pair}
+    return [pair for pair in pairs if "".join(pair) in kept or not vocabulary.ids.keys() >= set(pair)]
 
 
 def _spaced_tokenizer(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, prefixed: bool) -> Tokenizer:

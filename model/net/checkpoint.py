@@ -72,6 +72,15 @@ def lacks_head(folder: Path) -> bool:
     return not config.tied_head and not _has_head(folder, family, config)
 
 
+def makes_text(folder: Path) -> bool:
+    """Whether a folder has the head of a text: neither none, nor that of a reranker's labels alone. Raises CheckpointError."""
+    if is_gguf(folder):
+        from attend.model.gguf.documents import has_labels  # it needs numpy, and a folder does not
+
+        return not has_labels(folder)
+    return not lacks_head(folder)
+
+
 def _brings_head(folder: Path) -> bool:
     """Whether a folder has a head of its own, though its config.json does not say so. Raises CheckpointError."""
     raw = read_json(folder, "config.json")

@@ -10,7 +10,7 @@ from attend.model.config import MemoryGroup, ModelConfig
 from attend.model.devices import DTYPES
 from attend.model.engine.build import size_engine
 from attend.model.engine.options import EngineOptions
-from attend.model.net.checkpoint import inspect, lacks_head, open_weights, quantised_decoder
+from attend.model.net.checkpoint import inspect, makes_text, open_weights, quantised_decoder
 from attend.model.net.quantised import count_bytes
 from attend.model.parallel.shards import check_shards
 from attend.model.text.chat import ChatTemplate
@@ -28,7 +28,7 @@ def checkpoint_facts(folder: Path) -> dict[str, Any]:
         "supported": True,
         "folder": str(folder),
         **_shape(config),
-        "makes_text": not lacks_head(folder),
+        "makes_text": makes_text(folder),
         "parameters": net.num_parameters,
         **_on_disk(folder),
         "memory": {name: _memory(config, count_bytes(net, dtype), dtype) for name, dtype in DTYPES.items()},
@@ -89,7 +89,7 @@ def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _head(facts: dict[str, Any]) -> str:
     if not facts["makes_text"]:
-        return "no head: embeddings alone"
+        return "no head of a text: embeddings or scores alone"
     return "head tied to the embedding" if facts["tied_head"] else "own head"
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.scorer import ServingScorer
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.net.checkpoint import has_codes, lacks_head, read_config
+from attend.model.net.checkpoint import has_codes, makes_text, read_config
 from attend.model.net.outliers import write_with_outliers
 from attend.model.quality import Quality, Scorer, compare
 from attend.model.text.tokenizer import Tokenizer
@@ -162,7 +162,7 @@ def show(
         raise SettingError(f"bytes must be at least 1; got {num_bytes}")
     settings = hub.with_folder(settings)
     config = read_config(settings.folder)
-    if lacks_head(settings.folder):
+    if not makes_text(settings.folder):
         raise CheckpointError(f"{settings.folder} has no head: there are no probabilities to measure")
     if names is None:
         names = [] if has_codes(settings.folder) else ["int8", "int4"]

@@ -93,7 +93,7 @@ class Preparation:
 
         Work that may take longer than a millisecond runs in a thread pool.
         """
-        if command.embedding is None:
+        if command.embedding is None and not command.scored_token_ids:
             self.check_text()
         command = await fit_conversation(command, self.info.max_model_len, self._num_tokens)
         prompts = [await self._prompt_text(prompt, command, place) for place, prompt in enumerate(command.prompts)]
@@ -123,7 +123,8 @@ class Preparation:
         """Raise NotSupported where the model makes embeddings alone."""
         if not self.info.makes_text:
             raise NotSupported(
-                "this model generates no text: its checkpoint has no head; POST /v1/embeddings is served", "model"
+                "this model generates no text: its checkpoint has no head for it; POST /v1/embeddings or /v1/rerank is served",
+                "model",
             )
 
     async def _grammar(self, command: Command, read: _ReadPrompts) -> tuple[GrammarSpec | None, CompiledGrammar | None]:

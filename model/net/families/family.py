@@ -234,11 +234,14 @@ def sliding_layers(raw: Raw, default: Callable[[int], bool]) -> tuple[int, ...]:
 
 
 def windows(raw: Raw, window: Any, layers: tuple[int, ...] | None) -> dict[str, Any]:
-    """Fields for a window that holds for `layers`, or for all; none where no query could fail to see a key."""
+    """Fields for a window that holds for `layers`, or for all; none where no query could fail to see a key: not where a scaling
+    of positions may lead beyond those that are said.
+    """
     if window is None or layers == ():
         return {}
-    window = size({"sliding_window": window}, "sliding_window")
-    if window >= positions(raw):
+    window, scaling = size({"sliding_window": window}, "sliding_window"), raw.get("rope_scaling") or raw.get("rope_parameters")
+    grows = isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in ("dynamic", "yarn")
+    if window >= positions(raw) and not grows:
         return {}
     whole = layers is None or len(layers) == size(raw, "num_hidden_layers")
     return {"sliding_window": window, "window_layers": None if whole else layers}

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
-from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size_of, in_block, number, pairs
+from attend.model.net.families.family import Family, Raw, decoder_sizes, flag, head_size_of, in_block, number, pairs, refuse
 from attend.model.net.families.positions import rope
 
 if TYPE_CHECKING:  # a config is read without torch
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # a config is read without torch
 def read(raw: Raw) -> ModelConfig:
     """Read a GPT-NeoX config.json; each query head has a key/value head of its own."""
     size, bias = head_size_of(raw, "hidden_size", "num_attention_heads"), flag(raw, "attention_bias", True)
+    refuse(raw, "head_dim", None, size)
     ours = {"head_dim": size, "num_key_value_heads": None, "hidden_act": raw.get("hidden_act") or "gelu"}
     raw = {key: value for key, value in raw.items() if key not in ("rope_theta", "partial_rotary_factor")} | ours
     theta, share = number(raw, "rotary_emb_base", 10000.0), number(raw, "rotary_pct", 0.25)

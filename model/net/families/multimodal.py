@@ -11,7 +11,7 @@ from typing import Any
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families import gemma, llama, ministral, qwen_moe
-from attend.model.net.families.family import POSITIONS, Family, Raw, size
+from attend.model.net.families.family import POSITIONS, Family, Raw, head_size_of, refuse, size
 
 MROPE = {"mrope_section", "mrope_interleaved"}
 """How positions of images are spread over a head: those of a text are the same in each part."""
@@ -69,7 +69,8 @@ def mistral3(raw: Raw) -> ModelConfig:
 def qwen2_vl(raw: Raw) -> ModelConfig:
     """Qwen2-VL and Qwen2.5-VL. Older configs have the text model's keys beside those of images. Either may tie the head."""
     absent = {"num_key_value_heads": 8, "max_window_layers": 80, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
-    text = {**_with(raw, **absent), "head_dim": None}
+    text = _with(raw, **absent)
+    refuse(text, "head_dim", None, head_size_of(text, "hidden_size", "num_attention_heads"))
     text["tie_word_embeddings"] |= (raw.get("text_config") or {}).get("tie_word_embeddings") is True
     for key in ("rope_parameters", "rope_scaling"):
         values = text.get(key)

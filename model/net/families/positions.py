@@ -70,14 +70,16 @@ def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict
             f"config.json: {name} has {', '.join(objects)}: RoPE parameters for each layer type are not supported"
         )
     if unknown:
-        _tell(f"config.json: {name} has {', '.join(sorted(unknown))}, which rope_type {kind!r} does not use: ignored")
+        tell(f"config.json: {name} has {', '.join(sorted(unknown))}, which rope_type {kind!r} does not use: ignored")
     share = number(values, "partial_rotary_factor", 1.0)
     rotated = head_size if kind == "proportional" else int(head_size * share)
     fields: dict[str, Any] = {"rope_theta": number(values, "rope_theta", 10000.0)}
     fields["rope_size"] = None if rotated == head_size else rotated
     fields["rope_scaling"] = scaling = _scaling(raw, kind, values)
-    if isinstance(scaling, DynamicScaling):  # what it learned, and how far it is stretched
-        fields["max_positions"] = int(scaling.factor * scaling.original_positions)
+    if isinstance(scaling, (DynamicScaling, YarnScaling)):  # what it learned, and how far it is stretched
+        learned, stretched = positions(raw), int(scaling.factor * scaling.original_positions)
+        fields["max_positions"] = max(learned, stretched)
+        fields["default_positions"] = learned if stretched > learned else None
     return fields
 
 
@@ -130,7 +132,7 @@ def _attention_factor(values: dict[str, Any], factor: float) -> float:
 
 
 @cache
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     """Log it once in a process: a config is read several times."""
     log.info(text)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
@@ -46,7 +47,8 @@ from attend.model.net.families import (
     stablelm,
     starcoder2,
 )
-from attend.model.net.families.family import Family, Raw
+from attend.model.net.families.family import Family, Raw, refuse
+from attend.model.net.families.positions import tell
 from attend.model.net.families.unsupported_families import introduce
 from attend.model.weights import read_json
 
@@ -241,9 +243,43 @@ def config_of(folder: Path) -> ModelConfig:
         raise
 
 
+EVERYWHERE: dict[str, tuple[Any, ...]] = {
+    "is_causal": (None, True),
+    "is_encoder_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "use_bidirectional_attention": (None, False, "vision"),  # which is that of the tokens of images
+}
+"""Keys that change what any family computes, with their values that change nothing."""
+
+
 def read_checked(family: Family, raw: Raw) -> ModelConfig:
     """The config of a model. A value of the wrong type deep in the file is the file's fault, not ours: CheckpointError."""
+    text = raw.get("text_config") or raw
     try:
-        return family.read(raw)
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        for place in (raw, text):
+            for key, harmless in EVERYWHERE.items():
+                refuse(place, key, *harmless)
+            if not raw["model_type"].startswith("gemma4"):
+                refuse(place, "per_layer_config", None, {})
+        config = family.read(raw)
+        _check_layer_types(config, text)
+        return config
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"config.json has a value of the wrong type: {error}") from error
+
+
+def _check_layer_types(config: ModelConfig, text: Raw) -> None:
+    """Refuse kinds of layers that this family does not have: not all of them look at `layer_types`. A window that none of them
+    looks at is passed over.
+    """
+    kinds, window = text.get("layer_types"), text.get("sliding_window")
+    if not isinstance(kinds, list | None):
+        raise CheckpointError(f"config.json: layer_types must be a list; got {kinds!r}")
+    if config.delta_layers or config.conv_layers:  # whose readers look at it
+        return
+    slides, wide = config.sliding_window is not None, not isinstance(window, int) or window >= config.max_positions
+    seen = {"full_attention", "attention"} | ({"sliding_attention"} if slides or (wide and window) else set())
+    if others := sorted({str(kind) for kind in kinds or []} - seen):
+        raise CheckpointError(f"config.json: layer_types name {', '.join(others)}: {config.family} has no such layers")
+    if not slides and not wide and text.get("use_sliding_window") is not False:
+        tell(f"config.json has sliding_window = {window}, which model_type {config.family!r} does not use: ignored")

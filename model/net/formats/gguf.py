@@ -17,11 +17,12 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.gguf.common import CONVOLVING, FREQUENCIES, LONG, SHORT
+from attend.model.gguf.common import CLASSIFIER, CONVOLVING, FREQUENCIES, LONG, SHORT, classifier_labels
 from attend.model.gguf.config import read_config
 from attend.model.gguf.container import StoredTensor
 from attend.model.gguf.documents import container
 from attend.model.gguf.keys import Keys
+from attend.model.gguf.vocabulary import vocabulary_of
 from attend.model.net.families.family import MTP, Family, in_block, pairs
 from attend.model.net.families.glm4 import halves
 from attend.model.net.formats import gguf_delta
@@ -115,13 +116,15 @@ class Gguf(Weights):
         self._container = container(path)
         super().__init__(path, self._container.files)
         self._arch: str = self._container.metadata["general.architecture"]
-        config = read_config(self._container)
+        config, keys, ids = read_config(self._container), Keys(self._container), vocabulary_of(self._container).ids
         self._head = _rows_of_heads(config)
         """Rows that no change of their order takes apart."""
-        self._layers: tuple[int, int] = config["num_hidden_layers"], Keys(self._container).size("block_count")
+        self._layers: tuple[int, int] = config["num_hidden_layers"], keys.size("block_count")
         """Layers of the model, and of the file: the last ones may be there for multi-token prediction."""
         self._columns_I = gguf_delta.columns(self._arch, config)
         """Which column of the matrix that reads value heads stands in each place."""
+        self._labels = [ids.get(label, -1) for label in classifier_labels(keys) or []]
+        """The tokens that the rows of a reranker's head score; -1 for one that the vocabulary lacks."""
         self._maps: dict[Path, mmap.mmap] = {}
         self.where = {name: stored.file.name for name, stored in self._container.tensors.items()}
 
@@ -147,6 +150,8 @@ class Gguf(Weights):
             changes = changes | {"attention.qkv": ("attn_qkv",)}
         if "blk.0.ffn_gate.weight" not in self.where:
             changes = changes | {"mlp.gate_up": ("ffn_up",)}
+        if self._labels:
+            weights = weights | {"head.weight": (CLASSIFIER,)}
         if "blk.0.ffn_gate_up_exps.weight" in self.where:
             changes = changes | {"mlp.experts.gate_up": ("ffn_gate_up_exps[{e}]",)}
         return replace(
@@ -165,7 +170,7 @@ class Gguf(Weights):
     def form(self, name: str) -> CodeLayout | None:
         """See `Weights`."""
         stored = self._find_stored(name)
-        return None if stored is None else FORMS.get(stored.kind)
+        return None if stored is None or name == CLASSIFIER else FORMS.get(stored.kind)
 
     def find(self, name: str, shape: tuple[int, ...]) -> list[Place] | None:
         """The tensor of this name, or that of all experts: NAME[7] is the part of the eighth."""
@@ -177,6 +182,8 @@ class Gguf(Weights):
                 whole = (stored.shape[0], *shape)
         if _TURNED in name:
             whole = (*whole[:-2], *whole[:-3:-1])
+        if name == CLASSIFIER:
+            whole, self._rows = (len(self._labels), shape[-1]), shape[0]
         if stored is None:
             self.problems.append(f"tensor {name} is missing")
             return None
@@ -221,9 +228,10 @@ class Gguf(Weights):
     def _numbers(self, name: str, held: list[Tensor]) -> Iterator[Tensor | Blocks]:
         """The numbers, where torch has their type; else the blocks."""
         [bytes_RB], stored = held, self._container.tensors[_base(name)]
-        if _TURNED in name:
+        if _TURNED in name or name == CLASSIFIER:
             numbers = bytes_RB.view(PLAIN[stored.kind]) if stored.kind in PLAIN else _meaning(stored.kind, bytes_RB)
-            yield (numbers.dense() if isinstance(numbers, Codes) else numbers).T
+            numbers = numbers.dense() if isinstance(numbers, Codes) else numbers
+            yield from self._whole_head(numbers) if name == CLASSIFIER else [numbers.T]
             return
         columns_I = self._order(name)
         if stored.kind not in PLAIN:
@@ -236,6 +244,17 @@ class Gguf(Weights):
             yield from (some_RI[:, columns_I] for some_RI in numbers.split(max(1, SLICE // len(columns_I))))
         else:
             yield numbers if len(stored.shape) > 1 else numbers[0]
+
+    def _whole_head(self, rows_LI: Tensor) -> Iterator[Tensor]:
+        """The head of a whole vocabulary whose rows are 0, but for those of the labels."""
+        first = 0
+        for token, label in sorted((token, label) for label, token in enumerate(self._labels) if token >= 0):
+            if token > first:
+                yield rows_LI.new_zeros(1, 1).expand(token - first, rows_LI.shape[1])
+            yield rows_LI[label : label + 1].clone()
+            first = token + 1
+        if first < self._rows:
+            yield rows_LI.new_zeros(1, 1).expand(self._rows - first, rows_LI.shape[1])
 
 
 def _rows_of_heads(config: Mapping[str, Any]) -> int:

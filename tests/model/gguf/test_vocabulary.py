@@ -24,7 +24,7 @@ from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
 from tests.conftest import examples
 from tests.model import tokenizers
-from tests.model.gguf_files import byte_level, make, scored, write_gguf
+from tests.model.gguf_files import byte_level, letters, make, scored, write_gguf
 from tests.model.text.test_tokenizer_kinds import NASTY
 
 law = settings(max_examples=examples(40), derandomize=True, deadline=None)
@@ -383,3 +383,12 @@ def test_the_merges_of_a_vocabulary_are_all_its_pairs_in_the_order_of_their_scor
     metadata = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.scores": scores, "tokenizer.ggml.model": "llama"}
     found = _merges(Vocabulary(Container(Path("tiny.gguf"), (), metadata, {})))
     assert found == [(words[token][:-at], words[token][-at:]) for _, at, _, token in sorted(pairs)]
+
+
+def test_a_padded_vocabulary_is_read_as_llama_cpp_reads_it(tmp_path):
+    """Special ids beyond it are none, kinds of tokens may go on, empty words are no text, merges into no token fall apart."""
+    tokens = letters()
+    tokens["tokens"][3:5], tokens["token_type"] = ["", ""], [*tokens["token_type"], 5, 5]
+    path = write_gguf(make("qwen3-tied", tmp_path / "theirs"), tmp_path / "m.gguf", tokens=tokens | {"padding_token_id": 96})
+    assert [83, 71] == Tokenizer.load(path).encode("th")
+    assert read_config(path).vocab_size == len(tokens["tokens"])

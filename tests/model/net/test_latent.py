@@ -1,5 +1,7 @@
 """Multi-head latent attention: the written-out equation, one cached vector a token, and what does not compute it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -59,6 +61,15 @@ def test_what_is_absorbed_is_the_equation_written_out():
     cos, sin = (table[:TOKENS, None] for table in rotary_table(config.ropes[0], TOKENS))
     found = layer(x_TE, Rotation(cos, sin), 0, DenseCausal(TOKENS, config.attention_variants))
     torch.testing.assert_close(found, written_out(layer, x_TE, Rotation(cos, sin), 0.4))
+
+
+@torch.no_grad()
+def test_the_norms_of_latent_vectors_have_an_eps_of_their_own():
+    spec = replace(SPEC, query_rank=7)
+    layer = tiny_decoder(latent_config(latent=spec, norm_eps=0.5)).blocks[0].attention
+    for norm, size in ((layer.kv_norm, 12), (layer.query.q_norm, 7)):
+        x_E = torch.arange(1.0, 1.0 + size) / 100
+        torch.testing.assert_close(norm(x_E), norm.weight * x_E * (x_E.square().mean() + 1e-6).rsqrt())
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])

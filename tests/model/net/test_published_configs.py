@@ -1,17 +1,23 @@
 """A published config.json of each served family, and what transformers 5 makes of it, are read as transformers reads them."""
 
+import dataclasses
+import inspect
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig
 
 from attend.model.backends.backend import Placement
 from attend.model.backends.choice import choose_backend
+from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import read_config
-from attend.model.net.families.table import FAMILIES
+from attend.model.net.families.table import FAMILIES, read_checked
 
 COMMON = {
     "hidden_act": "silu",
@@ -303,3 +309,163 @@ def test_a_published_model_is_computed_by_triton_on_a_gpu(name: str):
     pytest.importorskip("triton")
     config = FAMILIES[PUBLISHED[name]["model_type"]].read(PUBLISHED[name])
     assert "triton" == choose_backend("auto", config, Placement(torch.bfloat16, "cuda", 32)).name
+
+
+NO_KEYS = """__class__ _attn_implementation _attn_implementation_internal _experts_implementation conv_ default_theta
+_experts_implementation_internal _rope_type_labels get_text_config json kv_sharing_modes number_of_conv_states
+save_pretrained standardize_rope_params sub_configs validate_rope"""
+"""What has the form of a key in the source, and is none of config.json."""
+HARMLESS = """_name_or_path architectures attention_dropout attn_pdrop base_model_pp_plan base_model_tp_plan
+chunk_size_feed_forward classifier_dropout compile_config distributed_config dtype embd_pdrop embedding_dropout
+embedding_initializer_range extra_files fusion_config gradient_checkpointing hidden_dropout id2label init_std
+initializer_factor initializer_range is_decoder label2id linear_a_log_max linear_a_log_min linear_dt_init_floor
+linear_dt_max linear_dt_min name_or_path num_labels num_mtp_layers num_nextn_predict_layers output_attentions
+output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type reorder_and_upcast_attn
+resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise sep_token_id
+transformers_version transformers_weights use_cache"""
+"""Of training, of other heads than that of the next token, and of how `transformers` computes."""
+ELSEWHERE = "attention_chunk_size rope_parameters sliding_window"
+"""Acts with kinds of layers that are refused; not beside `rope_scaling`; and a window that no layer looks at is told."""
+
+TOWERS = """attention_context_left attention_context_right attention_invalid_logits_value attention_logit_cap audio_config
+audio_token_id conv_kernel_size deepstack_visual_indexes depth embed_dim fullatt_block_indexes gradient_clipping
+image_token_id in_channels merge_size mlp_ratio mm_tokens_per_image num_heads num_position_embeddings
+out_hidden_size output_proj_dims patch_size patch_temporal pooling_kernel_size pos_emb_height pos_emb_width
+position_embedding_size projector_hidden_act projector_hidden_size residual_weight spatial_merge_size
+standardize subsampling_conv_channels temporal_patch_size use_clipped_linears video_token_id vision_config
+window_size"""
+"""Of images and sound."""
+OUTSIDE = "eos_token_id model_type text_config tie_word_embeddings"
+"""Of a text model inside of another: what the other says."""
+EXCUSED = {
+    "cohere2": "head_dim",  # the heads share the width
+    "ernie4_5_moe": "num_experts num_experts_per_tok",  # other names of keys that are there, and so below
+    "exaone4": "sliding_window_pattern",  # beside layer_types
+    "exaone_moe": "sliding_window_pattern",
+    "gemma": "hidden_act",  # whose first configs said another than they meant
+    "gemma3": "attn_logit_softcapping final_logit_softcapping",  # its forward looks at neither
+    "gemma3_text": "attn_logit_softcapping",
+    "dots1": "num_local_experts",
+    "gemma4": "hidden_act moe_intermediate_size num_experts top_k_experts use_double_wide_mlp",  # without enable_moe_block
+    "gemma4_text": "hidden_act moe_intermediate_size num_experts top_k_experts use_double_wide_mlp",
+    "gemma4_unified": "use_double_wide_mlp",  # without num_kv_shared_layers
+    "gemma4_unified_text": "use_double_wide_mlp",
+    "glm4_moe": "num_local_experts",
+    "gpt2": """head_dim hidden_size max_position_embeddings num_attention_heads num_hidden_layers summary_activation
+    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj""",
+    "granitemoehybrid": """layers_block_type mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state
+    mamba_expand mamba_n_groups mamba_n_heads mamba_proj_bias num_experts_per_tok time_step_limit""",  # without Mamba
+    "hunyuan_v1_dense": "eod_token_id",
+    "lfm2": "tie_word_embeddings",
+    "minicpm3": "logits_scaling",  # a property
+    "muse_glimmer": "hidden_act layer_norm_eps",
+    "olmoe": "num_local_experts",
+    "qwen2_moe": "max_window_layers",  # without use_sliding_window
+    "qwen2_vl": "max_window_layers",
+    "qwen3_5_moe": "intermediate_size",
+    "qwen3_5_moe_text": "intermediate_size",
+    "stablelm": "partial_rotary_factor",
+}
+"""Of single families: with why they change nothing."""
+NEEDED = {"dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}}
+"""What a config.json must have that its class leaves out."""
+
+
+class Unread:
+    """A value that no reader takes for one of its own."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = object.__hash__
+
+
+def reading(raw: dict[str, Any], **changed: Any) -> object:
+    """What is read of a config with other keys of its text model, or why it is refused."""
+    text = {"text_config": raw["text_config"] | changed} if "text_config" in raw else changed
+    try:
+        return read_checked(FAMILIES[raw["model_type"]], raw | text)
+    except CheckpointError as error:
+        return str(error)
+
+
+def keys_in(files: Iterable[Path]) -> set[str]:
+    form = re.compile(r"\bconfig\.([a-z_][a-z_0-9]*)|getattr\(\w*\.?\w*config, \"([a-z_0-9]+)\"")
+    return {one or other for file in files for one, other in form.findall(file.read_text(encoding="utf-8"))}
+
+
+def test_each_key_that_acts_in_transformers_is_read_or_refused():
+    """Those of its config classes, and those that its source of the family, or of all families, looks at."""
+    root, left = Path(transformers.__file__).parent, {}
+    names = ("modeling_utils", "masking_utils", "modeling_rope_utils", "cache_utils", "integrations/sdpa_attention")
+    everywhere = keys_in(root / f"{name}.py" for name in names)
+    known = {key for keys in (NO_KEYS, HARMLESS, ELSEWHERE, TOWERS) for key in keys.split()}
+    for kind in FAMILIES.keys() - {"attend"}:
+        raws = [raw for raw in PUBLISHED.values() if raw["model_type"] == kind]
+        raws = raws or [json.loads(AutoConfig.for_model(kind).to_json_string(use_diff=False)) | NEEDED.get(kind, {})]
+        text = AutoConfig.for_model(**raws[0]).get_text_config()
+        acts = everywhere | keys_in(Path(inspect.getfile(type(text))).parent.glob("modeling_*.py"))
+        acts |= {field.name for field in dataclasses.fields(text)}
+        for raw in raws:
+            usual = reading(raw)
+            acts = {key for key in acts - known if reading(raw, **{key: Unread()}) == usual}
+        excused = {*EXCUSED.get(kind, "").split(), *(OUTSIDE.split() if "text_config" in raws[0] else ())}
+        left[kind] = sorted(acts - excused)
+    assert {kind: keys for kind, keys in left.items() if keys} == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("is_causal", False),
+        ("is_encoder_decoder", True),
+        ("use_bidirectional_attention", True),
+        ("per_layer_config", {"0": {"sliding_window": 4}}),
+        ("layer_types", ["chunked_attention"] * 62),
+    ],
+)
+def test_a_key_that_acts_in_every_family_is_refused_by_its_name(key, value):
+    for name, raw in PUBLISHED.items():
+        assert key in str(reading(raw, **{key: value})), name
+        if "text_config" in raw and key.startswith(("is_", "use_")):
+            assert key in str(reading({**raw, key: value})), name
+
+
+def test_sliding_layers_are_refused_where_a_family_has_none_and_a_window_alone_is_told(caplog):
+    caplog.set_level("INFO")
+    windowed = LLAMA2 | {"sliding_window": 1000}
+    assert reading(windowed) == reading(LLAMA2)
+    assert "sliding_window = 1000, which model_type 'llama' does not use: ignored" in caplog.text
+    assert "layer_types name sliding_attention" in str(reading(windowed | {"layer_types": ["sliding_attention"] * 32}))
+    assert reading(windowed | {"layer_types": ["full_attention"] * 32}) == reading(LLAMA2)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "most", "usual", "window"),
+    [
+        ({"rope_type": "dynamic", "factor": 3.0}, 3 * 32768, 32768, 32768),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 4 * 32768, 32768, 32768),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16384}, 32768, 32768, 32768),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 32768, 32768, 32768),
+        ({"rope_type": "linear", "factor": 4.0}, 32768, 32768, None),
+    ],
+)
+def test_a_context_may_grow_as_far_as_its_scaling_and_windows_hold_there(scaling, most, usual, window):
+    """As Qwen has YaRN switched on: `max_position_embeddings` stays, and so does the context where nobody asks for one."""
+    ours = reading(MISTRAL | {"sliding_window": 32768, "rope_scaling": scaling})
+    assert (ours.max_positions, ours.default_context, ours.sliding_window) == (most, usual, window)
+
+
+WINDOWED = """cohere2 dots1 exaone4 exaone_moe gemma2 gemma3_text gemma4_text gemma4_unified_text gpt_oss granite_swa lfm3
+ministral olmo3 qwen2 qwen2_moe qwen3 vaultgemma"""
+
+
+def test_the_layers_that_have_a_window_where_nobody_names_them_are_those_of_transformers():
+    for kind in WINDOWED.split():
+        asked = {"num_hidden_layers": 9, "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 5}
+        theirs = AutoConfig.for_model(kind, **asked)
+        raw = json.loads(theirs.to_json_string(use_diff=False)) | NEEDED.get(kind, {})
+        found = reading({key: value for key, value in raw.items() if key not in ("layer_types", "per_layer_config")})
+        ours = ["sliding_attention" if found.slides(layer) else "full_attention" for layer in range(9)]
+        wanted = [kind if kind == "sliding_attention" else "full_attention" for kind in theirs.layer_types]
+        assert ours == wanted, kind

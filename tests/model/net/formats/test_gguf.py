@@ -1,10 +1,12 @@
 """A GGUF file is the checkpoint that it was written from: every logit, for every family and type that is read."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -14,7 +16,7 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load_decoder, read_config
+from attend.model.net.checkpoint import inspect, load_decoder, makes_text, read_config
 from attend.model.net.formats.codes import GROUP, INT8
 from attend.model.net.formats.ggml import FORMS, NATIVE
 from attend.model.net.formats.gguf import READ
@@ -25,7 +27,7 @@ from attend.model.net.quantised import QuantisedLinear
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import DEEPSEEK, LATENT, VOCAB, edit_config, shaped, spread, their_logits, their_model
-from tests.model.gguf_files import MADE, Blocks, Type, make, plain, stored_as, write_gguf
+from tests.model.gguf_files import MADE, Blocks, Type, letters, make, plain, stored_as, write_gguf
 from tests.model.net.native.test_native import distance, needs_library, run, run_native
 
 TOKENS = [5, 17, 80, 3, 44, 61, 9, 2, 33, 70, 12, 8, 8, 91, 20, 1]
@@ -394,11 +396,18 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
 
 
+WHOLE = 0.1 * math.log(4.0) + 1
+"""What follows from the factor of `llama-yarn`."""
+
+
 @pytest.mark.parametrize(
     ("said", "same"),
     [
-        ({"yarn_attn_factor": 0.75}, {"attn_factor": 0.75}),
-        ({"yarn_attn_factor": 0.75, "attn_factor": 0.5}, {"attn_factor": 0.375}),
+        ({"yarn_attn_factor": WHOLE}, {}),
+        ({"yarn_attn_factor": 1.3}, {"attention_factor": 1.3}),
+        ({"yarn_attn_factor": 1.0, "attn_factor": 0.5}, {"attn_factor": 0.5}),
+        ({"yarn_attn_factor": WHOLE, "attn_factor": WHOLE}, {}),
+        ({"attn_factor": WHOLE}, {}),
         ({"yarn_log_multiplier": 0.5}, {"mscale": 1.0, "mscale_all_dim": 0.5}),
         ({"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}, {"beta_fast": 16.0, "beta_slow": 2.0}),
         ({"yarn_ext_factor": 1.0}, {}),
@@ -407,7 +416,7 @@ def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path,
     ids=str,
 )
 def test_the_keys_of_yarn_mean_what_llama_cpp_takes_them_for(tmp_path, said, same):
-    """Its converter writes `yarn_attn_factor` for `attn_factor`; a `yarn_log_multiplier` is an `mscale_all_dim`."""
+    """`yarn_attn_factor` is a whole `attention_factor`; a `yarn_log_multiplier` is an `mscale_all_dim`."""
     folder = make("llama-yarn", tmp_path / "theirs")
     metadata = {f"llama.rope.scaling.{key}": value for key, value in said.items()}
     path = write_gguf(folder, tmp_path / "tiny.gguf", metadata=metadata)
@@ -427,3 +436,25 @@ def test_the_attn_factor_of_yarn_means_what_it_means_in_a_config(tmp_path, facto
     assert ours.rope_scaling == replace(
         theirs.rope_scaling, attention_factor=pytest.approx(theirs.rope_scaling.attention_factor)
     )
+
+
+@pytest.mark.parametrize("kind", ["qwen3-tied", "qwen3"])
+def test_a_reranker_scores_by_the_two_rows_of_its_head_and_makes_no_text(kind, tmp_path):
+    """As converted Qwen3-Rerankers are: no head of a text, also where the embedding is not it."""
+    tokens, rows = letters(), numpy.random.default_rng(0).normal(size=(2, 32)).astype(numpy.float32)
+    tokens["tokens"][7], tokens["tokens"][30] = "yes", "no"
+    said = {"qwen3.pooling_type": 4, "qwen3.classifier.output_labels": ["no", "yes"], "tokenizer.chat_template.rerank": "x"}
+
+    def change(tensors: dict[str, Any]) -> None:
+        tensors.pop("output.weight", None)
+        tensors["cls.output.weight"] = (rows, Type.F32)
+
+    path = write_gguf(make(kind, tmp_path / "theirs"), tmp_path / "m.gguf", metadata=said, tokens=tokens, change=change)
+    wanted = numpy.zeros((VOCAB, 32), numpy.float32)
+    wanted[30], wanted[7] = rows
+    for keep_codes in (False, True):
+        assert torch.equal(load_decoder(path, torch.float32, "cpu", keep_codes=keep_codes).head.weight, torch.tensor(wanted))
+    assert not makes_text(path)
+    other = write_gguf(tmp_path / "theirs", tmp_path / "o.gguf", metadata=said | {"qwen3.classifier.output_labels": ["a", "b"]})
+    with pytest.raises(CheckpointError, match=r"qwen3\.classifier\.output_labels must be yes and no, with pooling_type 4"):
+        read_config(other)
