@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 from attend.model.engine.request import Request
+from attend.model.errors import InvalidRequest
 from attend.model.text.caller_marks import ChatText
 from attend.model.text.reasoning import ReasoningLimit
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.thread_pools import run_exclusive
-from attend.service.records import ChatPrompt, Command
+from attend.service.records import MOST_INPUT_TOKENS, ChatPrompt, Command
 
 
 async def fit_conversation(command: Command, most: int, num_tokens: Callable[[ChatText], int]) -> Command:
@@ -50,3 +51,9 @@ def reasoning_limit(command: Command, tokenizer: Tokenizer, vocab_size: int) -> 
         return None
     begin, end = chat.form.reasoning.begin, chat.form.reasoning.end
     return ReasoningLimit(tokenizer, vocab_size, begin, end, chat.form.has_channels, chat.thinking_token_budget)
+
+
+def check_total(name: str, tokens: int) -> None:
+    """Refuse texts that have too many tokens together."""
+    if tokens > MOST_INPUT_TOKENS:
+        raise InvalidRequest(f"{name} may have at most {MOST_INPUT_TOKENS} tokens in all; got {tokens}", name)

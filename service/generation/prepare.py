@@ -18,11 +18,11 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import is_reasoning_open
 from attend.service.chat.grammars import answer_grammar
 from attend.service.generation.answer import Answer, parser_of
-from attend.service.generation.fitting import clamp, fit_conversation, reasoning_limit
+from attend.service.generation.fitting import check_total, clamp, fit_conversation, reasoning_limit
 from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
 from attend.service.generation.thread_pools import TurnPool, run_exclusive, run_in_pool
-from attend.service.records import MOST_INPUT_TOKENS, Arrival, ChatPrompt, Command, FramedText, Prompt
+from attend.service.records import Arrival, ChatPrompt, Command, FramedText, Prompt
 
 T = TypeVar("T")
 
@@ -363,12 +363,6 @@ class Preparation:
             for spelling in dict.fromkeys(spellings)
             if (tokens := self.tokenizer.encode(spelling, add_special_tokens=False))
         ]
-
-
-def check_total(name: str, tokens: int) -> None:
-    """Refuse texts that have too many tokens together."""
-    if tokens > MOST_INPUT_TOKENS:
-        raise InvalidRequest(f"{name} may have at most {MOST_INPUT_TOKENS} tokens in all; got {tokens}", name)
 
 
 def _of_chat(written: ChatText) -> _Text:

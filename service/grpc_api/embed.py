@@ -5,7 +5,7 @@ from attend.model.errors import ContextTooLong
 from attend.model.params import at_most
 from attend.service.generation.cooperative import yield_to_loop
 from attend.service.generation.embed import EmbeddingResult, most_inputs
-from attend.service.generation.prepare import check_total
+from attend.service.generation.fitting import check_total
 from attend.v1 import generation_pb2 as pb
 
 AT_ONCE = 8
