@@ -40,9 +40,8 @@ COMPILES = 8
 _compiling = TurnPool(2, "attend-grammar")
 """Threads of their own: each waits for a child process, and short texts would wait with them."""
 SLACK = 4
-"""A prompt with so many times more characters than its context could hold is refused before any work is done."""
-SEED_BITS = 48
-"""Server-chosen seeds survive a JSON reader that keeps numbers as doubles."""
+"""A prompt with this many times more characters than its context could hold is refused before any work is done."""
+SEED_BITS = 48  # server-chosen seeds survive a JSON reader that keeps numbers as doubles
 
 
 class _Text(NamedTuple):
