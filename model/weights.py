@@ -13,8 +13,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import SUFFIX, is_gguf, lfs_advice
 
@@ -187,6 +185,8 @@ def check_header(path: Path) -> None:
 
 def open_safetensors(path: Path, framework: str = "pt") -> Any:
     """A safetensors file, whose header has been read. Raises CheckpointError where it is damaged, or cut off."""
+    from safetensors import SafetensorError, safe_open  # where only names are read, it is not needed
+
     try:
         check_header(path)  # and safe_open calls a file that it may not read a missing one
     except OSError as error:

@@ -11,7 +11,7 @@ from attend.model.config import ModelConfig
 SIZES = frozenset(
     {
         *("family", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size"),
-        *("max_positions", "norm_eps", "rope_theta", "tied_head", "bos_token_id", "eos_token_ids"),
+        *("max_positions", "default_positions", "norm_eps", "rope_theta", "tied_head", "bos_token_id", "eos_token_ids"),
         *("logit_scale", "logit_softcap"),
     }
 )

@@ -49,7 +49,7 @@ def test_a_plan_says_what_the_parameters_allow(given, answers):
         (SamplingPlan(GREEDY, 0), {}, False, True),
         (SamplingPlan(DRAWN, 0), {}, False, False),
         (SamplingPlan(GREEDY, 0, decoding=BIASED), {}, True, False),
-        (SamplingPlan(GREEDY, 0), {"banned": (2,)}, True, False),
+        (SamplingPlan(GREEDY, 0), {"banned_tokens": (2,)}, True, False),
         (SamplingPlan(GREEDY, 0), {"mask": np.ones(4, dtype=bool)}, True, False),
     ],
 )

@@ -25,9 +25,8 @@ def test_each_line_of_a_text_is_an_object_with_the_fields_of_a_log_line(as_json,
 
 @pytest.mark.parametrize("flags", [["--single"], []])
 def test_a_start_that_fails_says_so_in_json_too(flags, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tls.pem").write_text("")
-    words = [str(tmp_path), "--log-format", "json", "--tls-cert", str(tmp_path / "tls.pem"), "--tls-key", "/nowhere", *flags]
+    words = ["--log-format", "json", "--tls-cert", str(tmp_path / "tls.pem"), "--tls-key", "/nowhere", *flags]
     command = [sys.executable, "-m", "attend.service.commands.cli", "serve", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     [line] = [json.loads(line) for line in done.stderr.splitlines()]
