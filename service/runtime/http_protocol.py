@@ -155,8 +155,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave. Where requests
-        wait it stays paused: their bodies are kept.
+        """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave. No more
+        is read where requests wait: their bodies are kept.
         """
         self._awaits_chunk = False
         if self.parser.should_upgrade():  # its body is yet to come
