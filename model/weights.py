@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.paths import SUFFIX, is_gguf
+from attend.model.gguf.paths import SUFFIX, is_gguf, lfs_advice
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
@@ -25,7 +25,6 @@ SHOWN = 5
 PICKLES = (".bin", ".pt", ".pth")
 NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
 """How the names of pickles begin that training leaves beside the weights."""
-LFS = b"version https://git-lfs.github.com/"
 MOST_JSON = 25_000_000
 """Bytes of a JSON file, or of a safetensors header: the index of a model of 90,000 tensors has 9 million."""
 TAKEN = f"give a checkpoint folder with config.json in it, a {SUFFIX} file, or hf://ORG/NAME"
@@ -196,10 +195,3 @@ def open_safetensors(path: Path, framework: str = "pt") -> Any:
         return safe_open(str(path), framework=framework, device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}{lfs_advice(path)}") from error
-
-
-def lfs_advice(path: Path) -> str:
-    """The end of a message about a file that Git LFS has left a pointer in place of; else empty."""
-    with path.open("rb") as file:
-        is_pointer = file.read(len(LFS)) == LFS
-    return "; it is a pointer of Git LFS: git lfs pull fetches the file" if is_pointer else ""

@@ -18,8 +18,7 @@ from typing import Any
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.paths import split_files
-from attend.model.weights import lfs_advice
+from attend.model.gguf.paths import lfs_advice, split_files
 
 MOST_ITEMS = 1 << 22
 """Metadata, elements of their arrays, and tensors of a file: a vocabulary of 262,144 tokens with its merges has 1.4 million."""

@@ -1,4 +1,4 @@
-"""Which paths name a GGUF file, and the parts that it may be split into. Imports nothing large."""
+"""Which paths name a GGUF file, the parts that it may be split into, and pointers of Git LFS. Imports nothing large."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ from attend.model.errors import CheckpointError
 SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MOST_PARTS = 1000
+LFS = b"version https://git-lfs.github.com/"
 
 
 def is_gguf(path: Path) -> bool:
@@ -39,3 +40,10 @@ def only_gguf(folder: Path) -> Path | None:
     found = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if not path.name.startswith("mmproj")]
     first = [path for path in found if (match := _PART.fullmatch(path.name)) is None or int(match["number"]) == 1]
     return first[0] if len(first) == 1 else None
+
+
+def lfs_advice(path: Path) -> str:
+    """The end of a message about a file that Git LFS has left a pointer in place of; else empty."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(LFS)) == LFS
+    return "; it is a pointer of Git LFS: git lfs pull fetches the file" if is_pointer else ""

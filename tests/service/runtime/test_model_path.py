@@ -6,7 +6,7 @@ from gguf import GGUFWriter
 
 from attend.model.config import DEFAULT_MODEL
 from attend.model.errors import CheckpointError, SettingError
-from attend.model.weights import LFS
+from attend.model.gguf.paths import LFS
 from attend.service.runtime import hub
 from attend.service.runtime.model_path import check_model, resolve_model
 from attend.service.settings import Settings
