@@ -1,4 +1,4 @@
-"""Which paths name a GGUF file, and the parts that it may be split into. Imports nothing large."""
+"""Which paths name a GGUF file, the parts that it may be split into, and pointers of Git LFS. Imports nothing large."""
 
 import re
 from pathlib import Path

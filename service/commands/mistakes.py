@@ -187,6 +187,7 @@ def _unknown_flag(context: Any, flag: str, words: Sequence[str]) -> str:
     known = sorted(name for param in context.command.get_params(context) for name in (*param.opts, *param.secondary_opts))
     theirs = THEIR_FLAGS if command == "serve" else THEIR_FLAGS_OF_TEXTS
     advice = theirs.get(flag, "").format(command=command, value=_value(flag, words))
+    advice = re.sub(r"(hf://[^:\s]+):\S+", r"\1/FILE.gguf", advice)  # llama-server's ORG/NAME:Q4_K_M names no file
     if advice.startswith("--") and advice.split()[0] not in known:
         advice = ""
     if advice:

@@ -91,7 +91,8 @@ async def main(settings: Settings, statistics: int) -> int:
             lost = await run_until(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
         stop.is_draining = ready
         if await may_serve(unknown=started):
-            print_line(stopping_line(await count_requests(), settings.drain_seconds))
+            if count := await count_requests():  # else the supervisor's line says all
+                print_line(stopping_line(count, settings.drain_seconds))
             await drain_until_told_again(stop, settings.drain_seconds, partial(drain, settings))
     finally:
         await stop_everything(serving=started)
@@ -230,8 +231,9 @@ async def count_requests() -> int:
 
 async def drain(settings: Settings, seconds: float) -> None:
     """Have every replica refuse new requests, and end the running ones within so long, while Serve still routes to it."""
+    within = seconds + settings.shutdown_seconds - settings.drain_seconds + 2
     try:
-        await ask_replicas("drain", seconds, seconds=seconds + settings.shutdown_seconds - settings.drain_seconds + 2)
+        await asyncio.shield(ask_replicas("drain", seconds, seconds=within))  # Serve says a traceback where it is cancelled
     except (RayServeException, TimeoutError, ray.exceptions.RayError) as error:
         print_line(f"A replica did not drain: {type(error).__name__}")
 

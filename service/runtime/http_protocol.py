@@ -17,6 +17,8 @@ from attend.service.http_api.cors import cors_headers
 
 MAX_TRAILER_BYTES = 16 << 10
 """Of all trailer fields of a request, as of its head."""
+MAX_PIPELINED = 64
+"""Requests of a connection that wait for the answer of one before them."""
 LENGTHS = (b"content-length", b"transfer-encoding")
 NO_HTTP = "the bytes sent are not a valid HTTP request"
 OTHER_VERSIONS = ("Invalid HTTP version", "Pause on PRI/Upgrade")
@@ -113,6 +115,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._in_head, self._trailer_bytes = False, 0
         self.check_head(self.parser.get_http_version())
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise Refused(429, f"at most {MAX_PIPELINED} requests of a connection may wait", "too_many_requests")
         super().on_headers_complete()
         self._in_body = True
         defaults = self.cycle.default_headers
@@ -151,13 +155,16 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave."""
+        """A whole body. uvicorn pauses reading behind a long last part of it, and would not see the caller leave. No more
+        is read where requests wait: their bodies are kept.
+        """
         self._awaits_chunk = False
         if self.parser.should_upgrade():  # its body is yet to come
             return
         self._in_body = False
         super().on_message_complete()
-        self.flow.resume_reading()
+        if not self.pipeline:
+            self.flow.resume_reading()
         if not self.parser.should_keep_alive():  # it reads no further; a trailer may have said so
             self.cycle.keep_alive = False
             if self.cycle.response_complete:
@@ -185,7 +192,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self.pipeline or (cycle is not None and not self._in_body and not cycle.response_complete):
             self._refusal = reason
             return
-        error = {"message": str(reason), "type": "invalid_request_error", "param": None, "code": reason.code}
+        kind = "rate_limit_error" if reason.status == 429 else "invalid_request_error"
+        error = {"message": str(reason), "type": kind, "param": None, "code": reason.code}
         body = orjson.dumps({"error": error})
         origin = next((value.decode("latin-1") for name, value in self.headers or () if name == b"origin"), None)
         fields = {"content-type": "application/json", "connection": "close", "content-length": str(len(body))}

@@ -136,7 +136,7 @@ async def serve_models(
     await run_until(stop, _watch(pool, certificate))
     print_line(stopping_line(sum(slot.calls for slot in pool.slots.values()), settings.drain_seconds))
     await drain_until_told_again(stop, settings.drain_seconds, pool.close)
-    server.should_exit = True
+    server.end()
     await asyncio.gather(serving, rpc.stop(1.0))
 
 

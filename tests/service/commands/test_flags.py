@@ -60,6 +60,7 @@ def test_a_flag_of_another_server_leads_to_words_that_are_read(attend, served, f
         ("run x y -n 5", "there is no -n: use --max-tokens 5"),
         ("run -m x", "there is no -m: use MODEL without a flag: attend run x"),
         ("run -hf a/b", "there is no -hf: use MODEL without a flag: attend run hf://a/b"),
+        ("serve -hf a/b:Q4_K_M", "there is no -hf: use MODEL without a flag: attend serve hf://a/b/FILE.gguf"),
         ("run x y -c 5", "there is no -c: attend run --help lists the flags"),
         ("run", "missing argument 'MODEL': attend run [OPTIONS] MODEL [PROMPT]"),
         ("run x a b", "got unexpected extra argument(s) (b); a message of several words stands in quotes: "

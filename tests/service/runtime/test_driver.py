@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ with warnings.catch_warnings():
     import ray
 
     from attend.service.observe import cluster_state
-    from attend.service.runtime import driver
+    from attend.service.runtime import driver, lifecycle
 
 TWO_CORES = {"CPU": 2.0}
 
@@ -153,6 +154,26 @@ def test_replicas_that_never_answer_end_the_start_with_a_sentence(monkeypatch):
     monkeypatch.setattr(driver, "DESCRIBE_SECONDS", 0.01)
     with pytest.raises(EngineFailed, match="no replica has reported its model"):
         asyncio.run(driver.say_ready(Settings()))
+
+
+def test_replicas_that_drain_are_asked_again_without_a_cancelled_call(monkeypatch):
+    asked, ended = [], []
+
+    async def ask(_: str, allowed: float, seconds: float) -> list[Any]:
+        asked.append(allowed)
+        await asyncio.sleep(0.2 if allowed else 0.4)
+        ended.append(allowed)
+        return []
+
+    monkeypatch.setattr(driver, "ask_replicas", ask)
+
+    async def law() -> None:
+        stop = lifecycle.Stop()
+        asyncio.get_running_loop().call_later(0.05, stop.again.set)
+        await lifecycle.drain_until_told_again(stop, 30, partial(driver.drain, Settings()))
+
+    asyncio.run(law())
+    assert asked == [30, 0] and ended == [30, 0]
 
 
 def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsys):

@@ -14,7 +14,7 @@ from attend.model.errors import Overloaded
 from attend.service.contract.routes import PROBES
 from attend.service.generation.unread_bodies import CALL_BYTES, UnreadBodies
 from attend.service.http_api.problems import error_response
-from attend.service.runtime import edge, http_server
+from attend.service.runtime import edge, http_protocol, http_server
 from tests.fakes import build_server, until
 
 ROOT = Path(__file__).parents[3]
@@ -422,6 +422,33 @@ def test_what_is_no_request_is_answered_after_the_calls_before_it(monkeypatch, b
             got = await app.answer(GET + b"".join(behind))
             statuses = [int(each[:3]) for each in got.split(b"HTTP/1.1 ")[1:]]
             assert statuses[:-1] == [200] * len(behind) and statuses[-1] in (400, 408, 505), got
+
+    run(law)
+
+
+def test_requests_that_wait_on_a_connection_are_bounded_and_no_more_is_read(monkeypatch):
+    most, read, receive = http_protocol.MAX_PIPELINED, [0], http_protocol.HttpProtocol.data_received
+
+    def count(self: Any, data: bytes) -> None:
+        read[0] += len(data)
+        receive(self, data)
+
+    monkeypatch.setattr(http_protocol.HttpProtocol, "data_received", count)
+
+    async def law() -> None:
+        async with serving() as app:
+            app.gate.clear()
+            asyncio.get_running_loop().call_later(0.5, app.gate.set)
+            got = await app.answer(GET * (most + 9))
+            assert [int(each[:3]) for each in got.split(b"HTTP/1.1 ")[1:]] == [200] * (most + 1) + [429]
+            app.gate.clear()
+            read[0] = 0
+            _, writer = await app.connect()
+            for _ in range(10):
+                writer.write(GET)
+                await asyncio.sleep(0.05)
+            assert read[0] <= 3 * len(GET)
+            writer.close()
 
     run(law)
 

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from attend.model.errors import EngineFailed
-from attend.service.runtime import single
+from attend.service.runtime import lifecycle, single
 from attend.service.runtime.http_server import bind_socket
 from attend.service.settings import Settings
 from attend.v1 import generation_pb2 as pb
@@ -210,7 +210,7 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
 
         async def nothing(self, *given: object) -> None: ...
 
-        start = stop = describe = drain = nothing
+        start = stop = describe = drain = count_requests = nothing
 
         def end(self) -> None: ...
 
@@ -227,7 +227,7 @@ def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: py
     monkeypatch.setattr(single, "print_line", heard)
 
     async def serve() -> int:
-        (stop := asyncio.Event()).set()
+        (stop := lifecycle.Stop()).set()
         monkeypatch.setattr(single, "watch", lambda *given: stop.wait())
         return await single.serve_until(other, Settings(), http, stop)  # type: ignore[arg-type]
 
