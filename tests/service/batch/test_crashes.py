@@ -11,7 +11,7 @@ import pytest
 from attend.service.batch import answer_log, batches, job, results, upload
 from attend.service.batch.folder import Folder
 from attend.service.batch.results import DONE, FAILED, Part, record, spans, tally, write_sorted
-from attend.service.batch.rows import OPEN
+from attend.service.batch.rows import OPEN, new_batch_id
 from attend.service.records import TokenUsage
 from tests.fakes import FakeEngine
 from tests.service.batch.test_batches import until
@@ -296,6 +296,18 @@ async def test_a_folder_of_an_earlier_format_is_gone_on_with(tmp_path, version):
         assert ([row["custom_id"] for row in rows], len(second.requests)) == (["r0", "r1", "r2"], 2)
         assert ended["usage"] == usage_of(rows)
         assert [*folder.parts.iterdir()] == []
+
+
+def test_a_crash_while_parts_are_joined_costs_no_answer(tmp_path):
+    folder, batch = Folder(tmp_path), new_batch_id()
+    whole = [record(number, DONE, b'{"a":{"b":%d}}' % number) for number in range(3)]
+    for cut in range(1, len(b"".join(whole))):
+        (folder.parts / f"{batch}.7").write_bytes(b"".join(whole))
+        folder.part(batch).write_bytes(b"".join(whole)[:cut])
+        (folder.parts / f"{batch}.old").touch()
+        folder.join_parts()
+        made = write_sorted(folder.part(batch), spans(folder.part(batch))[0], {DONE}, tmp_path / f"out{cut}")
+        assert ((tmp_path / f"out{cut}").read_bytes(), made.count) == (b"".join(b'{"a":{"b":%d}}\n' % n for n in range(3)), 3)
 
 
 async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
