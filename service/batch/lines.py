@@ -86,7 +86,7 @@ class Reader:
         if self._max_lines is not None and self._number > self._max_lines:
             self.is_over = True
             return Raw(self._number, b"")
-        if len(text.rstrip(b"\r\n")) > self._max_bytes:
+        if self._is_inside or len(text.rstrip(b"\r\n")) > self._max_bytes:
             return Raw(self._number, b"")
         stripped = text.strip()
         return Raw(self._number, stripped) if stripped else None

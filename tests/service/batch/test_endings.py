@@ -321,6 +321,14 @@ async def test_a_batch_goes_on_with_the_same_weights_under_another_version_or_se
         assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 4)
 
 
+def test_a_line_that_is_too_long_is_no_empty_one_whatever_it_begins_with(tmp_path):
+    for start in (b" ", b"\r", b"x"):
+        (tmp_path / "in").write_bytes(start * 2000 + b'{"custom_id":"a"}\n{}\n')
+        reader = lines.Reader(tmp_path / "in", 1000)
+        assert reader.some() == [lines.Raw(1, b""), lines.Raw(2, b"{}")]
+        reader.close()
+
+
 async def test_empty_lines_count_and_their_reading_gives_way(tmp_path):
     """A file of line ends alone, or after a good line, holds neither the event loop nor a thread from others."""
     for start in (0, 1):
