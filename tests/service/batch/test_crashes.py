@@ -5,6 +5,7 @@ import errno
 import os
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
@@ -296,6 +297,18 @@ async def test_a_folder_of_an_earlier_format_is_gone_on_with(tmp_path, version):
         assert ([row["custom_id"] for row in rows], len(second.requests)) == (["r0", "r1", "r2"], 2)
         assert ended["usage"] == usage_of(rows)
         assert [*folder.parts.iterdir()] == []
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/etc/hostname")])
+async def test_what_is_no_file_in_the_place_of_answers_stops_its_batch_alone(plant, tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        stuck, other = [await world.create([one_token(number)]) for number in (1, 2)]
+        plant(path := world.batch_service.files.folder.part(stuck))
+    async with serving(tmp_path) as world:
+        assert (await world.ended(other))["status"] == "completed"
+        assert world.batch_service.numbers.storage_errors > 0
+        (path.rmdir if path.is_dir() else path.unlink)()
+        assert (await world.ended(stuck))["status"] == "completed"
 
 
 def test_a_crash_while_parts_are_joined_costs_no_answer(tmp_path):
