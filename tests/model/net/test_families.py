@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import load_decoder, read_config, save
 from attend.model.net.families.family import POSITIONS as POSITIONS_OF
-from attend.model.net.families.positions import KEYS, _tell
+from attend.model.net.families.positions import KEYS, tell
 from attend.model.net.families.table import FAMILIES
 from attend.model.net.families.unsupported_families import STRANGERS
 from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
@@ -289,7 +289,7 @@ def test_a_key_of_rope_that_is_not_understood_is_passed_over_with_a_line(plain, 
     values = {"rope_type": "default", **base}
     assume(key not in {"type", "rope_theta", "partial_rotary_factor", "attention_factor", *KEYS[values["rope_type"]], *values})
     caplog.clear()
-    _tell.cache_clear()
+    tell.cache_clear()
     with caplog.at_level("INFO", "attend.model"):
         assert FAMILIES["llama"].read(plain | {name: values | {key: value}}) == FAMILIES["llama"].read(plain | {name: values})
     assert 1 == len(caplog.records) and f"{name} has {key}, " in caplog.records[0].getMessage()
@@ -330,7 +330,7 @@ ODD_ROPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("values", ODD_ROPES.values(), ids=ODD_ROPES)
 def test_keys_that_are_absent_and_keys_without_effect_are_as_transformers_has_them(plain, caplog, values, name, beside):
     raw = plain | beside | {name: values}
-    _tell.cache_clear()
+    tell.cache_clear()
     with caplog.at_level("INFO", "attend.model"):
         ours = FAMILIES["llama"].read(raw)
         FAMILIES["llama"].read(raw)
