@@ -62,6 +62,11 @@ class Folder:
             path.unlink()
 
 
+def opener(path: str, flags: int) -> int:
+    """For `open`: a link is not followed, and no writer of a pipe waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _make(path: Path) -> None:
     """Make a folder of ours, or check the one that is there: what another user may change, or led to by a link, is refused."""
     try:
