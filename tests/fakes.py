@@ -81,6 +81,7 @@ INFO = EngineInfo(
     bos_token_id=None,
     eos_token_ids=(END,),
     fingerprint="fp_fake",
+    weights_digest="w",
 )
 
 LAST_TOKEN = EmbeddingRules(Pooling.LAST, 100, "")

@@ -34,7 +34,7 @@ from attend.model.engine.cache import (
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine, warm_up
 from attend.model.engine.fallback import Fallback
-from attend.model.engine.fingerprint import fingerprint, processor, ropes
+from attend.model.engine.fingerprint import fingerprint, processor, ropes, stamps, weights_digest
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
 from attend.model.engine.offload.offloader import open_offload
@@ -45,7 +45,7 @@ from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
 from attend.model.engine.slower_path import slower_path, with_factor
 from attend.model.engine.startup_times import StartupTimes
-from attend.model.errors import SettingError
+from attend.model.errors import CheckpointError, SettingError
 from attend.model.explain.explainer import Explainer
 from attend.model.net.checkpoint import load_decoder, makes_text, read_config
 from attend.model.net.kv_cache import KVCache
@@ -90,8 +90,12 @@ def build_engine(
     `report` is called with the bytes of weights read so far, and with all of them. With `group` this process is rank 0 of
     those that share the model; each of the others calls `build_runner`, and then `follow`.
     """
+    before = stamps(folder)
     built = build_runner(folder, options, report, group)
     config, model, cache = built.config, built.model, built.runner.cache
+    digest = weights_digest(folder)
+    if stamps(folder) != before:
+        raise CheckpointError(f"{folder} was changed while it was loaded: start again")
     info = EngineInfo(
         family=model.family,
         device=built.runner.device,
@@ -109,7 +113,8 @@ def build_engine(
         cache_bytes=cache.nbytes * (1 if group is None else group.ranks),
         bos_token_id=model.bos_token_id,
         eos_token_ids=model.eos_token_ids,
-        fingerprint=fingerprint(folder, built.setup),
+        weights_digest=digest,
+        fingerprint=fingerprint(folder, built.setup, digest),
         makes_text=makes_text(folder),
         slower_path=built.slower_path,
         device_name=name_of_device(built.runner.device),

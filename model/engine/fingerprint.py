@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from attend.model.config import ModelConfig
-from attend.model.gguf.paths import is_gguf, split_files
+from attend.model.gguf.paths import is_gguf, part_paths, split_files
 from attend.model.net.native.library import library_name
 from attend.model.net.rope import frequencies_of
 from attend.model.weights import weight_files
@@ -55,19 +55,35 @@ def ropes(config: ModelConfig, context: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def fingerprint(folder: Path, setup: str) -> str:
-    """Changes whenever answers might: every byte of weights and JSON, set-up and versions. A copy elsewhere has the same."""
-    if is_gguf(folder):
-        paths = split_files(folder)
-    else:
-        paths = [*(weight_files(folder) if any(folder.glob("*.safetensors")) else ()), *sorted(folder.glob("*.json"))]
-    parts = [(path, start) for path in paths for start in range(0, max(1, path.stat().st_size), PART)]
+def fingerprint(folder: Path, setup: str, digest: str | None = None) -> str:
+    """Changes whenever answers might: weights and JSON (`digest`, if they have been read), set-up and versions."""
+    digest = weights_digest(folder) if digest is None else digest
+    return "fp_" + hashlib.sha256(f"{setup} {torch.__version__} {own_version()} {digest}".encode()).hexdigest()[:16]
+
+
+def weights_digest(folder: Path) -> str:
+    """Of every byte of weights and JSON. A copy elsewhere has the same."""
+    parts = [(path, start) for path in _files(folder) for start in range(0, max(1, path.stat().st_size), PART)]
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(_digest, parts))
-    digest = hashlib.sha256(f"{setup} {torch.__version__} {own_version()}".encode())
+    digest = hashlib.sha256()
     for (path, start), part in zip(parts, digests, strict=True):
         digest.update(f"{path.name} {start} {part}".encode())
-    return "fp_" + digest.hexdigest()[:16]
+    return digest.hexdigest()[:16]
+
+
+def stamps(folder: Path) -> list[tuple[str, int, int, int]]:
+    """What differs once a file that may be read was replaced or written."""
+    paths = part_paths(folder) if is_gguf(folder) else sorted((*folder.glob("*.safetensors"), *folder.glob("*.json")))
+    found = [(path.name, path.stat()) for path in paths if path.is_file()]
+    return [(name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found]
+
+
+def _files(folder: Path) -> list[Path]:
+    if is_gguf(folder):
+        return split_files(folder)
+    weights = weight_files(folder) if any(folder.glob("*.safetensors")) else []
+    return [*weights, *sorted(path for path in folder.glob("*.json") if path.is_file())]
 
 
 def _digest(part: tuple[Path, int]) -> str:

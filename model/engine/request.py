@@ -295,6 +295,8 @@ class EngineInfo:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     fingerprint: str
+    weights_digest: str = ""
+    """Of every byte of the checkpoint. It says nothing of how it is computed, as the fingerprint does."""
     makes_text: bool = True
     """False where the checkpoint has no head: then there are embeddings alone."""
     slower_path: SlowerPath | None = None

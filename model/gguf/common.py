@@ -74,6 +74,8 @@ def _layers(keys: Keys) -> int:
     count, predicting = keys.size("block_count"), keys.get("nextn_predict_layers") or 0
     if type(predicting) is not int or not 0 <= predicting < count:
         raise keys.wrong(f"{keys.arch}.nextn_predict_layers must be below block_count {count}; got {repr(predicting)[:100]}")
+    if count > (tensors := len(keys.container.tensors)):  # lists of so many values are made
+        raise keys.wrong(f"{keys.arch}.block_count is {count}: the file has {tensors} tensors")
     return count - predicting
 
 

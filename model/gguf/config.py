@@ -42,7 +42,7 @@ def check_architecture(container: Container) -> Keys:
     """The metadata of a model that is read from GGUF. Raises CheckpointError for another, and for what is no model."""
     keys = Keys(container)
     if (kind := container.metadata.get("general.type", "model")) != "model":
-        advice = NO_MODEL.get(kind, "give the file of the model itself")
+        advice = NO_MODEL.get(str(kind), "give the file of the model itself")
         raise keys.wrong(f"it holds no model by itself: its general.type is {kind!r}; {advice}")
     if keys.arch == "clip":
         raise keys.wrong(f"it holds what a model sees images with (mmproj); {NO_MODEL['mmproj']}")

@@ -66,8 +66,8 @@ class Keys:
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer, or the default where the key is absent. Raises CheckpointError for anything else."""
         value = self.get(name) if self.get(name) is not None else default
-        if type(value) is not int or value < 1:
-            raise self.wrong(f"{self.arch}.{name} must be a positive integer; got {repr(value)[:100]}")
+        if type(value) is not int or not 1 <= value < 1 << 32:
+            raise self.wrong(f"{self.arch}.{name} must be a positive integer of 32 bits; got {repr(value)[:100]}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -182,7 +182,7 @@ def tokenizer_config(container: Container) -> dict[str, Any]:
 def build_tokenizer(container: Container) -> Tokenizer:
     """The tokenizer of a file. Raises CheckpointError."""
     vocabulary = vocabulary_of(container)
-    if vocabulary.kind not in MAKERS:
+    if str(vocabulary.kind) not in MAKERS:
         kind = str(vocabulary.kind)[:100]
         raise vocabulary.wrong(f"tokenizer.ggml.model {kind!r} is not supported; known: {', '.join(MAKERS)}")
     maker = MAKERS[vocabulary.kind]

@@ -128,6 +128,7 @@ class Batches:
         It is the caller's until the part is closed, or its process dies. `but`: ids of batches that the caller has. Raises
         OSError.
         """
+        failure = None
         sql = f"SELECT id FROM batches WHERE owner = ? AND status IN ({_OPEN}) AND expires < ? ORDER BY number"
         for (batch_id,) in self._connection.execute(sql, (owner, before)).fetchall():
             if batch_id in but:
@@ -136,11 +137,16 @@ class Batches:
                 part = Part(self.files.folder.part(batch_id))
             except BlockingIOError:
                 continue
+            except OSError as error:  # of this batch alone, or of all
+                failure = error
+                continue
             row = self._connection.execute(f"{_SELECT} WHERE id = ?", (batch_id,)).fetchone()
             if row is not None and row["status"] in OPEN:
                 return _batch(row), part
             part.path.unlink(missing_ok=True)  # it ended a moment ago
             part.close()
+        if failure is not None:
+            raise failure
         return None
 
     def save(self, counts: Mapping[str, Counts]) -> dict[str, str]:

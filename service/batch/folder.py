@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from attend.model.errors import SettingError
+from attend.service.batch.rows import BATCH_ID
 from attend.service.batch_settings import BATCH_FOLDER
 
 SUBFOLDER = "attend-batch"
@@ -53,10 +54,17 @@ class Folder:
 
     def join_parts(self) -> None:
         """Make one part of those of a batch, as formats 1 and 2 had them: `BATCH.NUMBER`."""
-        for path in sorted(self.parts.glob("batch_*.*"), key=lambda path: int(path.suffix[1:])):
+        paths = [path for path in self.parts.iterdir() if BATCH_ID.fullmatch(path.stem) and path.suffix[1:].isdecimal()]
+        for path in sorted(paths, key=lambda path: int(path.suffix[1:])):
             with path.open("rb") as old, self.part(path.stem).open("ab") as new:
+                new.write(b" \n")  # the end, as no answer has it, of a line that a crash cut off in here
                 new.writelines(line for line in old if line.endswith(b"\n"))
             path.unlink()
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open`: a link is not followed, and no writer of a pipe waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _make(path: Path) -> None:

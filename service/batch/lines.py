@@ -10,6 +10,7 @@ from typing import Any
 from attend.model.errors import AttendError, InvalidRequest
 from attend.model.params import describe
 from attend.service.batch.batches import MOST_ERRORS, problem
+from attend.service.batch.folder import opener
 from attend.service.contract.tolerance import nearest
 from attend.service.errors import wire
 
@@ -56,7 +57,7 @@ class Reader:
         """`max_bytes`: of a line. `max_lines`: the line after so many is the last one that is read."""
         self.is_over = False
         """True if no line follows."""
-        self._file = path.open("rb", buffering=1 << 16)
+        self._file = open(path, "rb", buffering=1 << 16, opener=opener)  # noqa: SIM115 - `close` closes it
         self._max_bytes, self._max_lines = max_bytes, max_lines
         self._number = 0
         self._is_inside = False
@@ -86,7 +87,7 @@ class Reader:
         if self._max_lines is not None and self._number > self._max_lines:
             self.is_over = True
             return Raw(self._number, b"")
-        if len(text.rstrip(b"\r\n")) > self._max_bytes:
+        if self._is_inside or len(text.rstrip(b"\r\n")) > self._max_bytes:
             return Raw(self._number, b"")
         stripped = text.strip()
         return Raw(self._number, stripped) if stripped else None

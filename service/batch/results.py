@@ -4,9 +4,11 @@ They are in one file, of lines `NUMBER OUTCOME USAGE JSON`. Of two answers to a 
 short is ignored. Who works on a batch holds the lock of its file (flock): the kernel frees it with the process.
 """
 
+import errno
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +62,14 @@ class Part:
     """The file of a batch's answers, and the right to work on the batch: nobody else has it until it is closed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BlockingIOError where somebody has it."""
+        """Raises BlockingIOError where somebody has it, and OSError where no file can be there."""
         self.path = path
         self._lock = Lock()
         self._size = 0
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, f"{path.name} is no file")
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(handle)

@@ -21,6 +21,7 @@ from attend.service.batch.job import Job
 from attend.service.batch.owners import caller_of
 from attend.service.batch.routes import Answer, Routes
 from attend.service.batch.service import BatchService
+from attend.service.errors import StorageFailed
 
 log = logging.getLogger("attend.batch")
 
@@ -139,7 +140,9 @@ class Runner:
         for owner in sorted(able, key=lambda owner: (held[owner], first[owner])):
             is_away = self._is_away(owner)
             ends_by = inf if is_away or owner not in self._unknown else self.batch_service.files.clock()
-            found = await self.batch_service.db(self.batch_service.batches.take, owner, [*self.jobs], ends_by)
+            found = None
+            with suppress(StorageFailed):  # which has been told; other owners' may be taken
+                found = await self.batch_service.db(self.batch_service.batches.take, owner, [*self.jobs], ends_by)
             if found is not None:
                 job = Job(self.batch_service, self._routes, *found)
                 if is_away:

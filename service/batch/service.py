@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from attend.service.batch.batches import Batches
 from attend.service.batch.files import Clock, Files
+from attend.service.batch.folder import opener
 from attend.service.batch.limits import Limits
 from attend.service.errors import NotThere, StorageFailed
 from attend.service.generation.thread_pools import FairSemaphore, TurnPool
@@ -107,7 +108,7 @@ class BatchService:
     async def content(self, owner: str, file_id: str) -> tuple[int, AsyncIterator[bytes]]:
         """The bytes of a file that the caller has, and how many. It is whole, even if the file is deleted meanwhile."""
         try:
-            file = await self.disk(owner, FileIO, self.files.folder.file(file_id))
+            file = await self.disk(owner, partial(FileIO, opener=opener), self.files.folder.file(file_id))
         except FileNotFoundError as error:
             raise NotThere(f"file_id: there is no file {file_id!r}", "file_id") from error
         except OSError as error:

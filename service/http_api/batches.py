@@ -26,7 +26,7 @@ from attend.service.contract.batches import (
 )
 from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BATCHES, EMBEDDINGS
 from attend.service.contract.validation import read_body
-from attend.service.generation.generation import GenerationService
+from attend.service.generation.generation import DIGITS, GenerationService
 from attend.service.http_api.body import MAX_BYTES, parse_json, read_json
 from attend.service.http_api.files import batch_service_of, list_object, refused_as
 from attend.service.http_api.internal_calls import ask
@@ -54,11 +54,12 @@ def routes_of(deps: RouteDeps, app: ASGIApp) -> Routes:
 
 
 def _identity(service: GenerationService, name: str) -> str:
-    """Name and fingerprint of what answers a line that names this model, or of the served model where it is none."""
+    """Name and digests of what answers a line that names this model, or of the served model where it is none."""
     adapter = None
     with suppress(ModelNotFound):
         adapter = service.find(name or service.model_name)
-    return f"{service.model_name if adapter is None else name!r} ({service.fingerprint(adapter)})"
+    weights = service.engine.info.weights_digest
+    return f"{service.model_name!r} ({weights})" if adapter is None else f"{name!r} ({weights}-{adapter.digest[:DIGITS]})"
 
 
 def add_batches(router: APIRouter, deps: RouteDeps) -> None:

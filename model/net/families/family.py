@@ -80,8 +80,8 @@ def need(raw: Raw, key: str) -> Any:
 def size(raw: Raw, key: str, default: int | None = None) -> int:
     """A positive integer, or the default where the key is absent. Raises ConfigError for anything else."""
     value = need(raw, key) if default is None or raw.get(key) is not None else default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {key} must be a positive integer; got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
+        raise CheckpointError(f"config.json: {key} must be a positive integer of 32 bits; got {repr(value)[:100]}")
     if key in LAYERS and value > MOST_LAYERS:
         raise CheckpointError(f"config.json: {key} may be at most {MOST_LAYERS}; got {value}")
     return value

@@ -2,6 +2,7 @@
 
 import asyncio
 import mmap
+import os
 import shutil
 import threading
 from contextlib import aclosing
@@ -284,10 +285,32 @@ def test_a_model_that_triton_cannot_compute_is_torchs_on_a_gpu():
 
 
 def test_the_fingerprint_changes_with_dtype_backend_and_threads(folder):
+    """And the digest of the weights does not."""
     ways = [{}, {"dtype": "bfloat16"}, {"backend": "reference"}, {"num_threads": 3}]
-    prints = [build_engine(folder, replace(OPTIONS, **way)).info.fingerprint for way in ways]
-    assert len(ways) == len(set(prints))
-    assert prints[0] == build_engine(folder, OPTIONS).info.fingerprint
+    found = [build_engine(folder, replace(OPTIONS, **way)).info for way in ways]
+    assert (len(ways), 1) == (len({each.fingerprint for each in found}), len({each.weights_digest for each in found}))
+    assert found[0].fingerprint == build_engine(folder, OPTIONS).info.fingerprint
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "new.json"])
+def test_a_folder_that_is_changed_while_it_is_loaded_is_not_served(name, tmp_path):
+    """It would be known by the digest of weights that it does not have."""
+    folder = write_checkpoint("llama", tmp_path)
+
+    def change(read, total):
+        (folder / "new").write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"{}")
+        (folder / "new").rename(folder / name)
+
+    with pytest.raises(CheckpointError, match="was changed while it was loaded"):
+        build_engine(folder, OPTIONS, change)
+
+
+def test_what_is_no_file_is_no_part_of_a_folder(tmp_path):
+    folder = write_checkpoint("llama", tmp_path)
+    before = fingerprint(folder, "a")
+    (folder / "a.json").mkdir()
+    os.mkfifo(folder / "b.json")
+    assert fingerprint(folder, "a") == before
 
 
 def test_an_engine_of_drawn_weights_serves_without_the_files_and_is_known_by_its_fingerprint(folder, tmp_path):

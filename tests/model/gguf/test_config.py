@@ -1,13 +1,17 @@
 """Metadata of a GGUF file that are missing, of the wrong type, or not carried out: refused by their key."""
 
+import math
 import re
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from attend.model.config import ModelConfig
-from attend.model.errors import CheckpointError
+from attend.model.errors import CheckpointError, SettingError
+from attend.model.generation_config import read_defaults
 from attend.model.gguf import documents
 from attend.model.gguf.config import ARCHITECTURES
 from attend.model.gguf.container import read_container
@@ -97,6 +101,24 @@ def test_what_is_not_carried_out_is_refused_by_its_key(key, made, tmp_path):
     else:
         path = write_gguf(made("llama"), tmp_path / "tiny.gguf", metadata={key: value})
     assert refusal(path).startswith(sentence)
+
+
+WRONG_TYPES = ["two", True, 0, -1, 1.5, math.nan, math.inf, 2**40, 2**63, [], ["a"], [1, 2]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text"])
+def test_each_key_of_a_wrong_type_is_refused_with_a_sentence_or_passed_over(kind, made, tmp_path, monkeypatch):
+    path = write_gguf(made(kind), tmp_path / "tiny.gguf")
+    found = read_container(path)
+    keys = found.metadata.keys() | {"general.type", "general.architecture", "tokenizer.chat_template", "general.sampling.temp"}
+    for key, value in product(sorted(keys), WRONG_TYPES):
+        changed = replace(found, metadata=found.metadata | {key: value})
+        monkeypatch.setattr(documents, "read_container", lambda path, changed=changed: changed)
+        documents._container.cache_clear()
+        documents._document.cache_clear()
+        for read in (read_config, documents.tokenizer_of, read_defaults):
+            with suppress(CheckpointError, SettingError):
+                read(path)
 
 
 @pytest.mark.parametrize(

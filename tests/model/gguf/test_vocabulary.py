@@ -321,7 +321,7 @@ BAD = {
     "token_type": ([1, 1], "tokenizer.ggml.token_type has 2 elements for"),
     "tokens": (["a", "b", "a"], "tokens 0 and 2 are both 'a'"),
     "merges": (["ab"], "tokenizer.ggml.merges has 'ab', which is no pair"),
-    "eos_token_id": (5000, "tokenizer.ggml.eos_token_id must be one of"),
+    "eos_token_id": ("yes", "tokenizer.ggml.eos_token_id must be one of"),
     "add_bos_token": ("yes", "tokenizer.ggml.add_bos_token must be true or false; got 'yes'"),
 }
 

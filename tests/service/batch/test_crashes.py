@@ -5,13 +5,14 @@ import errno
 import os
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
 from attend.service.batch import answer_log, batches, job, results, upload
 from attend.service.batch.folder import Folder
 from attend.service.batch.results import DONE, FAILED, Part, record, spans, tally, write_sorted
-from attend.service.batch.rows import OPEN
+from attend.service.batch.rows import OPEN, new_batch_id
 from attend.service.records import TokenUsage
 from tests.fakes import FakeEngine
 from tests.service.batch.test_batches import until
@@ -296,6 +297,41 @@ async def test_a_folder_of_an_earlier_format_is_gone_on_with(tmp_path, version):
         assert ([row["custom_id"] for row in rows], len(second.requests)) == (["r0", "r1", "r2"], 2)
         assert ended["usage"] == usage_of(rows)
         assert [*folder.parts.iterdir()] == []
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/etc/hostname")])
+async def test_what_is_no_file_in_the_place_of_answers_stops_its_batch_alone(plant, tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        stuck, other = [await world.create([one_token(number)]) for number in (1, 2)]
+        plant(path := world.batch_service.files.folder.part(stuck))
+    async with serving(tmp_path) as world:
+        assert (await world.ended(other))["status"] == "completed"
+        assert world.batch_service.numbers.storage_errors > 0
+        (path.rmdir if path.is_dir() else path.unlink)()
+        assert (await world.ended(stuck))["status"] == "completed"
+
+
+async def test_what_is_no_file_in_the_place_of_an_input_is_not_waited_for(tmp_path):
+    async with serving(tmp_path, starts=False) as world:
+        batch = await world.create([one_token(1)])
+        path = next(world.batch_service.files.folder.files.iterdir())
+        path.unlink()
+        os.mkfifo(path)
+    async with serving(tmp_path) as world:
+        ended = await world.ended(batch)
+        assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "empty_file")
+
+
+def test_a_crash_while_parts_are_joined_costs_no_answer(tmp_path):
+    folder, batch = Folder(tmp_path), new_batch_id()
+    whole = [record(number, DONE, b'{"a":{"b":%d}}' % number) for number in range(3)]
+    for cut in range(1, len(b"".join(whole))):
+        (folder.parts / f"{batch}.7").write_bytes(b"".join(whole))
+        folder.part(batch).write_bytes(b"".join(whole)[:cut])
+        (folder.parts / f"{batch}.old").touch()
+        folder.join_parts()
+        made = write_sorted(folder.part(batch), spans(folder.part(batch))[0], {DONE}, tmp_path / f"out{cut}")
+        assert ((tmp_path / f"out{cut}").read_bytes(), made.count) == (b"".join(b'{"a":{"b":%d}}\n' % n for n in range(3)), 3)
 
 
 async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):

@@ -279,15 +279,15 @@ class Adapters:
 
 
 OTHERS = {
-    "other weights": ({}, {}, {"engine": FakeEngine(info=info(fingerprint="fp_2"))}, "'fake' (fp_fake)", "'fake' (fp_2)"),
-    "another name": ({}, {}, {"model_name": "new"}, "'fake' (fp_fake)", "'new' (fp_fake)"),
+    "other weights": ({}, {}, {"engine": FakeEngine(info=info(weights_digest="w2"))}, "'fake' (w)", "'fake' (w2)"),
+    "another name": ({}, {}, {"model_name": "new"}, "'fake' (w)", "'new' (w)"),
     "another adapter": (
         {"model": "tone"},
         {"adapter_registry": Adapters("a" * 64)},
         {"adapter_registry": Adapters("b" * 64)},
-        *("'tone' (fp_fake-aaaaaaaa", "'tone' (fp_fake-bbbbbbbb"),
+        *("'tone' (w-aaaaaaaa", "'tone' (w-bbbbbbbb"),
     ),
-    "no adapter": ({"model": "tone"}, {"adapter_registry": Adapters("a" * 64)}, {}, "'tone' (fp_fake-a", "'fake' (fp_fake)"),
+    "no adapter": ({"model": "tone"}, {"adapter_registry": Adapters("a" * 64)}, {}, "'tone' (w-a", "'fake' (w)"),
 }
 
 
@@ -310,6 +310,23 @@ async def test_a_batch_has_the_answers_of_one_model_and_ends_where_another_is_se
         left = await world.rows(ended["error_file_id"])
         assert [(row["custom_id"], row["error"]["code"]) for row in left] == [(f"r{n}", "batch_failed") for n in (1, 2, 3)]
         assert (await world.ended(await world.create([one_token(1)])))["status"] == "completed"
+
+
+async def test_a_batch_goes_on_with_the_same_weights_under_another_version_or_set_up(tmp_path):
+    async with serving(tmp_path, engine := FakeEngine(held=True), limits={"concurrency": 1}) as world:
+        batch = await world.create([one_token(number) for number in range(4)])
+        await until(lambda: engine.open)
+    async with serving(tmp_path, FakeEngine(info=info(fingerprint="fp_2", dtype="float32", backend="other"))) as world:
+        ended = await world.ended(batch)
+        assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 4)
+
+
+def test_a_line_that_is_too_long_is_no_empty_one_whatever_it_begins_with(tmp_path):
+    for start in (b" ", b"\r", b"x"):
+        (tmp_path / "in").write_bytes(start * 2000 + b'{"custom_id":"a"}\n{}\n')
+        reader = lines.Reader(tmp_path / "in", 1000)
+        assert reader.some() == [lines.Raw(1, b""), lines.Raw(2, b"{}")]
+        reader.close()
 
 
 async def test_empty_lines_count_and_their_reading_gives_way(tmp_path):
