@@ -50,6 +50,8 @@ def check_sizes(request: Request, info: EngineInfo) -> None:
         check_count(request.messages)
         for at, message in enumerate(request.messages):
             at_most(f"messages[{at}].tool_calls", message.tool_calls, MAX_CALLS, "calls")
+    if request.sampling.HasField("top_p") and request.sampling.top_p == 0:  # what an unset number is to other messages
+        raise InvalidRequest("top_p must be a number above 0 and at most 1; got 0", "top_p")
     decoding, stopping = request.decoding, request.stopping
     at_most("allowed_token_ids", decoding.allowed_token_ids, info.vocab_size, "token ids, as many as the vocabulary has")
     at_most("stop_token_ids", stopping.stop_token_ids, MAX_STOP_TOKENS, "ids")

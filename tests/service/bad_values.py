@@ -10,7 +10,7 @@ RANGES = [
     both("ranges: nothing to make", {"max_tokens": 0}, {"max_tokens": 0}, "max_tokens", "at least 1"),
     both("ranges: temperature below 0", {"temperature": -1e-9}, {"temperature": -1e-9}, "temperature", "from 0 to 2"),
     both("ranges: temperature above 2", {"temperature": 2.01}, {"temperature": 2.01}, "temperature", "from 0 to 2"),
-    both("ranges: top_p of 0", {"top_p": 0}, {"sampling": {"top_p": 0}}, "top_p", "above 0"),
+    grpc("ranges: top_p of 0", pb.GenerateRequest(text="a", sampling={"top_p": 0}).SerializeToString(), "top_p"),
     both("ranges: top_p above 1", {"top_p": 1.0001}, {"sampling": {"top_p": 1.0001}}, "top_p", "at most 1"),
     both("ranges: min_p above 1", {"min_p": 2}, {"sampling": {"min_p": 2}}, "min_p", "from 0 to 1"),
     both("ranges: top_k of -2", {"top_k": -2}, {"sampling": {"top_k": -2}}, "top_k", "from -1"),
