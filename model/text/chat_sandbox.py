@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from attend.model.text import caller_marks
-from attend.model.text.chat_syntax import Generation, guard
+from attend.model.text.chat_syntax import Generation, add_budget
 
 MAX_CHARACTERS = 4 << 20
 """The longest prompt, and the longest text, list or number of digits that a template may hold on the way."""
@@ -229,12 +229,12 @@ def _guard_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         if name in _CHECKS:
             _CHECKS[name](value, *options, **kwargs)
         made = run(*args, **kwargs)
-        return _paced(made) if isinstance(made, Iterator) else _like(value, _charge_value(made))
+        return _count_steps(made) if isinstance(made, Iterator) else _like(value, _charge_value(made))
 
     return run_filter
 
 
-def _paced(items: Iterator[Any]) -> Iterator[Any]:
+def _count_steps(items: Iterator[Any]) -> Iterator[Any]:
     for item in items:
         _BUDGET.get().step()
         yield item
@@ -311,7 +311,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        guard(tree)
+        add_budget(tree)
         tree.set_environment(self)
         return tree
 

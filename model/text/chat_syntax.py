@@ -7,7 +7,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 
-def guard(tree: nodes.Template) -> None:
+def add_budget(tree: nodes.Template) -> None:
     """Put the budget into a parsed template. The filters' names hold a `!`, so no template can name or replace them."""
     repeated: list[Any] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)]
     for node in repeated:

@@ -296,15 +296,15 @@ def test_no_comparison_hash_or_sort_walks_shared_lists_for_ever(source):
 
 
 HELD = "a namespace or a loop"
-LARGE = "made a value of more than"
+TOO_LARGE = "made a value of more than"
 HASHES = "range(0, 99999 * (2**61 - 1), 2**61 - 1)"
 HIDDEN = {
     **dict.fromkeys(("[ns] | sort(attribute='t')", "[[ns]] | unique(attribute=0) | list", "[ns] | groupby('t')"), HELD),
     **dict.fromkeys(("{}[ns].y", "{}[(ns,)].y", "'a' | replace(ns, 'b')", "'a'.replace('a', ns)"), HELD),
     **dict.fromkeys(("1 | attr(ns)", "'a' | indent(ns)", "'{0.sep}'.format(joiner())", "['a', 'b'] | join(ns)"), HELD),
     **dict.fromkeys(("[cycler(1)] | sort(attribute='current')", "'{0.current}'.format(cycler(1))"), HELD),
-    **dict.fromkeys(("namespace([(ns.t, 1)])", HASHES + " | unique | list", "{}.fromkeys(" + HASHES + ")"), LARGE),
-    **dict.fromkeys(("('{0:9999}' * 20000).format(1)", "('%(a)9999s' * 20000) % {'a': 1}"), LARGE),
+    **dict.fromkeys(("namespace([(ns.t, 1)])", HASHES + " | unique | list", "{}.fromkeys(" + HASHES + ")"), TOO_LARGE),
+    **dict.fromkeys(("('{0:9999}' * 20000).format(1)", "('%(a)9999s' * 20000) % {'a': 1}"), TOO_LARGE),
     **dict.fromkeys(("long.strip(long)", "long | trim(long)", "long.rsplit(sep=long)"), "searches for a text"),
     "('<>' * 999999) | striptags": "made more than",
 }
