@@ -84,7 +84,7 @@ def _generation_config(found: Container) -> Document:
     start = "general.sampling."
     said = {key.removeprefix(start): value for key, value in found.metadata.items() if key.startswith(start)}
     if said.get("penalty_last_n") == 0 or said.get("penalty_repeat", 1) == 1:
-        said = {name: value for name, value in said.items() if not name.startswith("penalty_")}
+        said = {name: value for name, value in said.items() if name not in ("penalty_last_n", "penalty_repeat")}
     made = {
         SAMPLING.get(name, start + name): shortest(value) if isinstance(value, float) else value for name, value in said.items()
     }

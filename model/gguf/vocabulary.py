@@ -52,9 +52,11 @@ HARMLESS = frozenset((
     *("remove_extra_whitespaces", "precompiled_charsmap"),  # of vocabularies of other kinds
     *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id"),  # known by their texts
     *("prefix_token_id", "suffix_token_id", "middle_token_id"),
+    *("bos_token_ids", "padding_token_ids", "added_tokens"),  # of Ollama, and of the specification: nothing reads these
+    *("add_sep_token", "add_seperator_token"),  # between two texts
 ))  # fmt: skip
 """Keys after `tokenizer.ggml.` that change no token of the kinds that are read."""
-OFF = ("add_sep_token", "add_seperator_token", "add_eot_token", "normalizer.lowercase", "normalizer.strip_accents")
+OFF = ("add_eot_token", "normalizer.lowercase", "normalizer.strip_accents")
 """Keys that change nothing where they are false."""
 BESIDE = ("tokenizer.huggingface.json", "tokenizer.rwkv.world", "tokenizer.chat_template")
 """What other keys of `tokenizer.` begin with: those of other readers, and chat templates."""

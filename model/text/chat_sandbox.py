@@ -16,12 +16,12 @@ from typing import Any
 from jinja2 import Environment, Template, nodes, pass_context, pass_environment
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
-from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Joiner, Namespace
 
 from attend.model.text import caller_marks
+from attend.model.text.chat_syntax import Generation, add_budget
 
 MAX_CHARACTERS = 4 << 20
 """The longest prompt, and the longest text, list or number of digits that a template may hold on the way."""
@@ -42,11 +42,15 @@ _COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 """Filters that compare or hash the items of their value."""
 _SEARCHES = frozenset(("count", "index", "isdisjoint"))
 """Methods of a list that compare or hash its items."""
+_BACKWARD = frozenset(("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"))
+"""Methods of a text that look for their whole argument at each of its characters."""
 _MAX_DEPTH = 1000
 """Of lists in lists that are compared or hashed: a hash of nested tuples knows no limit but the stack of the thread."""
 _UNBOUNDED_FORMAT = re.compile(r"\d{5}|\*|:[^}]*\{")
 """A width of five digits, or one that comes from an argument."""
-_LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()), range)
+_HOLDERS = (Cycler, Joiner, LoopContext, Namespace)
+"""What holds values that cannot be counted from outside."""
 
 
 class OverLimit(Exception):
@@ -67,7 +71,7 @@ class _Budget:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock, self.ends_at = clock, clock() + MAX_SECONDS
-        self.rounds = self.work = 0
+        self.rounds = self.work = self.steps = 0
 
     def check(self) -> None:
         _require(self.clock() <= self.ends_at, f"ran for more than {MAX_SECONDS:g} seconds")
@@ -78,6 +82,12 @@ class _Budget:
         _require(self.rounds <= MAX_ROUNDS, f"exceeded {MAX_ROUNDS} loop iterations")
         self.charge(characters)
         self.check()
+
+    def step(self) -> None:
+        """One item of a filter that gives them one by one, or one attribute of one: a small fraction of a round."""
+        self.steps += 1
+        if not self.steps % 64:
+            self.check()
 
     def charge(self, characters: int) -> None:
         self.work += characters
@@ -102,20 +112,24 @@ def _charge_value(value: Any) -> Any:
     return value
 
 
-def _text_size(*values: Any, as_text: bool = True) -> int:
-    """About the characters that the values have as text. Shared lists count each time, and the count stops at the limit."""
+def _text_size(*values: Any) -> int:
+    """About the characters that the values have as text. Shared lists count each time, and the count stops at the limit. A
+    large integer counts as 256: any number of them may have one hash.
+    """
     size, depth, left = 0, 0, list(values)
     while left:
         depth += 1
         _require(depth <= _MAX_DEPTH, f"nested lists more than {_MAX_DEPTH} deep")
         values, left = tuple(left), []
         for value in values:
-            _require(not (as_text and isinstance(value, Namespace)), "writes a namespace as text")
+            _require(not isinstance(value, _HOLDERS), "compares a namespace or a loop, or writes it as text")
             if isinstance(value, dict):
                 value = [*value, *value.values()]
             if isinstance(value, _LISTS):
                 left += value
-            size += 4 + (4 * len(value) if isinstance(value, _LISTS) else len(value) if isinstance(value, str) else 0)
+            is_large = isinstance(value, int) and value.bit_length() > 60
+            size += 4 * len(value) if isinstance(value, _LISTS) else len(value) if isinstance(value, str) else 252 * is_large
+            size += 4
             _fits(size)
     return size
 
@@ -123,8 +137,8 @@ def _text_size(*values: Any, as_text: bool = True) -> int:
 def _charge_lists(*values: Any) -> None:
     """Before the values are compared or hashed: what the lists among them hold is paid for, shared parts each time."""
     _BUDGET.get().check()
-    if lists := [value for value in values if isinstance(value, (dict, *_LISTS))]:
-        _BUDGET.get().charge(_text_size(*lists, as_text=False))
+    if lists := [value for value in values if isinstance(value, (dict, *_LISTS, *_HOLDERS))]:
+        _BUDGET.get().charge(_text_size(*lists))
 
 
 def _materialize(value: Any) -> Any:
@@ -148,7 +162,13 @@ def _guard_test(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
 def _check_format(text: str, values: Sequence[Any]) -> None:
     """Before `text` is filled in, by % or by format: no wide column, no value that is repeated into a huge text."""
     _require(not _UNBOUNDED_FORMAT.search(text), "formats a column that is too wide")
-    _fits(len(text) + (text.count("%") + text.count("{")) * _text_size(*values))
+    widest = max(map(int, re.findall(r"\d+", text)), default=0)
+    _fits(len(text) + (text.count("%") + text.count("{")) * (_text_size(*values) + widest))
+
+
+def _check_search(text: Any, *wanted: Any, **named: Any) -> None:
+    longest = max((len(each) for each in (*wanted, *named.values()) if isinstance(each, str)), default=0)
+    _require(len(str(text)) * longest <= MAX_WORK, "searches for a text that is too long")
 
 
 def _check_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
@@ -159,31 +179,6 @@ def _joinable(items: Any, separator: Any) -> list[Any]:
     listed = [str(each) if isinstance(each, caller_marks.Fragment) else each for each in items]
     _fits(_text_size(*listed) + len(listed) * len(str(separator)))
     return listed
-
-
-def _guard(tree: nodes.Template) -> None:
-    """Put the budget into a parsed template. The filters' names hold a `!`, so no template can name or replace them."""
-    repeated: list[Any] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)]
-    for node in repeated:
-        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        node.body.insert(0, nodes.ExprStmt(_call_filter("tick!", nodes.Const(written)), lineno=node.lineno))
-        if isinstance(node, nodes.For) and node.test is not None:  # what it leaves out costs time as well
-            node.test = nodes.And(_call_filter("tick!", nodes.Const(0)), node.test, lineno=node.lineno)
-    for concat in list(tree.find_all(nodes.Concat)):  # `~` is not among the operators that a sandbox may intercept
-        concat.nodes = [_call_filter("concat!", nodes.List(concat.nodes))]
-    for compare in list(tree.find_all(nodes.Compare)):
-        operands = [compare.expr, *(each.expr for each in compare.ops)]
-        if len(operands) > 2 or not any(isinstance(each, nodes.Const) for each in operands):  # against a constant it is cheap
-            compare.expr = _call_filter("compared!", compare.expr)
-            for each in compare.ops:
-                each.expr = _call_filter("searched!" if each.op in ("in", "notin") else "compared!", each.expr)
-    for pair in list(tree.find_all(nodes.Pair)):
-        if not isinstance(pair.key, nodes.Const):
-            pair.key = _call_filter("compared!", pair.key)
-
-
-def _call_filter(name: str, argument: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(argument, name, [], [], None, None)
 
 
 @pass_context  # so that the compiler does not take it for a constant
@@ -233,9 +228,16 @@ def _guard_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         _require(small, f"gives the filter {name} a number that is too large")
         if name in _CHECKS:
             _CHECKS[name](value, *options, **kwargs)
-        return _like(value, _charge_value(run(*args, **kwargs)))
+        made = run(*args, **kwargs)
+        return _count_steps(made) if isinstance(made, Iterator) else _like(value, _charge_value(made))
 
     return run_filter
+
+
+def _count_steps(items: Iterator[Any]) -> Iterator[Any]:
+    for item in items:
+        _BUDGET.get().step()
+        yield item
 
 
 def _like(value: Any, made: Any) -> Any:
@@ -253,6 +255,8 @@ _CHECKS: dict[str, Callable[..., None]] = {
     ),
     "sum": lambda _, attribute=None, start=0: _require(isinstance(start, (int, float)), "sums what are not numbers"),
     "format": lambda text, *values, **named: _check_format(str(text), [*values, *named.values()]),
+    "trim": _check_search,
+    "striptags": lambda text: _BUDGET.get().charge(str(text).count("<") * len(str(text)) // 16),  # a copy for each
 }
 
 
@@ -287,24 +291,13 @@ def raise_exception(message: Any) -> None:
     raise TemplateRefused(f"refuses them: {caller_marks.without_marks(str(message))[:512]}")
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks what a model is trained on; for a prompt it means nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - so declared by Jinja
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The body of the block, unchanged."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with what it leaves unbounded bounded."""
 
     intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
     def __init__(self) -> None:
-        extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", _Generation]
+        extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", Generation]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalize)
         del self.globals["lipsum"]
         own = {"join": _join, "tojson": _tojson, "trim": _trim, "concat!": _concat}
@@ -318,7 +311,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        _guard(tree)
+        add_budget(tree)
         tree.set_environment(self)
         return tree
 
@@ -341,6 +334,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """`obj[argument]`, which hashes a tuple, and writes down what is not there."""
+        _BUDGET.get().step()
         if not isinstance(argument, (str, int)):
             _charge_lists(argument)
         return super().getitem(obj, argument)
@@ -369,9 +363,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             args = (*args[:1], *(str(each) if isinstance(each, caller_marks.Fragment) else each for each in args[1:]))
         elif isinstance(owner, str) and name == "join":
             args = tuple(_joinable(items, owner) for items in args)
-        elif __obj is not Namespace and not isinstance(__obj, (Macro, LoopContext)):  # these pass their arguments on
+        elif not isinstance(__obj, (Macro, LoopContext)):  # these pass their arguments on, as a namespace does those with names
             args = tuple(map(_materialize, args))
-            _charge_lists(*args, *kwargs.values(), *((owner,) if name in _SEARCHES else ()))
+            named = () if __obj is Namespace else kwargs.values()
+            _charge_lists(*args, *named, *((owner,) if name in _SEARCHES else ()))
+            if isinstance(owner, str) and name in _BACKWARD:
+                _check_search(owner, *args, **kwargs)
         run = caller_marks.method_of(owner, name) if isinstance(owner, str) else None
         return _like(owner, _charge_value(super().call(__context, run or __obj, *args, **kwargs)))
 

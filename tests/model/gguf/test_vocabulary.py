@@ -331,7 +331,9 @@ def test_every_key_of_the_tokenizer_is_read_known_to_change_nothing_or_refused(f
     ours = {f"tokenizer.ggml.{name}" for name in (*READ, *HARMLESS, *OFF)}
     assert {key for key in theirs - ours if not key.startswith(BESIDE)} == set()
     for key, value, told in (
-        ("add_sep_token", True, "= True is not supported"),
+        ("add_eot_token", True, "= True is not supported"),
+        ("add_sep_token", True, None),
+        ("added_tokens", ["a"], None),
         ("normalizer.nfc", True, "is an unknown key"),
         ("add_sep_token", False, None),
         ("mask_token_id", 3, None),

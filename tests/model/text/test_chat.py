@@ -295,6 +295,36 @@ def test_no_comparison_hash_or_sort_walks_shared_lists_for_ever(source):
         render(source)
 
 
+HELD = "a namespace or a loop"
+TOO_LARGE = "made a value of more than"
+HASHES = "range(0, 99999 * (2**61 - 1), 2**61 - 1)"
+HIDDEN = {
+    **dict.fromkeys(("[ns] | sort(attribute='t')", "[[ns]] | unique(attribute=0) | list", "[ns] | groupby('t')"), HELD),
+    **dict.fromkeys(("{}[ns].y", "{}[(ns,)].y", "'a' | replace(ns, 'b')", "'a'.replace('a', ns)"), HELD),
+    **dict.fromkeys(("1 | attr(ns)", "'a' | indent(ns)", "'{0.sep}'.format(joiner())", "['a', 'b'] | join(ns)"), HELD),
+    **dict.fromkeys(("[cycler(1)] | sort(attribute='current')", "'{0.current}'.format(cycler(1))"), HELD),
+    **dict.fromkeys(("namespace([(ns.t, 1)])", HASHES + " | unique | list", "{}.fromkeys(" + HASHES + ")"), TOO_LARGE),
+    **dict.fromkeys(("('{0:9999}' * 20000).format(1)", "('%(a)9999s' * 20000) % {'a': 1}"), TOO_LARGE),
+    **dict.fromkeys(("long.strip(long)", "long | trim(long)", "long.rsplit(sep=long)"), "searches for a text"),
+    "('<>' * 999999) | striptags": "made more than",
+}
+
+
+@pytest.mark.parametrize(("expression", "complaint"), HIDDEN.items())
+def test_no_single_expression_takes_minutes(expression, complaint):
+    """Whether it is by values that are held out of sight, hashes that collide, or long searches."""
+    with pytest.raises(InvalidRequest, match=f"the chat template .*{complaint}"):
+        render(SHARED + "{% set long = 'a' * 99999 %}{{ " + expression + " }}")
+
+
+@pytest.mark.parametrize("end", ["map(attribute='s.' * 999 ~ 's') | list", "select | reject('none') | list"])
+def test_what_filters_give_one_by_one_costs_time(end):
+    ticks = iter(range(99999))
+    source = "{% set ns = namespace() %}{% set ns.s = ns %}{{ ([ns] * 999) | " + end + " }}"
+    with pytest.raises(InvalidRequest, match="the chat template ran for more than 2 seconds"):
+        ChatTemplate(source, clock=lambda: next(ticks) / 10).render(USER)
+
+
 @pytest.mark.parametrize("body", ["{{ loop.changed(i) }}", "{% if i == ns.y %}{% endif %}", "{% if i in [ns.y] %}{% endif %}"])
 def test_no_loop_compares_shared_lists_for_ever(body):
     with pytest.raises(InvalidRequest, match="the chat template made a value of more than"):
