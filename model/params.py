@@ -92,7 +92,7 @@ class SamplingParams:
     top_k: int = 0
     """Draw among the k likeliest; 0 and -1 mean all."""
     top_p: float = 1.0
-    """Draw among the likeliest that together reach this probability."""
+    """Draw among the likeliest that together reach this probability; of 0 is left the likeliest, with its equals."""
     min_p: float = 0.0
     """Draw among those at least this likely relative to the likeliest."""
     seed: int | None = None
@@ -101,7 +101,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         bounded_number("temperature", self.temperature, 0, MAX_TEMPERATURE)
         integer("top_k", self.top_k, -1, MAX_INT64)
-        bounded_number("top_p", self.top_p, 0, 1, above_low=True)
+        bounded_number("top_p", self.top_p, 0, 1)
         bounded_number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
             integer("seed", self.seed, SEED_LOW, SEED_HIGH)

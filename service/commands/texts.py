@@ -42,7 +42,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="Sampling temperature, 0 to 2: 0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Top-k sampling: among the k most likely tokens; 0 means all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Top-p (nucleus) sampling: cumulative probability, above 0 to 1.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Top-p (nucleus) sampling: cumulative probability, 0 to 1.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Min-p sampling: probability relative to the most likely token's.")] = 0.0,
     seed: SeedOption = None,
     n: Annotated[int, typer.Option(help="Number of answers.")] = 1,

@@ -16,7 +16,7 @@ INTEGERS = ("top_k", "seed", "max_tokens", "min_tokens")
 ACCEPTED = {
     "temperature": (0, 0.0, ABOVE_0, 1, 2, 2.0),
     "top_k": (-1, 0, 1, LARGEST, SEED_HIGH),
-    "top_p": (ABOVE_0, 0.5, 1, 1.0),
+    "top_p": (0, 0.0, ABOVE_0, 0.5, 1, 1.0),
     "min_p": (0, 0.0, 0.5, 1, 1.0),
     "seed": (None, SEED_LOW, -1, 0, SEED_HIGH),
     "max_tokens": (0, 1, 16, LARGEST),
@@ -27,7 +27,7 @@ ACCEPTED = {
 REFUSED = {
     "temperature": (BELOW_0, -1, ABOVE_2, 3),
     "top_k": (-2, SEED_HIGH + 1),
-    "top_p": (0, 0.0, -0.5, ABOVE_1, 2),
+    "top_p": (BELOW_0, -0.5, ABOVE_1, 2),
     "min_p": (BELOW_0, -1, ABOVE_1, 2),
     "seed": (SEED_LOW - 1, SEED_HIGH + 1),
     "max_tokens": (-1, LARGEST + 1),
@@ -139,7 +139,7 @@ def test_a_message_holds_field_range_and_value():
     assert "temperature must be a number from 0 to 2; got 2.5 (number)" == str(caught.value)
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(top_p="all")
-    assert "top_p must be a number above 0 and at most 1; got 'all' (string)" == str(caught.value)
+    assert "top_p must be a number from 0 to 1; got 'all' (string)" == str(caught.value)
     with pytest.raises(InvalidRequest) as caught:
         integer("n", True, 1, 8)
     assert "n must be an integer from 1 to 8; got true (boolean)" == str(caught.value)
