@@ -198,7 +198,7 @@ INVALID: list[dict[str, Any]] = [  # one of each kind: bad_values.py has each ra
     {"prompt": "a", "max_tokens": 2**62},
     {"prompt": "a", "n": 9},
     {"prompt": "a", "temperature": 2.5},
-    {"prompt": "a", "top_p": 0.0},
+    {"prompt": "a", "top_p": -0.5},
     {"prompt": "a", "min_tokens": 17},
     {"prompt": "a", "stop": ["a", "b", "c", "d", "e"]},
     {"prompt": "a", "stop": ["x" * 257]},

@@ -368,7 +368,7 @@ def test_each_answer_begins_with_its_role_and_only_begins_so():
     begin = {"role": "assistant", "content": ""}
     assert deltas == [
         (1, begin, None), (1, {"content": "a"}, None), (0, begin, None), (0, {"content": "b"}, None),
-        (1, {"content": "c"}, "length"), (0, {"content": ""}, "stop"),
+        (1, {"content": "c"}, None), (1, {}, "length"), (0, {}, "stop"),
     ]  # fmt: skip
 
 
