@@ -92,7 +92,7 @@ class SamplingParams:
     top_k: int = 0
     """Draw among the k likeliest; 0 and -1 mean all."""
     top_p: float = 1.0
-    """Draw among the likeliest that together reach this probability: of 0 the likeliest alone."""
+    """Draw among the likeliest that together reach this probability; of 0 is left the likeliest, with its equals."""
     min_p: float = 0.0
     """Draw among those at least this likely relative to the likeliest."""
     seed: int | None = None

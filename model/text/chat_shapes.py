@@ -122,13 +122,15 @@ class ChatShapes:
         kind = "said" if message.get("content") else "empty" if "content" in message else "absent"
         calls = _CALLS[: len(message["tool_calls"])]
         probe = {"role": "assistant", "content": _FIRST, "tool_calls": calls}
-        text, names = [_FIRST], [call["function"]["name"] for call in calls]
+        text = [_FIRST]
         if kind != "said":
             probe, text = _bare(probe, _BARE[kind]), []
-        whole = [*text, *names, _KEY, *_VALUES[: len(calls)]]
-        for wanted, after in product((whole, [*text, *names]), ([_RESULT], [])):
+        names = [*text, *(call["function"]["name"] for call in calls)]
+        arguments = [_KEY, *_VALUES[: len(calls)]]
+        by_id = [*text, *(call["id"] for call in calls), *arguments]  # as Kimi's, whose ids hold the names
+        for wanted, after in product(([*names, *arguments], by_id, names), ([_RESULT], [])):
             for place, shape in enumerate(_SHAPES[kind]):
-                key = ("calls", kind, len(calls), len(wanted), len(after), place, tools)
+                key = ("calls", kind, *wanted, len(after), place, tools)
                 if self._shows(key, [_ASK, *shape(probe), *after], wanted, [f"'{_KEY}':"], tools=tools):
                     return shape
         return None

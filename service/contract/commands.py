@@ -41,7 +41,7 @@ from attend.service.contract.requests import (
 from attend.service.contract.response_items import messages_of_input
 from attend.service.contract.responses import ResponsesRequest, calling_of_response
 from attend.service.contract.shapes import Shape
-from attend.service.contract.structured import grammar_of, schema_of, spec_of
+from attend.service.contract.structured import KINDS, SchemaFormat, grammar_of, schema_of, spec_of
 from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
 from attend.service.records import ChatPrompt, ChatRules, Command, ExplainCommand, Prompt
 from attend.service.remarks import Remarks
@@ -135,6 +135,11 @@ def _names_of(body: Shape) -> dict[str, str]:
             names[_FORMAT] = "output_config.format.schema"
     if isinstance(body, ResponsesRequest) and body.text is not None and body.text.format is not None:
         names[_FORMAT] = "text.format.schema"
+    if isinstance(body, Generation) and body.response_format is not None:
+        named = isinstance(body.response_format, SchemaFormat)
+        names[_FORMAT] = "response_format.json_schema.schema" if named else "response_format.schema"
+    elif isinstance(body, Steering) and body.structured_outputs is not None:
+        names |= {rf"^{kind}\b": f"structured_outputs.{name}" for name, kind in KINDS.items()}
     return names
 
 

@@ -162,7 +162,7 @@ class Steering(Shape):
     temperature: Number | None = param("temperature", proto="temperature", **between(0, MAX_TEMPERATURE))
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
     top_p: Number | None = param("top_p", proto="sampling.top_p", **between(0, 1))
-    """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability."""
+    """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability; 0 leaves one."""
     stream: StrictBool | None = optional_field(False)
     """Stream the answer as server-sent events."""
     seed: StrictInt | None = param("seed", proto="sampling.seed", **between(SEED_LOW, SEED_HIGH))

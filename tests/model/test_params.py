@@ -16,7 +16,7 @@ INTEGERS = ("top_k", "seed", "max_tokens", "min_tokens")
 ACCEPTED = {
     "temperature": (0, 0.0, ABOVE_0, 1, 2, 2.0),
     "top_k": (-1, 0, 1, LARGEST, SEED_HIGH),
-    "top_p": (0, ABOVE_0, 0.5, 1, 1.0),
+    "top_p": (0, 0.0, ABOVE_0, 0.5, 1, 1.0),
     "min_p": (0, 0.0, 0.5, 1, 1.0),
     "seed": (None, SEED_LOW, -1, 0, SEED_HIGH),
     "max_tokens": (0, 1, 16, LARGEST),

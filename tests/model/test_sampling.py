@@ -94,16 +94,7 @@ def test_top_k_is_each_rows_own():
 
 @pytest.mark.parametrize(
     ("p", "ids"),
-    [
-        (0.0, [1]),
-        (1e-9, [1]),
-        (1e-60, [1]),
-        (0.4, [1]),
-        (0.6, [1, 2]),
-        (0.74, [1, 2]),
-        (0.8, [0, 1, 2, 3]),
-        (1.0, [0, 1, 2, 3]),
-    ],
+    [(0.0, [1]), (1e-60, [1]), (0.4, [1]), (0.6, [1, 2]), (0.74, [1, 2]), (0.8, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3])],
 )
 def test_top_p_keeps_up_to_the_token_that_reaches_p_and_ties_at_the_border(p, ids):
     assert ids == kept(apply_top_p(HALVES, [p]))

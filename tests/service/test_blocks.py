@@ -734,6 +734,26 @@ THINKING = {"thinking": {"type": "enabled", "budget_tokens": -1}}
             "text.format.schema",
             "text.format.schema: ",
         ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": DOUBLES}}},
+            "response_format.json_schema.schema",
+            "response_format.json_schema.schema: ",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_object", "schema": DOUBLES}},
+            "response_format.schema",
+            "response_format.schema: ",
+        ),
+        ("/v1/messages", {"structured_outputs": {"json": DOUBLES}}, "structured_outputs.json", "structured_outputs.json: "),
+        ("/v1/responses", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "structured_outputs.regex"),
+        (
+            "/v1/chat/completions",
+            {"structured_outputs": {"choice": []}},
+            "structured_outputs.choice",
+            "structured_outputs.choice",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -80,6 +80,18 @@ def test_a_template_that_writes_tools_gets_them_and_no_other_words():
     assert prompt(KNOWS_NONE, [ASK], tools=()) == prompt(KNOWS_NONE, [ASK], choice="none") == "<user>ask"
 
 
+def test_a_template_that_writes_calls_by_their_ids_gets_them():
+    """Kimi's does: its ids hold the names."""
+    source = (
+        LOOP + "{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.id }}{{ c.function.arguments | tojson }}]{% endfor %}"
+    )
+    calls = [
+        {"id": f"functions.f:{at}", "type": "function", "function": {"name": "f", "arguments": {"a": at}}} for at in (0, 1)
+    ]
+    talk = [ASK, {"role": "assistant", "content": "", "tool_calls": calls}]
+    assert prompt(source + "{% endfor %}", talk, tools=()) == 'ask[functions.f:0{"a": 0}][functions.f:1{"a": 1}]'
+
+
 @pytest.mark.parametrize("tools", [(WEATHER, NOW), ()], ids=["with tools", "without"])
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_and_results_of_which_a_template_writes_nothing_are_told(name, tools):

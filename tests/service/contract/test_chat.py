@@ -183,7 +183,14 @@ def test_a_prompt_is_the_rendered_messages():
 
 
 def test_bare_messages_mean_the_contracts_defaults():
-    bare = Command(prompts=((1, 2),), sampling=SamplingParams(), stops=StopRules(max_tokens=None), request_id="id", chat=ALONE)
+    bare = Command(
+        prompts=((1, 2),),
+        sampling=SamplingParams(),
+        stops=StopRules(max_tokens=None),
+        request_id="id",
+        chat=ALONE,
+        names=("messages",),
+    )
     assert command() == bare
     assert command().decoding is NO_CHANGE
 
@@ -210,7 +217,14 @@ def test_every_field_reaches_the_command():
         ),
         decoding=DecodingParams(**CHANGES, logit_bias={7: -1}, bad_words=("no",), allowed_token_ids=(7, 8)),
         **{"n": 2, "model": "m", "request_id": "id", "deadline_ms": 9, "skip_special_tokens": False},
-        **{"logprobs": 20, "truncate_prompt_tokens": 3, "cache_salt": "s", "priority": 9, "chat": ALONE},
+        **{
+            "logprobs": 20,
+            "truncate_prompt_tokens": 3,
+            "cache_salt": "s",
+            "priority": 9,
+            "chat": ALONE,
+            "names": ("messages",),
+        },
     )
 
 
@@ -354,7 +368,7 @@ def test_each_answer_begins_with_its_role_and_only_begins_so():
     begin = {"role": "assistant", "content": ""}
     assert deltas == [
         (1, begin, None), (1, {"content": "a"}, None), (0, begin, None), (0, {"content": "b"}, None),
-        (1, {"content": "c"}, "length"), (0, {"content": ""}, "stop"),
+        (1, {"content": "c"}, None), (1, {}, "length"), (0, {}, "stop"),
     ]  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def test_minus_one_switches_top_k_off_and_above_the_vocabulary_is_allowed():
         ({"prompt": "a", "stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
-        ({"prompt": "a", "top_p": -0.1}, "top_p"),
+        ({"prompt": "a", "top_p": -1}, "top_p"),
         ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": "a", "stop": ["x"] * 5}, "stop"),
         ({"prompt": "a", "stop": "x" * 257}, "stop"),

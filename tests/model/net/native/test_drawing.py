@@ -48,7 +48,7 @@ def random_limits(dice, size):
     return SamplingParams(
         temperature=dice.choice([0.7, 1, 2, 0.1, 1e-30, 1e-45]),
         top_k=dice.choice([0, 0, 1, 2, 20, size // 2, size - 1, size, size + 1, 2**62]),
-        top_p=dice.choice([0.95, 0.5, 0.0, 1e-9, 1 - 1e-7, 1 - 1e-12, 0.9999, 0.3, 1 - dice.random()]),
+        top_p=dice.choice([0.95, 0.5, 0.0, 1 - 1e-7, 1 - 1e-12, 0.9999, 0.3, 1 - dice.random()]),
         min_p=dice.choice([0, 0, 0, 1.0, 0.05, 0.5, 1e-30, 5e-324, dice.random()]),
     )
 
