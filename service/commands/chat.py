@@ -129,7 +129,7 @@ class Answer:
     def message(self) -> dict[str, str]:
         """What later turns are told of it."""
         reasoning = "".join(self._reasoning)
-        return {"role": "assistant", "content": "".join(self._texts)} | ({"reasoning": reasoning} if reasoning else {})
+        return {"role": "assistant", "content": "".join(self._texts)} | ({"reasoning_content": reasoning} if reasoning else {})
 
     def speed(self) -> str:
         """How fast it came, in a line."""

@@ -104,7 +104,7 @@ class AnswerMessage(TypedDict):
     content: Annotated[str | None, Field(examples=["Hi there"])]
     """The text; null where the message is calls of tools alone."""
     refusal: Nothing
-    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
     """What the model wrote for itself, where it did."""
     tool_calls: NotRequired[list[ToolCall]]
     """The calls, where there are any."""
@@ -118,7 +118,7 @@ class Delta(TypedDict):
     """With the first event of an answer."""
     content: NotRequired[Annotated[str, Field(examples=["Hi there"])]]
     """What is new of the text; empty in the first event of an answer."""
-    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
     """What is new of what the model writes for itself."""
     tool_calls: NotRequired[list[ToolCallDelta]]
     """What is new of the calls of tools."""

@@ -57,7 +57,7 @@ class ChatWriter(Writer):
     def _delta(self, part: Part, chunk: Chunk) -> chat_answers.Delta:
         match part:
             case Reasoning(text):
-                return {"reasoning": text}
+                return {"reasoning_content": text}
             case Content(text):
                 return {"content": text}
             case CallStart(index, name):
@@ -147,7 +147,7 @@ class ChatWriter(Writer):
         content = None if calls and not answer.text else answer.text
         message: chat_answers.AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
-            message["reasoning"] = reasoning
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return message

@@ -149,7 +149,7 @@ def test_a_response_holds_what_the_chat_does():
     made = asked("/v1/responses").json()
     reasoning, message, call = made["output"]
     said = chat["choices"][0]["message"]
-    assert reasoning["content"] == [{"type": "reasoning_text", "text": said["reasoning"]}]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": said["reasoning_content"]}]
     assert message["content"][0]["text"] == said["content"]
     assert (call["name"], call["arguments"]) == ("f", said["tool_calls"][0]["function"]["arguments"])
     assert made["status"] == "completed"
@@ -163,7 +163,7 @@ def test_a_message_holds_what_the_chat_does():
     made = asked("/v1/messages", max_tokens=99).json()
     thinking, text, call = made["content"]
     said = chat["choices"][0]["message"]
-    assert (thinking["thinking"], text["text"]) == (said["reasoning"], said["content"])
+    assert (thinking["thinking"], text["text"]) == (said["reasoning_content"], said["content"])
     assert (call["name"], call["input"]) == ("f", {"x": 1})
     assert made["stop_reason"] == "tool_use"
     assert made["usage"]["input_tokens"] + made["usage"]["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
@@ -842,7 +842,7 @@ def test_reasoning_ends_at_its_budget_and_the_answer_follows(path, fields):
     made = ask(build_server(Obedient(reasoning), template=THINKS, form=FORM), "POST", path, json=body | fields).json()
     if path == "/v1/chat/completions":
         found = made["choices"][0]["message"]
-        assert (found["reasoning"], found["content"]) == ("rrrrr", "Hi")
+        assert (found["reasoning_content"], found["content"]) == ("rrrrr", "Hi")
         assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5 + len("</think>")
     elif path == "/v1/responses":
         assert made["output"][0]["content"][0]["text"] == "rrrrr"

@@ -49,13 +49,13 @@ def ask(text: str, burst: int = 1, **more):
 
 def joined(events) -> dict:
     """The message and the end that the deltas make, as clients put them together."""
-    message, calls, reason = {"content": "", "reasoning": ""}, {}, None
+    message, calls, reason = {"content": "", "reasoning_content": ""}, {}, None
     for event in events:
         for choice in event["choices"]:
             delta, reason = choice["delta"], choice["finish_reason"] or reason
             assert len(delta.keys() - {"role"}) <= (choice["finish_reason"] is None)
             message["content"] += delta.get("content", "")
-            message["reasoning"] += delta.get("reasoning", "")
+            message["reasoning_content"] += delta.get("reasoning_content", "")
             for call in delta.get("tool_calls", ()):
                 known = calls.setdefault(call["index"], {"name": "", "arguments": ""})
                 known |= {key: call[key] for key in ("id", "type") if key in call}
@@ -68,8 +68,8 @@ def flat(whole) -> dict:
     choice = whole.json()["choices"][0]
     message = choice["message"]
     calls = [{"id": c["id"], "type": c["type"], **c["function"]} for c in message.get("tool_calls", ())]
-    content, reasoning = message["content"] or "", message.get("reasoning", "")
-    return {"content": content, "reasoning": reasoning, "calls": calls, "reason": choice["finish_reason"]}
+    content, reasoning = message["content"] or "", message.get("reasoning_content", "")
+    return {"content": content, "reasoning_content": reasoning, "calls": calls, "reason": choice["finish_reason"]}
 
 
 TEXTS = [
@@ -87,7 +87,7 @@ def test_streamed_deltas_joined_are_the_whole_answer(text, content, reasoning, c
     whole, events, _ = ask(text, burst, seed=5)
     assert whole.status_code == 200, whole.text
     found = flat(whole)
-    assert (found["content"], found["reasoning"], len(found["calls"]), found["reason"]) == (
+    assert (found["content"], found["reasoning_content"], len(found["calls"]), found["reason"]) == (
         content,
         reasoning,
         calls,
@@ -112,7 +112,7 @@ def test_the_tokens_of_reasoning_are_counted():
 
 def test_reasoning_that_the_prompt_opens_needs_no_marker():
     whole, events, _ = ask("Hm.</think>Noon.", chat_template_kwargs={"think": True}, seed=5)
-    assert (flat(whole)["reasoning"], flat(whole)["content"]) == ("Hm.", "Noon.")
+    assert (flat(whole)["reasoning_content"], flat(whole)["content"]) == ("Hm.", "Noon.")
     assert joined(events) == flat(whole)
 
 
@@ -183,13 +183,13 @@ def test_stops_are_looked_for_in_content_alone(text, more, content, calls, stop,
     assert (found["content"], len(found["calls"]), choice["stop_reason"]) == (content, calls, stop)
     assert found["reason"] == ("tool_calls" if calls else "stop")
     assert joined(events) == found and events[-2]["choices"][0]["stop_reason"] == stop
-    assert found["reasoning"] == ("Noon. So\n\nnoon." if text.startswith(THOUGHT) else "")
+    assert found["reasoning_content"] == ("Noon. So\n\nnoon." if text.startswith(THOUGHT) else "")
     assert not one.engine.open
 
 
 def test_a_stop_token_that_is_no_text_ends_an_answer_anywhere():
     whole, *_ = ask("<think>Noon", stop_token_ids=[END], ignore_eos=True, seed=5)
-    assert flat(whole) == {"content": "", "reasoning": "Noon", "calls": [], "reason": "stop"}
+    assert flat(whole) == {"content": "", "reasoning_content": "Noon", "calls": [], "reason": "stop"}
 
 
 def test_several_answers_keep_their_calls_apart():

@@ -175,7 +175,7 @@ def test_the_loop_by_hand_sends_the_calls_and_their_results_once_there_are_all(p
     assert first == [{"role": "user", "content": "a"}]
     assert second == again == [
         *first,
-        {"role": "assistant", "content": "I look.", "reasoning": THOUGHTS, "tool_calls": calls},
+        {"role": "assistant", "content": "I look.", "reasoning_content": THOUGHTS, "tool_calls": calls},
         {"role": "tool", "tool_call_id": ids[0], "content": "21 degrees"},
         {"role": "tool", "tool_call_id": ids[1], "content": "9007199254740992.5"},
     ]  # fmt: skip

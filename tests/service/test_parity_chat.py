@@ -62,7 +62,7 @@ def over_http(one: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
     for choice in (choice for event in events for choice in event["choices"]):
         delta = choice["delta" if stream else "message"]
         found.content += delta.get("content") or ""
-        found.reasoning += delta.get("reasoning") or ""
+        found.reasoning += delta.get("reasoning_content") or ""
         for place, call in enumerate(delta.get("tool_calls", ())):
             function = call["function"]
             found.take(call.get("index", place), call.get("id", ""), function.get("name", ""), function["arguments"])

@@ -152,7 +152,7 @@ export class Answer {
 
   /** Whether there is anything of it to keep. */
   get isEmpty() {
-    const { content, reasoning, tool_calls: calls } = this.message;
+    const { content, reasoning_content: reasoning, tool_calls: calls } = this.message;
     return !content && !reasoning && !calls && !this.run.finish;
   }
 }

@@ -134,7 +134,7 @@ export class Parts {
   }
 
   /** Take in the delta of a streamed choice. Whether it is a part beside the content. */
-  add({ content, reasoning, tool_calls: calls = [] }) {
+  add({ content, reasoning_content: reasoning, tool_calls: calls = [] }) {
     if (content) this.#note("content", content);
     if (reasoning) {
       this.#reason(reasoning);
@@ -221,7 +221,7 @@ export class Parts {
   #say = (text) => Object.assign(this.status, { textContent: text });
 
   /** Show a message that was kept. */
-  restore({ reasoning, tool_calls: calls = [] }) {
+  restore({ reasoning_content: reasoning, tool_calls: calls = [] }) {
     if (reasoning) this.#reason(reasoning);
     calls.forEach(({ id, function: { name, arguments: its } }, i) => this.#card(i, id, name).add(its));
     this.end("tool_calls");
@@ -233,7 +233,7 @@ export class Parts {
     return {
       role: "assistant",
       content: content || (calls.length ? null : ""),
-      ...(this.#reasoning && { reasoning: this.#reasoning }),
+      ...(this.#reasoning && { reasoning_content: this.#reasoning }),
       ...(calls.length && { tool_calls: calls }),
     };
   }

@@ -25,7 +25,7 @@ const made = (name, fields) => `pb.${name}(${fields.join(", ")})`;
 
 const callOf = ({ id, function: { name, arguments: its } }) => made("ToolCall", given({ id, name, arguments: its }));
 
-function messageOf({ role, content, reasoning, tool_calls: calls, tool_call_id: answered }) {
+function messageOf({ role, content, reasoning_content: reasoning, tool_calls: calls, tool_call_id: answered }) {
   const plain = given({ role, content: content ?? undefined, reasoning, tool_call_id: answered });
   return made("ChatMessage", [...plain, ...named({ tool_calls: calls && list(calls.map(callOf)) })]);
 }
