@@ -48,7 +48,7 @@ class Trial:
         self.seeds = count(seed)
 
     def __call__(self, users: int) -> bool:
-        """Whether the objectives were kept. Raises RuntimeError where locust itself failed."""
+        """True if the objectives were kept. Raises RuntimeError where locust itself failed."""
         (self.out / "summary.json").unlink(missing_ok=True)
         size = ["-u", str(users), "-r", str(users), "--seed", str(next(self.seeds))]
         code = locust(self.address, self.out, [*self.arguments, *size], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -51,7 +51,7 @@ class Line:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval excludes 1."""
+        """True if the interval excludes 1."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
     def cells(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_bench(report: Mapping[str, Any]) -> bool:
-    """Whether it is one of a benchmark."""
+    """True if it is one of a benchmark."""
     return {"bench", "figures"} <= report.keys()
 
 

@@ -248,7 +248,7 @@ async def until(condition: Callable[[], Awaitable[bool]], since: float) -> float
 
 
 async def holds_nothing(http: aiohttp.ClientSession, target: Target) -> bool:
-    """Whether no request runs or waits and no KV block is in use."""
+    """True if no request runs or waits and no KV block is in use."""
     async with http.get(f"{target.address.http}/metrics") as answer:
         held = HELD.findall(await answer.text())
     return bool(held) and not any(map(float, held))

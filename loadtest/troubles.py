@@ -117,7 +117,7 @@ class TroubleCounts:
 
     @property
     def good(self) -> bool:
-        """Whether each kind was tried, and none ended otherwise."""
+        """True if each kind was tried, and none ended otherwise."""
         return not self.otherwise and self.as_expected.keys() == TROUBLES.keys()
 
     def line(self) -> str:

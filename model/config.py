@@ -84,7 +84,7 @@ class ModelConfig:
     gated_mlp: bool = True
     qkv_bias: bool = False
     out_bias: bool = False
-    """Whether the output projection of attention has a bias."""
+    """True if the output projection of attention has a bias."""
     mlp_bias: bool = False
     """Bias on the projections of the MLP, or of the experts and their router."""
     swiglu_limit: float | None = None
@@ -110,10 +110,10 @@ class ModelConfig:
     routing_floor: float | None = None
     routed_scaling_factor: float = 1.0
     experts_beside_mlp: bool = False
-    """Whether layers with experts have their MLP too; see MixtureSpec."""
+    """True if layers with experts have their MLP too; see MixtureSpec."""
     qk_norm: QKNorm = "none"
     qk_norm_after_rope: bool = False
-    """Whether queries and keys are normed after they were rotated (HunYuan)."""
+    """True if queries and keys are normed after they were rotated (HunYuan)."""
     tied_head: bool = True
     embedding_scale: float = 1.0
     """What token vectors are multiplied by: sqrt(hidden_size) in Vaswani et al. 2017, section 3.4, and in Gemma."""
@@ -130,11 +130,11 @@ class ModelConfig:
     softcap: float | None = None
     """Bound of the attention scores; see AttentionVariant."""
     sinks: bool = False
-    """Whether each head has one more score, learned, in the sum of its softmax, with no value to it (gpt-oss)."""
+    """True if each head has one more score, learned, in the sum of its softmax, with no value to it (gpt-oss)."""
     attention_scale: float | None = None
     """What the attention scores are multiplied by; None: 1 / sqrt(head_size)."""
     attention_gate: bool = False
-    """Whether the heads' outputs are multiplied by the sigmoid of a projection of their own (Qwen3.5)."""
+    """True if the heads' outputs are multiplied by the sigmoid of a projection of their own (Qwen3.5)."""
     latent: LatentSpec | None = None
     """How queries, keys and values are made of latent vectors (MLA); None: each of the token itself. With it there is one
     key/value head, whose size is that of what is cached."""
@@ -143,22 +143,22 @@ class ModelConfig:
     global_kv_heads: int | None = None
     """Key/value heads of layers without a window (Gemma 4); None: num_kv_heads."""
     keys_are_values: bool = False
-    """Whether layers without a window take for values what their keys are before their norm (Gemma 4)."""
+    """True if layers without a window take for values what their keys are before their norm (Gemma 4)."""
     value_norm: bool = False
-    """Whether each head's values are normed, without a gain (Gemma 4)."""
+    """True if each head's values are normed, without a gain (Gemma 4)."""
     kv_shared_layers: int = 0
     """So many of the last layers have no keys and values of their own: they read those of the last layer before them that has
     a window as they have, or none as they (Gemma 4)."""
     kv_shared_mlp_size: int | None = None
     """Width of the MLP in these layers; None: mlp_size."""
     layer_scale: bool = False
-    """Whether what a layer ends with is multiplied by a learned number (Gemma 4)."""
+    """True if what a layer ends with is multiplied by a learned number (Gemma 4)."""
     per_layer_input_size: int | None = None
     """Columns of a vector that each token has for each layer beside its embedding (Gemma 4); None: there is none."""
     per_layer_vocab_size: int | None = None
     """Tokens that have such vectors; None: vocab_size."""
     head_gate: bool = False
-    """Whether each head's output is multiplied by the sigmoid of one number of its own (LFM3)."""
+    """True if each head's output is multiplied by the sigmoid of one number of its own (LFM3)."""
     delta: DeltaSpec | None = None
     """What `delta_layers` have in place of attention."""
     delta_layers: tuple[int, ...] = ()
@@ -228,7 +228,7 @@ class ModelConfig:
         )
 
     def slides(self, number: int) -> bool:
-        """Whether a layer has the window."""
+        """True if a layer has the window."""
         return self.sliding_window is not None and (self.window_layers is None or number in self.window_layers)
 
     def _kv_layer(self, number: int) -> int | None:

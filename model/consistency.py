@@ -1,4 +1,4 @@
-"""Whether the values of a model's config fit together. CheckpointError names the one that does not."""
+"""True if the values of a model's config fit together. CheckpointError names the one that does not."""
 
 import math
 from typing import TYPE_CHECKING

@@ -84,7 +84,7 @@ def processor_name(root: Path = ROOT) -> str:
 
 
 def large_pages(root: Path = ROOT) -> str:
-    """Whether the system gives memory in large pages: always, madvise (as Attend asks for them), or never; empty: not known."""
+    """True if the system gives memory in large pages: always, madvise (as Attend asks for them), or never; empty: not known."""
     return _text(root / "sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
 
 

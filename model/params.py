@@ -108,7 +108,7 @@ class SamplingParams:
 
     @property
     def limits(self) -> bool:
-        """Whether a token is drawn among some only, which depends on the scores of the others."""
+        """True if a token is drawn among some only, which depends on the scores of the others."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
@@ -150,7 +150,7 @@ class DecodingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether the tokens of the text so far change the scores."""
+        """True if the tokens of the text so far change the scores."""
         return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
 
 

@@ -51,7 +51,7 @@ class EmbeddingRules:
     """Tokens of a text at most, where that is less than the context."""
     refusal: str = f"this model makes no embeddings: its checkpoint has no {MODULES} that says how; {HINT}"
     is_silent: bool = True
-    """Whether the files say nothing, where there is no pooling."""
+    """True if the files say nothing, where there is no pooling."""
 
     def require_pooling(self) -> Pooling:
         """The pooling. Raises NotSupported where there is none."""

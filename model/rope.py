@@ -89,7 +89,7 @@ class YarnScaling(RopeScaling):
     attention_factor: float = 1.0
     """A factor of rotated queries and keys."""
     truncate: bool = True
-    """Whether the two bounds are rounded to whole columns."""
+    """True if the two bounds are rounded to whole columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def _penalize(scores_V: Tensor, draw: Draw) -> None:
 
 
 def _refused_mask(decoding: DecodingParams, size: int, device: torch.device) -> Tensor:
-    """Whether a token is not among the allowed ones, bool [V]. They may be many."""
+    """True if a token is not among the allowed ones, bool [V]. They may be many."""
     known = decoding.derived_values.get((size, device))
     if known is None:
         known = torch.ones(size, dtype=torch.bool)

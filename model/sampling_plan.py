@@ -134,12 +134,12 @@ class Draw:
 
     @property
     def may_exclude(self) -> bool:
-        """Whether its parameters may leave no token."""
+        """True if its parameters may leave no token."""
         return bool(self.banned_tokens) or self.plan.changes_scores or self.mask is not None
 
     @property
     def takes_the_best(self) -> bool:
-        """Whether its token is the best of the model's own scores."""
+        """True if its token is the best of the model's own scores."""
         return self.plan.is_greedy and not self.may_exclude
 
 

@@ -69,7 +69,7 @@ def _one_token(tokenizer: Tokenizer, text: str) -> int | None:
 
 
 def _answers_yes_or_no(folder: Path, name: str, tokens: tuple[int | None, int | None]) -> bool:
-    """Whether the model's name says so, or its files."""
+    """True if the model's name says so, or its files."""
     if NAMED in name.lower() or NAMED in folder.name.lower():
         return True
     if is_gguf(folder):

@@ -32,10 +32,10 @@ class MixtureSpec:
     shared_expert_size: int | None
     """Width of the MLP that every token goes to; None: there is none."""
     shared_expert_gate: bool = True
-    """Whether that MLP is multiplied by a sigmoid of its own (Qwen2-MoE)."""
+    """True if that MLP is multiplied by a sigmoid of its own (Qwen2-MoE)."""
     scoring_func: Scoring = "softmax"
     score_correction: bool = False
-    """Whether each expert has a bias that is added where experts are chosen, and not to their weights (DeepSeek-V3)."""
+    """True if each expert has a bias that is added where experts are chosen, and not to their weights (DeepSeek-V3)."""
     expert_groups: int = 1
     """Groups of as many experts next to each other (DeepSeek-V2 and V3)."""
     groups_per_token: int = 1
@@ -54,7 +54,7 @@ class MixtureSpec:
 
     @property
     def softmax_of_chosen(self) -> bool:
-        """Whether weights are the softmax over the chosen experts' scores, which chose them: the other scores do not count."""
+        """True if weights are the softmax over the chosen experts' scores, which chose them: the other scores do not count."""
         divided = self.routing_eps is not None or self.routing_floor is not None
         others = self.score_correction or self.expert_groups > 1 or divided
         return self.scoring_func == "softmax" and self.routing == "chosen" and not others
@@ -154,7 +154,7 @@ class LatentSpec:
     value_size: int
     """Columns of a head's value (`v_head_dim`)."""
     interleaved: bool = False
-    """Whether pairs that turn together are neighbours in the rows of a checkpoint, (2i, 2i + 1), and not (i, i + R / 2)."""
+    """True if pairs that turn together are neighbours in the rows of a checkpoint, (2i, 2i + 1), and not (i, i + R / 2)."""
 
     def __post_init__(self) -> None:
         for name in ("rank", "query_rank", "key_size", "rope_size", "value_size"):
@@ -206,7 +206,7 @@ class LayerSpec:
     kv_layer: int | None = None
     """The layer whose keys and values it reads; None: it has its own."""
     keys_are_values: bool = False
-    """Whether its values are its keys before their norm."""
+    """True if its values are its keys before their norm."""
     cached_parts: int = 2
     """What the KV cache holds of a token in each head: its key and its value, or the latent vector that is both."""
 

@@ -23,7 +23,7 @@ SHOWN = 5
 PICKLES = (".bin", ".pt", ".pth")
 NO_WEIGHTS = ("optimizer", "rng_state", "scheduler", "scaler", "training_args")
 """How the names of pickles begin that training leaves beside the weights."""
-MOST_JSON = 25_000_000
+MAX_JSON = 25_000_000
 """Bytes of a JSON file, or of a safetensors header: the index of a model of 90,000 tensors has 9 million."""
 TAKEN = f"give a checkpoint folder with config.json in it, a {SUFFIX} file, or hf://ORG/NAME"
 READ = (".json", ".jinja", ".safetensors", SUFFIX)
@@ -50,8 +50,8 @@ def read_any_json(folder: Path, name: str) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing{one_gguf(folder, [each.name for each in folder.iterdir()])}")
     try:
-        if path.stat().st_size > MOST_JSON:
-            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, but at most {MOST_JSON} are read")
+        if path.stat().st_size > MAX_JSON:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, but at most {MAX_JSON} are read")
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
@@ -179,8 +179,8 @@ def check_header(path: Path) -> None:
     """Raise CheckpointError where a safetensors file has a header that takes too long to read."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-    if MOST_JSON < size < path.stat().st_size:
-        raise CheckpointError(f"{path} has a header of {size} bytes, but at most {MOST_JSON} are read")
+    if MAX_JSON < size < path.stat().st_size:
+        raise CheckpointError(f"{path} has a header of {size} bytes, but at most {MAX_JSON} are read")
 
 
 def open_safetensors(path: Path, framework: str = "pt") -> Any:

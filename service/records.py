@@ -36,15 +36,15 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """An id goes into headers and log lines, so it holds neither spaces nor line ends."""
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_SALT = 128
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 """Tokens of a text. The cost, and the size of each head's answer, grow with their square."""
-MOST_NUMBERS = 1 << 19
+MAX_NUMBERS = 1 << 19
 """Weights and scores in an answer: some 6 MB of JSON, 2 MiB of protobuf."""
-MOST_LENS = 5
+MAX_LENS = 5
 """Guesses of a layer in a place."""
 TOP_LOGPROBS = 5
 """The likeliest tokens that an explanation reports in each place, where it is not asked for another number."""
-MOST_INPUTS, MOST_INPUT_TOKENS = 2048, 300_000
+MAX_INPUTS, MAX_INPUT_TOKENS = 2048, 300_000
 """Texts, and tokens of all of them, in a call that looks at texts: OpenAI's limits for embeddings."""
 BYTES_A_TOKEN = 16
 """Of a call, for each token of the model's context: a token id with its comma takes 8 at most."""
@@ -180,19 +180,19 @@ class Command:
         if not self.prompts:
             raise InvalidRequest("prompt must hold at least one prompt; got an empty list", "prompt")
         if self.in_parts:
-            at_most(self.field, self.prompts, 2 * MOST_INPUTS, "texts")
+            at_most(self.field, self.prompts, 2 * MAX_INPUTS, "texts")
         elif self.n * len(self.prompts) > MAX_CHOICES_TIMES_PROMPTS:
             limit = f"n times the number of prompts must be at most {MAX_CHOICES_TIMES_PROMPTS}"
             raise InvalidRequest(f"{limit}; got {self.n} x {len(self.prompts)}", "n")
 
     @property
     def computes_prompts(self) -> bool:
-        """Whether there is something to report of a prompt alone."""
+        """True if there is something to report of a prompt alone."""
         return self.echo or self.prompt_logprobs is not None or self.embedding is not None
 
     @property
     def in_parts(self) -> bool:
-        """Whether its prompts are handed to the engine a part at a time, and each must be answered: it may have thousands."""
+        """True if its prompts are handed to the engine a part at a time, and each must be answered: it may have thousands."""
         return self.embedding is not None or bool(self.scored_token_ids)
 
     @property
@@ -210,7 +210,7 @@ class Command:
 
     @property
     def is_formed(self) -> bool:
-        """Whether answers follow a grammar."""
+        """True if answers follow a grammar."""
         return self.grammar is not None or (self.chat is not None and self.chat.calling.is_enforced)
 
     @property
@@ -250,7 +250,7 @@ class ExplainCommand:
     def __post_init__(self) -> None:
         check_request_id(self.request_id)
         integer("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
-        integer("logit_lens", self.logit_lens, 0, MOST_LENS)
+        integer("logit_lens", self.logit_lens, 0, MAX_LENS)
         if self.deadline_ms is not None:
             integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
 
@@ -295,13 +295,13 @@ class Chunk:
     parts: tuple[Part, ...] | None = None
     """Of an answer that is split: what the chunk holds, where that is more than content. `text` is the content alone."""
     has_calls: bool = False
-    """Whether the answer so far has calls of tools, all of them whole."""
+    """True if the answer so far has calls of tools, all of them whole."""
     num_reasoning_tokens: int = 0
     """Tokens of reasoning so far."""
 
     @property
     def ends_in_calls(self) -> bool:
-        """Whether the answer has ended with calls of tools."""
+        """True if the answer has ended with calls of tools."""
         return self.finish_reason is FinishReason.STOP and self.has_calls
 
     def call_id(self, request_id: str, index: int) -> str:
@@ -310,7 +310,7 @@ class Chunk:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is text and tokens alone, somewhere between an answer's beginning and its end."""
+        """True if it is text and tokens alone, somewhere between an answer's beginning and its end."""
         return self.prompt is None and self.finish_reason is None and not self.logprobs and self.parts is None
 
 

@@ -20,7 +20,7 @@ class Remarks:
     """Filled while a call is read and prepared."""
 
     strict: bool = False
-    """Whether an unknown field is an error, in place of a remark: the setting `strict_fields`."""
+    """True if an unknown field is an error, in place of a remark: the setting `strict_fields`."""
     ignored_fields: dict[str, str] = field(default_factory=dict)
     """How headers write the names of fields that were taken and not looked at."""
     near: dict[str, str] = field(default_factory=dict)
@@ -28,11 +28,11 @@ class Remarks:
     max_model_len: int = 0
     """The model's context length in tokens."""
     drops_billing: bool = True
-    """Whether the block of a system prompt is left out that Claude Code writes for billing."""
+    """True if the block of a system prompt is left out that Claude Code writes for billing."""
     clamps: bool = False
-    """Whether a `max_tokens` beyond the context is clamped, in place of refused."""
+    """True if a `max_tokens` beyond the context is clamped, in place of refused."""
     is_clamped: bool = False
-    """Whether `max_tokens` was clamped."""
+    """True if `max_tokens` was clamped."""
 
     def ignore(self, name: str) -> None:
         """Say that a field was ignored. A name that no header can hold is `?`, and so are all after MAX_IGNORED."""
@@ -53,7 +53,7 @@ class Remarks:
 
 
 def clamps(beyond: Beyond, *, by_default: bool) -> bool:
-    """Whether a max_tokens beyond the context is clamped on a route."""
+    """True if a max_tokens beyond the context is clamped on a route."""
     return beyond == "clamp" if beyond else by_default
 
 

@@ -101,7 +101,7 @@ def old_names(path: Path) -> list[str]:
 
 
 def is_module(name: str) -> bool:
-    """Whether the first two parts of a dotted name are a module or package of the tree."""
+    """True if the first two parts of a dotted name are a module or package of the tree."""
     path = ROOT.joinpath(*name.split(".")[:2])
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 

@@ -66,7 +66,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def defines(path: str, name: str) -> bool:
-    """Whether a file of this tree defines a name."""
+    """True if a file of this tree defines a name."""
     if not (ROOT / path).is_file():
         return False
     if path.endswith(".py"):

@@ -45,7 +45,7 @@ def is_participle(name: str) -> bool:
 
 
 def is_riddle(kind: str, name: str) -> bool:
-    """Whether a name is a participle that its kind (`function`, `class`, `field`, `parameter` or `module`) does not allow."""
+    """True if a name is a participle that its kind (`function`, `class`, `field`, `parameter` or `module`) does not allow."""
     return is_participle(name) and name not in ALLOWED and not (kind in ("function", "module") and name in VERBS)
 
 

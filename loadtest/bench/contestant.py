@@ -40,7 +40,7 @@ class PeerError(Exception):
 
 
 def is_installed(peer: str, python: str) -> bool:
-    """Whether an interpreter has the peer's package."""
+    """True if an interpreter has the peer's package."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({PACKAGES[peer]!r}) is None)"
     return subprocess.run([python, "-c", code], cwd="/", check=False, capture_output=True).returncode == 0
 

@@ -34,7 +34,7 @@ NATIVE = Path("attend/model/net/native")
 
 
 def slower(ratios: Sequence[float]) -> bool:
-    """Whether ratios of tokens/s, this tree over its base, show a loss: their interval lies wholly below LEAST."""
+    """True if ratios of tokens/s, this tree over its base, show a loss: their interval lies wholly below LEAST."""
     assert len(ratios) >= PAIRS, "too few for an interval of 95 %"
     return interval(ratios)[1] < LEAST
 

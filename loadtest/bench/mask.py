@@ -22,8 +22,8 @@ from loadtest.bench.figures import Comparison, Figure, take_turns
 from loadtest.bench.over_http import served_model
 
 STREAMS = 16
-MOST_RATIO = 1.1
-MOST_RATIO_DRAWN = 1.15
+MAX_RATIO = 1.1
+MAX_RATIO_DRAWN = 1.15
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(temperature=0.7, top_p=0.95)
 """Its masks are worked out before a step: the scores of other tokens decide which are kept."""
@@ -82,7 +82,7 @@ async def measure(turns: int, tokens: int, folder: Path) -> list[Figure]:
         contestants |= drawn
         found = await take_turns(contestants, turns)
     speeds = Comparison(f"{STREAMS} streams", "tokens/s", found)
-    most = dict.fromkeys(SPECS, MOST_RATIO) | dict.fromkeys(drawn, MOST_RATIO_DRAWN)
+    most = dict.fromkeys(SPECS, MAX_RATIO) | dict.fromkeys(drawn, MAX_RATIO_DRAWN)
     longer = [replace(speeds.ratio(name), what=f"time, {name} / no grammar", most=limit) for name, limit in most.items()]
     return [*map(speeds.figure, found), *longer]
 

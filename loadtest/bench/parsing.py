@@ -22,7 +22,7 @@ from loadtest.bench.figures import Figure, take_turns
 
 LONG, ORDINARY = 100_000, 60
 """Characters of the prompts; with its other fields the ordinary body has 200 bytes."""
-MOST_MS = 5.0
+MAX_MS = 5.0
 
 
 def source_text(length: int) -> str:
@@ -72,8 +72,8 @@ async def measure(turns: int) -> list[Figure]:
     """Milliseconds of each kind of request; the kinds take turns."""
     Read = Callable[[bytes], Coroutine[Any, Any, Command]]  # noqa: N806 - a type
     kinds: dict[str, tuple[Read, bytes, float | None]] = {
-        "read a completion, prompt of 100 KB, HTTP": (read_http, http_body(source_text(LONG)), MOST_MS),
-        "read a completion, prompt of 100 KB, gRPC": (read_grpc, grpc_body(source_text(LONG)), MOST_MS),
+        "read a completion, prompt of 100 KB, HTTP": (read_http, http_body(source_text(LONG)), MAX_MS),
+        "read a completion, prompt of 100 KB, gRPC": (read_grpc, grpc_body(source_text(LONG)), MAX_MS),
         "read a completion, 200 bytes, HTTP": (read_http, http_body(source_text(ORDINARY)), None),
         "read a completion, 200 bytes, gRPC": (read_grpc, grpc_body(source_text(ORDINARY)), None),
     }

@@ -129,7 +129,7 @@ class Calls:
                 feeder.join()
 
     def ok_since(self, when: float) -> bool:
-        """Whether calls of both transports that began after `when` were answered."""
+        """True if calls of both transports that began after `when` were answered."""
         return {call.transport for call in self.completed if call.result == "ok" and call.began > when} == {"HTTP", "gRPC"}
 
     def measures_after(self, when: float, again: float, fail: float = FAIL_SECONDS) -> list[Measure]:

@@ -10,7 +10,7 @@ from loadtest.faults.attacker import Attacker
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 INITIAL_WINDOW = 4
-MOST_PAYLOAD = 1 << 14
+MAX_PAYLOAD = 1 << 14
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/attend.v1.GenerationService"
 

@@ -16,7 +16,7 @@ class Measure:
 
     @property
     def within_limit(self) -> bool:
-        """Whether the value is within its limit."""
+        """True if the value is within its limit."""
         return self.most is None or self.value <= self.most
 
     def text(self) -> str:

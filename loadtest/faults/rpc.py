@@ -19,7 +19,7 @@ from loadtest.faults.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
-    MOST_PAYLOAD,
+    MAX_PAYLOAD,
     PING,
     RST_STREAM,
     Http2,
@@ -193,7 +193,7 @@ async def grpc_gzip_bombs(a: Attacker) -> None:
 
     async def job(connection: Http2) -> None:
         start = fields(a, "Tokenize", [("grpc-encoding", "gzip")])
-        pieces = [data[at : at + MOST_PAYLOAD] for at in range(0, len(data), MOST_PAYLOAD)]
+        pieces = [data[at : at + MAX_PAYLOAD] for at in range(0, len(data), MAX_PAYLOAD)]
         ends = [*([0] * (len(pieces) - 1)), END_STREAM]
         parts = [frame(DATA, end, 1, piece) for end, piece in zip(ends, pieces, strict=True)]
         await connection.send(frame(HEADERS, END_HEADERS, 1, start), *parts)

@@ -31,7 +31,7 @@ REPLICA, CONTROLLER, HAPROXY, MANAGER, GCS = (
 
 
 def wait_for(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether `condition` came true in time."""
+    """True if `condition` came true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -82,7 +82,7 @@ class Target(server.Server):
             return 0, str(error)
 
     def ready(self, seconds: float) -> bool:
-        """Whether a small call was answered within `seconds`."""
+        """True if a small call was answered within `seconds`."""
         body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
         request = urllib.request.Request(f"{self.address.http}/v1/completions", body, self.headers())
 

@@ -70,7 +70,7 @@ def files_come_back(target: Target, most: int, seconds: float) -> int:
 
 
 def open_to_others(path: Path) -> bool:
-    """Whether any user of the machine can reach this socket and write to it."""
+    """True if any user of the machine can reach this socket and write to it."""
     if not path.is_absolute() or not path.is_socket():
         return False
     return bool(path.stat().st_mode & 0o002) and all(folder.stat().st_mode & 0o001 for folder in path.parents)

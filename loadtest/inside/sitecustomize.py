@@ -20,7 +20,7 @@ EVERY = 2.0
 
 
 def is_poisoned(tokens: Sequence[int]) -> bool:
-    """Whether the tokens of a step hold POISON."""
+    """True if the tokens of a step hold POISON."""
     size, first = len(POISON), POISON[0]
     return any(token == first and tuple(tokens[at : at + size]) == POISON for at, token in enumerate(tokens))
 

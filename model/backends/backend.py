@@ -46,7 +46,7 @@ class Placement:
     block_size: int
     """Tokens in a block of the KV cache."""
     is_sharded: bool = False
-    """Whether several ranks compute the model; the config is then what each of them has of it."""
+    """True if several ranks compute the model; the config is then what each of them has of it."""
 
 
 class Refusal(NamedTuple):
@@ -71,7 +71,7 @@ class Backend:
     loss: ClassVar[str] = ""
     """What is said of a slower backend where this one was meant to serve: "slower than the native decoder"."""
     is_checked: ClassVar[bool] = False
-    """Whether it is compared with torch's way at the start: `engine/startup.py`."""
+    """True if it is compared with torch's way at the start: `engine/startup.py`."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config

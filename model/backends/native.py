@@ -62,7 +62,7 @@ class Native(Backend):
 
     @classmethod
     def serves(cls, config: ModelConfig, device: str, block_size: int) -> bool:
-        """Whether it would compute this model in bfloat16, with better than portable vectors."""
+        """True if it would compute this model in bfloat16, with better than portable vectors."""
         placed = Placement(torch.bfloat16, device, block_size)
         return variant() not in ("", "portable") and cls.refusal(config, placed) is None
 

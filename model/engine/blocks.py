@@ -70,11 +70,11 @@ class BlockPool:
         return None if block is None or number is None else (block, number)
 
     def holds(self, block: int, number: int) -> bool:
-        """Whether the block has the text of this number still. From any thread."""
+        """True if the block has the text of this number still. From any thread."""
         return self._numbers.get(block) == number
 
     def is_known(self, number: int) -> bool:
-        """Whether a block has the text of this number."""
+        """True if a block has the text of this number."""
         return number in self._alive
 
     def remember(self, parent: Parent, tokens: Sequence[int], block: int) -> int:

@@ -16,7 +16,7 @@ alone too, as far as LASTING_FACTOR allows.
 LASTING_FACTOR = 1.2
 """Factor of the time of a later step, in which all the waiting prompts are streams too: readers will see such steps anyway."""
 
-MOST_SECONDS = 2.0
+MAX_SECONDS = 2.0
 """A step without streams may take so long, and a chunk: who arrives behind it waits no longer for the next one. Where reading
 the weights takes seconds, it may take LONGEST_FACTOR of that."""
 LEAST_SECONDS = 0.1
@@ -110,7 +110,7 @@ class StepCost:
         """
         if self.token_seconds == 0:
             return math.inf
-        longest_seconds = max(MOST_SECONDS / max(1.0, min(self._factors)), LONGEST_FACTOR * self.fixed_seconds)
+        longest_seconds = max(MAX_SECONDS / max(1.0, min(self._factors)), LONGEST_FACTOR * self.fixed_seconds)
         return (longest_seconds - self.fixed_seconds) / self.token_seconds
 
     def room(self, streams: int, prompts: int, goal_seconds: float) -> float:

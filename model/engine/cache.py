@@ -64,7 +64,7 @@ def with_states(model: ModelConfig, config: EngineConfig, memory: int, share: fl
 
 
 def keeps_prefixes(model: ModelConfig, options: EngineOptions) -> bool:
-    """Whether prefix caching is on. Where layers keep states, it needs snapshots, and full attention to tell texts apart."""
+    """True if prefix caching is on. Where layers keep states, it needs snapshots, and full attention to tell texts apart."""
     full = any(group.window is None and not group.has_state for group in model.memory_groups)
     return options.prefix_caching and (not model.state_bytes or (options.state_cache_share > 0 and full))
 

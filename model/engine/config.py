@@ -40,9 +40,9 @@ class EngineConfig:
     step_goal: float = 0.01
     """Seconds: parts of prompts may fill a step beside running streams up to here, however short it is without them."""
     stream_turns: bool = True
-    """Whether streams of an owner with many are left out of some steps: where a step's time grows with its streams."""
+    """True if streams of an owner with many are left out of some steps: where a step's time grows with its streams."""
     prefix_caching: bool = True
-    """Whether a prompt may begin with blocks that an earlier request has computed."""
+    """True if a prompt may begin with blocks that an earlier request has computed."""
     num_snapshots: int = 0
     """Slots of states beside one for each request, where layers keep states: without them prefixes are seldom reused."""
     draft_tokens: int = 0

@@ -71,7 +71,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is in flight, but for those whose blocks are being read from disk."""
+        """True if any request is in flight, but for those whose blocks are being read from disk."""
         scheduler = self.scheduler
         if self.offload is not None and self.offload.has_results:
             return True

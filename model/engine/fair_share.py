@@ -7,7 +7,7 @@ lowest of those that have one: nobody saves up turns, and who comes anew is not 
 Ranks order the requests of one owner, never those of two. Where there is one owner, nothing of this changes an order.
 
 Streams of one owner slow those of the others, where a step takes longer the more streams it has. So an owner who has more
-streams than any other is left out in part: a step takes at most MOST_SLOWED times as long as one in which he has no more than
+streams than any other is left out in part: a step takes at most MAX_SLOWED times as long as one in which he has no more than
 the owner after him, over their weights. His streams advance in turns then. A GPU computes many streams in the time of few: none
 is left out there (`EngineConfig.stream_turns`). Background requests, prompts and streams, are left out whenever others run.
 
@@ -33,12 +33,12 @@ from attend.model.engine.request import Request
 Owner = str | None
 TOKENS = attrgetter("num_tokens")
 LEFT_OUT = attrgetter("num_left_out")
-MOST_SLOWED = 1.5
+MAX_SLOWED = 1.5
 WHOLE_EVERY = 8
 """One in so many steps has all streams: what they cost is learned from steps that differ."""
-MOST_BEHIND = 0.25
+MAX_BEHIND = 0.25
 """Streams in the background may take so much of the time of the others, over WHOLE_EVERY steps; one advances in any case."""
-MOST_PASSED_SECONDS = 10.0
+MAX_PASSED_SECONDS = 10.0
 """Requests of other owners may pass one that finds no room for so long."""
 
 
@@ -51,7 +51,7 @@ class _Account:
     """Tokens computed for it, over its weight."""
     num_requests: int = 0
     shortest_next: bool = False
-    """Whether its shortest prompt goes first in the next step, and not the oldest."""
+    """True if its shortest prompt goes first in the next step, and not the oldest."""
 
 
 class FairShare:
@@ -63,7 +63,7 @@ class FairShare:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there is more than one owner."""
+        """True if there is more than one owner."""
         return len(self._accounts) > 1
 
     def enter(self, request: Request) -> None:
@@ -112,7 +112,7 @@ class FairShare:
         own = streams[most]
         fair = math.ceil(share[after] * self._accounts[most].weight)
         others = sum(map(len, streams.values())) - len(own)
-        more = int((MOST_SLOWED - 1) * (fair + others + cost.fixed_seconds / cost.stream_seconds))
+        more = int((MAX_SLOWED - 1) * (fair + others + cost.fixed_seconds / cost.stream_seconds))
         resting = sorted(own, key=LEFT_OUT)[: max(0, len(own) - fair - more)]
         for request in resting:
             request.num_left_out += 1
@@ -125,7 +125,7 @@ class FairShare:
         if not others:
             return frozenset()
         if is_whole:
-            few = max(1, int(WHOLE_EVERY * MOST_BEHIND * (others + cost.fixed_seconds / cost.stream_seconds)))
+            few = max(1, int(WHOLE_EVERY * MAX_BEHIND * (others + cost.fixed_seconds / cost.stream_seconds)))
             behind = sorted(behind, key=LEFT_OUT)[: max(0, len(behind) - few)]
         for request in behind:
             request.num_left_out += 1

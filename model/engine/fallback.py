@@ -55,7 +55,7 @@ class Fallback:
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
     ) -> bool:
-        """Whether a backend agrees with torch; else torch is to compute the model in `folder`.
+        """True if a backend agrees with torch; else torch is to compute the model in `folder`.
 
         Raises EngineFailed where torch may not: another backend was asked for by its name, or several ranks share the model.
         """

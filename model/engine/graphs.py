@@ -121,7 +121,7 @@ class DecodeGraphs:
         return len(self._sizes)
 
     def fits(self, rows: Sequence[Row]) -> bool:
-        """Whether a graph can compute this step: every row has one token, and there are not too many rows."""
+        """True if a graph can compute this step: every row has one token, and there are not too many rows."""
         return len(rows) <= self._sizes[-1] and all(row.count == 1 and row.start < self._max_model_len for row in rows)
 
     @torch.inference_mode()

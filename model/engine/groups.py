@@ -44,7 +44,7 @@ class KVCacheGroup(Protocol):
         ...
 
     def fits(self, request: Request, num_tokens: int) -> bool:
-        """Whether there is room for a request to grow to so many tokens."""
+        """True if there is room for a request to grow to so many tokens."""
         ...
 
     def grow(self, request: Request, num_tokens: int) -> None:
@@ -207,7 +207,7 @@ class StateGroup(_Borrowing):
         return True
 
     def has(self, number: int) -> bool:
-        """Whether there is a snapshot of a text."""
+        """True if there is a snapshot of a text."""
         return self.pool.find(number, ()) is not None
 
     def discard(self, number: Parent) -> None:

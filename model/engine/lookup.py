@@ -30,9 +30,9 @@ more a wrong draft token costs beside the tokens that the step draws anyway.
 FIRST = 4
 """Length of a request's first draft."""
 LONGEST_PAUSE = 64
-MOST_TOKENS = 1 << 16
+MAX_TOKENS = 1 << 16
 """Tokens of one owner's ended requests whose texts are kept; the last text is kept whatever its length."""
-MOST_OWNERS = 32
+MAX_OWNERS = 32
 PART_TOKENS = 256
 """Tokens of a request that a step indexes at most, in a quarter of a millisecond: a long prompt takes several steps."""
 _WIDTH = array("I").itemsize
@@ -84,7 +84,7 @@ class Texts:
     def end(self, number: int) -> None:
         """A text does not grow any more. The oldest of such texts are dropped for it."""
         size = len(self._texts[number])
-        while self._ended and self._ended_bytes + size > MOST_TOKENS * _WIDTH:
+        while self._ended and self._ended_bytes + size > MAX_TOKENS * _WIDTH:
             self._ended_bytes -= len(self._texts.pop(self._ended.popleft()))
         self._ended.append(number)
         self._ended_bytes += size
@@ -184,7 +184,7 @@ class Lookups:
         """The texts that its drafts may come from."""
         key = request.owner, request.root
         texts = self._texts[key] = self._texts.pop(key) if key in self._texts else Texts()
-        if len(self._texts) > MOST_OWNERS:
+        if len(self._texts) > MAX_OWNERS:
             del self._texts[next(iter(self._texts))]
         return texts
 

@@ -158,7 +158,7 @@ class AsyncEngine:
 
     @property
     def draining(self) -> bool:
-        """Whether draining has begun: new requests are refused."""
+        """True if draining has begun: new requests are refused."""
         return self._draining
 
     def start(self) -> None:
@@ -199,7 +199,7 @@ class AsyncEngine:
             raise QueueFull(f"the queue is full for {owner!r}, who has {self._owned[owner]} of {in_flight} requests in flight")
 
     def _ends_slowly(self) -> bool:
-        """Whether as many requests as may wait have not ended within QueueFull.STAYS_SECONDS of late."""
+        """True if as many requests as may wait have not ended within QueueFull.STAYS_SECONDS of late."""
         ends = self._ends
         return len(ends) < (ends.maxlen or 0) or self._clock() - ends[0] > QueueFull.STAYS_SECONDS
 
@@ -388,7 +388,7 @@ class AsyncEngine:
 
 
 def _has_share(owner: str | None, held: Counter[str | None], amount: int, free: int) -> bool:
-    """Whether an owner may have so much more of the queue. Where none is known all callers are one, and may have all."""
+    """True if an owner may have so much more of the queue. Where none is known all callers are one, and may have all."""
     return owner is None or not held[owner] or held[owner] + amount <= OWNER_PART * (free - amount + 1)
 
 

@@ -18,7 +18,7 @@ REQUESTS_PER_THREAD = 4
 multiply, as many more requests take about as long. Not measured on such a machine."""
 FLUSH_SECONDS = 10.0
 """How long draining waits for KV blocks to be written to disk."""
-MOST_REQUESTS = 256
+MAX_REQUESTS = 256
 """However many threads there are: the KV cache is shared among the requests, and each has its own context to read."""
 
 
@@ -65,7 +65,7 @@ class EngineOptions:
         """What is set, else what is usual on the device, `cpu` or `cuda`, and for the threads of a CPU."""
         requests, tokens = BATCHES[device]
         if device == "cpu":
-            requests = max(requests, min(REQUESTS_PER_THREAD * self.num_threads, MOST_REQUESTS))
+            requests = max(requests, min(REQUESTS_PER_THREAD * self.num_threads, MAX_REQUESTS))
         return Batch(
             requests if self.max_batch_requests is None else self.max_batch_requests,
             tokens if self.max_batch_tokens is None else self.max_batch_tokens,

@@ -10,7 +10,7 @@ from attend.model.engine.request import Output
 
 SECONDS_OF_A_STREAM = 0.6e-3
 """Seconds that tokens may wait for each running stream: five times the CPU time of a message on its way to its client."""
-MOST_SECONDS = 10e-3
+MAX_SECONDS = 10e-3
 """The longest delay of an output: 100 messages a second of an answer are more than a screen shows."""
 
 
@@ -34,7 +34,7 @@ class OutputCoalescer:
             elif output.request_id not in self._begun:
                 self._begun.add(output.request_id)
                 urgent = True
-        most = min(MOST_SECONDS, SECONDS_OF_A_STREAM * len(self._begun))
+        most = min(MAX_SECONDS, SECONDS_OF_A_STREAM * len(self._begun))
         if not urgent and now - self._last + step_seconds <= most:
             return []
         self._last = now

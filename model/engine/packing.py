@@ -17,7 +17,7 @@ ALL_SCORES = Draw(SamplingPlan(SamplingParams(top_k=1), seed=0), position=0)
 
 
 def needs_best_alone(draw: Draw) -> bool:
-    """Whether the best of each rank's scores decides a token: nothing is left out, changed or reported."""
+    """True if the best of each rank's scores decides a token: nothing is left out, changed or reported."""
     return draw.plan.draws_from_scores and not draw.plan.is_limited and not draw.may_exclude
 
 

@@ -113,7 +113,7 @@ class PiecewiseGraphs:
         return len(self._sizes)
 
     def fits(self, rows: Sequence[Row]) -> bool:
-        """Whether there are not too many tokens."""
+        """True if there are not too many tokens."""
         return sum(row.count for row in rows) <= self._sizes[-1]
 
     @torch.inference_mode()

@@ -34,12 +34,12 @@ class ScheduledTokens:
 
     @property
     def completes(self) -> bool:
-        """Whether the counters meet after this step."""
+        """True if the counters meet after this step."""
         return self.input_pending or self.start + self.count == self.request.num_tokens
 
     @property
     def draws(self) -> bool:
-        """Whether the next token is drawn after this step."""
+        """True if the next token is drawn after this step."""
         return self.completes and self.request.max_tokens > 0
 
 
@@ -53,21 +53,21 @@ class Plan:
     num_drafted: int = 0
     """Tokens of the streams' drafts."""
     early: bool = False
-    """Whether it was planned before the previous step had ended (async scheduling)."""
+    """True if it was planned before the previous step had ended (async scheduling)."""
 
     @property
     def has_parts(self) -> bool:
-        """Whether it computes tokens that were known when it was planned, and not only those that the step before it draws."""
+        """True if it computes tokens that were known when it was planned, and not only those that the step before it draws."""
         return not all(item.input_pending for item in self.scheduled_tokens)
 
     @property
     def is_over(self) -> bool:
-        """Whether all its requests have ended, so that its result is not needed."""
+        """True if all its requests have ended, so that its result is not needed."""
         return all(item.request.finish_reason is not None for item in self.scheduled_tokens)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it computes one token of each stream: no drafts, and none that was right once more."""
+        """True if it computes one token of each stream: no drafts, and none that was right once more."""
         return self.num_tokens == self.num_streams + self.num_prompt_tokens
 
     @property
@@ -108,7 +108,7 @@ class StepInput:
     """A step for the runner: R requests, those with one token first, and T tokens, in the order of their requests."""
 
     early: bool = False
-    """Whether it was submitted before the previous step had ended (async scheduling)."""
+    """True if it was submitted before the previous step had ended (async scheduling)."""
     pending: dict[str, int] = field(default_factory=dict)
     """By request id the place in T of its one token, where that is drawn by the step before: it has not reached the host."""
     request_ids: list[str] = field(default_factory=list)

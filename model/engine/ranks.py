@@ -74,7 +74,7 @@ class ShardRunner(ModelRunner):
         return self.group.rank == 0 and not self._best_decide(draws) and super()._draws_from_scores(draws, rows)
 
     def _best_decide(self, draws: Sequence[Draw]) -> bool:
-        """Whether the scores stay where they are, as the best of each rank decide."""
+        """True if the scores stay where they are, as the best of each rank decide."""
         return all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws)
 
     def _compute_hidden(

@@ -118,7 +118,7 @@ class Request:
     weight: float = 1.0
     """The owner's share of the engine beside others'."""
     is_background: bool = False
-    """Whether nobody waits for it: beside requests of others it advances in one of fair_share.WHOLE_EVERY steps."""
+    """True if nobody waits for it: beside requests of others it advances in one of fair_share.WHOLE_EVERY steps."""
 
     output: list[int] = field(default_factory=list)
     """The caller may put tokens here that an earlier attempt has drawn: the answer goes on after them."""
@@ -146,7 +146,7 @@ class Request:
     """Tokens of its text whose keys and values were known when it was looked up; `reason` is why a state was not."""
     reason: str = ""
     awaits: bool = False
-    """Whether a step that is being planned makes a snapshot of its text, from which it goes on in the next one."""
+    """True if a step that is being planned makes a snapshot of its text, from which it goes on in the next one."""
     version: int = 0
     """Of its block tables. It changes unless blocks were only appended at the end or evicted (set to 0) at the start."""
     room: int = 0
@@ -172,7 +172,7 @@ class Request:
     num_left_out: int = 0
     """Steps that left it out for the streams of other owners."""
     was_let_in: bool = False
-    """Whether it was to get a place at once, since no request of its owner ran."""
+    """True if it was to get a place at once, since no request of its owner ran."""
 
     @property
     def num_tokens(self) -> int:
@@ -181,7 +181,7 @@ class Request:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it lacks one token, and those of a right draft alone."""
+        """True if it lacks one token, and those of a right draft alone."""
         return self.scheduled_at is not None and self.num_tokens - self.num_computed == 1 + self.num_replayed
 
     @property
@@ -359,7 +359,7 @@ class TokenEngine(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are refused for good."""
+        """True if new requests are refused for good."""
         ...
 
     def stats(self) -> EngineStats:

@@ -250,7 +250,7 @@ class ModelRunner:
         return prompt_logprobs, sums
 
     def _draws_from_scores(self, draws: Sequence[Draw], rows: Sequence[Row]) -> bool:
-        """Whether `self.draw` will be called: a graph has drawn the best tokens."""
+        """True if `self.draw` will be called: a graph has drawn the best tokens."""
         graph = self.graphs is not None and self.graphs.has_scores and self.graphs.fits(rows)
         return bool(draws) and not (graph and all(draw.takes_the_best for draw in draws))
 

@@ -28,7 +28,7 @@ TILE = 1024
 """Scores that the search for a border takes at once."""
 ROOM = 8192
 """Scores of a row that may be collected for that search: where more lie about the border, the whole row is searched."""
-MOST_PLANS = 4096
+MAX_PLANS = 4096
 """Plans whose records are remembered."""
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 """Nothing is contracted: a product that is added to a number is rounded first, as torch rounds it."""
@@ -239,7 +239,7 @@ class TokenSampler:
     def _fixed_of(self, plan: SamplingPlan) -> _PlanArrays:
         known = self._plan_arrays.get(id(plan))
         if known is None:
-            if len(self._plan_arrays) == MOST_PLANS:
+            if len(self._plan_arrays) == MAX_PLANS:
                 self._plan_arrays.clear()
             known = self._plan_arrays[id(plan)] = _make_plan_arrays(plan, self._vocab_size)
         return known

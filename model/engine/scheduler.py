@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence, Set
 from operator import attrgetter
 
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.fair_share import MOST_PASSED_SECONDS
+from attend.model.engine.fair_share import MAX_PASSED_SECONDS
 from attend.model.engine.lookup import Lookups
 from attend.model.engine.plan import Plan, ScheduledTokens, StepResult
 from attend.model.engine.prompt_chunks import PromptChunks
@@ -126,14 +126,14 @@ class Scheduler(PromptChunks):
 
     @property
     def _foresees_prompts(self) -> bool:
-        """Whether the parts of prompts after a step are known before its end. Not where that end frees the blocks that are out
+        """True if the parts of prompts after a step are known before its end. Not where that end frees the blocks that are out
         of a window's sight or keeps a snapshot, nor where streams are left out in turns.
         """
         turns = self.config.stream_turns and self._shares.is_shared
         return not (self.tables.has_windows or self.tables.has_states or turns)
 
     def _admits(self) -> bool:
-        """Whether the next step may admit a request."""
+        """True if the next step may admit a request."""
         is_full = len(self._running) >= self.config.max_batch_requests
         if not is_full:
             return bool(self._ready())
@@ -308,7 +308,7 @@ class Scheduler(PromptChunks):
             request.was_let_in = True
             if request.room:
                 self._enter(request)
-            elif self._clock() - request.arrived_at > MOST_PASSED_SECONDS:
+            elif self._clock() - request.arrived_at > MAX_PASSED_SECONDS:
                 break
         return True
 

@@ -49,7 +49,7 @@ class Snapshots:
         return min([request.num_tokens, *(end for end in borders if end > request.num_computed and end >= least)])
 
     def should_keep(self, request: Request, end: int, *, pending: bool) -> bool:
-        """Whether the state after its tokens before `end`, to where a step computes it, is to be kept. `pending`: the last of
+        """True if the state after its tokens before `end`, to where a step computes it, is to be kept. `pending`: the last of
         them is not drawn yet.
         """
         if end % self._size:

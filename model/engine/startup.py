@@ -78,7 +78,7 @@ class Finding(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the part's kernels agree with torch."""
+        """True if the part's kernels agree with torch."""
         return not self.reason
 
 
@@ -102,7 +102,7 @@ def look(part: str, law: Callable[[], str], device: str = "cpu") -> Finding:
 
 
 def _is_alive(device: str) -> bool:
-    """Whether a device still computes. After an illegal access to its memory it does not, after a broken recording it does."""
+    """True if a device still computes. After an illegal access to its memory it does not, after a broken recording it does."""
     try:
         return bool(torch.ones(1, device=device).item() == 1)
     except RuntimeError:

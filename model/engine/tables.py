@@ -138,7 +138,7 @@ class BlockTables:
         return False
 
     def _lacks_blocks(self, request: Request) -> bool:
-        """Whether admission would fail again. An estimate: a wrong no costs a failed try, a wrong yes a longer wait."""
+        """True if admission would fail again. An estimate: a wrong no costs a failed try, a wrong yes a longer wait."""
         if not all(group.fits(request, request.num_tokens) for _, group in self.others):
             return True
         lack = request.lack
@@ -205,7 +205,7 @@ class BlockTables:
         request.snapshot_at, request.known_until, request.num_replayed = 0, 0, 0
 
     def looks_up(self, request: Request) -> bool:
-        """Whether its prefix may come from the cache: a prompt's scores, and a first or mean hidden state, need it computed."""
+        """True if its prefix may come from the cache: a prompt's scores, and a first or mean hidden state, need it computed."""
         scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
         return self.config.prefix_caching and scored and request.pooling in (None, Pooling.LAST)
 

@@ -32,7 +32,7 @@ class Question:
     heads: tuple[int, ...]
     """Query heads whose attention is kept, in each of these layers."""
     scores: bool = False
-    """Whether the scores before the softmax are kept too."""
+    """True if the scores before the softmax are kept too."""
     top: int = 1
     """How many of the likeliest next tokens to give at each position; 0 counts as 1."""
     lens: int = 0

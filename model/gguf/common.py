@@ -136,7 +136,7 @@ def eps(keys: Keys) -> Raw:
 
 
 def has_biases(keys: Keys) -> Raw:
-    """Whether attention and the MLP have biases."""
+    """True if attention and the MLP have biases."""
     return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
 
 

@@ -20,11 +20,11 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import lfs_advice, split_files
 
-MOST_ITEMS = 1 << 22
+MAX_ITEMS = 1 << 22
 """Metadata, elements of their arrays, and tensors of a file: a vocabulary of 262,144 tokens with its merges has 1.4 million."""
-MOST_BYTES = 1 << 27
+MAX_BYTES = 1 << 27
 """Largest size of a file's metadata, in bytes."""
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """The types of numbers, as `struct` spells them."""
 STRING, ARRAY = 8, 9
@@ -98,7 +98,7 @@ class _Reader:
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data = file, data
         self._size, self._at = len(data), 0
-        self._end = min(self._size, MOST_BYTES)
+        self._end = min(self._size, MAX_BYTES)
         self._items = 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
@@ -126,12 +126,12 @@ class _Reader:
     def _count(self, count: int, what: str) -> None:
         """Refuse more items than are read of a file."""
         self._items += count
-        if self._items > MOST_ITEMS:
-            raise self._wrong(f"{count} {what} are more than the {MOST_ITEMS} items that are read of a file")
+        if self._items > MAX_ITEMS:
+            raise self._wrong(f"{count} {what} are more than the {MAX_ITEMS} items that are read of a file")
 
     def _truncated_error(self, what: str) -> CheckpointError:
         if self._end < self._size:
-            return self._wrong(f"{what} at byte {self._at}: more than {MOST_BYTES} bytes before the tensors are not read")
+            return self._wrong(f"{what} at byte {self._at}: more than {MAX_BYTES} bytes before the tensors are not read")
         return self._wrong(f"{what} at byte {self._at} do not fit into its {self._size} bytes: it is damaged or cut off")
 
     def _bytes(self, size: int, what: str) -> bytes:
@@ -190,8 +190,8 @@ class _Reader:
         """Name, shape with the rows first, type, and offset."""
         name = self._string("the name of a tensor")
         count = self._number("I")
-        if not 1 <= count <= MOST_DIMENSIONS:
-            raise self._wrong(f"tensor {name} has {count} dimensions, expected 1 to {MOST_DIMENSIONS}")
+        if not 1 <= count <= MAX_DIMENSIONS:
+            raise self._wrong(f"tensor {name} has {count} dimensions, expected 1 to {MAX_DIMENSIONS}")
         sizes = tuple(self._number("Q") for _ in range(count))
         return name, sizes[::-1], self._number("I"), self._number("Q")
 

@@ -70,7 +70,7 @@ def pooling_type(path: Path) -> int | None:
 
 
 def has_labels(path: Path) -> bool:
-    """Whether the file has a reranker's head in place of that of a text. Raises CheckpointError."""
+    """True if the file has a reranker's head in place of that of a text. Raises CheckpointError."""
     return classifier_labels(Keys(container(path))) is not None
 
 

@@ -90,7 +90,7 @@ class Keys:
             raise self.wrong(f"{self.arch}.{unknown[0]} is an unknown key, which may change what the model computes")
 
     def has(self, tensor: str) -> bool:
-        """Whether the files have a tensor."""
+        """True if the files have a tensor."""
         return tensor in self.container.tensors
 
     def numbers(self, tensor: str) -> list[float]:

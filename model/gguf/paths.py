@@ -7,12 +7,12 @@ from attend.model.errors import CheckpointError
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-MOST_PARTS = 1000
+MAX_PARTS = 1000
 LFS = b"version https://git-lfs.github.com/"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a checkpoint's path names a GGUF file, the first of its parts included."""
+    """True if a checkpoint's path names a GGUF file, the first of its parts included."""
     return path.suffix == SUFFIX and not path.is_dir()
 
 
@@ -20,8 +20,8 @@ def part_paths(path: Path) -> list[Path]:
     """The file itself, or all NAME-00001-of-00003.gguf of its name, whether or not they are there. Raises CheckpointError."""
     match = _PART.fullmatch(path.name)
     count = int(match["count"]) if match else 1
-    if count > MOST_PARTS:
-        raise CheckpointError(f"{path} has {count} parts by its name, but at most {MOST_PARTS} are read")
+    if count > MAX_PARTS:
+        raise CheckpointError(f"{path} has {count} parts by its name, but at most {MAX_PARTS} are read")
     return [path.with_name(f"{match['stem']}-{at:05}-of-{count:05}.gguf") for at in range(1, count + 1)] if match else [path]
 
 

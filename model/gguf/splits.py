@@ -53,11 +53,11 @@ class Split(NamedTuple):
     patterns: tuple[str, ...]
     """Regular expressions of the words; each one splits what those before it have left."""
     uses_nfc: bool = False
-    """Whether characters are composed first (NFC)."""
+    """True if characters are composed first (NFC)."""
     whole_words: bool = False
-    """Whether a word that is a token is that token, whatever the merges."""
+    """True if a word that is a token is that token, whatever the merges."""
     starts: bool = False
-    """Whether texts begin with the start token, where `tokenizer.ggml.add_bos_token` says nothing."""
+    """True if texts begin with the start token, where `tokenizer.ggml.add_bos_token` says nothing."""
 
     def normalizer(self) -> normalizers.Normalizer | None:
         """The normalizer, which changes a text before it is split; None: there is none."""

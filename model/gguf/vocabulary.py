@@ -168,7 +168,7 @@ class Maker(NamedTuple):
 
     make: Callable[[Vocabulary], Tokenizer]
     starts: Callable[[Vocabulary], bool]
-    """Whether texts begin with the start token, where the metadata say nothing."""
+    """True if texts begin with the start token, where the metadata say nothing."""
 
 
 def tokenizer_config(container: Container) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from attend.model.net.families.table import family_of, part_shapes, spelling_of,
 from attend.model.net.linear import ABSORBED, ExpertLinear, Linear, replace_linears
 from attend.model.net.peft import CONFIG, LoraConfig, read_config
 from attend.model.net.transformer import Decoder
-from attend.model.weights import MOST_JSON, check_header, check_links, read_json
+from attend.model.weights import MAX_JSON, check_header, check_links, read_json
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
@@ -210,7 +210,7 @@ def _names(path: Path) -> list[str]:
     """Names of the modules in the header of a safetensors file."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(min(size, MOST_JSON)))
+        header = json.loads(file.read(min(size, MAX_JSON)))
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     return [name.removeprefix(PREFIX) for name in header if name.startswith(PREFIX)]
@@ -218,7 +218,7 @@ def _names(path: Path) -> list[str]:
 
 def _content(path: Path, numbers: int) -> bytes:
     """A file's bytes. It is not mapped: one that is written over while it is read would end the process."""
-    most = 8 * numbers + MOST_JSON
+    most = 8 * numbers + MAX_JSON
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:

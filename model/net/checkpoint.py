@@ -61,7 +61,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def lacks_head(folder: Path) -> bool:
-    """Whether a folder holds a model of embeddings alone: its files say how they are made, and there is neither a head nor a
+    """True if a folder holds a model of embeddings alone: its files say how they are made, and there is neither a head nor a
     tied one. Raises CheckpointError.
     """
     if is_gguf(folder) or read_rules(folder).pooling is None:
@@ -73,7 +73,7 @@ def lacks_head(folder: Path) -> bool:
 
 
 def makes_text(folder: Path) -> bool:
-    """Whether a folder has the head of a text: neither none, nor that of a reranker's labels alone. Raises CheckpointError."""
+    """True if a folder has the head of a text: neither none, nor that of a reranker's labels alone. Raises CheckpointError."""
     if is_gguf(folder):
         from attend.model.gguf.documents import has_labels  # it needs numpy, and a folder does not
 
@@ -82,7 +82,7 @@ def makes_text(folder: Path) -> bool:
 
 
 def _brings_head(folder: Path) -> bool:
-    """Whether a folder has a head of its own, though its config.json does not say so. Raises CheckpointError."""
+    """True if a folder has a head of its own, though its config.json does not say so. Raises CheckpointError."""
     raw = read_json(folder, "config.json")
     family = family_of(raw)
     if not family.head_if_there or raw.get("tie_word_embeddings") is not None or not any(folder.glob("*.safetensors")):
@@ -259,7 +259,7 @@ def kinds_of(folder: Path) -> list[Kind]:
 
 
 def has_codes(folder: Path) -> bool:
-    """Whether matrices of a folder are quantised already, so that `load_decoder` makes no other codes of them."""
+    """True if matrices of a folder are quantised already, so that `load_decoder` makes no other codes of them."""
     return any(kind != FP8 for kind in kinds_of(folder))
 
 

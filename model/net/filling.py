@@ -39,7 +39,7 @@ class Filler:
         self.unread = 0
         """Bytes of rows that are left in the file, to be unpacked later."""
         self.dequantised = False
-        """Whether codes have become numbers: of floats a note has told."""
+        """True if codes have become numbers: of floats a note has told."""
         self.rounded: set[torch.dtype] = set()
         """Dtypes of files whose numbers were rounded to a coarser one."""
 
@@ -87,7 +87,7 @@ class Filler:
             yield
 
     def _loses(self, stored: torch.dtype) -> bool:
-        """Whether numbers of this type do not keep all their bits."""
+        """True if numbers of this type do not keep all their bits."""
         kept = torch.float32 if isinstance(self._slot.module, QuantisedLinear) else self._dtype  # codes are another matter
         return torch.promote_types(stored, kept) != kept
 

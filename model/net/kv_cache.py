@@ -98,7 +98,7 @@ class KVCache:
 
     @property
     def values_are_keys(self) -> bool:
-        """Whether keys and values are the same numbers, which are kept once."""
+        """True if keys and values are the same numbers, which are kept once."""
         return self.values[0] is self.keys[0]
 
     @property
@@ -108,7 +108,7 @@ class KVCache:
 
     @property
     def in_8_bits(self) -> bool:
-        """Whether it holds codes and scales."""
+        """True if it holds codes and scales."""
         return self.keys[0].dtype == torch.int8
 
     def write(self, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:

@@ -41,7 +41,7 @@ class PackedLinear(Linear):
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this torch comes with oneDNN and the operations that are used here, and this CPU has units for bfloat16."""
+    """True if this torch comes with oneDNN and the operations that are used here, and this CPU has units for bfloat16."""
     return torch.backends.mkldnn.is_available() and _has_operations() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

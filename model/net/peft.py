@@ -14,7 +14,7 @@ from attend.model.errors import CheckpointError
 from attend.model.weights import read_json
 
 CONFIG = "adapter_config.json"
-MOST_RANK = 512
+MAX_RANK = 512
 CARRIED = frozenset(
     {
         *("peft_type", "r", "lora_alpha", "use_rslora", "bias", "rank_pattern", "alpha_pattern", "init_lora_weights"),
@@ -51,7 +51,7 @@ class LoraConfig:
     alphas: Mapping[str, float] = field(default_factory=dict)
 
     def changes(self, module: str) -> bool:
-        """Whether a linear module of the model's blocks, by its full name, has a product beside it."""
+        """True if a linear module of the model's blocks, by its full name, has a product beside it."""
         if self.excluded_modules and (
             _full(self.excluded_modules, module)
             if isinstance(self.excluded_modules, str)
@@ -127,8 +127,8 @@ def _bad(folder: Path, key: str, value: object, wanted: str) -> CheckpointError:
 
 
 def _rank(folder: Path, key: str, value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MOST_RANK:
-        raise _bad(folder, key, value, f"a rank from 1 to {MOST_RANK}")
+    if type(value) is not int or not 1 <= value <= MAX_RANK:
+        raise _bad(folder, key, value, f"a rank from 1 to {MAX_RANK}")
     return value
 
 

@@ -28,7 +28,7 @@ class QuantisedLinear(Linear):
     kind: Kind
     """Which numbers the codes stand for."""
     has_minima: bool
-    """Whether a group has a minimum beside its scale."""
+    """True if a group has a minimum beside its scale."""
     dtype = torch.float32
     """Dtype of the bias, and of the activations."""
     codes: Tensor

@@ -1,4 +1,4 @@
-"""Whether the weights of a decoder fit into memory, in the form that will serve: asked before they are read."""
+"""True if the weights of a decoder fit into memory, in the form that will serve: asked before they are read."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ class ProcessGroup:
 
     @property
     def is_connected(self) -> bool:
-        """Whether all ranks have come."""
+        """True if all ranks have come."""
         return self._bytes is not None
 
     def connect(self) -> None:

@@ -57,7 +57,7 @@ class Fragment(str):
 
 
 def is_marked(text: str) -> bool:
-    """Whether there are marks in it."""
+    """True if there are marks in it."""
     return OPEN in text or CLOSE in text or EDGE in text
 
 
@@ -84,7 +84,7 @@ def split_literals(text: str, is_token: Callable[[str], bool]) -> ChatText:
 
 
 def touches(literals: Sequence[Span], span: Span) -> bool:
-    """Whether a span shares characters with one of the parts, or has one of the places inside."""
+    """True if a span shares characters with one of the parts, or has one of the places inside."""
     before = bisect_left(literals, (span[1],))
     return before > 0 and span[0] < literals[before - 1][1]
 

@@ -100,7 +100,7 @@ class ControlTokens:
         return text in self._texts or (self._normalized_finder is not None and self._spans(text) == [(0, len(text))])
 
     def _is_inside(self, text: str, place: int) -> bool:
-        """Whether a control token may stand around a place between two characters."""
+        """True if a control token may stand around a place between two characters."""
         if self._normalized_finder is not None:
             return True
         before, after = text[max(0, place - self._longest) : place], text[place : place + self._longest]
@@ -108,16 +108,16 @@ class ControlTokens:
         return any(start + after[:size] in self._texts for start in starts for size in range(1, len(after) + 1))
 
     def _is_part(self, text: str) -> bool:
-        """Whether a control token has the text inside, or is it."""
+        """True if a control token has the text inside, or is it."""
         return 0 < len(text) <= self._longest and text[:3] in self._threes and text in self._all
 
     def _begins_one(self, text: str) -> bool:
-        """Whether the text's end is the beginning of a control token."""
+        """True if the text's end is the beginning of a control token."""
         tail = text[-self._longest :]
         return any(tail[match.start() :] in self._beginnings for match in self._first.finditer(tail))
 
     def _ends_one(self, text: str) -> bool:
-        """Whether the text's beginning is the end of a control token."""
+        """True if the text's beginning is the end of a control token."""
         head = text[: self._longest]
         return any(head[: match.end()] in self._ends for match in self._last.finditer(head))
 
@@ -189,7 +189,7 @@ def _one_of(letters: Iterable[str]) -> re.Pattern[str]:
 
 
 def _reads_whole_words(raw: RawTokenizer) -> bool:
-    """Whether the model takes a word of its vocabulary for one token, also where it cannot be merged from smaller ones."""
+    """True if the model takes a word of its vocabulary for one token, also where it cannot be merged from smaller ones."""
     return not isinstance(raw.model, models.BPE) or bool(raw.model.ignore_merges)
 
 

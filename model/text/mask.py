@@ -53,13 +53,13 @@ class Grammar(Protocol):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing but an end token can follow."""
+        """True if nothing but an end token can follow."""
 
     def mask(self) -> "NDArray[np.bool_]":
         """Which of the `vocab_size` tokens may come next; an end token exactly when the text so far is complete."""
 
     def allows(self, token_id: int) -> bool:
-        """Whether the text may go on with a token, in a fraction of a mask's time.
+        """True if the text may go on with a token, in a fraction of a mask's time.
 
         Where only one text can follow, the mask holds that text's longest token alone, and this any of its beginnings.
         """
@@ -187,7 +187,7 @@ class Matcher:
         return token_id < self._grammar.shape.size and self._matcher.validate_tokens([token_id]) == 1
 
     def _renew_states(self) -> bool:
-        """Whether the states were used up, so that what the library said is void, and the matcher now has others."""
+        """True if the states were used up, so that what the library said is void, and the matcher now has others."""
         if self._failed or not self._states.used_up():
             return False
         try:
@@ -272,7 +272,7 @@ class States:
             return self.first.deep_copy()
 
     def used_up(self) -> bool:
-        """Whether there can be no more of them. Any mask fails then, and every token is refused, also one that fits.
+        """True if there can be no more of them. Any mask fails then, and every token is refused, also one that fits.
 
         So one token tells, in microseconds: the step thread asks after each refusal.
         """

@@ -23,7 +23,7 @@ class ReasoningLimit:
     end: str
     """The marker that ends reasoning, such as `</think>`."""
     anywhere: bool
-    """Whether reasoning may begin after other text: where an answer is a row of messages."""
+    """True if reasoning may begin after other text: where an answer is a row of messages."""
     budget: int
     """Tokens of reasoning, without the end marker's."""
 
@@ -44,7 +44,7 @@ class ReasoningBudget:
         self._tail = b""
         """The end of the text, in which a marker may have begun."""
         self._closed = False
-        """Whether no reasoning can begin any more."""
+        """True if no reasoning can begin any more."""
         self._forced = limit.tokenizer.encode(limit.end, add_special_tokens=False)
         self._left: list[int] = [*self._forced] if is_open and not limit.budget else []
         """Tokens of the end marker that must come next."""
@@ -106,7 +106,7 @@ class ReasoningBudget:
 
 
 def _is_whole(text: bytes) -> bool:
-    """Whether a text does not end in the middle of a character."""
+    """True if a text does not end in the middle of a character."""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     utf8.decode(text)
     return not utf8.getstate()[0]

@@ -233,7 +233,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _is_rounded(word: str, number: int | float) -> bool:
-    """Whether llguidance may admit what a keyword with this number does not."""
+    """True if llguidance may admit what a keyword with this number does not."""
     if word in _EXCLUSIVE:  # the next number inside is at most so large
         return not -MAX_EXACT < (number if word == "exclusiveMaximum" else -number) <= MAX_EXACT
     if abs(number) <= MAX_EXACT or (word == "maximum" and number >= MAX_INTEGER):
@@ -245,7 +245,7 @@ def _is_rounded(word: str, number: int | float) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are the same: in Python 1 is True."""
+    """True if two JSON values are the same: in Python 1 is True."""
     return type(value) is type(other) and bool(value == other)
 
 
@@ -329,7 +329,7 @@ def _spread_patterns(schema: dict[str, Any], compile_schema: Compile) -> None:
 
 
 def _takes(matcher: llguidance.LLMatcher, text: str) -> bool:
-    """Whether an answer may begin so; true of a schema with a fault, which is told elsewhere."""
+    """True if an answer may begin so; true of a schema with a fault, which is told elsewhere."""
     return matcher.is_error() or matcher.try_consume_tokens([*text.encode()]) == len(text)
 
 

@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def has_byte_tokens(self) -> bool:
-        """Whether there is a token for each byte, for characters that have none."""
+        """True if there is a token for each byte, for characters that have none."""
         return bool(self._fallback)
 
     @property
@@ -163,7 +163,7 @@ class Tokenizer:
         return token_id in self._special
 
     def says_nothing(self, token_id: int, *, skip_special_tokens: bool) -> bool:
-        """Whether a text is the same without a token: one that is unknown, or special and skipped."""
+        """True if a text is the same without a token: one that is unknown, or special and skipped."""
         return (skip_special_tokens and token_id in self._special) or self.raw.id_to_token(token_id) is None
 
     def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
@@ -220,7 +220,7 @@ def _printable_token(token: bytes) -> str:
 
 
 def _joins_bytes(raw: RawTokenizer) -> bool:
-    """Whether a text is the bytes of its tokens, one after the other, and nothing is made of it afterwards."""
+    """True if a text is the bytes of its tokens, one after the other, and nothing is made of it afterwards."""
     if raw.decoder is None:
         return False
     described = json.loads(raw.decoder.__getstate__())
@@ -243,7 +243,7 @@ def _own_texts(raw: RawTokenizer, added_are_text: bool) -> dict[int, str]:
 
 
 def _is_made(raw: RawTokenizer, word: str, read: bytes) -> bool:
-    """Whether texts that are not `word` have its token, since the model's vocabulary has it for the bytes `read`."""
+    """True if texts that are not `word` have its token, since the model's vocabulary has it for the bytes `read`."""
     if raw.model.token_to_id(word) is None:
         return False
     if len(word) == 1 and not read.isascii():

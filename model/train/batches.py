@@ -30,7 +30,7 @@ FUNCTIONS_EVERY = 2
 """One step in so many trains on functions."""
 STUTTERS_EVERY = 2
 """One row of functions in so many has a repeated part."""
-MOST_REPEATS, MOST_REPEATED = 8, 8
+MAX_REPEATS, MAX_REPEATED = 8, 8
 """Copies of what is repeated; its tokens, where it is not lines."""
 SHARE_OF_CONTEXT = 4
 """A row of functions is this many times shorter than a piece, and a step has as many times more of them."""
@@ -47,7 +47,7 @@ class TrainingText:
     starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Indices in `functions` at which a row may start: those of functions with a whole row of tokens from there on."""
     ends_line: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    """Whether each token of the vocabulary begins with the end of a line, bool [V]."""
+    """True if each token of the vocabulary begins with the end of a line, bool [V]."""
 
 
 def read_texts(tokenizer: Tokenizer, texts: list[str], context: int) -> TrainingText:
@@ -114,8 +114,8 @@ def _repeat_function(
         begin, stop = lines[first], lines[min(len(lines) - 1, first + int(chance.integers(1, 4)))]
     else:
         begin = int(chance.integers(end))
-        stop = min(end, begin + int(chance.integers(1, MOST_REPEATED + 1)))
-    copies = np.tile(row[begin:stop], int(chance.integers(1, MOST_REPEATS)))
+        stop = min(end, begin + int(chance.integers(1, MAX_REPEATED + 1)))
+    copies = np.tile(row[begin:stop], int(chance.integers(1, MAX_REPEATS)))
     tokens = np.concatenate([row[:stop], copies, row[stop:]])[: len(row)]
     targets = tokens.copy()
     again, more = slice(stop, 2 * stop - begin), slice(2 * stop - begin, stop + len(copies))

@@ -29,7 +29,7 @@ def standard_library() -> Path:
 
 
 def is_held_out(relative: str) -> bool:
-    """Whether a file is kept from training, by nothing but its path."""
+    """True if a file is kept from training, by nothing but its path."""
     return int(hashlib.sha256(relative.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
 
 

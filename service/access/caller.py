@@ -25,7 +25,7 @@ TENANT = re.compile(r"[A-Za-z0-9._:/+=@|~-]{1,128}")
 HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SECRET = ("authorization", "x-api-key", "cookie", "proxy-authorization")
 """Headers that hold secrets, and must not be logged as a name."""
-MOST_HOPS = 16
+MAX_HOPS = 16
 """Addresses of trusted proxies that are passed over in one X-Forwarded-For."""
 MAX_FORWARDED = 256
 """Characters of X-Forwarded-For that a log line shows, of its end: what is before it may be made up."""
@@ -55,7 +55,7 @@ class Caller:
     forwarded_for: str | None = None
     """The end of X-Forwarded-For as it came to the server: the caller may have written it."""
     is_batch: bool = False
-    """Whether the call is a line of a batch, which others go before."""
+    """True if the call is a line of a batch, which others go before."""
 
     @property
     def owner(self) -> str | None:
@@ -147,7 +147,7 @@ class Callers:
 
     def _forwarded_address(self, told: str) -> str | None:
         """The last address of X-Forwarded-For that is no trusted proxy's; None where something else comes first."""
-        for _ in range(MOST_HOPS):
+        for _ in range(MAX_HOPS):
             told, _, last = told.rpartition(",")
             address = _address(last.strip())
             if address is None:

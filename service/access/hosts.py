@@ -17,7 +17,7 @@ AUTHORITY = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that binds this listens for its own machine alone."""
+    """True if a server that binds this listens for its own machine alone."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -48,7 +48,7 @@ def allowed_names(text: str, host: str, *, has_api_keys: bool) -> AbstractSet[st
 
 
 def answers(names: AbstractSet[str], host: str) -> bool:
-    """Whether a server that answers to these names answers to this one."""
+    """True if a server that answers to these names answers to this one."""
     return host in names or (DOTLESS in names and "." not in host and NAME.fullmatch(host) is not None)
 
 

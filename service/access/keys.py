@@ -317,7 +317,7 @@ class KeyRing:
 
     @property
     def file_ok(self) -> bool:
-        """Whether the keys in force are those of the file: a replica can start with it."""
+        """True if the keys in force are those of the file: a replica can start with it."""
         self._look()
         return not self._complaint
 

@@ -165,7 +165,7 @@ class Key:
         return min(DEFAULT_PRIORITY, most) if requested_priority is None else requested_priority
 
     def is_busy(self, share: float) -> bool:
-        """Whether its calls have taken so much of one of its limits: then it has none of that to spare for batches."""
+        """True if its calls have taken so much of one of its limits: then it has none of that to spare for batches."""
         usage, limits = self.usage, self.limits
         with usage.lock:
             now = self._clock()

@@ -47,7 +47,7 @@ class AnswerLog:
         return Counts(self.total, self.completed, self.failed, self.usage)
 
     def has(self, number: int) -> bool:
-        """Whether a line has an answer on the disk."""
+        """True if a line has an answer on the disk."""
         return number < len(self._answered) and self._answered[number] == 1
 
     async def resume(self) -> None:

@@ -13,7 +13,7 @@ from attend.service.batch.rows import BATCH_ID, OPEN, WINDOW_SECONDS, Batch, Cou
 from attend.service.errors import NotThere, QuotaReached
 from attend.service.records import TokenUsage
 
-MOST_ERRORS = 50
+MAX_ERRORS = 50
 """Of a batch that are kept and told."""
 _SELECT = (
     "SELECT id, owner, endpoint, input_file, status, created, expires, model, output_file, error_file, metadata, times, errors,"
@@ -206,7 +206,7 @@ class Batches:
                 " errors = ?, charged = 0, ended = ? WHERE id = ?",
                 (
                     *ids,
-                    *(total, completed, failed, json.dumps(usage), json.dumps(list(errors)[:MOST_ERRORS])),
+                    *(total, completed, failed, json.dumps(usage), json.dumps(list(errors)[:MAX_ERRORS])),
                     *(int(self.files.clock()), batch.id),
                 ),
             )

@@ -30,7 +30,7 @@ AGAIN = (429, 503)
 FEW_TIMES = (500, 504)
 """Statuses that may be another's fault: the line is computed again, TRIES times in all."""
 TRIES = 3
-MOST_UNWRITTEN = 16
+MAX_UNWRITTEN = 16
 """Answers of a batch that wait for the disk; no more lines begin meanwhile."""
 STUCK_SECONDS = 5.0
 """Between two tries of what the disk did not take."""
@@ -56,7 +56,7 @@ class Job:
     part: Part
     answers: AnswerLog = field(init=False)
     ready: bool = False
-    """Whether there may be lines to compute."""
+    """True if there may be lines to compute."""
     running: dict[asyncio.Task[None], Try] = field(default_factory=dict)
     _waiting: deque[Try] = field(default_factory=deque)
     """Lines that were read, and lines to compute again."""
@@ -208,7 +208,7 @@ class Job:
     @property
     def has_more(self) -> bool:
         """True if `next` has a line."""
-        return self.ready and len(self._keeping) < MOST_UNWRITTEN and bool(self._waiting)
+        return self.ready and len(self._keeping) < MAX_UNWRITTEN and bool(self._waiting)
 
     def start(self, line: Try, caller: Caller, on_answer: Callable[[Answer], None]) -> None:
         """Compute a line, in a task of its own. `on_answer` hears of answers that had no room."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from attend.model.errors import AttendError, InvalidRequest
 from attend.model.params import describe
-from attend.service.batch.batches import MOST_ERRORS, problem
+from attend.service.batch.batches import MAX_ERRORS, problem
 from attend.service.batch.folder import opener
 from attend.service.contract.tolerance import nearest
 from attend.service.errors import wire
@@ -133,7 +133,7 @@ def body_of(line: Line) -> bytes:
 
 @dataclass(slots=True)
 class Check:
-    """The check of a whole file. `errors` has the first MOST_ERRORS of them."""
+    """The check of a whole file. `errors` has the first MAX_ERRORS of them."""
 
     endpoint: str
     parse: Parse
@@ -146,7 +146,7 @@ class Check:
     model: str | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
     is_over: bool = False
-    """Whether nothing that follows is looked at."""
+    """True if nothing that follows is looked at."""
     _seen_ids: set[bytes] = field(default_factory=set)
 
     def look(self, lines: list[Raw]) -> None:
@@ -154,7 +154,7 @@ class Check:
         for raw in lines:
             if not self.is_over:
                 self.errors += self._of(raw)
-                self.is_over |= len(self.errors) >= MOST_ERRORS
+                self.is_over |= len(self.errors) >= MAX_ERRORS
 
     def end(self) -> None:
         """End the check: a file without a line is an error."""

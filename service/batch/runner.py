@@ -33,14 +33,14 @@ CALM_SECONDS = 2.0
 """So long after the last other call lines take all of the room that they may have: a conversation has pauses."""
 CLOSE_SECONDS = 2.0
 """How long the end of a server waits for what is being written."""
-MOST_JOBS, MOST_OF_ONE = 32, 2
+MAX_JOBS, MAX_OF_ONE = 32, 2
 """Batches that a runner works on at a time, and of one owner."""
 SPARED = 0.5
 """A line begins only while its key has taken less than this share of each of its limits: the rest is for its other calls."""
 AWAY_SECONDS = 300.0
 """So long after its key was last known a batch ends. A key file may lack a key for a moment; and another server, which never
 knew the key, may share the folder."""
-MOST_PAUSE = 30.0
+MAX_PAUSE = 30.0
 """Seconds for which an owner whose line found no room is passed over, at most."""
 
 
@@ -136,7 +136,7 @@ class Runner:
         first = await self.batch_service.db(self.batch_service.batches.owners)
         self._look_for_keys(first)
         held = Counter(job.batch.owner for job, _ in self.jobs.values())
-        able = [owner for owner in first if held[owner] < MOST_OF_ONE] if len(self.jobs) < MOST_JOBS else []
+        able = [owner for owner in first if held[owner] < MAX_OF_ONE] if len(self.jobs) < MAX_JOBS else []
         for owner in sorted(able, key=lambda owner: (held[owner], first[owner])):
             is_away = self._is_away(owner)
             ends_by = inf if is_away or owner not in self._unknown else self.batch_service.files.clock()
@@ -223,4 +223,4 @@ class Runner:
 
     def _pause(self, owner: str, answer: Answer) -> None:
         """A line of this owner found no room."""
-        self._paused[owner] = self._clock() + min(max(0.1, answer.retry_after), MOST_PAUSE)
+        self._paused[owner] = self._clock() + min(max(0.1, answer.retry_after), MAX_PAUSE)

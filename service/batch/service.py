@@ -23,7 +23,7 @@ from attend.service.observe.batches import BatchNumbers
 log = logging.getLogger("attend.batch")
 T = TypeVar("T")
 
-MOST_UPLOADS = 32
+MAX_UPLOADS = 32
 """Files that are uploaded at a time; one caller has a quarter of them at most."""
 LOG_SECONDS = 10.0
 """The same failure of the disk is logged once in so many; each try of each answer has it."""
@@ -39,7 +39,7 @@ class BatchService:
         self.files = Files(limits, clock)
         self.batches = Batches(self.files)
         self.numbers = BatchNumbers()
-        self.uploads = FairSemaphore(MOST_UPLOADS, "files are being uploaded")
+        self.uploads = FairSemaphore(MAX_UPLOADS, "files are being uploaded")
         self.woken = asyncio.Event()
         """Set where a batch is new, or is to end."""
         self.free = asyncio.Event()

@@ -18,7 +18,7 @@ from attend.service.remarks import Remarks
 READ_BYTES = 64 << 10
 """Bytes of a body that are read and written at a time, by a thread: of the worst ones in 20 ms."""
 KNOWN = frozenset(("purpose", "file", "expires_after[anchor]", "expires_after[seconds]"))
-LEAST_SECONDS, MOST_SECONDS = 3600, 2_592_000
+LEAST_SECONDS, MAX_SECONDS = 3600, 2_592_000
 """Of `expires_after`, as OpenAI has it."""
 MAX_NAME = 255
 
@@ -129,7 +129,7 @@ def _read(fields: dict[str, str], remarks: Remarks) -> int | None:
     if anchor != "created_at":
         raise InvalidRequest(f"expires_after[anchor] must be 'created_at'; got {describe(anchor)}", "expires_after")
     seconds = int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 10 else 0
-    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-        wanted = f"an integer from {LEAST_SECONDS} to {MOST_SECONDS}"
+    if not LEAST_SECONDS <= seconds <= MAX_SECONDS:
+        wanted = f"an integer from {LEAST_SECONDS} to {MAX_SECONDS}"
         raise InvalidRequest(f"expires_after[seconds] must be {wanted}; got {describe(text)}", "expires_after")
     return seconds

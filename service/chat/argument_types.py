@@ -104,7 +104,7 @@ class ArgumentTypes:
 
 
 def is_admitted(values: Values, value: Any) -> bool:
-    """Whether a JSON value is one of these."""
+    """True if a JSON value is one of these."""
     allowed = values.get(kind_of(value), frozenset())
     return allowed is None or _comparable(value) in allowed
 

@@ -102,7 +102,7 @@ class AnswerFormat:
 
     @property
     def has_channels(self) -> bool:
-        """Whether an answer is a row of messages, each with a header."""
+        """True if an answer is a row of messages, each with a header."""
         return self.reasoning == REASONING["harmony"] or (self.calls is not None and self.calls.syntax == "channels")
 
     @property
@@ -205,7 +205,7 @@ def form_of(template: str, tool_parser: ToolParser = "auto", reasoning_parser: R
 
 
 def is_reasoning_open(form: AnswerFormat, prompt: str) -> bool | None:
-    """Whether the answer goes on with reasoning that its prompt opens; None where the prompt ends with no reasoning.
+    """True if the answer goes on with reasoning that its prompt opens; None where the prompt ends with no reasoning.
 
     False: the prompt closes it, as templates write where the caller wants none.
     """

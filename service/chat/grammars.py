@@ -242,7 +242,7 @@ def _join_rules(needed: list[str], others: list[str], joint: str) -> str:
 
 
 def _can_name(form: CallForm, key: str) -> bool:
-    """Whether a call whose arguments are not JSON can name one so."""
+    """True if a call whose arguments are not JSON can name one so."""
     if form.tags is not None:
         return form.tags.key_end not in key
     if form.syntax == "python":

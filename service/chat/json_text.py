@@ -23,7 +23,7 @@ class JsonText:
 
     def __init__(self) -> None:
         self.complete = False
-        """Whether the JSON value has ended."""
+        """True if the JSON value has ended."""
         self.broken = False
         """The first character that was not taken cannot stand there."""
         self._closers: list[str] = []
@@ -42,7 +42,7 @@ class JsonText:
 
     @property
     def in_string(self) -> bool:
-        """Whether what was taken ends inside a string."""
+        """True if what was taken ends inside a string."""
         return not self.broken and self._step in (self._string, self._escape, self._hex)
 
     def end(self) -> None:

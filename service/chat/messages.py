@@ -112,7 +112,7 @@ def _float(text: str) -> float:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether a JSON value has more levels than are taken."""
+    """True if a JSON value has more levels than are taken."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inside = (each.values() if isinstance(each, dict) else each for each in level)
@@ -121,7 +121,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def _is_unicode(value: dict[str, Any]) -> bool:
-    """Whether texts that were written with escapes hold no half of a surrogate pair, which no UTF-8 can hold."""
+    """True if texts that were written with escapes hold no half of a surrogate pair, which no UTF-8 can hold."""
     try:
         return bool(json.dumps(value, ensure_ascii=False).encode())
     except UnicodeEncodeError:

@@ -49,7 +49,7 @@ class AnswerParser(Reader):
         self._space = ""
         """White space at the end of the text so far."""
         self._long_space = False
-        """Whether that is longer than is held back."""
+        """True if that is longer than is held back."""
         self._after_marker = reasoning_open
         self._said = False
         self._starts: frozenset[str] | None = None
@@ -114,11 +114,11 @@ class AnswerParser(Reader):
 
     @property
     def _is_amid(self) -> bool:
-        """Whether something was said since the answer, or its last marker, began."""
+        """True if something was said since the answer, or its last marker, began."""
         return self._said and not self._after_marker
 
     def _may_be_bare(self) -> bool:
-        """Whether calls may begin here without a marker: where an answer begins, and after reasoning or a call."""
+        """True if calls may begin here without a marker: where an answer begins, and after reasoning or a call."""
         return self._calls is not None and bool(self._calls.bare) and not self.in_reasoning and not self._is_amid
 
     def _bare_calls(self) -> Generator[None, None, bool]:

@@ -47,7 +47,7 @@ class Tool:
     parameters: dict[str, Any]
     """A JSON schema of its arguments, which are an object."""
     strict: bool = False
-    """Whether arguments must obey the schema."""
+    """True if arguments must obey the schema."""
     index: int = 0
     """Its place among the request's tools."""
 

@@ -24,7 +24,7 @@ class Reader:
         self._admitted = {tool.name: ArgumentTypes(tool.parameters) for tool in tools}
         self.text, self.at = "", 0
         self.ended = False
-        """Whether the answer has ended: no more text comes."""
+        """True if the answer has ended: no more text comes."""
         self.complete = True
         """True if the model ended the text itself."""
         self.num_calls = self.num_whole = 0

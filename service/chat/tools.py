@@ -44,11 +44,11 @@ class Calling:
     """The same, as templates write them."""
     choice: Choice = "auto"
     parallel: bool = True
-    """Whether an answer may hold more than one call."""
+    """True if an answer may hold more than one call."""
 
     @property
     def is_enforced(self) -> bool:
-        """Whether calls have to follow the tools' schemas."""
+        """True if calls have to follow the tools' schemas."""
         return self.choice == "required" or any(tool.strict for tool in self.tools)
 
 

@@ -52,7 +52,7 @@ def as_json(text: str) -> str | None:
 
 
 def ends_in_string(values: Values, text: str) -> bool:
-    """Whether a text that begins like the JSON of one of `values` ends inside a string."""
+    """True if a text that begins like the JSON of one of `values` ends inside a string."""
     begins = {"[": "array" in values, "{": "object" in values, '"': values == ANY}
     return begins.get(text.lstrip()[:1], False) and '"' in _QUOTED.sub("", text)
 

@@ -62,7 +62,7 @@ class TryFailed(Exception):
     def __init__(self, reason: str, *, again: bool, after: float = 0.0, code: str = "") -> None:
         super().__init__(reason)
         self.again = again
-        """Whether another try may fare better."""
+        """True if another try may fare better."""
         self.after = after
         """Seconds that the server asks to wait."""
         self.code = code
@@ -91,7 +91,7 @@ class Call:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer is whole."""
+        """True if the answer is whole."""
         return self._last is not None and self._last.finish_reason is not None
 
     @property

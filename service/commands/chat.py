@@ -239,6 +239,6 @@ def _read(prompt: str) -> str:
 
 
 def _has_typed() -> bool:
-    """Whether something stood in the line that Ctrl-C has ended."""
+    """True if something stood in the line that Ctrl-C has ended."""
     readline = sys.modules.get("readline")
     return bool(readline is not None and readline.get_line_buffer())

@@ -324,7 +324,7 @@ def _require_server(probe: Probe) -> None:
 
 
 def _is_ours(reply: Reply) -> bool:
-    """Whether an answer to /healthz or /version is one that Attend, or HAProxy in front of it, gives."""
+    """True if an answer to /healthz or /version is one that Attend, or HAProxy in front of it, gives."""
     if reply.body in (b"ok\n", b"the engine is stuck\n"):
         return True
     try:

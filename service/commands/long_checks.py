@@ -13,7 +13,7 @@ from attend.v1 import generation_pb2_grpc as rpc
 
 LONG_SECONDS = 20.0
 """Gateways cut after 15 s by default."""
-MOST_ANSWERS = 8
+MAX_ANSWERS = 8
 """Of one call, which a server takes: a small model ends one answer in two seconds."""
 UNDER_LIMITS = 32
 """Tokens of the context that are left to the prompt."""
@@ -58,9 +58,9 @@ def check_long_stream(probe: Probe, open_stream: OpenStream) -> str:
             told = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else str(error)
             raise CheckFailed(f"the stream was cut after {time.monotonic() - began:.1f} s: {told}") from error
         require(ended, f"the stream was cut after {time.monotonic() - began:.1f} s")
-        if answers == MOST_ANSWERS:
+        if answers == MAX_ANSWERS:
             raise CheckSkipped(f"the longest stream of this model ended by itself after {lasted:.0f} s, and was not cut")
-        answers = MOST_ANSWERS
+        answers = MAX_ANSWERS
 
 
 def _longest(probe: Probe) -> dict[str, Any]:

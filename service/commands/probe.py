@@ -67,7 +67,7 @@ class Probe:
     """HOST:PORT; None leaves gRPC out."""
     key: str | None = None
     is_grpc_guessed: bool = False
-    """Whether nobody has said where gRPC is: the server may."""
+    """True if nobody has said where gRPC is: the server may."""
     model: str = ""
     about: str = ""
     text: str | None = None

@@ -33,7 +33,7 @@ WORK = 3 << 40
 """Bytes of text times parameters that take two slow cores about a minute a form: most tokens are read twice."""
 LEAST_BYTES = 8192
 """Enough for a thousand tokens."""
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 
 
 class Text(NamedTuple):
@@ -73,9 +73,9 @@ def read_text(path: Path | None) -> Text:
         return Text(f"held-out files of {root}", corpus.read_texts(root, held_out=True))
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES)
+            content = file.read(MAX_BYTES)
         decoder = codecs.getincrementaldecoder("utf-8")()
-        return Text(str(path), [decoder.decode(content, final=len(content) < MOST_BYTES)])
+        return Text(str(path), [decoder.decode(content, final=len(content) < MAX_BYTES)])
     except OSError as error:
         raise SettingError(f"text {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ from attend.service.runtime.terminal_lines import print_line, set_line_style
 from attend.service.settings import Settings, read_settings, unknown_variables
 from attend.service.tested_versions import untested_packages
 
-MOST_TEXT = 16 << 20
+MAX_TEXT = 16 << 20
 """Bytes of standard input; no context is as long."""
 
 
@@ -57,11 +57,11 @@ def given_text(text: str | None, name: str) -> str:
             raise SettingError(f"the {name} on the command line is not UTF-8")
         return text
     piped = sys.stdin is not None and not sys.stdin.isatty()
-    read = sys.stdin.buffer.read(MOST_TEXT + 1).removesuffix(b"\n") if piped else b""
+    read = sys.stdin.buffer.read(MAX_TEXT + 1).removesuffix(b"\n") if piped else b""
     if not read:
         raise SettingError(f"there is no {name}: give it as an argument, or on standard input")
-    if len(read) > MOST_TEXT:
-        raise SettingError(f"the {name} on standard input has more than {MOST_TEXT} bytes")
+    if len(read) > MAX_TEXT:
+        raise SettingError(f"the {name} on standard input has more than {MAX_TEXT} bytes")
     try:
         return read.decode()
     except UnicodeDecodeError as error:

@@ -96,7 +96,7 @@ class _Toolbox(Shape):
 
 
 class Thinking(Shape):
-    """Whether the model is to reason; ignored, and said, where the chat template knows no such thing."""
+    """True if the model is to reason; ignored, and said, where the chat template knows no such thing."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`adaptive`: as the chat template has it."""
@@ -140,7 +140,7 @@ class CountTokensRequest(Templated):
     tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = optional_field()
     """Which tools may be called. Default: all, and none has to be."""
     thinking: Thinking | None = optional_field()
-    """Whether the model is to reason. Default: as the chat template has it."""
+    """True if the model is to reason. Default: as the chat template has it."""
     output_config: OutputConfig | None = optional_field()
     """What the answer must look like. Default: anything."""
 

@@ -71,7 +71,7 @@ class FileList(TypedDict):
     data: list[FileObject]
     """The files of the caller."""
     has_more: Annotated[bool, Field(examples=[False])]
-    """Whether there are more, which `after` asks for."""
+    """True if there are more, which `after` asks for."""
     first_id: FileId | None
     """Id of the first file of this page."""
     last_id: FileId | None
@@ -200,7 +200,7 @@ class BatchList(TypedDict):
     data: list[BatchObject]
     """The batches of the caller."""
     has_more: Annotated[bool, Field(examples=[False])]
-    """Whether there are more, which `after` asks for."""
+    """True if there are more, which `after` asks for."""
     first_id: Annotated[str | None, Field(examples=[None])]
     """Id of the first batch of this page."""
     last_id: Annotated[str | None, Field(examples=[None])]

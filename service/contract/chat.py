@@ -52,7 +52,7 @@ class ChatRequest(Scored, Templated, Generation):
     continue_final_message: StrictBool | None = optional_field(False, proto="continue_final_message")
     """The last message is the assistant's, and the answer goes on in it. The answer has what is new alone."""
     add_generation_prompt: StrictBool | None = optional_field()
-    """Whether the prompt ends where an answer begins. Default: true; false with `continue_final_message`."""
+    """True if the prompt ends where an answer begins. Default: true; false with `continue_final_message`."""
     tools: Annotated[list[Any], ShownAs(Tools)] | None = optional_field(
         description=f"Functions that the model may call: at most {MAX_TOOLS}, their schemas at most {MAX_SCHEMA_BYTES} bytes "
         "in all, 64 KiB where calls are enforced. Default: none.",

@@ -251,7 +251,7 @@ class Allowed(Shape):
     """A part of the tools, to which the choice is limited."""
 
     mode: Literal["auto", "required"]
-    """Whether one has to be called."""
+    """True if one has to be called."""
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
     """Those that may be called. The others are shown to the model, so that the prompt stays the same."""
 
@@ -360,7 +360,7 @@ def _is_function(tool: FunctionTool | OtherTool, index: int, remarks: Remarks) -
 
 
 def is_callable(tool: Any, index: int, remarks: Remarks, own: str = "function") -> bool:
-    """Whether a tool can be called: it is of the type `own`. That another one is left out is said, or an error by name."""
+    """True if a tool can be called: it is of the type `own`. That another one is left out is said, or an error by name."""
     kind = tool.get("type")
     if kind is None or kind == own:
         return True

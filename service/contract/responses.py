@@ -100,7 +100,7 @@ class AllowedTools(Shape):
     type: Literal["allowed_tools"]
     """The choice is limited to a part of the tools."""
     mode: Literal["auto", "required"]
-    """Whether one has to be called."""
+    """True if one has to be called."""
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
     """The tools that may be called."""
 

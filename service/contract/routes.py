@@ -20,9 +20,9 @@ class Route:
     """What service/API.md says of it."""
     rpcs: tuple[str, ...] = ()
     is_counted: bool = False
-    """Whether each of its calls counts in attend_requests_total: those that compute."""
+    """True if each of its calls counts in attend_requests_total: those that compute."""
     is_queued: bool = False
-    """Whether its calls wait in the engine's queue: where that is full, HAProxy refuses them."""
+    """True if its calls wait in the engine's queue: where that is full, HAProxy refuses them."""
 
     @property
     def documented_path(self) -> str:

@@ -12,9 +12,9 @@ from attend.service.contract.answers import Count, ObjectKind, PromptUsage, reco
 from attend.service.contract.commands import fields_of
 from attend.service.contract.requests import DeadlineMs, List, ModelName, RequestId, User
 from attend.service.contract.shapes import TEXT, Schema, Shape, between, body, list_of, one_of, optional_field
-from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, Command
+from attend.service.records import MAX_INPUT_TOKENS, MAX_INPUTS, Command
 
-_MANY = {"minItems": 1, "maxItems": MOST_INPUTS}
+_MANY = {"minItems": 1, "maxItems": MAX_INPUTS}
 _DOCUMENT: Schema = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
 _TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, list_of(TEXT, **_MANY), {"type": "null"}))]
 
@@ -47,9 +47,7 @@ class RerankRequest(Scoring):
     query: Annotated[StrictStr | None, WithJsonSchema(TEXT)] = None
     """What the documents are to answer."""
     documents: Annotated[List[StrictStr | Document] | None, WithJsonSchema(list_of(one_of(TEXT, _DOCUMENT), **_MANY))] = (
-        optional_field(
-            description=f"The documents: texts, or objects with a `text`. At most {MOST_INPUT_TOKENS} tokens in all."
-        )
+        optional_field(description=f"The documents: texts, or objects with a `text`. At most {MAX_INPUT_TOKENS} tokens in all.")
     )
     top_n: StrictInt | None = optional_field(**between(0, MAX_INT32))
     """How many of the best to report. Default, also for 0: all."""
@@ -64,7 +62,7 @@ class ScoreRequest(Scoring):
         description="The query, or a list of as many as there are in `text_2`. Its other name: `queries`."
     )
     text_2: _TEXTS = optional_field(
-        description=f"The documents: a text, or a list. At most {MOST_INPUT_TOKENS} tokens in all. Its other name: `documents`."
+        description=f"The documents: a text, or a list. At most {MAX_INPUT_TOKENS} tokens in all. Its other name: `documents`."
     )
     queries: _TEXTS = optional_field(description="`text_1`, where that is absent.")
     documents: _TEXTS = optional_field(description="`text_2`, where that is absent.")
@@ -111,8 +109,8 @@ def _either(body: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, 
 def _many(name: str, texts: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
     if texts is None:
         raise InvalidRequest(f"{name} is required: texts", name)
-    if not 1 <= len(texts) <= MOST_INPUTS:
-        raise InvalidRequest(f"{name} must hold 1 to {MOST_INPUTS} texts; got {len(texts)}", name)
+    if not 1 <= len(texts) <= MAX_INPUTS:
+        raise InvalidRequest(f"{name} must hold 1 to {MAX_INPUTS} texts; got {len(texts)}", name)
     return name, tuple(texts)
 
 

@@ -117,7 +117,7 @@ class Capacity(TypedDict):
     max_tokens: Annotated[int, Field(examples=[200])]
     """Answer tokens of the call, as asked for."""
     fits: Annotated[bool | None, Field(examples=[True])]
-    """Whether the context holds such a call; null where no replica answered."""
+    """True if the context holds such a call; null where no replica answered."""
     estimated_wait_seconds: Annotated[float | None, Field(examples=[0.0])]
     """Until such a call starts; null where that is not known, or the call does not fit."""
     estimated_seconds: Annotated[float | None, Field(examples=[2.9])]

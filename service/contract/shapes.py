@@ -126,7 +126,7 @@ class Wire:
     proto: tuple[str, ...] = ()
     """Its places in the message of gRPC, such as `sampling.top_p`; none where it is not there."""
     flag: bool = False
-    """Whether `attend generate` has a flag of its name."""
+    """True if `attend generate` has a flag of its name."""
 
 
 def optional_field(default: Any = None, *, proto: str = "", flag: bool = False, **keywords: Any) -> Any:

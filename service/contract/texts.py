@@ -19,9 +19,9 @@ from attend.service.contract.requests import (
     User,
 )
 from attend.service.contract.shapes import TEXT, Shape, ShownAs, between, body, list_of, one_of, optional_field
-from attend.service.records import MOST_INPUT_TOKENS, MOST_INPUTS, MOST_LENS, MOST_NUMBERS, MOST_TOKENS, TOP_LOGPROBS
+from attend.service.records import MAX_INPUT_TOKENS, MAX_INPUTS, MAX_LENS, MAX_NUMBERS, MAX_TOKENS, TOP_LOGPROBS
 
-_INPUTS = {"minItems": 1, "maxItems": MOST_INPUTS}
+_INPUTS = {"minItems": 1, "maxItems": MAX_INPUTS}
 INPUTS = WithJsonSchema(one_of(TEXT, list_of(TEXT, **_INPUTS), SOME_TOKENS, list_of(SOME_TOKENS, **_INPUTS)))
 """A text, token ids, or a list of either: thousands of them."""
 
@@ -34,7 +34,7 @@ class EmbeddingsRequest(Shape):
     model: ModelName = optional_field(proto="model")
     input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, INPUTS] = optional_field(
         description="What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. At most "
-        f"{MOST_INPUT_TOKENS} tokens in all. {TOKENS}"
+        f"{MAX_INPUT_TOKENS} tokens in all. {TOKENS}"
     )
     encoding_format: Literal["float", "base64"] | None = optional_field("float")
     """How the answer has a vector: as numbers, or as the bytes of float32 in base64."""
@@ -61,7 +61,7 @@ class AttentionRequest(Shape):
     """The name of the served model; absent means it. An adapter is refused."""
     prompt: Annotated[StrictStr | TokenIds | None, WithJsonSchema(one_of(TEXT, SOME_TOKENS))] = optional_field(
         description=f"A text, or token ids, to look at; an empty text is the start-of-text token. {TOKENS} With `answer` at "
-        f"most {MOST_TOKENS} tokens.",
+        f"most {MAX_TOKENS} tokens.",
         proto="text token_ids",
     )
     answer: StrictStr | TokenIds | None = optional_field(
@@ -69,7 +69,7 @@ class AttentionRequest(Shape):
         proto="answer_text answer_token_ids",
     )
     layers: List[TokenId] | None = optional_field(
-        description=f"Layers whose attention is reported, from 0. An answer holds at most {MOST_NUMBERS} weights and scores; a "
+        description=f"Layers whose attention is reported, from 0. An answer holds at most {MAX_NUMBERS} weights and scores; a "
         "head of T tokens has T * (T + 1) / 2. Default: all.",
         proto="layers",
     )
@@ -79,7 +79,7 @@ class AttentionRequest(Shape):
     """Report the scores before mask and softmax too."""
     top_logprobs: StrictInt | None = optional_field(TOP_LOGPROBS, proto="top_logprobs", **between(0, MAX_LOGPROBS))
     """How many of the most likely tokens to report at each position."""
-    logit_lens: StrictInt | None = optional_field(0, proto="logit_lens", **between(0, MOST_LENS))
+    logit_lens: StrictInt | None = optional_field(0, proto="logit_lens", **between(0, MAX_LENS))
     """The logit lens: this many of the most likely tokens of each layer at each position."""
     user: User = None
     request_id: RequestId = optional_field(proto="request_id")

@@ -35,7 +35,7 @@ class Off:
     instead: str = ""
     """What to do in place of the field, for the message."""
     up_to_context: bool = False
-    """Whether numbers up to the model's context ask for nothing too."""
+    """True if numbers up to the model's context ask for nothing too."""
 
 
 def _use(name: str, *values: Any) -> Off:
@@ -147,7 +147,7 @@ def known_fields(
 
 
 def is_ignored(name: str, known_names: frozenset[str], remarks: Remarks) -> bool:
-    """Whether a field that is not known is ignored, and said; else it is an error."""
+    """True if a field that is not known is ignored, and said; else it is an error."""
     if name in remarks.ignored_fields:
         return True
     if remarks.strict or len(remarks.ignored_fields) >= MAX_UNKNOWN:
@@ -177,7 +177,7 @@ def nearest(name: str, known_names: Iterable[str]) -> str | None:
 
 
 def _edits_within(one: str, other: str, most: int) -> bool:
-    """Whether one text becomes the other by so many letters added, left out or replaced."""
+    """True if one text becomes the other by so many letters added, left out or replaced."""
     if abs(len(one) - len(other)) > most or len({*one} ^ {*other}) > 2 * most:  # an edit takes a letter and brings one
         return False
     row = list(range(len(other) + 1))

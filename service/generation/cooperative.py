@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 GET_SECONDS = 0.005
 """Between two calls without a body: each takes up to a millisecond of the event loop."""
-MOST_GETS = 128
+MAX_GETS = 128
 """Such calls that wait at a time, for two thirds of a second at most: each holds a place among the server's calls."""
 LONG_BODIES = "long bodies"
 """Calls with these are one caller here."""
@@ -78,11 +78,11 @@ _gets: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gets] = WeakKeyDictionary()
 
 async def get_turn() -> None:
     """Wait until a call without a body may go on: one at once, others in the order in which they came. Raises Overloaded where
-    MOST_GETS wait.
+    MAX_GETS wait.
     """
     loop = asyncio.get_running_loop()
     gets = _gets.setdefault(loop, _Gets())
-    if gets.waiting >= MOST_GETS:
+    if gets.waiting >= MAX_GETS:
         raise Overloaded(f"{gets.waiting} calls without a body are waiting already")
     gets.waiting += 1
     try:

@@ -15,9 +15,9 @@ from attend.model.engine.request import EngineInfo
 from attend.model.errors import InvalidRequest
 from attend.model.net.adapters import Adapter
 from attend.model.params import StopRules, integer
-from attend.service.generation.generation import MOST_VECTORS, GenerationService
+from attend.service.generation.generation import MAX_VECTORS, GenerationService
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import MOST_INPUTS, Command
+from attend.service.records import MAX_INPUTS, Command
 
 SMALLEST = 1e-12
 """A vector that is shorter is left so: there is no direction in it."""
@@ -53,7 +53,7 @@ def command_of(
 
 def most_inputs(info: EngineInfo) -> int:
     """Texts that a call may have: OpenAI's limit, and fewer where their vectors would be more than all calls may hold."""
-    return min(MOST_INPUTS, MOST_VECTORS // max(1, info.hidden_size))
+    return min(MAX_INPUTS, MAX_VECTORS // max(1, info.hidden_size))
 
 
 async def compute_embeddings(

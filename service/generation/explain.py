@@ -19,12 +19,12 @@ from attend.service.generation.generation import GenerationService, admission
 from attend.service.generation.prepare import SLACK
 from attend.service.generation.thread_pools import FairSemaphore, TurnPool, run_in_pool, stand_back
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import MOST_NUMBERS, MOST_TOKENS, ExplainCommand
+from attend.service.records import MAX_NUMBERS, MAX_TOKENS, ExplainCommand
 
 if TYPE_CHECKING:  # it imports torch, which no test of the wire needs
     from attend.model.explain.explainer import Explanation, Question
 
-MOST_CALLS = 8
+MAX_CALLS = 8
 """Texts that are explained or wait for it."""
 _beside = TurnPool(1, "attend-explain", stand_back)
 
@@ -58,12 +58,12 @@ class ExplainService:
     def __init__(self, service: GenerationService, explainer: Explainer) -> None:
         self.service = service
         self.explainer = explainer
-        self._places = FairSemaphore(MOST_CALLS, "texts are being explained")
+        self._places = FairSemaphore(MAX_CALLS, "texts are being explained")
 
     async def explain(self, command: ExplainCommand, record: RequestRecord, resources: ExitStack) -> ExplainResult:
         """The answer to one call, which is charged for the tokens of its text. Raises an AttendError.
 
-        It has a place among MOST_CALLS until `resources` is closed: an answer that is being written takes some MB.
+        It has a place among MAX_CALLS until `resources` is closed: an answer that is being written takes some MB.
         """
         deadline, caller = self.service.deadline_of(command.arrival, command.deadline_ms), command.caller
         with record.errors(), ExitStack() as stack:
@@ -105,7 +105,7 @@ class ExplainService:
 
     def _tokens(self, command: ExplainCommand) -> tuple[list[int], list[int]]:
         """The tokens of the prompt and of the answer. May run in any thread."""
-        most = min(MOST_TOKENS, self.service.engine.info.max_model_len)
+        most = min(MAX_TOKENS, self.service.engine.info.max_model_len)
         both = (command.prompt, command.answer)
         ids, characters = (sum(len(text) for text in both if isinstance(text, kind)) for kind in (tuple, str))
         if ids > most:
@@ -126,10 +126,10 @@ class ExplainService:
         heads = _numbers("heads", command.heads, self.explainer.num_heads)
         each = length * (length + 1) // 2 * (2 if command.scores else 1)
         total = each * len(layers) * len(heads)
-        if total > MOST_NUMBERS:
+        if total > MAX_NUMBERS:
             what = f"{len(layers)} layers x {len(heads)} heads x {each} numbers of a head are {total}"
             raise InvalidRequest(
-                f"layers, heads: choose fewer; an answer holds at most {MOST_NUMBERS} numbers, and {what}", "layers"
+                f"layers, heads: choose fewer; an answer holds at most {MAX_NUMBERS} numbers, and {what}", "layers"
             )
         return layers, heads
 

@@ -10,7 +10,7 @@ from attend.model.text.caller_marks import ChatText
 from attend.model.text.reasoning import ReasoningLimit
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.thread_pools import run_exclusive
-from attend.service.records import MOST_INPUT_TOKENS, ChatPrompt, Command
+from attend.service.records import MAX_INPUT_TOKENS, ChatPrompt, Command
 
 
 async def fit_conversation(command: Command, most: int, num_tokens: Callable[[ChatText], int]) -> Command:
@@ -55,5 +55,5 @@ def reasoning_limit(command: Command, tokenizer: Tokenizer, vocab_size: int) -> 
 
 def check_total(name: str, tokens: int) -> None:
     """Refuse texts that have too many tokens together."""
-    if tokens > MOST_INPUT_TOKENS:
-        raise InvalidRequest(f"{name} may have at most {MOST_INPUT_TOKENS} tokens in all; got {tokens}", name)
+    if tokens > MAX_INPUT_TOKENS:
+        raise InvalidRequest(f"{name} may have at most {MAX_INPUT_TOKENS} tokens in all; got {tokens}", name)

@@ -35,9 +35,9 @@ SHOWN = 8
 """Names that an error lists at most."""
 DIGITS = 16
 """Of an adapter's SHA-256 in a fingerprint."""
-MOST_VECTORS = 1 << 24
+MAX_VECTORS = 1 << 24
 """Numbers of embeddings in all calls at a time: some 200 MB of memory."""
-MOST_SCORES = 2 * MAX_PROMPT_SCORES
+MAX_SCORES = 2 * MAX_PROMPT_SCORES
 """Log probabilities of prompt tokens in all calls at a time: a GB of memory, most of it their JSON."""
 
 
@@ -75,8 +75,8 @@ class GenerationService:
         self._clock = clock
         most = engine.info.max_batch_requests + engine.info.max_queued_requests
         self._preparing = FairSemaphore(most, "requests are being prepared")
-        self._scores = FairSemaphore(MOST_SCORES, "log probabilities of prompt tokens are being computed")
-        self._vectors = FairSemaphore(MOST_VECTORS, "numbers of embeddings are being computed")
+        self._scores = FairSemaphore(MAX_SCORES, "log probabilities of prompt tokens are being computed")
+        self._vectors = FairSemaphore(MAX_VECTORS, "numbers of embeddings are being computed")
 
     async def generate(
         self, command: Command, record: RequestRecord, resources: ExitStack | None = None, *, adapter: Adapter | None

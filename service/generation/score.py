@@ -18,9 +18,9 @@ from attend.model.params import SamplingParams, StopRules
 from attend.model.pooling import EmbeddingRules
 from attend.model.scoring import ScoreWay
 from attend.service.generation.embed import compute_embeddings
-from attend.service.generation.generation import MOST_VECTORS, GenerationService
+from attend.service.generation.generation import MAX_VECTORS, GenerationService
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import BYTES_A_TOKEN, MOST_INPUT_TOKENS, Command, FramedText
+from attend.service.records import BYTES_A_TOKEN, MAX_INPUT_TOKENS, Command, FramedText
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 BEFORE = (
@@ -28,7 +28,7 @@ BEFORE = (
     'that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
 )
-MOST_CHARACTERS = BYTES_A_TOKEN * MOST_INPUT_TOKENS
+MAX_CHARACTERS = BYTES_A_TOKEN * MAX_INPUT_TOKENS
 """Of queries and instructions, each counted once for each of its documents: as many as a call has bytes."""
 AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
@@ -79,8 +79,8 @@ def _heads(queries: Texts, count: int, instruction: str) -> list[str]:
     """What stands before each of so many documents. Raises InvalidRequest where all of it together is more than can be read."""
     name, asked = queries
     size = count * (len(BEFORE) + len(instruction)) + sum(map(len, asked)) * (count if len(asked) == 1 else 1)
-    if size > MOST_CHARACTERS:
-        texts = f"{name} and instruction may have at most {MOST_CHARACTERS} characters, counted once for each document"
+    if size > MAX_CHARACTERS:
+        texts = f"{name} and instruction may have at most {MAX_CHARACTERS} characters, counted once for each document"
         raise InvalidRequest(f"{texts}; got {size}", name)
     heads = [BEFORE.format(instruction=instruction, query=query) for query in asked]
     return heads * count if len(heads) == 1 else heads
@@ -89,7 +89,7 @@ def _heads(queries: Texts, count: int, instruction: str) -> list[str]:
 def _of_vectors(service: GenerationService, queries: Texts, documents: list[FramedText], fields: dict[str, Any]) -> Command:
     """A command for the vectors of the queries and then of the documents."""
     name, texts = queries
-    most, count = MOST_VECTORS // max(1, service.engine.info.hidden_size), len(texts) + len(documents)
+    most, count = MAX_VECTORS // max(1, service.engine.info.hidden_size), len(texts) + len(documents)
     if count > most:
         raise InvalidRequest(f"{name} may hold at most {most} texts together with the documents; got {count}", name)
     names = (name,) if len(texts) == 1 else tuple(f"{name}[{at}]" for at in range(len(texts)))

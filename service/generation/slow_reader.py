@@ -27,7 +27,7 @@ class SlowReaderGuard:
         self._since = 0.0
         """When a write began or ended last, while any waits."""
         self.over = False
-        """Whether it has cancelled the task."""
+        """True if it has cancelled the task."""
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(STALL_SECONDS / 4, self._check)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 LARGE = 64 << 10
 """Characters, tokens or bytes; about 20 ms of one core."""
-MOST_LARGE = 64
+MAX_LARGE = 64
 """Large texts, and large bodies, at a time; they wait for each other."""
 SHORT = 16 << 10
 """Bytes of a call whose reading takes a few milliseconds. Such calls never wait for longer ones."""
@@ -159,8 +159,8 @@ _alone = TurnPool(1, "attend-alone", rests=True)
 _short = TurnPool(1, "attend-short", rests=True)
 """For such work on short calls."""
 _patient = TurnPool(1, "attend-aside", stand_back)
-_large = FairSemaphore(MOST_LARGE, "long texts are waiting")
-long_bodies = FairSemaphore(MOST_LARGE, "long request bodies are waiting")
+_large = FairSemaphore(MAX_LARGE, "long texts are waiting")
+long_bodies = FairSemaphore(MAX_LARGE, "long request bodies are waiting")
 """Those of more than LARGE bytes that have come, and are read or wait for it."""
 
 

@@ -9,7 +9,7 @@ from typing import Self
 from attend.model.errors import Overloaded
 from attend.service.errors import SlowBody
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Of all bodies together, over HTTP and gRPC."""
 CALL_BYTES = 64 << 10
 """What a call counts for beside its body: a connection or a stream, and a task."""
@@ -24,7 +24,7 @@ class UnreadBodies:
     So a caller whose body comes at once is served beside any number of others whose bodies never come.
     """
 
-    def __init__(self, most: int = MOST_BYTES, most_calls: int = MOST_BYTES // CALL_BYTES) -> None:
+    def __init__(self, most: int = MAX_BYTES, most_calls: int = MAX_BYTES // CALL_BYTES) -> None:
         """`most` is in bytes; `most_calls` may wait of whose bodies nothing has come."""
         self._most = most
         self._call_bytes = max(CALL_BYTES, most // most_calls)

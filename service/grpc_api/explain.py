@@ -6,12 +6,12 @@ from attend.model.errors import ContextTooLong
 from attend.model.params import at_most
 from attend.service.generation.cooperative import yield_to_loop
 from attend.service.generation.explain import ExplainResult, ExplainService, rows, top_pairs
-from attend.service.records import MOST_TOKENS
+from attend.service.records import MAX_TOKENS
 from attend.v1 import generation_pb2 as pb
 
 AT_ONCE = 32
 """Tokens, or rows of weights, that are written before the event loop has its next turn."""
-MOST_LISTED = 4096
+MAX_LISTED = 4096
 """Layers or heads that a call may name: no model has more."""
 
 
@@ -22,11 +22,11 @@ def check_sizes(request: pb.ExplainRequest) -> None:
     """
     for name in ("token_ids", "answer_token_ids"):
         count = len(getattr(request, name).ids)
-        if count > MOST_TOKENS:
-            size = f"at most {MOST_TOKENS} tokens; {name} has {count}"
+        if count > MAX_TOKENS:
+            size = f"at most {MAX_TOKENS} tokens; {name} has {count}"
             raise ContextTooLong(f"prompt: /v1/attention takes {size}", "prompt")
-    at_most("layers", request.layers.numbers, MOST_LISTED, "numbers")
-    at_most("heads", request.heads.numbers, MOST_LISTED, "numbers")
+    at_most("layers", request.layers.numbers, MAX_LISTED, "numbers")
+    at_most("heads", request.heads.numbers, MAX_LISTED, "numbers")
 
 
 async def to_response(result: ExplainResult, explaining: ExplainService) -> pb.ExplainResponse:

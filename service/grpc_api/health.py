@@ -26,7 +26,7 @@ class HealthMethods:
     _num_watches = 0
 
     def is_draining(self) -> bool:
-        """Whether new calls are refused."""
+        """True if new calls are refused."""
         raise NotImplementedError
 
     async def Check(  # noqa: N802

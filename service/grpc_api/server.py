@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attend.service.grpc_api.health import HealthMethods
     from attend.service.grpc_api.servicer import GrpcMethods
 
-MOST_CONNECTIONS = 1920
+MAX_CONNECTIONS = 1920
 OPTIONS = (
     ("grpc.max_send_message_length", -1),  # what a call may ask for bounds its answer, and all calls share that
     ("grpc.max_concurrent_streams", 100),
@@ -44,7 +44,7 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),  # two servers on a port would answer each other's calls
 )
 UNIX = "unix:"
-MOST_STREAMS = 1 << 16
+MAX_STREAMS = 1 << 16
 """On one connection of a process of this machine that has bounded its callers."""
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
@@ -126,7 +126,7 @@ def grpc_server(
     tls: grpc.ServerCredentials | None = None,
     *,
     max_model_len: int = 0,
-    most_connections: int = MOST_CONNECTIONS,
+    most_connections: int = MAX_CONNECTIONS,
 ) -> grpc.aio.Server:
     """A server that listens once it is started; with `tls` for TLS alone. Raises RuntimeError where the port is taken.
 
@@ -145,7 +145,7 @@ def server_of(
     tls: grpc.ServerCredentials | None = None,
     *,
     most_message: int,
-    most_connections: int = MOST_CONNECTIONS,
+    most_connections: int = MAX_CONNECTIONS,
 ) -> grpc.aio.Server:
     """The same of any handlers, with reflection. `most_message`: bytes of a caller's message."""
     limits = {
@@ -153,7 +153,7 @@ def server_of(
         "grpc.max_allowed_incoming_connections": most_connections,
     }
     if host.startswith(UNIX):
-        limits["grpc.max_concurrent_streams"] = MOST_STREAMS
+        limits["grpc.max_concurrent_streams"] = MAX_STREAMS
     server = grpc.aio.server(options=tuple((dict(OPTIONS) | limits).items()))
     server.add_generic_rpc_handlers(tuple(handlers))
     add_reflection(server)

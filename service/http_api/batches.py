@@ -37,7 +37,7 @@ from attend.service.http_api.routing import bind
 
 OF_TEXTS = (EMBEDDINGS.path,)
 """Routes whose bodies may be longer than the model's context."""
-LISTED, MOST_LISTED = 20, 100
+LISTED, MAX_LISTED = 20, 100
 BatchIdPath = Annotated[str, Path(description="The batch's id.", examples=["batch_0123456789abcdef0123456789abcdef"])]
 
 
@@ -70,7 +70,7 @@ def add_batches(router: APIRouter, deps: RouteDeps) -> None:
     async def list_batches(request: Request) -> Response:
         """Batches of the caller, the newest first: `limit` of them (20) beyond the one of id `after`."""
         batch_service, asked = batch_service_of(deps), Query(request.query_params.multi_items(), ("limit", "after"))
-        limit, after, owner = asked.integer("limit", LISTED, MOST_LISTED), asked.text("after"), owner_of(request.state.caller)
+        limit, after, owner = asked.integer("limit", LISTED, MAX_LISTED), asked.text("after"), owner_of(request.state.caller)
         with refused_as("after", "batch", after):
             found, more = await batch_service.db(batch_service.batches.list_batches, owner, after, limit)
         return json_answer(list_object(list(map(batch_object, found)), more=more))

@@ -20,7 +20,7 @@ from attend.service.errors import ClientGone, SlowBody, TooLarge, WrongMediaType
 from attend.service.generation.cooperative import LONG_BODIES, yield_to_loop
 from attend.service.generation.thread_pools import LARGE, long_bodies, run_exclusive
 from attend.service.generation.unread_bodies import MESSAGE_SECONDS, IncomingBody, UnreadBodies
-from attend.service.records import MOST_INPUT_TOKENS, Arrival, bytes_for
+from attend.service.records import MAX_INPUT_TOKENS, Arrival, bytes_for
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def most_bytes(max_model_len: int) -> int:
 
 def most_bytes_of_texts(max_model_len: int) -> int:
     """Bytes of a body with many texts, which may be longer than the context together."""
-    return most_bytes(max(max_model_len, MOST_INPUT_TOKENS))
+    return most_bytes(max(max_model_len, MAX_INPUT_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _deadline(body: bytes, reading: Reading) -> float | None:
 
 
 def _is_outermost(text: bytes) -> bool:
-    """Whether a body's text before, or after, a field of an object shows that the object is the body itself."""
+    """True if a body's text before, or after, a field of an object shows that the object is the body itself."""
     outside = _ANY_STRING.sub(b"", text)
     return abs(outside.count(b"{") - outside.count(b"}")) == 1 and outside.count(b"[") == outside.count(b"]")
 

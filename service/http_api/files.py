@@ -29,7 +29,7 @@ from attend.service.http_api.routing import bind
 
 LEAST_RATE = 1 << 20
 """Bytes a second that an upload must come with, beside the seconds that any body has."""
-MOST_LISTED = 10_000
+MAX_LISTED = 10_000
 FileIdPath = Annotated[str, Path(description="The file's id.", examples=["file-0123456789abcdef0123456789abcdef"])]
 
 
@@ -61,7 +61,7 @@ def add_files(router: APIRouter, deps: RouteDeps) -> None:
             Query(request.query_params.multi_items(), ("purpose", "limit", "order", "after")),
         )
         purpose, order = asked.one_of("purpose", (INPUT, OUTPUT)), asked.one_of("order", ("desc", "asc"))
-        limit = asked.integer("limit", MOST_LISTED, MOST_LISTED)
+        limit = asked.integer("limit", MAX_LISTED, MAX_LISTED)
         newest, after, owner = order != "asc", asked.text("after"), owner_of(request.state.caller)
         with refused_as("after", "file", after):
             found, more = await batch_service.db(

@@ -14,7 +14,7 @@ from attend.service.records import NO_TOKENS, TokenUsage
 BATCH_LINE = "attend.batch_line"
 """Key of the BatchLine in the ASGI scope of such a call. No header of HTTP leads there."""
 RETRY_SECONDS = 1.0
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Of an answer: it is held as a whole until it is written."""
 
 
@@ -59,13 +59,13 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
         else:
             parts.append(piece := message.get("body", b""))
             size += len(piece)
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 raise _TooLong
 
     try:
         await app(scope, receive, send)
     except _TooLong:
-        message = f"the answer has more than {MOST_BYTES} bytes, the limit for a line of a batch"
+        message = f"the answer has more than {MAX_BYTES} bytes, the limit for a line of a batch"
         return Answer(400, orjson.dumps({"error": _problem(message, "invalid_request_error", "answer_too_large")}))
     except Exception:  # the application has answered it and logged it
         status = 500

@@ -23,7 +23,7 @@ from attend.service.http_api.body import MAX_BYTES
 from attend.service.http_api.operation import Operation, Stream
 from attend.service.http_api.operations import OPERATIONS
 from attend.service.http_api.problems import error_response
-from attend.service.records import BYTES_A_TOKEN, MOST_INPUT_TOKENS
+from attend.service.records import BYTES_A_TOKEN, MAX_INPUT_TOKENS
 
 OPENAPI_VERSION = "3.1.0"
 REF = "#/components/schemas/{model}"
@@ -32,7 +32,7 @@ Text generation over HTTP, in OpenAI's shapes, with more fields under the names 
 
 A body is strict JSON in UTF-8: no duplicate keys, no NaN, at most {MAX_DEPTH} levels. It has at most
 {MAX_BYTES} bytes, or {BYTES_A_TOKEN} for each token of the model's context where that is more; to /v1/embeddings, /v1/rerank
-and /v1/score at least {BYTES_A_TOKEN * MOST_INPUT_TOKENS}. null means absent. An integer is
+and /v1/score at least {BYTES_A_TOKEN * MAX_INPUT_TOKENS}. null means absent. An integer is
 written without a decimal point: 3.0 is refused.
 
 Every failure is the object `Error`, and every answer has the header X-Request-Id: the caller's own, or a new one."""
@@ -204,7 +204,7 @@ class _Plain(GenerateJsonSchema):
     """JSON Schema without titles and null defaults; a type or null is a list of both."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Whether a field has a title: never."""
+        """True if a field has a title: never."""
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:

@@ -24,7 +24,7 @@ class Stream:
     examples: dict[str, dict[str, Any]]
     """Events, by what they are: where they differ from the example of a whole one."""
     is_named: bool = False
-    """Whether an event has its type as its name, and no `[DONE]` comes last."""
+    """True if an event has its type as its name, and no `[DONE]` comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +52,5 @@ class Operation:
 
     @property
     def needs_key(self) -> bool:
-        """Whether the route wants an API key where keys are set."""
+        """True if the route wants an API key where keys are set."""
         return any(isinstance(error, Unauthenticated) for error in self.errors)

@@ -21,7 +21,7 @@ log = logging.getLogger("attend.http")
 PATHS = [route.path for route in ROUTES if "{" not in route.path]
 METHODS = [(route.path, route.method) for route in ROUTES] + [(path, method) for path in PROBES for method in ("GET", "HEAD")]
 PATTERNS = [(compile_path(path)[0], method) for path, method in METHODS]
-ALIKE, MOST_COMPARED = 0.85, 64
+ALIKE, MAX_COMPARED = 0.85, 64
 """How much of a path must be that of a route to be taken for it, as `difflib` counts; and its characters that are compared."""
 
 
@@ -71,7 +71,7 @@ def in_anthropics(document: Error, status: int, request_id: str) -> AnthropicErr
 
 
 def is_anthropics(path: str) -> bool:
-    """Whether a path is of Anthropic's API."""
+    """True if a path is of Anthropic's API."""
     return path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/")
 
 
@@ -94,7 +94,7 @@ def _way_out(error: HTTPException, request: Request) -> str:
         return f": it takes {_allow(error, request)}"
     if error.status_code != 404:
         return ""
-    near = difflib.get_close_matches(request.url.path[:MOST_COMPARED], PATHS, 1, ALIKE)
+    near = difflib.get_close_matches(request.url.path[:MAX_COMPARED], PATHS, 1, ALIKE)
     about = ": /docs has the routes" if any(getattr(route, "path", "") == "/docs" for route in request.app.routes) else ""
     return f": did you mean {near[0]}?" if near else about
 

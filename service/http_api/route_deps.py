@@ -51,9 +51,9 @@ class RouteDeps:
     explaining: ExplainService | None = None
     """What explains texts; None where nothing can."""
     strict_fields: bool = False
-    """Whether unknown fields are errors."""
+    """True if unknown fields are errors."""
     keep_billing_header: bool = False
-    """Whether the block of a system prompt stays that Claude Code writes for billing."""
+    """True if the block of a system prompt stays that Claude Code writes for billing."""
     unread_bodies: UnreadBodies = field(default_factory=UnreadBodies)
     """The bodies that are not read yet; gRPC's are among them."""
     grpc_port: int = 9000

@@ -49,7 +49,7 @@ from attend.service.tested_versions import untested_packages
 
 STALE_SECONDS = 10.0
 """A step thread that has shown no life for so long counts as stuck. Twice what a whole step of prompts is planned to take
-(`budget.MOST_SECONDS`), while each of its layers is a sign of life, and longer than a rank waits for another in a layer."""
+(`budget.MAX_SECONDS`), while each of its layers is a sign of life, and longer than a rank waits for another in a layer."""
 
 
 def build_router(deps: RouteDeps) -> APIRouter:

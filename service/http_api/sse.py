@@ -50,7 +50,7 @@ class Writer:
     request_id: str
     usage: TokenCounts
     is_named: ClassVar[bool] = False
-    """Whether an event has its `type` as its name, and no `[DONE]` follows the last one."""
+    """True if an event has its `type` as its name, and no `[DONE]` follows the last one."""
     keep_alive: ClassVar[bytes] = KEEP_ALIVE
     """What is sent while nothing comes."""
 
@@ -113,7 +113,7 @@ class EventStream(StreamingResponse):
         self._resources = AsyncExitStack() if resources is None else resources
         self._wrote = False
         self._inside = False
-        """Whether a part of an event has been written, and not all of it."""
+        """True if a part of an event has been written, and not all of it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the content, then close it, and release what the call holds."""

@@ -11,7 +11,7 @@ from attend.service.contract.routes import COUNTED
 log = logging.getLogger("attend.requests")
 
 SECONDS = 60.0
-MOST_LINES = 60
+MAX_LINES = 60
 """Such calls that are logged in a minute."""
 
 
@@ -33,9 +33,9 @@ class AuthFailures:
         if now - self._began >= SECONDS:
             self._began, self._lines = now, 0
         self._lines += 1
-        if self._lines == MOST_LINES + 1:
+        if self._lines == MAX_LINES + 1:
             log.warning("calls without a known API key are not logged for the rest of this minute, and counted as before")
-        return self._lines <= MOST_LINES
+        return self._lines <= MAX_LINES
 
     def add_beside(self, transport: str, key: str, header: str) -> None:
         """Count and log a key that is not known, which came in `header` beside the known one named `key`, and is ignored."""

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.1, 1.0
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
 """Between two pages: who asks meanwhile waits for the next one. Any number of callers cost the streams a few pages a second."""
 RESTS = 9
 """So many times longer than it took to make a page, the next one is not begun: a tenth of a core at most."""
@@ -34,4 +34,4 @@ class CachedPage(Generic[T]):
             return await self._make()
         finally:
             now = loop.time()
-            self._free_at = now + min(MOST_PAUSE_SECONDS, max(PAUSE_SECONDS, RESTS * (now - began)))
+            self._free_at = now + min(MAX_PAUSE_SECONDS, max(PAUSE_SECONDS, RESTS * (now - began)))

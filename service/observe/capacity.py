@@ -26,7 +26,7 @@ from attend.service.contract import server_answers
 SLOTS, SLOT_SECONDS = 20, 0.5
 """Tokens a second are a mean over the last 20 half seconds, and the one under way."""
 MAX_TOKENS = 2**31 - 1
-MOST_RETRY_SECONDS = 60
+MAX_RETRY_SECONDS = 60
 STEP_MEMORY, PROMPT_MEMORY, REQUEST_MEMORY = 64, 16, 64
 """A mean over steps, steps with prompts, or requests is mostly one over the last so many of them."""
 
@@ -128,7 +128,7 @@ class Question:
 
 
 def fits_context(info: EngineInfo, question: Question) -> bool:
-    """Whether the context holds the prompt and the longest answer."""
+    """True if the context holds the prompt and the longest answer."""
     return max(1, question.prompt_tokens) + question.max_tokens <= info.max_model_len
 
 
@@ -151,7 +151,7 @@ def retry_seconds(load: Load) -> int:
     wait, or 1 while that is not known.
     """
     wait = wait_seconds(load, Question())
-    return 1 if wait is None else min(MOST_RETRY_SECONDS, max(1, math.ceil(wait)))
+    return 1 if wait is None else min(MAX_RETRY_SECONDS, max(1, math.ceil(wait)))
 
 
 def _must_end(load: Load, question: Question) -> float:

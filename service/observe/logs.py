@@ -20,7 +20,7 @@ from attend.service.observe.tracing import CallFacts
 requests = logging.getLogger("attend.requests")
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 STANDARD_ERROR = 2
-MOST_LINES = 4096
+MAX_LINES = 4096
 """Lines that may wait to be written."""
 GATHER_SECONDS = 0.05
 """How long lines that follow another are gathered: each time the writing thread wakes, it takes the interpreter from calls."""
@@ -92,7 +92,7 @@ class LineQueue(QueueHandler):
     """Puts records into a bounded queue, from which a thread writes them as lines. A full queue drops them, counted."""
 
     def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
-        lines: Queue[logging.LogRecord | None] = Queue(MOST_LINES)
+        lines: Queue[logging.LogRecord | None] = Queue(MAX_LINES)
         super().__init__(lines)
         self.writer = LineWriter(lines, descriptor, formatter)
         self._open = True

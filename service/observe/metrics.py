@@ -209,9 +209,9 @@ class RequestRecord:
         self._counted = (0, 0)
         self._closed = False
         self.has_status = False
-        """Whether the status of a stream has been sent, or is about to be."""
+        """True if the status of a stream has been sent, or is about to be."""
         self.at_once = False
-        """Whether the caller is given the whole answer at the end, or nothing if it fails."""
+        """True if the caller is given the whole answer at the end, or nothing if it fails."""
         self.num_prompt_tokens = 0
         self.num_tokens = 0
         self._context = context
@@ -350,7 +350,7 @@ class RequestRecord:
 
 
 def is_counted(transport: str, route: str) -> bool:
-    """Whether a call is one that computes."""
+    """True if a call is one that computes."""
     return route in COUNTED["http" if transport == LINES else transport]
 
 

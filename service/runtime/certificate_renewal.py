@@ -198,7 +198,7 @@ def follow_certificate(cert: str, key: str, pem: Path, path: str, pid: str, log:
 
 
 def _is_current(pem: Path, pid: str) -> bool:
-    """Whether no other HAProxy has taken its place. Where somebody removed the file that says so, it is rewritten soon."""
+    """True if no other HAProxy has taken its place. Where somebody removed the file that says so, it is rewritten soon."""
     try:
         return (pem.parent / "current").read_text().strip() == pid
     except OSError:

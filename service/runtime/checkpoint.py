@@ -45,5 +45,5 @@ def read_template(
 
 
 def was_taught(template: ChatTemplate) -> bool:
-    """Whether a model with this template was taught to chat: the shipped one, and copies of it, only join the messages."""
+    """True if a model with this template was taught to chat: the shipped one, and copies of it, only join the messages."""
     return bool(template.source != read_facts(DEFAULT_MODEL)["chat_template"])

@@ -156,7 +156,7 @@ async def deploy(application: serve.Application) -> None:
 
 
 def has_controller() -> bool:
-    """Whether Serve's controller is there, which takes applications: `serve.start` returns only when the proxies are."""
+    """True if Serve's controller is there, which takes applications: `serve.start` returns only when the proxies are."""
     with contextlib.suppress(ValueError):
         return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE) is not None
     return False
@@ -182,7 +182,7 @@ async def tell_changes(statistics: int | None) -> None:
 
 
 async def leads_nowhere(unreachable_time: routes.UnreachableTime, cluster: cluster_state.ClusterState, statistics: int) -> bool:
-    """Whether the server must end for it. Has HAProxy started again before."""
+    """True if the server must end for it. Has HAProxy started again before."""
     leads = (
         "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.reachable_replicas, APP, statistics) > 0
     )
@@ -215,7 +215,7 @@ async def say_ready(settings: Settings) -> None:
 
 
 async def may_serve(unknown: bool) -> bool:
-    """Whether a replica runs that may have calls; `unknown` where Serve's controller does not say."""
+    """True if a replica runs that may have calls; `unknown` where Serve's controller does not say."""
     with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
         cluster = await asyncio.wait_for(run_in_daemon_thread(cluster_state.take, APP), CENSUS_SECONDS)
         return "running" in cluster.replicas.values()

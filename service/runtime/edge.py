@@ -23,16 +23,16 @@ ones). Who closes first loses nothing; a call on a connection that the server cl
 """
 HANDSHAKE_SECONDS = 30
 """With TLS: seconds for a handshake, and for which a caller may leave unread what it is sent. HAProxy has one time for both."""
-MOST_CONNECTIONS, MOST_HTTP, MOST_GRPC = 8192, 6144, 1920
+MAX_CONNECTIONS, MAX_HTTP, MAX_GRPC = 8192, 6144, 1920
 """Connections at the same time; the rest is for the statistics. Either protocol leaves room for the other."""
-MOST_FIELDS, READABLE_FIELDS = 100, 4096
+MAX_FIELDS, READABLE_FIELDS = 100, 4096
 """Header fields of a request over HTTP, and of one over either transport that HAProxy can read: with more it writes a page of
 its own, or ends a gRPC connection with all its calls. Each takes up to 64 bytes of the stack of a thread of HAProxy."""
 HOLD_SECONDS = 10
 """How long HAProxy refuses the calls of who made more than `max_errors_per_second`.
 
 With one second, a key that made 322 calls at once was let in again each second, and delayed the others each time."""
-MOST_OPEN = 100
+MAX_OPEN = 100
 """Requests in a second that one address may make of /metrics and /version; HAProxy refuses further ones."""
 READY_MS, READY_STAYS_MS = 100, 5000
 """How often a replica is asked whether it is ready, and how long its last answer is good for callers meanwhile: longer than a
@@ -61,7 +61,7 @@ is cheap to compute twice where it is less. A prompt that grows by turns goes fr
 SPARE = 2
 """How many calls more than a quarter above the mean a replica may answer and still be sent what begins alike. At 10 calls at a
 time on two replicas, 1 loses an eighth of the hits, and 2 a twentieth."""
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 """Calls over gRPC beyond which HAProxy waits for no message before it chooses a replica: each such call may hold 128 KiB."""
 FILES = ("haproxy.py", "haproxy.cfg.j2", "prefix.cfg.j2", "certificate_renewal.py")
 """What the program needs, copied beside it: a package that is replaced under a running server changes nothing."""
@@ -101,14 +101,14 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "handshake_seconds": HANDSHAKE_SECONDS,
         "body_seconds": round(BODY_SECONDS),
         "body_bytes": MAX_BYTES,
-        "connections": MOST_CONNECTIONS,
-        "http_connections": MOST_HTTP,
-        "grpc_connections": MOST_GRPC,
-        "fields": MOST_FIELDS,
+        "connections": MAX_CONNECTIONS,
+        "http_connections": MAX_HTTP,
+        "grpc_connections": MAX_GRPC,
+        "fields": MAX_FIELDS,
         "readable_fields": READABLE_FIELDS,
         "errors": Settings.model_fields["max_errors_per_second"].default,
         "hold_seconds": HOLD_SECONDS,
-        "open": MOST_OPEN,
+        "open": MAX_OPEN,
         "ready_ms": READY_MS,
         "ready_stays_ms": READY_STAYS_MS,
         "full": FULL,
@@ -126,7 +126,7 @@ def _limits(idle_seconds: int | None) -> dict[str, object]:
         "routing_bytes": ROUTING_BYTES,
         "message_bytes": MESSAGE_BYTES,
         "prompt_bytes": PROMPT_BYTES,
-        "waiting": MOST_WAITING,
+        "waiting": MAX_WAITING,
         "spare": SPARE,
         "check": CHECK,
         "check_timeout_ms": CHECK_TIMEOUT_MS,

@@ -5,7 +5,7 @@ import os
 import resource
 from pathlib import Path
 
-MOST_FILES = 1 << 20
+MAX_FILES = 1 << 20
 """Where the hard limit is higher, or none: programs that close all that could be open would take seconds."""
 
 
@@ -14,7 +14,7 @@ def raise_limit() -> None:
     the soft limit is often 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 

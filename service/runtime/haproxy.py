@@ -298,7 +298,7 @@ class Watch:
         self.haproxy, self.manager, self.state, self.binary = haproxy, manager, state, binary
         self.log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
         self.serves = False
-        """Whether HAProxy has been started."""
+        """True if HAProxy has been started."""
         self.kept: dict[Path, tuple[int, bytes]] = {}
         """The files by path: mode and content."""
         self.keep(*FOLDER.iterdir())
@@ -324,7 +324,7 @@ class Watch:
             self.stand_in()
 
     def is_current(self) -> bool:
-        """Whether it is the HAProxy that was started last."""
+        """True if it is the HAProxy that was started last."""
         with contextlib.suppress(OSError):
             return (self.state / "current").read_text(encoding="ascii").strip() == str(self.haproxy)
         return False

@@ -1,4 +1,4 @@
-"""Whether HAProxy routes to the replicas.
+"""True if HAProxy routes to the replicas.
 
 Serve reports that an application runs as soon as a call can reach it, even if only through Serve's own proxy. A moment later it
 starts HAProxy again with the replicas' addresses, and the previous process closes each connection after its current answer.
@@ -14,7 +14,7 @@ RESTART_SECONDS, END_SECONDS = 15.0, 60.0
 
 
 async def lead_to(replicas: int, application: str, port: int, *, seconds: float) -> bool:
-    """Whether HAProxy, with its statistics at `port`, has so many replicas for HTTP and for gRPC within `seconds`."""
+    """True if HAProxy, with its statistics at `port`, has so many replicas for HTTP and for gRPC within `seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while await asyncio.to_thread(reachable_replicas, application, port) < replicas:

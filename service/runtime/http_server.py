@@ -26,9 +26,9 @@ from attend.service.runtime.http_protocol import HttpProtocol, Refused
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 """Seconds for all of a request's head, for which an idle connection is kept (see `edge.py`), and for the handshake of TLS."""
-MOST_HEAD_BYTES = 128 << 10
+MAX_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
-MOST_CONNECTIONS = 6144
+MAX_CONNECTIONS = 6144
 ACCEPTS = 16
 """Connections that are accepted each time the event loop comes round: libuv takes one from each of its listening sockets. With
 one alone, a hundred connections that come and go wait before a probe for as many rounds, each as long as a call's work."""
@@ -104,8 +104,8 @@ class Connection(HttpProtocol):
         """Pass bytes on. Where they leave a head unfinished, it must not be too long."""
         self._head_bytes = len(data) + (self._head_bytes if self._head_timer is not None else 0)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > MOST_HEAD_BYTES:
-            long = f"the target and the headers must be at most {MOST_HEAD_BYTES} bytes together"
+        if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
+            long = f"the target and the headers must be at most {MAX_HEAD_BYTES} bytes together"
             self.refuse(Refused(431, long, "request_too_large"))
 
     def head_begun(self) -> None:
@@ -262,7 +262,7 @@ def http_server(
     tls: ssl.SSLContext | None = None,
     *,
     cors_origins: Sequence[str] = (),
-    most_connections: int = MOST_CONNECTIONS,
+    most_connections: int = MAX_CONNECTIONS,
 ) -> HttpServer:
     """The server of an application: `await server.serve([socket])`. With `tls` for TLS alone.
 

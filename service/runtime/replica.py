@@ -37,7 +37,7 @@ from attend.service.contract.shapes import build_all
 from attend.service.generation.adapters import AdapterRegistry
 from attend.service.generation.explain import ExplainService
 from attend.service.generation.generation import GenerationService
-from attend.service.generation.unread_bodies import CALL_BYTES, MOST_BYTES, UnreadBodies
+from attend.service.generation.unread_bodies import CALL_BYTES, MAX_BYTES, UnreadBodies
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.app import build_app
 from attend.service.http_api.batches import routes_of
@@ -98,7 +98,7 @@ class Replica(GrpcMethods):
         )
         callers_control = settings.special_tokens_in_content
         file = Path(settings.chat_template) if settings.chat_template else None
-        self.unread_bodies = UnreadBodies(MOST_BYTES, MOST_BYTES // CALL_BYTES if settings.single else self._most_unread())
+        self.unread_bodies = UnreadBodies(MAX_BYTES, MAX_BYTES // CALL_BYTES if settings.single else self._most_unread())
         self.template = read_template(settings.folder, tokenizer, file, special_tokens_in_content=callers_control)
         sources = "" if self.template is None else self.template.sources
         self.beyond_context = settings.max_tokens_beyond_context
@@ -172,7 +172,7 @@ class Replica(GrpcMethods):
         return most_calls(self.settings, self.engine.info.device) // 2
 
     def is_draining(self) -> bool:
-        """Whether new requests are refused."""
+        """True if new requests are refused."""
         return self.engine.draining
 
     def check_health(self) -> None:

@@ -85,22 +85,22 @@ def claim_port(settings: Settings) -> socket.socket:
 
 def connections_allowed() -> tuple[int, int]:
     """How many connections HTTP and gRPC may take, with RESERVE files left for others. Says where that is fewer than usual."""
-    from attend.service.grpc_api.server import MOST_CONNECTIONS as MOST_GRPC
-    from attend.service.runtime.http_server import MOST_CONNECTIONS as MOST_HTTP
+    from attend.service.grpc_api.server import MAX_CONNECTIONS as MAX_GRPC
+    from attend.service.runtime.http_server import MAX_CONNECTIONS as MAX_HTTP
 
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_HTTP + MOST_GRPC
+    most = MAX_HTTP + MAX_GRPC
     if files == resource.RLIM_INFINITY or files >= most + RESERVE:
-        return MOST_HTTP, MOST_GRPC
+        return MAX_HTTP, MAX_GRPC
     share = max(2, files - RESERVE)
-    http = max(1, share * MOST_HTTP // most)
+    http = max(1, share * MAX_HTTP // most)
     log.warning(
         "at most %d files may be open (ulimit -n): at most %d connections over HTTP and %d over gRPC, in place of %d and %d",
         files,
         http,
         share - http,
-        MOST_HTTP,
-        MOST_GRPC,
+        MAX_HTTP,
+        MAX_GRPC,
     )
     return http, share - http
 

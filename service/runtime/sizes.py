@@ -2,7 +2,7 @@
 
 from attend.model.engine.options import EngineOptions
 from attend.model.machine import usable_cores
-from attend.service.generation.thread_pools import MOST_LARGE
+from attend.service.generation.thread_pools import MAX_LARGE
 from attend.service.grpc_api.limits import MAX_WATCHES
 from attend.service.settings import Settings
 
@@ -25,4 +25,4 @@ def most_calls(settings: Settings, device: str) -> int:
     watches, others.
     """
     running = engine_options(settings).batch(device).requests
-    return 2 * (running + settings.max_queued_requests) + MOST_LARGE + MAX_WATCHES + SPARE_CALLS
+    return 2 * (running + settings.max_queued_requests) + MAX_LARGE + MAX_WATCHES + SPARE_CALLS

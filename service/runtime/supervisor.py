@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from attend.model.errors import SettingError
-from attend.service.generation.unread_bodies import MOST_BYTES
+from attend.service.generation.unread_bodies import MAX_BYTES
 from attend.service.runtime.edge import IDLE_SECONDS, write_edge
 from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import hold, raise_limit, socket_folder
@@ -163,7 +163,7 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     if settings.proxy == "python":  # which reads messages before a replica does, of 2 GiB otherwise
-        wanted["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] = str(MOST_BYTES)
+        wanted["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] = str(MAX_BYTES)
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | allocator() | ours
 
 

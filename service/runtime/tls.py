@@ -36,7 +36,7 @@ class Certificate:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the certificate in use is that of the files."""
+        """True if the certificate in use is that of the files."""
         return not self._complaint.text
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:

@@ -52,7 +52,7 @@ class Narrow:
         assert wait_for(self.takes)  # the edge refuses for a full replica for some time longer
 
     def takes(self) -> bool:
-        """Whether a call gets in."""
+        """True if a call gets in."""
         try:
             self.post(prompt="def f(", max_tokens=1).close()
         except urllib.error.HTTPError as error:

@@ -123,7 +123,7 @@ class Callers:
                     worker.result()
 
     def under_way(self) -> bool:
-        """Whether calls were answered and each kind of stream has ended well before."""
+        """True if calls were answered and each kind of stream has ended well before."""
         return self.calls.ok_since(0) and len(self.plain) >= len(PLAIN) and bool(self.answers)
 
 

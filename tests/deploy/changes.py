@@ -74,7 +74,7 @@ class Service:
         self.nodes.deploy(file)
 
     def deployed(self) -> bool:
-        """Whether Serve took the file. On a busy machine its own parts may come up too late for it at first."""
+        """True if Serve took the file. On a busy machine its own parts may come up too late for it at first."""
         with suppress(AssertionError):
             self.deploy()
             return True
@@ -86,7 +86,7 @@ class Service:
         return {each["replica_id"] for each in deployment.get("replicas", [])}
 
     def settled(self, number: int = 2) -> bool:
-        """Whether so many replicas run, and no other is known."""
+        """True if so many replicas run, and no other is known."""
         running = self.nodes.application().get("status") == "RUNNING" and self.nodes.replicas() == number
         return running and len(self.replica_ids()) == number
 

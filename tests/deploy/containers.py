@@ -89,7 +89,7 @@ def installed(packages: tuple[str, ...]) -> set[str]:
 
 @functools.cache
 def _status() -> dict[str, tuple[bool, list[str]]]:
-    """Whether it is essential, and what it depends on, of each installed package."""
+    """True if it is essential, and what it depends on, of each installed package."""
     if shutil.which("dpkg-query") is None:
         pytest.skip("NOT CHECKED: this is no Debian")
     fields = "${Package}\t${Essential}\t${Pre-Depends}, ${Depends}\n"

@@ -10,7 +10,7 @@ Labels = dict[str, str]
 
 
 def matches(selector: dict[str, Any], labels: Labels) -> bool:
-    """Whether a label selector takes these labels; an empty one takes all."""
+    """True if a label selector takes these labels; an empty one takes all."""
     expressions = selector.get("matchExpressions", [])
     assert all(each["operator"] == "In" for each in expressions)
     wanted = all(labels.get(each["key"]) in each["values"] for each in expressions)
@@ -42,7 +42,7 @@ class Peer:
 
 
 def _takes(rule: dict[str, Any], way: str, other: Peer, home: str, port: int) -> bool:
-    """Whether a rule of a policy in the namespace `home` lets `other` be the far end."""
+    """True if a rule of a policy in the namespace `home` lets `other` be the far end."""
     if "ports" in rule and port not in [each["port"] for each in rule["ports"]]:
         return False
     if way not in rule:
@@ -57,7 +57,7 @@ def _takes(rule: dict[str, Any], way: str, other: Peer, home: str, port: int) ->
 
 
 def reaches(objects: Objects, source: Peer, target: Peer, port: int) -> bool:
-    """Whether the network policies of these objects let `source` call a port of `target`: at both ends."""
+    """True if the network policies of these objects let `source` call a port of `target`: at both ends."""
     for end, far, kind, way in ((source, target, "Egress", "to"), (target, source, "Ingress", "from")):
         mine = [
             policy

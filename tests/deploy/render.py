@@ -50,7 +50,7 @@ def program(name: str) -> str | None:
 
 
 def can_render() -> bool:
-    """Whether both programs are here."""
+    """True if both programs are here."""
     return bool(program("kubectl") and program("helm"))
 
 

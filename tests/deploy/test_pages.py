@@ -21,7 +21,7 @@ OUTPUTS = outputs(PAGE)
 
 
 def said(pattern: str, text: str) -> bool:
-    """Whether a text is an output of the page, in which `...` stands for anything and spaces for any number of them."""
+    """True if a text is an output of the page, in which `...` stands for anything and spaces for any number of them."""
     lines = (r"\s+".join(map(re.escape, line.split())) for line in pattern.strip().splitlines())
     return bool(re.fullmatch(r"\s+".join(lines).replace(re.escape("..."), r"(?s:.*?)"), text.strip()))
 

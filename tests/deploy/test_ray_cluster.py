@@ -50,7 +50,7 @@ def deploy(nodes, path):
 
 
 def answers(url):
-    """Whether a GET is answered with 200. A node's HAProxy may come up after the replicas."""
+    """True if a GET is answered with 200. A node's HAProxy may come up after the replicas."""
     try:
         return httpx.get(url, timeout=10).status_code == 200
     except httpx.TransportError:

@@ -53,7 +53,7 @@ FAULT_TOLERANCE = {"RAY_external_storage_namespace": "attend", "RAY_gcs_rpc_serv
 
 
 def can_run() -> bool:
-    """Whether this machine lets us make such nodes."""
+    """True if this machine lets us make such nodes."""
     if not shutil.which("ip") or not shutil.which("unshare"):
         return False
     probe = ("sh", "-c", "ip link add veth0 type veth peer name eth0")
@@ -352,7 +352,7 @@ def lose_a_node(ray: Cluster) -> dict[str, Any]:
 
 
 def answers(address: str) -> bool:
-    """Whether a short question is answered there."""
+    """True if a short question is answered there."""
     with contextlib.suppress(OSError, ValueError):
         return bool(list(post(address, **SHORT)))
     return False

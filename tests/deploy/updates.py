@@ -53,7 +53,7 @@ def tried(one: Service, kind: str) -> tuple[float, Seen]:
 
 
 def kept(kind: str, found: Seen) -> bool:
-    """Whether callers saw no more of a change than they may."""
+    """True if callers saw no more of a change than they may."""
     lost = found.wrong or found.given_up or found.again > AGAIN_SECONDS
     return not lost and not (kind in PLANNED and (found.failed or found.broken))
 

@@ -95,7 +95,7 @@ class Device(TorchFunctionMode):
         """Bytes that kernels and collectives read and write, each of their tensors once; those of torch are not counted."""
         self.faults: list[str] = []
         self.fresh = False
-        """Whether the last operation has taken memory."""
+        """True if the last operation has taken memory."""
         self.allocated = self.peak = self.num_queued = self.num_drained = self.moved = 0
         self.recording: WeakSet[Memory] | None = None
         """The memory taken since a recording began, where it was not given back."""

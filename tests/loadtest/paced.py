@@ -88,7 +88,7 @@ class PacedServer:
         self.locked = locked
         self.engine = PacedEngine()
         self.cut = False
-        """Whether streams end without [DONE], or without their finish_info."""
+        """True if streams end without [DONE], or without their finish_info."""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.http = f"{'https' if locked else 'http'}://127.0.0.1:{self.listener.getsockname()[1]}"
         self.grpc = ""

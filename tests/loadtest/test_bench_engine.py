@@ -65,7 +65,7 @@ def contestant(name, tree):
 
 
 def stopped(process):
-    """Whether it stands still within a second: a signal takes effect at once, but not in no time."""
+    """True if it stands still within a second: a signal takes effect at once, but not in no time."""
     return wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 1.0)
 
 

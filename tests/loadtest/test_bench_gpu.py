@@ -54,7 +54,7 @@ class World:
         self.json, self.words = tmp_path / "gpu.jsonl", ["--folder", str(tmp_path / "logs"), "--minutes", str(MINUTES)]
 
     def spend(self, name, usual, left):
-        """Whether it was done in its time."""
+        """True if it was done in its time."""
         taken = min(self.seconds.get(name, usual), max(0.0, left()))
         self.now += taken
         self.order.append(name)

@@ -30,7 +30,7 @@ def server():
 
 
 def standing(processes: tuple[int, ...], stopped: bool) -> bool:
-    """Whether they all stand still, or all run; a signal takes a moment."""
+    """True if they all stand still, or all run; a signal takes a moment."""
     return wait_for(lambda: {psutil.Process(each).status() == psutil.STATUS_STOPPED for each in processes} == {stopped})
 
 

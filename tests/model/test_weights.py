@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import inspect, load_decoder
-from attend.model.weights import INDEX, MOST_JSON, WHOLE, weight_files
+from attend.model.weights import INDEX, MAX_JSON, WHOLE, weight_files
 from tests.model.checkpoints import write_checkpoint
 from tests.model.net.test_checkpoint import shard
 
@@ -131,14 +131,14 @@ def test_a_header_too_long_to_read_is_refused_before_it_is_read(folder):
     path = folder / WHOLE
     path.write_bytes(struct.pack("<Q", 99_000_000))
     os.truncate(path, 200_000_000)  # a hole: it takes no disk
-    assert refusal(folder) == f"{path} has a header of 99000000 bytes, but at most {MOST_JSON} are read"
+    assert refusal(folder) == f"{path} has a header of 99000000 bytes, but at most {MAX_JSON} are read"
 
 
 @pytest.mark.long
 def test_a_header_of_very_many_tensors_is_refused_in_few_words_and_seconds(folder):
     entries = ",".join(f'"t{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(400_000))
     header = f"{{{entries}}}".encode()
-    assert 20_000_000 < len(header) < MOST_JSON
+    assert 20_000_000 < len(header) < MAX_JSON
     (folder / WHOLE).write_bytes(struct.pack("<Q", len(header)) + header)
     started = time.process_time()
     assert len(refusal(folder)) < 1000
@@ -150,8 +150,8 @@ def test_a_json_file_too_long_to_read_is_refused_before_it_is_read(folder, name)
     if name == INDEX:
         (folder / WHOLE).unlink()
     (folder / name).touch()
-    os.truncate(folder / name, MOST_JSON + 1)
-    assert refusal(folder) == f"{folder / name} has {MOST_JSON + 1} bytes, but at most {MOST_JSON} are read"
+    os.truncate(folder / name, MAX_JSON + 1)
+    assert refusal(folder) == f"{folder / name} has {MAX_JSON + 1} bytes, but at most {MAX_JSON} are read"
 
 
 @pytest.mark.parametrize("shards", [True, False])

@@ -109,7 +109,7 @@ def seen(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def logs(node: ast.AST) -> bool:
-    """Whether it is a call that writes a log line."""
+    """True if it is a call that writes a log line."""
     if not isinstance(node, ast.Call):
         return False
     names = ast.unparse(node.func).split(".")
@@ -117,7 +117,7 @@ def logs(node: ast.AST) -> bool:
 
 
 def typed(node: ast.AST) -> bool:
-    """Whether it is about types alone: `Literal[...]`, `cast`, what only a type checker imports."""
+    """True if it is about types alone: `Literal[...]`, `cast`, what only a type checker imports."""
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in ast.unparse(node.test)
     if isinstance(node, ast.Subscript):

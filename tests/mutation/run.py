@@ -47,7 +47,7 @@ QUICK = [
     "-q",
 ]
 SEED, COUNT = 200, 200
-MOST_S, MOST_TESTS, MOST_FILES = 40.0, 250, 4
+MAX_S, MAX_TESTS, MAX_FILES = 40.0, 250, 4
 """Of the tests that reach a line the nearest run: so many, so many seconds of them as recorded, and of what an import runs
 those of so many files.
 """
@@ -143,20 +143,20 @@ class Reach:
             places[test.partition("::")[0]] += 1
         order = sorted(found, key=lambda test: (ranks[test], not test.startswith(own), self.seconds[test]))
         if not self.is_seen(mutant):  # a process of its own has to import them
-            files = list(dict.fromkeys(test.partition("::")[0] for test in order))[:MOST_FILES]
+            files = list(dict.fromkeys(test.partition("::")[0] for test in order))[:MAX_FILES]
             order = [test for test in order if test.partition("::")[0] in files]
         return list(dict.fromkeys(test.partition("[")[0] for test in self.within(order)))
 
     def is_seen(self, mutant: Mutant) -> bool:
-        """Whether a test runs it in its own process, in a function."""
+        """True if a test runs it in its own process, in a function."""
         reached = self.data.contexts_by_lineno(str(TREE / mutant.path))
         return bool(mutant.function) and any(test in self.seconds for line in mutant.span for test in reached.get(line, ()))
 
     def within(self, order: list[str]) -> Iterator[str]:
         total = 0.0
-        for test in order[:MOST_TESTS]:
+        for test in order[:MAX_TESTS]:
             total += self.seconds[test]
-            if total > MOST_S and test != order[0]:
+            if total > MAX_S and test != order[0]:
                 return
             yield test
 

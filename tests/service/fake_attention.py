@@ -13,7 +13,7 @@ HOSTILE = "<img src=x onerror=alert(3)>"
 """The text of the token that is the byte <."""
 STATE = 1
 """The layer that keeps a state, and has no weights."""
-MOST_TOKENS, MOST_NUMBERS = 512, 524_288
+MAX_TOKENS, MAX_NUMBERS = 512, 524_288
 SINK = 0.1
 
 
@@ -45,11 +45,11 @@ class FakeAttention:
             self.busy -= 1
             return refusal(429, "the engine is busy: try again")
         ids = [*ids_of(body["prompt"]), *ids_of(body.get("answer") or [])]
-        if len(ids) > MOST_TOKENS:
-            return refusal(400, f"prompt and answer may have at most {MOST_TOKENS} tokens; got {len(ids)}")
+        if len(ids) > MAX_TOKENS:
+            return refusal(400, f"prompt and answer may have at most {MAX_TOKENS} tokens; got {len(ids)}")
         layers = range(self.layers) if body.get("layers") is None else body["layers"]
         heads = range(self.heads) if body.get("heads") is None else body["heads"]
-        if len(layers) * len(heads) * len(ids) * (len(ids) + 1) // 2 > MOST_NUMBERS:
+        if len(layers) * len(heads) * len(ids) * (len(ids) + 1) // 2 > MAX_NUMBERS:
             return refusal(400, "choose fewer layers or heads")
         return JSONResponse(self.document(body, ids, list(layers), list(heads)))
 

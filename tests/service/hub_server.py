@@ -36,7 +36,7 @@ class HubServer(ThreadingHTTPServer):
         self.held_after: int | None = None
         """Bytes of the weights after which nothing more comes on this connection."""
         self.spoiled = False
-        """Whether the weights have one byte wrong."""
+        """True if the weights have one byte wrong."""
         self.hold = threading.Event()
         """What a held connection waits for; then it is closed."""
         self.gate: threading.Event | None = None

@@ -42,7 +42,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """Whether `condition` came true in time."""
+    """True if `condition` came true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -51,7 +51,7 @@ def joined(documents: Sequence[Any]) -> list[Any]:
 
 
 def same(one: Any, other: Any, *, bits: bool) -> bool:
-    """Whether two values are the same; numbers that are no integers nearly so, without `bits`."""
+    """True if two values are the same; numbers that are no integers nearly so, without `bits`."""
     if isinstance(one, float) and isinstance(other, float) and not bits:
         return isclose(one, other, rel_tol=1e-3, abs_tol=1e-3)
     if isinstance(one, list | tuple):

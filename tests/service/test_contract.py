@@ -201,7 +201,7 @@ def test_a_server_whose_first_process_is_killed_leaves_no_process(guarded: Guard
 
 
 def ready(server: Server) -> bool:
-    """Whether a replica takes calls; while one is replaced, a connection may end without an answer."""
+    """True if a replica takes calls; while one is replaced, a connection may end without an answer."""
     with contextlib.suppress(OSError):
         return server.get("/readyz")[0] == 200
     return False

@@ -96,13 +96,13 @@ class Edge:
         return grpc.insecure_channel(f"127.0.0.1:{self.grpc}", options=[("grpc.use_local_subchannel_pool", 1)])
 
     def are_checked(self) -> bool:
-        """Whether HAProxy has asked each replica once whether it is alive."""
+        """True if HAProxy has asked each replica once whether it is alive."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.others['stats_port']}/stats;csv", timeout=10) as page:
             rows = [line for line in page.read().decode().splitlines() if line.startswith("grpc-default,SERVE_REPLICA-")]
         return len(rows) == len(self.replicas) and all(",L7OK," in row for row in rows)
 
     def has_both(self) -> bool:
-        """Whether replicas a and b both answer calls."""
+        """True if replicas a and b both answer calls."""
         return {self.ask("/now")[1].split()[0] for _ in range(4)} == {"a", "b"}
 
     @contextlib.contextmanager
@@ -151,13 +151,13 @@ def front() -> Iterator[Edge]:
 
 
 def is_refusal(answer: tuple[int, str, http.client.HTTPMessage]) -> bool:
-    """Whether it is a 503 in our shape that says when to come again."""
+    """True if it is a 503 in our shape that says when to come again."""
     status, body, headers = answer
     return status == 503 and headers["retry-after"] == "1" and json.loads(body)["error"]["type"] == "unavailable_error"
 
 
 def stands_in(front: Edge) -> bool:
-    """Whether calls are answered although the HAProxy of Ray's is gone."""
+    """True if calls are answered although the HAProxy of Ray's is gone."""
     with contextlib.suppress(OSError):
         return front.ask("/now", 1)[0] == 200
     return False
@@ -461,7 +461,7 @@ def test_one_address_gets_as_many_connections_as_are_set():
 
 
 def ends_beside(front: Edge, count: int) -> bool:
-    """Whether a call is `cut_off` beside so many idle connections."""
+    """True if a call is `cut_off` beside so many idle connections."""
     with idle(front, count):
         return wait_for(lambda: cut_off(front), 3)
 
@@ -476,7 +476,7 @@ def idle(front: Edge, count: int) -> Iterator[None]:
 
 
 def cut_off(front: Edge) -> bool:
-    """Whether a call is neither answered nor refused: its connection ends."""
+    """True if a call is neither answered nor refused: its connection ends."""
     try:
         front.ask("/now", 5)
     except OSError:

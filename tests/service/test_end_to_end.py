@@ -42,7 +42,7 @@ def stub(server: Server) -> rpc.GenerationServiceStub:
 
 
 def idle(server: Server) -> bool:
-    """Whether no request runs or waits and every KV block is free."""
+    """True if no request runs or waits and every KV block is free."""
     names = ("attend_requests_running", "attend_requests_waiting", "attend_kv_cache_usage")
     return all(server.metric(name) == 0 for name in names)
 
@@ -80,7 +80,7 @@ TOOLS = [
 
 
 def is_obedient(name: str, arguments: str) -> bool:
-    """Whether a call is of one of the tools, with arguments that its schema allows."""
+    """True if a call is of one of the tools, with arguments that its schema allows."""
     read = json.loads(arguments)
     return name == "now" or (name == "weather" and read["city"] in ("Paris", "Oslo") and 1 <= read["days"] <= 7)
 

@@ -63,7 +63,7 @@ def stream(server: Server, **more: object) -> Iterator[bytes]:
 
 
 def served(server: Server) -> bool:
-    """Whether a short call is answered."""
+    """True if a short call is answered."""
     request = urllib.request.Request(
         f"{server.url}/v1/completions", json.dumps(ASK).encode(), {"Content-Type": "application/json"}
     )

@@ -50,7 +50,7 @@ def body_of(call: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def has_bits(server: Server) -> bool:
-    """Whether scores have the same bits in any batch, and not tokens alone."""
+    """True if scores have the same bits in any batch, and not tokens alone."""
     return server.engine.info.backend.startswith("native")
 
 

@@ -66,18 +66,18 @@ class Caller:
         """Empty until it has ended."""
         self.rejection: str | None = None
         self.failed = False
-        """Whether a request of it was in a step that failed."""
+        """True if a request of it was in a step that failed."""
         self.places: dict[str, int] = {}
         """The answers that the engine's requests make, by their ids."""
         self.last_round = NEVER
         """The round of the step thread in which it ended."""
         self.left = False
-        """Whether the caller did not read to the end."""
+        """True if the caller did not read to the end."""
         self.vectors = 0
         """Tokens of the texts whose vectors it has."""
         self.seeds: set[int] = set()
         self.arrived = False
-        """Whether its key was charged for it."""
+        """True if its key was charged for it."""
 
     @property
     def is_open(self) -> bool:
@@ -170,7 +170,7 @@ class Caller:
         self.arrived = True
 
     async def _read(self, batches, count: int) -> bool:
-        """Whether there is nothing left to read."""
+        """True if there is nothing left to read."""
         if self.call.reads == count:
             return False
         if count:
@@ -266,7 +266,7 @@ class Caller:
         return max(self.command.n * sum(self.sizes), self.command.num_answers * self.life.setting.config.max_model_len)
 
     def can_never_work(self) -> bool:
-        """Whether the call asks for more than the server, or its key, ever gives."""
+        """True if the call asks for more than the server, or its key, ever gives."""
         command, config = self.command, self.life.setting.config
         prompts = [tokens_of(command, place) for place in range(len(command.prompts))]
         whole = [len(prompt) for prompt in command.prompts if isinstance(prompt, tuple)]
@@ -333,6 +333,6 @@ class Caller:
 
     @property
     def complete(self) -> bool:
-        """Whether all answers have ended."""
+        """True if all answers have ended."""
         ended = [answer for answer in self.answers.values() if answer.reason is not None]
         return len(ended) == self.command.num_answers and self.rejection is None

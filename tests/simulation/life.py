@@ -249,7 +249,7 @@ class Life:
         return sum(caller.command.num_answers for caller in self.callers if caller.is_open)
 
     def is_at_limit(self, key: Key, but: Caller) -> bool:
-        """Whether a limit of the key may be reached, at the most that its other calls may hold of it."""
+        """True if a limit of the key may be reached, at the most that its other calls may hold of it."""
         limits, mine = key.limits, [caller for caller in self.callers if caller.key is key and caller is not but]
         running = sum(caller.command.num_answers for caller in mine if caller.is_open)
         arrived = sum(caller.arrived for caller in mine)

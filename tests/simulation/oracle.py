@@ -37,7 +37,7 @@ class Expected:
     error: type[Exception] | str = ""
     stop: str | int | None = None
     hidden_end: bool = False
-    """Whether its last token is a stop token, which has no text."""
+    """True if its last token is a stop token, which has no text."""
     text: str = ""
     """All of it, without what a stop string cuts off."""
     parts: list[Part] = field(default_factory=list)

@@ -49,7 +49,7 @@ def service_life(seed: int) -> Report:
 
 
 def breaks(seed: int, events: Sequence[Event]) -> bool:
-    """Whether a life of these events breaks a law."""
+    """True if a life of these events breaks a law."""
     try:
         Life(seed, events).run()
     except Exception:

@@ -496,7 +496,7 @@ def work_behind_other_work_is_never_begun(old):
 
 
 def dies(seed: int) -> bool:
-    """Whether a life breaks a law. A planted bug that no longer fits the code would be found by anything: it raises."""
+    """True if a life breaks a law. A planted bug that no longer fits the code would be found by anything: it raises."""
     try:
         Life(seed).run()
     except (TypeError, AttributeError, NameError, KeyError):

@@ -155,5 +155,5 @@ def one_thread(world: World, seed: int, *, inline: int, large: int, most_large: 
 
 
 def work_waits() -> bool:
-    """Whether a pool has work that nobody will do."""
+    """True if a pool has work that nobody will do."""
     return any(pool._waiting for pool in POOLS)

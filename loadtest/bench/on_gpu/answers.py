@@ -1,4 +1,4 @@
-"""Whether the engine on this device gives the tokens of the equation: answers.py FOLDER DEVICE LOAD_FORMAT. A line of JSON.
+"""True if the engine on this device gives the tokens of the equation: answers.py FOLDER DEVICE LOAD_FORMAT. A line of JSON.
 
 The engine answers three prompts, greedily, in bfloat16, together, as it serves: on a GPU by Triton and recorded steps. Then
 torch computes the same model in float32 on the CPU, one text after the other, and says for each token how far its score lies

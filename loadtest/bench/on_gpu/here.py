@@ -93,7 +93,7 @@ def device() -> dict[str, Any]:
 
 
 def kernel() -> dict[str, str]:
-    """Whether Triton compiles a kernel here, and the kernel computes."""
+    """True if Triton compiles a kernel here, and the kernel computes."""
     import torch
 
     try:

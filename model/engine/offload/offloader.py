@@ -67,12 +67,12 @@ class KVOffload:
 
     @property
     def has_results(self) -> bool:
-        """Whether `take_results` has something to do."""
+        """True if `take_results` has something to do."""
         return bool(self._results)
 
     @property
     def is_lending(self) -> bool:
-        """Whether blocks are held for no request."""
+        """True if blocks are held for no request."""
         return any(group.borrowed_blocks for group in self._scheduler.tables.groups)
 
     def take_results(self) -> None:

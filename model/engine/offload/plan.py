@@ -27,7 +27,7 @@ class WantedBlocks(NamedTuple):
     key: Key
     num_bytes: int
     is_full: bool
-    """Whether the text cannot go on without it: it is of full attention."""
+    """True if the text cannot go on without it: it is of full attention."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ def next_digest(digest: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def is_on_disk(tables: BlockTables, store: BlockStore, request: Request) -> bool:
-    """Whether anything may be on disk of a request's text: its first block, where there is full attention."""
+    """True if anything may be on disk of a request's text: its first block, where there is full attention."""
     if tables.full is None:
         return len(store) > 0
     return store.has((next_digest(root_digest(request.root), request.tokens(0, tables.config.block_size)), 0))

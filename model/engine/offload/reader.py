@@ -1,7 +1,7 @@
 """Reads the blocks of waiting requests from disk: one thread finds out what is there, another reads it.
 
 Records are read into memory of the process first. Only for the copy into the KV cache the step thread lends blocks, and makes
-them known afterwards: a disk that hangs holds none. Owners take turns, and a request waits MOST_WAIT_SECONDS at most.
+them known afterwards: a disk that hangs holds none. Owners take turns, and a request waits MAX_WAIT_SECONDS at most.
 """
 
 import logging
@@ -25,7 +25,7 @@ LEAST_TOKENS = 128
 """A prefix is not worth a wait below so many."""
 PIECE_BYTES = 32 << 20
 """Read, and then copied, at a time."""
-MOST_WAIT_SECONDS = 10.0
+MAX_WAIT_SECONDS = 10.0
 """A request waits so long for its blocks, and is computed then."""
 LEARNS = 1.25
 """A read that was not worth it makes the next one look so much faster: one slow read must not end all of them."""
@@ -100,7 +100,7 @@ class BlockReader:
 
     def begin(self, request: Request) -> None:
         """Have a new request wait while what is on disk of its text is read, if there may be something."""
-        hangs = self._reading_since is not None and self._clock() - self._reading_since > MOST_WAIT_SECONDS
+        hangs = self._reading_since is not None and self._clock() - self._reading_since > MAX_WAIT_SECONDS
         if hangs or request.num_tokens <= LEAST_TOKENS or not self._tables.looks_up(request):
             return
         if is_on_disk(self._tables, self._store, request):
@@ -110,9 +110,9 @@ class BlockReader:
     def recompute_overdue(self) -> None:
         """Have who has waited too long be computed."""
         waiting = self._scheduler.awaiting_kv
-        while waiting and self._clock() - next(iter(waiting.values())) > MOST_WAIT_SECONDS:
+        while waiting and self._clock() - next(iter(waiting.values())) > MAX_WAIT_SECONDS:
             late = next(iter(waiting))
-            log.warning("request %s is recomputed: its KV blocks were not read from disk in %g s", late, MOST_WAIT_SECONDS)
+            log.warning("request %s is recomputed: its KV blocks were not read from disk in %g s", late, MAX_WAIT_SECONDS)
             self.num_slower += 1
             del waiting[late]
 
@@ -197,7 +197,7 @@ class BlockReader:
                 self._post(partial(self._end, request, None))
 
     def _is_worth(self, load: Load) -> bool:
-        """Whether reading, behind those that wait, is faster than computing, as far as both are known."""
+        """True if reading, behind those that wait, is faster than computing, as far as both are known."""
         cost, size = self._scheduler.cost, self._tables.config.block_size
         seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
         slower = bool(self._rate and seconds) and (self._turns.num_bytes + load.num_bytes) / self._rate > seconds
@@ -248,7 +248,7 @@ class BlockReader:
             return False
         self._post(answer)
         try:
-            lent = reply.result(MOST_WAIT_SECONDS)
+            lent = reply.result(MAX_WAIT_SECONDS)
         except TimeoutError:
             lent = not reply.cancel() and reply.result()
         except CancelledError:  # the engine is closed

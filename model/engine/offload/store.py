@@ -93,7 +93,7 @@ class BlockStore:
         return len(self._places)
 
     def has(self, key: Key) -> bool:
-        """Whether a record is there. Another process may remove it at any time."""
+        """True if a record is there. Another process may remove it at any time."""
         return key in self._places
 
     def note_use(self, key: Key) -> None:

@@ -23,7 +23,7 @@ FILE_BYTES = 16 << 20
 """Records of a file, at most, unless one is larger; of a small folder a quarter of what it may hold."""
 PIECE_BYTES = 4 << 20
 """Bytes that are copied at a time."""
-MOST_QUEUED_TOKENS = 1 << 22
+MAX_QUEUED_TOKENS = 1 << 22
 """Tokens of texts that may wait to be written. Texts beyond that are not written."""
 REFRESH_SECONDS = 5.0
 """How often other processes' files are looked for."""
@@ -39,7 +39,7 @@ class Text:
     tokens: "array[int]"
     num_blocks: int
     is_bad: bool = False
-    """Whether what is on disk of it is to be removed."""
+    """True if what is on disk of it is to be removed."""
 
 
 class BlockWriter:
@@ -64,7 +64,7 @@ class BlockWriter:
     def offer(self, request: Request, *, is_bad: bool) -> None:
         """Write the blocks of an ended request, or with `is_bad` remove them. Returns at once."""
         count = request.num_known * self._tables.config.block_size
-        if self._queued_tokens + count > MOST_QUEUED_TOKENS:
+        if self._queued_tokens + count > MAX_QUEUED_TOKENS:
             self.num_dropped += 1
             return
         self._queued_tokens += count

@@ -38,7 +38,7 @@ class Family:
     rows: re.Pattern[str] | None = None
     """Which of our parameters' names belong to vectors that are stored as a matrix of one row."""
     transposed_by_shape: bool = False
-    """Whether one of those may lie as ours does: it does where its shape is that of ours."""
+    """True if one of those may lie as ours does: it does where its shape is that of ours."""
     gain_offset: float | None = None
     """What is added to the stored gains of norms: Gemma stores w of 1 + w. The sums are kept in float32, also those with 0."""
     offset_gains: re.Pattern[str] = re.compile(r"norm\.weight$")
@@ -46,7 +46,7 @@ class Family:
     gainless: re.Pattern[str] | None = None
     """Which of our gains their norms do not have: 1."""
     head_if_there: bool = False
-    """Whether a head in the files is the model's where config.json does not say whether it is tied."""
+    """True if a head in the files is the model's where config.json does not say whether it is tied."""
     prefix: str = "model."
     """How their names begin, but for the head's. Checkpoints of a model without its head leave parts of it out, or all."""
     older: Mapping[str, str] = field(default_factory=dict)
@@ -82,12 +82,12 @@ def size(raw: Raw, key: str, default: int | None = None) -> int:
     value = need(raw, key) if default is None or raw.get(key) is not None else default
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
         raise CheckpointError(f"config.json: {key} must be a positive integer of 32 bits; got {repr(value)[:100]}")
-    if key in LAYERS and value > MOST_LAYERS:
-        raise CheckpointError(f"config.json: {key} may be at most {MOST_LAYERS}; got {value}")
+    if key in LAYERS and value > MAX_LAYERS:
+        raise CheckpointError(f"config.json: {key} may be at most {MAX_LAYERS}; got {value}")
     return value
 
 
-LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer"), 4096
+LAYERS, MAX_LAYERS = ("num_hidden_layers", "n_layer"), 4096
 """Names of the number of layers, for each of which something is made here; and the most that are read."""
 POSITIONS = {
     **dict.fromkeys(

@@ -82,7 +82,7 @@ def read_youtu(raw: Raw) -> ModelConfig:
 
 
 def interleaves(raw: Raw) -> bool:
-    """Whether rotary pairs are neighbours: `rope_interleave`."""
+    """True if rotary pairs are neighbours: `rope_interleave`."""
     refuse(raw, "rope_interleave", True, False)
     return flag(raw, "rope_interleave", True)
 

@@ -113,7 +113,7 @@ class CompressedTensors(Format):
         return self.schemes[found[0]] if found else None
 
     def holds(self, name: str, dtype_of: DtypeOf) -> bool:
-        """Whether it is a target, and is stored as its group says."""
+        """True if it is a target, and is stored as its group says."""
         scheme = self.scheme_of(name)
         if scheme is None:
             return False

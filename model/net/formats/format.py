@@ -51,7 +51,7 @@ class Format:
     """What is not carried out, or carried out in another way: for the log."""
 
     def holds(self, name: str, dtype_of: DtypeOf) -> bool:
-        """Whether the matrix `name` is written in this format: as a qweight. A matrix that lacks its qweight counts too, where
+        """True if the matrix `name` is written in this format: as a qweight. A matrix that lacks its qweight counts too, where
         there are scales and no plain matrix.
         """
         module = module_of(name)
@@ -75,7 +75,7 @@ class Format:
         raise NotImplementedError
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """Whether a tensor that no matrix needs may be ignored: it changes nothing of what is computed here."""
+        """True if a tensor that no matrix needs may be ignored: it changes nothing of what is computed here."""
         return False
 
 
@@ -166,7 +166,7 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 
 def has_minima(zeros: Tensor | None, middle: Callable[[Tensor], Tensor]) -> bool:
-    """Whether packed zero points, as values, are not all 0."""
+    """True if packed zero points, as values, are not all 0."""
     return zeros is not None and zeros.dtype == torch.int32 and zeros.dim() == 2 and bool(middle(zeros).any())
 
 

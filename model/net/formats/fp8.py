@@ -36,7 +36,7 @@ class Fp8(Format):
         self.notes = (PLAIN,)
 
     def holds(self, name: str, dtype_of: DtypeOf) -> bool:
-        """Whether it is stored in these floats."""
+        """True if it is stored in these floats."""
         return dtype_of(name) in FLOATS
 
     def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:
@@ -53,12 +53,12 @@ class Fp8(Format):
         yield to_codes(tensors["weight"], tensors["scale"], self.block)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """Whether a tensor has no use: scales of activations have none."""
+        """True if a tensor has no use: scales of activations have none."""
         return name.endswith(SPARE)
 
 
 def is_block(block: object) -> bool:
-    """Whether it is the rows and columns of a block."""
+    """True if it is the rows and columns of a block."""
     return isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
 
 

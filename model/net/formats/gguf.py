@@ -205,7 +205,7 @@ class Gguf(Weights):
         return self._columns_I if f".{gguf_delta.MERGE}." in name else None
 
     def _cuts_groups(self, name: str) -> bool:
-        """Whether the columns of one group go to places of several."""
+        """True if the columns of one group go to places of several."""
         order_I = self._order(name)
         return order_I is not None and bool((order_I.view(-1, GROUP).diff() != 1).any())
 

@@ -87,7 +87,7 @@ class Gptq(Format):
         return as_values(unpack_words(words + self.added * ONES[self.bits], self.bits), self.bits)
 
     def is_spare(self, name: str, tensor: Callable[[], Tensor]) -> bool:
-        """Whether a tensor is a bias of zeros, which old writers gave to every matrix."""
+        """True if a tensor is a bias of zeros, which old writers gave to every matrix."""
         return name.endswith(".bias") and not tensor().any()
 
 

@@ -25,7 +25,7 @@ class Mxfp4(Format):
         """Take the settings of config.json, which choose nothing."""
 
     def holds(self, name: str, dtype_of: DtypeOf) -> bool:
-        """Whether there are blocks in place of a plain matrix."""
+        """True if there are blocks in place of a plain matrix."""
         return dtype_of(name) is None and dtype_of(f"{name}_blocks") is not None
 
     def parts(self, name: str, shape: Sequence[int], dtype_of: DtypeOf) -> dict[str, Part]:

@@ -93,7 +93,7 @@ def _method(settings: Settings) -> str | None:
 
 
 def _is_mlx(settings: object) -> bool:
-    """Whether it is what MLX writes: bits and a group, and settings of single matrices beside them."""
+    """True if it is what MLX writes: bits and a group, and settings of single matrices beside them."""
     if not isinstance(settings, dict) or settings.keys() & {"quant_method", "desc_act", "zero_point"}:  # GPTQ, AWQ
         return False
     return {"bits", "group_size"} <= settings.keys()

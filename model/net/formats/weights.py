@@ -77,7 +77,7 @@ class Weights:
         raise NotImplementedError
 
     def _is_spare(self, name: str) -> bool:
-        """Whether a tensor that nobody asked for may be passed over."""
+        """True if a tensor that nobody asked for may be passed over."""
         return False
 
     def _map_tensor(self, name: str) -> Tensor:
@@ -103,14 +103,14 @@ class Weights:
         yield from self._numbers(stored, held)
 
     def are_finite(self, numbers: Tensor | Codes) -> bool:
-        """Whether numbers that were taken last are; notes it where they are not."""
+        """True if numbers that were taken last are; notes it where they are not."""
         if finite := _is_finite(numbers):
             return finite
         self.problems.append(f"{self.origin} {NOT_FINITE}")
         return False
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies where one does that was taken last."""
+        """True if a tensor lies where one does that was taken last."""
         return any(tensor.untyped_storage().data_ptr() == taken.untyped_storage().data_ptr() for taken in self._taken)
 
     def release(self) -> None:

@@ -82,7 +82,7 @@ def provide(say: Callable[[str], None]) -> None:
 
 
 def is_there() -> bool:
-    """Whether a library is there that this machine can load."""
+    """True if a library is there that this machine can load."""
     return any(_loads(path) for place in (library_path, cached_path) if (path := _path_if_file(place)) is not None)
 
 

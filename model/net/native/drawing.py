@@ -99,7 +99,7 @@ def _changes(draw: Draw, vocab_size: int, held: list[Any]) -> Iterator[Any]:
 
 
 def _refused_mask(decoding: DecodingParams, vocab_size: int) -> Tensor:
-    """Whether a token is not among the allowed ones, bool [V]."""
+    """True if a token is not among the allowed ones, bool [V]."""
     known: Tensor | None = decoding.derived_values.get(("native", vocab_size))
     if known is None:
         known = torch.ones(vocab_size, dtype=torch.bool)

@@ -32,9 +32,9 @@ WIDE = 200 << 10
 """Bytes of shared memory that only GPUs with wide matrix units have."""
 PREFILL_SPLIT = 1024
 """Keys of a split of a prefill row at least."""
-MOST_PARTS = 8192
+MAX_PARTS = 8192
 """Parts, of a token and a split, that one launch leaves behind: 128 MiB at 32 heads of 128."""
-MOST_SPLITS = 64
+MAX_SPLITS = 64
 """Of a row: the splits of a longer one than that many have are longer, so that what they leave to combine stays small."""
 MIN_LANES = 16
 """Rows and columns that the matrix units multiply at least."""
@@ -46,7 +46,7 @@ MAX_GROUP = 32
 MAX_HEAD = 512
 LOG2_E = kernels.LOG2_E.value
 INTERPRETED = not isinstance(kernels.decode_kernel, triton.JITFunction)
-"""Whether the kernels run in Triton's interpreter, on any device: TRITON_INTERPRET was 1 when they were imported."""
+"""True if the kernels run in Triton's interpreter, on any device: TRITON_INTERPRET was 1 when they were imported."""
 
 
 @cache
@@ -58,7 +58,7 @@ def shared_memory() -> int:
 
 
 def has_wide_units() -> bool:
-    """Whether matrix units take whole operands out of shared memory, as those of H100 and B200 do. Those of other GPUs (A100,
+    """True if matrix units take whole operands out of shared memory, as those of H100 and B200 do. Those of other GPUs (A100,
     L4, RTX) take them from registers, of which a large tile needs too many; and most of these have 99 KiB of shared memory.
     """
     return shared_memory() >= WIDE
@@ -197,8 +197,8 @@ class StepPlan:
         if window not in self.decodes:
             layout = self.layout
             single = layout.rows[: layout.num_single]
-            at_most = sum(min(MOST_SPLITS, cdiv(min(row.start + 1, window or row.start + 1), SPLIT)) for row in single)
-            self.decodes[window] = Shares.split_rows(layout.positions_T[: len(single)], SPLIT, window, at_most, MOST_SPLITS)
+            at_most = sum(min(MAX_SPLITS, cdiv(min(row.start + 1, window or row.start + 1), SPLIT)) for row in single)
+            self.decodes[window] = Shares.split_rows(layout.positions_T[: len(single)], SPLIT, window, at_most, MAX_SPLITS)
         return self.decodes[window]
 
     def prefill(self, window: int, tiles: Tiles, queries: int, kv_heads: int) -> list[Longer]:
@@ -212,7 +212,7 @@ class StepPlan:
                 splits = splits_of(cdiv(row.count, queries) * kv_heads, keys)
                 size = cdiv(keys, splits * tiles.keys)
                 needed = row.count * splits if splits > 1 else 0
-                if needed and parts + needed > MOST_PARTS and parts:
+                if needed and parts + needed > MAX_PARTS and parts:
                     groups.append([])
                     parts = 0
                 groups[-1].append((row.start, row.count - 1, begin, line, splits, size, parts))
@@ -291,7 +291,7 @@ class _Layer:
             TILE=self.tiles.decode_keys,
             GROUP_P=group_p,
             SPLIT=SPLIT,
-            MOST=MOST_SPLITS,
+            MOST=MAX_SPLITS,
             num_stages=STAGES,
         )
         if compiled_for not in DECODES and hasattr(built, "n_regs"):  # it was launched, and not interpreted

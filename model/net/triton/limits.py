@@ -47,7 +47,7 @@ TURNS = tl.constexpr(16)
 
 @triton.jit
 def _is_searched(record_ptr: tl.tensor, highest: tl.tensor) -> tl.tensor:
-    """Whether a row has a top-k or top-p, and tokens to choose from."""
+    """True if a row has a top-k or top-p, and tokens to choose from."""
     return ((tl.load(record_ptr + TOP_K) > 0) | (_real(record_ptr, TOP_P) < 1.0)) & (tl.abs(highest) < float("inf"))
 
 

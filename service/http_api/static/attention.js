@@ -4,8 +4,8 @@ import { post } from "./common.js";
 import { written } from "./request.js";
 
 /** The most weights of one answer, and the most that are fetched before anybody asks for a layer. */
-const MOST_NUMBERS = 524_288;
-const MOST_UNASKED = 8 * MOST_NUMBERS;
+const MAX_NUMBERS = 524_288;
+const MAX_UNASKED = 8 * MAX_NUMBERS;
 const GUESSES = 5;
 
 /** The first number of token i's row where the rows of a triangle follow each other. */
@@ -49,7 +49,7 @@ export class Attention {
 
   /** Weights in calls that each fit into one answer: of several layers, of a layer, or of some heads of a layer. */
   #calls() {
-    const fit = Math.floor(MOST_NUMBERS / start(this.tokens.length)); // heads in one answer
+    const fit = Math.floor(MAX_NUMBERS / start(this.tokens.length)); // heads in one answer
     const [layers, heads] = [this.layers.map((_, i) => i), Array.from({ length: this.numHeads }, (_, i) => i)];
     if (fit >= this.numHeads) return parts(layers, Math.floor(fit / this.numHeads)).map((some) => ({ layers: some, heads: null }));
     return layers.flatMap((layer) => parts(heads, fit).map((some) => ({ layers: [layer], heads: some })));
@@ -71,7 +71,7 @@ export class Attention {
   }
 
   #next(layer) {
-    const enough = this.numbers >= MOST_UNASKED;
+    const enough = this.numbers >= MAX_UNASKED;
     return this.rest.find(({ layers }) => layers.includes(layer)) ?? (enough ? undefined : this.rest[0]);
   }
 

@@ -2,7 +2,7 @@
 
 import { make, visible } from "./common.js";
 
-const MOST_DELTAS = 500;
+const MAX_DELTAS = 500;
 
 /** JSON with a line for each member. All but white space stays as it was written. */
 export function pretty(json) {
@@ -174,9 +174,9 @@ export class Parts {
     const list = this.#list;
     this.#count += 1;
     list.append(make("li", {}, make("b", {}, kind), " ", make("code", {}, visible(text))));
-    if (list.childElementCount > MOST_DELTAS) list.firstChild.remove();
+    if (list.childElementCount > MAX_DELTAS) list.firstChild.remove();
     list.start = this.#count - list.childElementCount + 1;
-    this.#counted.textContent = `${this.#count}` + (this.#count > MOST_DELTAS ? `, the last ${MOST_DELTAS} are shown` : "");
+    this.#counted.textContent = `${this.#count}` + (this.#count > MAX_DELTAS ? `, the last ${MAX_DELTAS} are shown` : "");
     this.deltas.hidden = false;
   }
 

@@ -7,7 +7,7 @@ import { asked, resumed, streamed, written } from "./request.js";
 import { begin } from "./run.js";
 import { scored } from "./stream.js";
 
-const MOST_ALTERNATIVES = 20;
+const MAX_ALTERNATIVES = 20;
 /** The answer on the page. */
 let shown = null;
 
@@ -53,7 +53,7 @@ export const goingOn = (answer, at, other) => async (signal) => {
 
 /** The token with this text that could have stood in place of the last of `ids`. The streamed alternatives have no ids. */
 async function alternative({ request, promptIds }, ids, other, signal) {
-  const body = { prompt: [...promptIds, ...ids], max_tokens: 0, prompt_logprobs: MOST_ALTERNATIVES };
+  const body = { prompt: [...promptIds, ...ids], max_tokens: 0, prompt_logprobs: MAX_ALTERNATIVES };
   if (request.body.model) body.model = request.body.model;
   const { choices: [choice] } = await (await post("v1/completions", written(body), signal)).json();
   const last = Object.entries(choice.prompt_logprobs.at(-1));

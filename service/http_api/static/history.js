@@ -7,7 +7,7 @@ const NAME = "attend.history";
 /** How an entry is called that has no prompt. */
 const RESULTS = "(results of tools)";
 const MOST = 20;
-const MOST_CHARACTERS = 200_000;
+const MAX_CHARACTERS = 200_000;
 const ANSWER_CHARACTERS = 500;
 let take = () => {};
 
@@ -26,7 +26,7 @@ function stored() {
 }
 
 function store(entries) {
-  while (JSON.stringify(entries).length > MOST_CHARACTERS) entries.pop();
+  while (JSON.stringify(entries).length > MAX_CHARACTERS) entries.pop();
   try {
     localStorage.setItem(NAME, JSON.stringify(entries));
   } catch { // full, or forbidden: history is a convenience

@@ -2,7 +2,7 @@
 
 import { make } from "./common.js";
 
-const MOST_PIXELS = 96;
+const MAX_PIXELS = 96;
 
 /** A table with a row for each layer and a button for each head, whose maps `drawMaps` draws. */
 export function mapsTable({ layers, numHeads }) {
@@ -33,7 +33,7 @@ const note = ({ numHeads }) => make("td", { colSpan: numHeads, className: "hint"
 
 /** A pixel shows the largest weight of those that fall on it; its square root, so that small ones can be seen. */
 function draw(canvas, head, length, [red, green, blue]) {
-  const size = Math.min(length, MOST_PIXELS);
+  const size = Math.min(length, MAX_PIXELS);
   const largest = new Float32Array(size * size);
   for (let i = 0; i < length; i += 1) {
     const down = Math.floor((i * size) / length) * size;

@@ -85,7 +85,7 @@ class ServedModel:
         self.settings = settings
 
     def has_adapter(self, name: str) -> bool:
-        """Whether it has a LoRA adapter of this name, or will have it once it is loaded."""
+        """True if it has a LoRA adapter of this name, or will have it once it is loaded."""
         if name in self.settings.adapters:
             return True
         folder = self.settings.adapters_folder

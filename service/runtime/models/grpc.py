@@ -27,7 +27,7 @@ from attend.service.runtime.models.http import find_model
 from attend.service.runtime.models.pool import Pool, Slot
 from attend.service.runtime.models.process import ModelProcess
 
-MOST_MESSAGE = 64 << 20
+MAX_MESSAGE = 64 << 20
 """Bytes of a caller's message. Its model's own limit, which is lower, is known once it is loaded."""
 Metadata = tuple[tuple[str, Any], ...]
 
@@ -40,7 +40,7 @@ class Health(HealthMethods):
         self._authenticator = authenticator
 
     def is_draining(self) -> bool:
-        """Whether new calls are refused."""
+        """True if new calls are refused."""
         return self._authenticator.is_draining()
 
 
@@ -90,7 +90,7 @@ class Passing:
     ) -> AsyncGenerator[bytes]:
         sent, peer = context.invocation_metadata(), address_of(context.peer())
         caller, arrival = self._authenticator.enter(sent, peer, answers=int(method.name != "GetServerInfo"), transport="grpc")
-        data = await receive_message(messages, self._authenticator.unread_bodies, caller.turn, MOST_MESSAGE)
+        data = await receive_message(messages, self._authenticator.unread_bodies, caller.turn, MAX_MESSAGE)
         async with AsyncExitStack() as held:
             held.enter_context(self._places.hold(None))
             message: Any = await parse_message(data, GetMessageClass(method.input_type), arrival)
@@ -175,6 +175,6 @@ def models_grpc_server(
     """A server that listens once it is started."""
     handlers = (
         Passing(authenticator, pool, seconds, most_calls).handlers(),
-        Calls(Health(authenticator), most_calls, MOST_MESSAGE).handlers(HEALTH),
+        Calls(Health(authenticator), most_calls, MAX_MESSAGE).handlers(HEALTH),
     )
-    return server_of(handlers, host, port, tls, most_message=MOST_MESSAGE, most_connections=most_connections)
+    return server_of(handlers, host, port, tls, most_message=MAX_MESSAGE, most_connections=most_connections)

@@ -31,7 +31,7 @@ from attend.service.runtime.models.process import ModelProcess
 
 COMMENT_SECONDS = 5.0
 """How often a stream whose model loads gets a comment, and when it gets the first one, with its headers."""
-MOST_BODY = 64 << 20
+MAX_BODY = 64 << 20
 """Bytes of a body. Its model's own limit, which is lower, is known once it is loaded."""
 TEXTS = (EMBEDDINGS.path, RERANK.path, SCORE.path)
 """Routes whose bodies may be longer than the model's context."""
@@ -89,7 +89,7 @@ async def read_ask(request: Request, pool: Pool[ModelProcess], seconds: float) -
     """
     recorded, fields = RecordedRequest(request.scope, request.receive), {}
     if request.method == "POST":
-        fields = await read_json(recorded, lambda fields: fields, MOST_BODY)
+        fields = await read_json(recorded, lambda fields: fields, MAX_BODY)
     name = fields.get("model", request.query_params.get("model"))
     if name is not None and not isinstance(name, str):
         raise InvalidRequest(f"model must be a string; got {describe(name)}", "model")

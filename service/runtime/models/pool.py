@@ -23,11 +23,11 @@ log = logging.getLogger("attend.models")
 
 TURN_SECONDS = 10.0
 """How long a model that is busy keeps others waiting for its memory."""
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Calls that wait for one model to load; of one caller a part of them (`FairSemaphore`)."""
 STABLE_SECONDS = 60.0
 """A process that lived so long starts anew at once, however often others died before."""
-MOST_PAUSE_SECONDS = 60.0
+MAX_PAUSE_SECONDS = 60.0
 """Between two tries to load a model that fails; the first pause is 2 s, and each doubles."""
 LOOK_SECONDS = 1.0
 """How often idle models are looked for."""
@@ -83,9 +83,9 @@ class Slot(Generic[P]):
     places: FairSemaphore = field(init=False)
     """Those of calls that wait for it."""
     holds: bool = False
-    """Whether its memory counts toward the budget."""
+    """True if its memory counts toward the budget."""
     yields: bool = False
-    """Whether it takes no new calls, since another model waits for its memory."""
+    """True if it takes no new calls, since another model waits for its memory."""
     loaded_at: float = 0.0
     used_at: float = 0.0
     failures: int = 0
@@ -102,7 +102,7 @@ class Slot(Generic[P]):
     unloads: dict[str, int] = field(default_factory=lambda: {"idle": 0, "memory": 0})
 
     def __post_init__(self) -> None:
-        self.places = FairSemaphore(MOST_WAITING, f"calls wait for the model {self.name!r}")
+        self.places = FairSemaphore(MAX_WAITING, f"calls wait for the model {self.name!r}")
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class Slot(Generic[P]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is loaded, and nobody has it or waits for it, but those whose calls it does not take."""
+        """True if it is loaded, and nobody has it or waits for it, but those whose calls it does not take."""
         return self.state is State.LOADED and not self.calls and (self.yields or not self.waiting)
 
 
@@ -352,7 +352,7 @@ def _now() -> float:
 
 
 def _pause(failures: int) -> float:
-    return float(min(MOST_PAUSE_SECONDS, 2**failures))
+    return float(min(MAX_PAUSE_SECONDS, 2**failures))
 
 
 def _unavailable(slot: "Slot[P]", pause: float) -> ModelUnavailable:

@@ -29,7 +29,7 @@ other, before it is killed: its callers wait for 5 s at most."""
 KILL_SECONDS = 15.0
 """Beside the drain: a process that has not ended by then is killed."""
 CLOSE_SECONDS = 2.0
-MOST_REPORT = 1 << 20
+MAX_REPORT = 1 << 20
 """Bytes of a line that a process reports."""
 READ_BYTES = 64 << 10
 """Of an answer that are read ahead of the caller."""
@@ -65,7 +65,7 @@ class ModelProcess:
         settings = _behind(model.settings, folder)
         words = ["-P", "-m", "attend.service.runtime.models.child"]
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe, limit=MOST_REPORT)
+        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe, limit=MAX_REPORT)
         try:
             facts = await _report(process, {"parent": os.getpid(), "folder": str(folder), "settings": settings.to_json()})
             return cls(model.name, process, folder, facts)

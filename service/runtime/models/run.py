@@ -47,7 +47,7 @@ log = logging.getLogger("attend.models")
 
 MAX_PATH = 90
 """Bytes of the folder's path, before those of a number and a socket."""
-MOST_CALLS = 4096
+MAX_CALLS = 4096
 """Calls of the server at a time, over each transport. The processes bound those of their models far below."""
 
 
@@ -122,11 +122,11 @@ async def serve_models(
     over_http, over_grpc = (
         most // 2 for most in connections_allowed()
     )  # each call has another one to the process of its model
-    server = http_server(app, MOST_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
+    server = http_server(app, MAX_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
     rpc = models_grpc_server(
         *(authenticator, pool, settings.host, settings.grpc_port, tls[1]),
         seconds=settings.request_timeout_seconds,
-        most_calls=MOST_CALLS,
+        most_calls=MAX_CALLS,
         most_connections=over_grpc,
     )
     await rpc.start()

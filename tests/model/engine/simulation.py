@@ -174,7 +174,7 @@ class Simulation:
         return sorted((r for r in self.live.values() if bool(r.room) == running), key=self.ranks.__getitem__)
 
     def older(self, one: Request, other: Request) -> bool:
-        """Whether it goes before the other, of the same owner."""
+        """True if it goes before the other, of the same owner."""
         return one.owner == other.owner and self.ranks[one] < self.ranks[other]
 
     def abort(self) -> None:
@@ -403,12 +403,12 @@ class Simulation:
         self.check_time(plan, len(prompts), all(r in planned for r in prompts))
 
     def awaits(self, request: Request, plan: Plan) -> bool:
-        """Whether another request's part ends with a snapshot of its text."""
+        """True if another request's part ends with a snapshot of its text."""
         kept = [item.request.tokens(0, item.start + item.count) for item in plan.scheduled_tokens if item.snapshot]
         return any(len(text) > request.num_computed and request.tokens(0, len(text)) == text for text in kept)
 
     def keeps_state(self, item: ScheduledTokens) -> bool:
-        """Whether a part of a prompt may end here, so that a snapshot is kept of its state."""
+        """True if a part of a prompt may end here, so that a snapshot is kept of its state."""
         states = self.scheduler.tables.has_states and self.config.prefix_caching
         return states and (item.start + item.count) % self.config.block_size == 0
 

@@ -270,7 +270,7 @@ def test_a_step_whose_requests_were_all_aborted_is_not_waited_for():
 
 @pytest.mark.parametrize("failing", range(5))
 def test_a_step_that_fails_ends_its_requests_and_nobody_elses(failing):
-    """Whether it was submitted early, or another was after it."""
+    """True if it was submitted early, or another was after it."""
     engine = logging_engine()
     submit = engine.runner.submit
 

@@ -12,7 +12,7 @@ from attend.model.engine.budget import (
     LASTING_FACTOR,
     LEAST_SECONDS,
     LONGEST_FACTOR,
-    MOST_SECONDS,
+    MAX_SECONDS,
     SHORT_FACTOR,
     SHORT_SECONDS,
     StepCost,
@@ -251,9 +251,9 @@ def test_a_step_without_streams_takes_some_seconds_however_long_the_past_is(slow
     steps = engine.runner.steps[2:-1]
     chunk = [slowness * 32 * (0.006 + 2.3e-6 * start) for start, _, _ in steps]
     assert all(
-        count == 32 or seconds < 1.1 * MOST_SECONDS + more for (_, count, seconds), more in zip(steps, chunk, strict=True)
+        count == 32 or seconds < 1.1 * MAX_SECONDS + more for (_, count, seconds), more in zip(steps, chunk, strict=True)
     )
-    assert all(seconds > 0.8 * MOST_SECONDS for *_, seconds in steps), "smaller ones would read the weights more often"
+    assert all(seconds > 0.8 * MAX_SECONDS for *_, seconds in steps), "smaller ones would read the weights more often"
 
 
 def test_a_part_late_in_a_long_prompt_is_smaller_than_an_early_one():
@@ -275,7 +275,7 @@ def test_a_chat_behind_a_long_prompt_waits_a_bounded_time():
     arrived = engine._clock()
     engine.add(ask("chat", range(20), 5))
     steps_until_first(engine, "chat")
-    assert engine._clock() - arrived < 2.5 * MOST_SECONDS, "one step of the long prompt, and one with both"
+    assert engine._clock() - arrived < 2.5 * MAX_SECONDS, "one step of the long prompt, and one with both"
 
 
 def test_beside_a_stream_late_parts_take_no_longer_than_early_ones():

@@ -10,8 +10,8 @@ from attend.model.engine.lookup import (
     FIRST,
     LONGEST_PAUSE,
     MATCHES,
-    MOST_OWNERS,
-    MOST_TOKENS,
+    MAX_OWNERS,
+    MAX_TOKENS,
     PART_TOKENS,
     SUREST,
     Lookup,
@@ -150,19 +150,19 @@ def test_an_engine_drafts_from_requests_of_the_same_owner_alone():
 def test_the_oldest_text_is_dropped_and_the_last_is_kept_whatever_its_length():
     lookups = Lookups()
     ended(lookups, "a", [1, 2, 3, 4])
-    ended(lookups, "b", [9] * (MOST_TOKENS - 4))
+    ended(lookups, "b", [9] * (MAX_TOKENS - 4))
     assert [4] == lookups.draft(ask("c", [1, 2, 3]), 1)
     ended(lookups, "d", [5, 6, 7, 8])
     assert [] == lookups.draft(ask("e", [1, 2, 3]), 1)
     assert [8] == lookups.draft(ask("f", [5, 6, 7]), 1)
-    ended(lookups, "g", [*[9] * MOST_TOKENS, 1, 2, 3, 4])
+    ended(lookups, "g", [*[9] * MAX_TOKENS, 1, 2, 3, 4])
     assert [] == lookups.draft(ask("h", [5, 6, 7]), 1)
     assert [4] == lookups.draft(ask("i", [1, 2, 3]), 1)
 
 
 def test_the_owner_who_has_asked_least_lately_is_forgotten():
     lookups = Lookups()
-    for at in range(MOST_OWNERS):
+    for at in range(MAX_OWNERS):
         ended(lookups, "a", [1, 2, 3, 4], owner=f"{at}")
     assert [4] == lookups.draft(ask("b", [1, 2, 3], owner="0"), 1)
     ended(lookups, "c", [1, 2, 3, 4], owner="new")

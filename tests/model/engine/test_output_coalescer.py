@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from attend.model.engine.output_coalescer import MOST_SECONDS, SECONDS_OF_A_STREAM, OutputCoalescer
+from attend.model.engine.output_coalescer import MAX_SECONDS, SECONDS_OF_A_STREAM, OutputCoalescer
 from attend.model.engine.request import FinishReason, Output
 
 STEP = 1.9e-3
@@ -39,7 +39,7 @@ def test_who_streams_alone_gets_each_token_at_once(seconds):
 
 @pytest.mark.parametrize("num_streams", [8, 16, 64, 1000])
 def test_tokens_of_a_crowd_go_together_as_long_as_the_first_of_them_may_wait(num_streams):
-    most = min(MOST_SECONDS, SECONDS_OF_A_STREAM * num_streams)
+    most = min(MAX_SECONDS, SECONDS_OF_A_STREAM * num_streams)
     found = paced(steps_of(num_streams, 60))
     gaps = [(later - earlier) * STEP for (earlier, _), (later, _) in itertools.pairwise(found)]
     assert all(most - STEP < gap <= most + 1e-9 for gap in gaps), gaps
@@ -47,7 +47,7 @@ def test_tokens_of_a_crowd_go_together_as_long_as_the_first_of_them_may_wait(num
 
 def test_steps_longer_than_anything_may_wait_go_out_one_by_one():
     steps = steps_of(64, 20)
-    assert list(enumerate(steps)) == paced(steps, MOST_SECONDS / 1.9)
+    assert list(enumerate(steps)) == paced(steps, MAX_SECONDS / 1.9)
 
 
 @pytest.mark.parametrize("last", [[token("new", 0)], [end("r3", 2)]])

@@ -43,7 +43,7 @@ def test_a_step_whose_tokens_are_pending_and_one_without_requests_come_back():
 
 
 def test_draws_mean_the_same_to_every_rank():
-    """Whether graphs draw them, and whether their scores are gathered, decides which collectives run."""
+    """True if graphs draw them, and whether their scores are gathered, decides which collectives run."""
     changing = DecodingParams(logit_bias={5: 1.0})
     draws = [
         Draw(

@@ -59,7 +59,7 @@ class GroupsRunner(FakeRunner):
         self.kept[at, place] = Seen(digest, token, before)
 
     def _follow(self, at: int, places: list[int], last: Seen | None) -> bool:
-        """Whether the slots have the tokens that came before the one in the last of them, each with all that it saw."""
+        """True if the slots have the tokens that came before the one in the last of them, each with all that it saw."""
         for place in reversed(places):
             kept = self.kept.get((at, place))
             if last is None or kept is None or kept.digest != last.digest:

@@ -11,7 +11,7 @@ import torch
 
 from attend.model.errors import CheckpointError
 from attend.model.gguf import container
-from attend.model.gguf.container import MOST_ITEMS, read_container
+from attend.model.gguf.container import MAX_ITEMS, read_container
 from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.text.tokenizer import Tokenizer
 from tests.conftest import examples
@@ -110,16 +110,16 @@ def test_arrays_of_arrays_are_refused(tmp_path):
 
 
 def test_more_items_than_are_read_of_a_file_are_refused_before_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(container, "MOST_ITEMS", 1000)
+    monkeypatch.setattr(container, "MAX_ITEMS", 1000)
     strings = struct.pack("<IQ", STRING, 1001) + text(b"") * 1001
     assert refusal(built(tmp_path / "many.gguf", [pair(b"a", ARRAY, strings)], [])) == (
         "1001 strings of a are more than the 1000 items that are read of a file"
     )
-    assert MOST_ITEMS > 2 * (262_144 * 3 + 580_604), "Gemma 3's vocabulary with its merges is not near the bound"
+    assert MAX_ITEMS > 2 * (262_144 * 3 + 580_604), "Gemma 3's vocabulary with its merges is not near the bound"
 
 
 def test_metadata_of_more_bytes_than_are_read_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(container, "MOST_BYTES", 4096)
+    monkeypatch.setattr(container, "MAX_BYTES", 4096)
     path = built(tmp_path / "long.gguf", [pair(b"a", STRING, text(b"x" * 5000))], [])
     assert "more than 4096 bytes before the tensors are not read" in refusal(path)
 

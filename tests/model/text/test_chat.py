@@ -312,7 +312,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize(("expression", "complaint"), HIDDEN.items())
 def test_no_single_expression_takes_minutes(expression, complaint):
-    """Whether it is by values that are held out of sight, hashes that collide, or long searches."""
+    """True if it is by values that are held out of sight, hashes that collide, or long searches."""
     with pytest.raises(InvalidRequest, match=f"the chat template .*{complaint}"):
         render(SHARED + "{% set long = 'a' * 99999 %}{{ " + expression + " }}")
 

@@ -160,7 +160,7 @@ def test_whatever_the_mask_allows_until_the_end_keeps_the_form(name):
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
-    """Whether each token of `text` is allowed in its place, and the end after the last one and nowhere it must not be."""
+    """True if each token of `text` is allowed in its place, and the end after the last one and nowhere it must not be."""
     for token in tokens_of(text):
         mask = grammar.mask()
         if not mask[token]:

@@ -229,7 +229,7 @@ def takes(source, text):
 
 
 def said_of(schema, text):
-    """Whether a schema takes a text to its end, or why the schema is refused."""
+    """True if a schema takes a text to its end, or why the schema is refused."""
     fault, source = _try("json_schema", json.dumps(schema))
     return fault or takes(source, text)
 

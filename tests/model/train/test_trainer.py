@@ -83,7 +83,7 @@ def test_another_seed_gives_other_weights(unbroken, tmp_path):
 
 @pytest.mark.parametrize("cut", [3, 8, 13, 23])
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(unbroken, tmp_path, cut):
-    """Whether it died before the first save, just after one, or between two: weights and moments are those unbroken."""
+    """True if it died before the first save, just after one, or between two: weights and moments are those unbroken."""
     with pytest.raises(KilledError):
         train(tmp_path, kill_at=cut)
     assert Trainer(CONFIG, RECIPE, tmp_path).progress.step == cut // 8 * 8

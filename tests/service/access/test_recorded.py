@@ -11,7 +11,7 @@ from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_
 from attend.service.batch.limits import Limits as BatchLimits
 from attend.service.batch.service import BatchService
 from attend.service.contract.routes import OPEN, OTHERS
-from attend.service.observe.auth_failures import MOST_LINES, SECONDS
+from attend.service.observe.auth_failures import MAX_LINES, SECONDS
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, Server
 from tests.service.bad_calls import whole_server
@@ -164,11 +164,11 @@ def failures(server: Server) -> dict[str, float | None]:
 
 
 def test_who_guesses_keys_fills_no_disk(server, caplog, clock):
-    most = MOST_LINES + 1  # and the line that says that there are no more
-    for _ in range(3 * MOST_LINES):
+    most = MAX_LINES + 1  # and the line that says that there are no more
+    for _ in range(3 * MAX_LINES):
         http(server, "/v1/models", "Bearer wrong")
     assert len(lines(caplog)) == most and "not logged for the rest of this minute" in lines(caplog)[-1]
-    assert failures(server)["http"] == 3 * MOST_LINES
+    assert failures(server)["http"] == 3 * MAX_LINES
     clock[0] += SECONDS - 1
     rpc(server, "Tokenize", "Bearer wrong")
     assert len(lines(caplog)) == most

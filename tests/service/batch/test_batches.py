@@ -332,7 +332,7 @@ async def test_a_large_answer_is_written_whole_and_one_that_is_too_large_is_an_e
         direct = (await world.call("POST", COMPLETIONS, json=body)).content
         assert len(direct) > 50_000
         assert len(row["response"]["body"]["choices"]) == 8
-        monkeypatch.setattr(internal_calls, "MOST_BYTES", 20_000)
+        monkeypatch.setattr(internal_calls, "MAX_BYTES", 20_000)
         batch, output, [bad] = await world.run([line(1, body=body), line(2)])
         assert (bad["response"]["status_code"], bad["response"]["body"]["error"]["code"]) == (400, "answer_too_large")
         assert (batch["status"], [row["custom_id"] for row in output]) == ("completed", ["r2"])

@@ -146,7 +146,7 @@ async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypa
     """No line begins meanwhile: what is answered and cannot be written is held in memory, and charged once."""
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
     monkeypatch.setattr(answer_log, "CHARGE_BYTES", 1)
-    monkeypatch.setattr(job, "MOST_UNWRITTEN", 4)
+    monkeypatch.setattr(job, "MAX_UNWRITTEN", 4)
     charges, charge = [], batches.Batches.charge
     monkeypatch.setattr(batches.Batches, "charge", lambda self, batch, more: charges.append(more) or charge(self, batch, more))
     engine = FakeEngine(held=True)

@@ -43,7 +43,7 @@ def ended(run: Run, world: World, call: Call) -> list[Delta] | CallFailed:
 
 
 def is_whole(world: World, deltas: list[Delta], call: Call) -> bool:
-    """Whether the deltas, joined, are the uncut answer, and the call knows it."""
+    """True if the deltas, joined, are the uncut answer, and the call knows it."""
     tokens = tuple(token for delta in deltas for token in delta.token_ids)
     text = "".join(delta.text for delta in deltas)
     return tokens == world.tokens(call.seed) == call.answer.token_ids and text == world.text(tokens) == call.answer.text

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from attend.service.generation.cooperative import GET_SECONDS, MOST_GETS, yield_to_loop
+from attend.service.generation.cooperative import GET_SECONDS, MAX_GETS, yield_to_loop
 from attend.service.http_api.request_ids import RequestIds
 from tests.fakes import FakeEngine
 from tests.service.bad_calls import whole_server
@@ -101,11 +101,11 @@ def test_a_flood_of_calls_without_a_body_is_refused_and_holds_no_places():
     async def run() -> None:
         stamped = RequestIds(app)
         scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
-        await asyncio.gather(*(stamped(dict(scope), None, send) for _ in range(3 * MOST_GETS)))
+        await asyncio.gather(*(stamped(dict(scope), None, send) for _ in range(3 * MAX_GETS)))
         await stamped(dict(scope), None, send)
 
     run_at_once(run())
-    assert answered.count(429) >= MOST_GETS and answered.count(200) > MOST_GETS
+    assert answered.count(429) >= MAX_GETS and answered.count(200) > MAX_GETS
     assert answered[-1] == 200
 
 

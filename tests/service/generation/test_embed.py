@@ -22,7 +22,7 @@ from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import QueueFull
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
 from attend.service.access.quota import Limits
-from attend.service.records import MOST_INPUTS
+from attend.service.records import MAX_INPUTS
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, grpc_channel, info
@@ -107,7 +107,7 @@ def test_the_pooling_is_the_checkpoints():
 REFUSED = {
     "no input": ({}, "input", "required"),
     "no texts": ({"input": []}, "input", "1 to 2048"),
-    "too many texts": ({"input": ["a"] * (MOST_INPUTS + 1)}, "input", "2048"),
+    "too many texts": ({"input": ["a"] * (MAX_INPUTS + 1)}, "input", "2048"),
     "no tokens": ({"input": [[]]}, "input", "at least one token id"),
     "an unknown token": ({"input": [257]}, "input", "257"),
     "a text that is too long": ({"input": ["a", "a" * 101]}, "input", "at most 100 tokens; got 101"),
@@ -179,7 +179,7 @@ async def test_a_key_pays_for_the_tokens_of_its_texts(tmp_path):
     assert found == [200, 429]
 
 
-MANY = ["ab", "c"] * (MOST_INPUTS // 2)
+MANY = ["ab", "c"] * (MAX_INPUTS // 2)
 
 
 class Watched(FakeEngine):
@@ -221,7 +221,7 @@ def test_300000_token_ids_of_six_digits_fit_into_a_body():
 
 
 def test_a_server_whose_vectors_are_long_takes_as_many_texts_as_it_may_hold_vectors(monkeypatch):
-    monkeypatch.setattr("attend.service.generation.embed.MOST_VECTORS", 3 * 4)
+    monkeypatch.setattr("attend.service.generation.embed.MAX_VECTORS", 3 * 4)
     error = post(build_server(), input=["a"] * 4).json()["error"]
     assert (error["param"], "1 to 3 texts" in error["message"]) == ("input", True)
 
@@ -297,7 +297,7 @@ async def test_who_leaves_frees_his_requests():
 
 def test_vectors_hold_their_places_until_they_are_written(monkeypatch):
     """More than there are places for is refused, and the places come back."""
-    monkeypatch.setattr("attend.service.generation.generation.MOST_VECTORS", 8)
+    monkeypatch.setattr("attend.service.generation.generation.MAX_VECTORS", 8)
     server = build_server()
     assert [post(server, input=["a"] * count).status_code for count in (2, 3, 2)] == [200, 429, 200]
     assert server.service._vectors.num_held == 0

@@ -13,10 +13,10 @@ from attend.model.engine.request import EngineStats
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
 from attend.service.contract.text_answers import Attention
-from attend.service.generation.explain import MOST_CALLS
+from attend.service.generation.explain import MAX_CALLS
 from attend.service.http_api.attention import AttentionWriter
 from attend.service.http_api.json_pieces import json_pieces
-from attend.service.records import MOST_NUMBERS, ExplainCommand
+from attend.service.records import MAX_NUMBERS, ExplainCommand
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.explainer import ENTROPY, SINK
@@ -181,9 +181,9 @@ def test_an_answer_of_too_many_numbers_is_refused_before_it_is_computed():
     server = build_server(FakeEngine(info=replace(INFO, max_model_len=4096)))
     length = 512
     each = length * (length + 1) // 2
-    assert 6 * each > MOST_NUMBERS > 3 * each
+    assert 6 * each > MAX_NUMBERS > 3 * each
     error = ask(server, {"prompt": [1] * length}).json()["error"]
-    assert f"at most {MOST_NUMBERS} numbers" in error["message"]
+    assert f"at most {MAX_NUMBERS} numbers" in error["message"]
     assert f"3 layers x 2 heads x {each} numbers of a head are {6 * each}" in error["message"]
     assert server.explaining.explainer.asked == []
     told(server, {"prompt": [1] * length, "layers": [0], "heads": [1]})
@@ -282,14 +282,14 @@ async def test_so_many_calls_wait_for_each_other_and_no_more():
     server.explaining.explainer.during = work
 
     async with server.http() as client:
-        calls = [asyncio.create_task(client.post("/v1/attention", json={"prompt": "a"})) for _ in range(MOST_CALLS)]
+        calls = [asyncio.create_task(client.post("/v1/attention", json={"prompt": "a"})) for _ in range(MAX_CALLS)]
         await until(lambda: begun)
-        await until(lambda: server.explaining._places.num_held == MOST_CALLS)
+        await until(lambda: server.explaining._places.num_held == MAX_CALLS)
         refused = await client.post("/v1/attention", json={"prompt": "a"})
         assert len(begun) == 1  # one at a time
         go.append(1)
         found = [refused.status_code] + [(await call).status_code for call in calls]
-    assert found == [429] + [200] * MOST_CALLS
+    assert found == [429] + [200] * MAX_CALLS
 
 
 def test_an_answer_holds_its_place_until_it_is_written():

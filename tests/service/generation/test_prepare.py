@@ -29,7 +29,7 @@ from tests.model.gguf_files import byte_level, make, scored, write_gguf
 from tests.model.tokenizers import KINDS, complete
 
 LONG = 50_000
-MOST_CALLS = 2000
+MAX_CALLS = 2000
 """Of Python and of C, at some 0.3 us each."""
 
 
@@ -116,7 +116,7 @@ def test_no_call_holds_the_event_loop_while_it_is_prepared(watch, asked):
     answers = watch.prepare(asked, preparation())
     assert len(answers) == asked.num_answers
     assert watch.characters <= INLINE_CHARACTERS
-    assert watch.most <= MOST_CALLS
+    assert watch.most <= MAX_CALLS
 
 
 def test_the_largest_calls_that_are_prepared_on_the_event_loop_stay_within_the_bound(watch):
@@ -126,7 +126,7 @@ def test_the_largest_calls_that_are_prepared_on_the_event_loop_stay_within_the_b
             command(*["a" * (INLINE_CHARACTERS // prompts - 40)] * prompts if prompts < 20 else ["a"] * prompts), preparation()
         )
         assert watch.characters <= INLINE_CHARACTERS
-        assert watch.most <= MOST_CALLS
+        assert watch.most <= MAX_CALLS
     assert watch.most > 100, "the watch does see something"
 
 
@@ -148,7 +148,7 @@ def test_a_grammar_follows_received_tokens_beside_the_event_loop(watch):
     )
     (answer,) = watch.prepare(asked, preparation()).values()
     assert answer.num_tokens == 3000
-    assert watch.most <= MOST_CALLS
+    assert watch.most <= MAX_CALLS
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def chat(prompt: str, spec: GrammarSpec | None, form: AnswerFormat = THINKING, c
 
 
 def begins(answer: Answer, text: str) -> bool:
-    """Whether an answer may begin so."""
+    """True if an answer may begin so."""
     grammar = answer.request.grammar
     for byte in text.encode():
         if not grammar.allows(byte):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from attend.model.errors import EngineFailed, Overloaded
 from attend.service.access.caller import Address
 from attend.service.generation import thread_pools as aside_module
-from attend.service.generation.thread_pools import LARGE, MOST_LARGE, SHORT, FairSemaphore, TurnPool, run_exclusive, run_in_pool
+from attend.service.generation.thread_pools import LARGE, MAX_LARGE, SHORT, FairSemaphore, TurnPool, run_exclusive, run_in_pool
 from attend.service.records import Arrival
 from tests.conftest import examples
 
@@ -44,7 +44,7 @@ async def test_small_work_does_not_wait_for_large_work():
 async def test_no_more_than_so_many_large_ones_wait(monkeypatch):
     gate = threading.Event()
 
-    waiting = [asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1)) for _ in range(MOST_LARGE)]
+    waiting = [asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1)) for _ in range(MAX_LARGE)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="long texts are waiting"):
         await run_in_pool(lambda: "one more", LARGE + 1)
@@ -132,7 +132,7 @@ async def test_of_large_texts_one_key_may_not_have_all_places():
 
     try:
         waiting = []
-        for _ in range(MOST_LARGE // 4):
+        for _ in range(MAX_LARGE // 4):
             waiting.append(asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
             await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="'greedy'"):
@@ -177,7 +177,7 @@ def test_an_owners_short_piece_goes_before_long_ones_but_not_before_one_that_has
 async def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them():
     gate = threading.Event()
 
-    long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival(size=LARGE + 1))) for _ in range(MOST_LARGE)]
+    long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival(size=LARGE + 1))) for _ in range(MAX_LARGE)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="long request bodies are waiting"):
         await run_exclusive(lambda: "one more", Arrival(size=LARGE + 1))

@@ -6,7 +6,7 @@ import pytest
 
 from attend.model.errors import Overloaded
 from attend.service.errors import SlowBody
-from attend.service.generation.unread_bodies import CALL_BYTES, MOST_BYTES, UnreadBodies
+from attend.service.generation.unread_bodies import CALL_BYTES, MAX_BYTES, UnreadBodies
 from tests.virtual_time import run_at_once
 
 MOST = 64
@@ -71,7 +71,7 @@ def test_where_calls_are_few_each_counts_for_its_share():
     """Behind Ray Serve a call takes a place of the replica's while its body comes."""
 
     async def run() -> None:
-        unread_bodies, ends = UnreadBodies(MOST_BYTES, 4), []
+        unread_bodies, ends = UnreadBodies(MAX_BYTES, 4), []
         tasks = [asyncio.create_task(silent(unread_bodies, "many", ends)) for _ in range(4)]
         await asyncio.sleep(1)
         assert ends == []

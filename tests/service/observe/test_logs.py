@@ -212,7 +212,7 @@ def read_until(end: int, wanted: str) -> str:
 
 def test_a_full_pipe_that_nobody_reads_holds_up_no_caller_and_what_it_cost_is_told_when_it_is_read(root, pipe, monkeypatch):
     path, end = pipe
-    monkeypatch.setattr(logs, "MOST_LINES", 64)
+    monkeypatch.setattr(logs, "MAX_LINES", 64)
     logs.configure("info", "text", path)
     dropped, server = logs.lines_dropped(), build_server()
 
@@ -235,7 +235,7 @@ def test_a_full_pipe_that_nobody_reads_holds_up_no_caller_and_what_it_cost_is_to
     while told(text) < lines:
         text += read_until(end, "lines were dropped")
     assert told(text) == lines
-    assert text.count("invalid") <= room(path) // 80 + logs.MOST_LINES
+    assert text.count("invalid") <= room(path) // 80 + logs.MAX_LINES
 
 
 def test_a_line_is_put_in_order_and_formatted_beside_the_caller(root, pipe):

@@ -27,7 +27,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 
 def refused_by_edge(answer: tuple) -> bool:
-    """Whether HAProxy refused by itself, with all that a caller needs; a replica's own refusal is recognised as such."""
+    """True if HAProxy refused by itself, with all that a caller needs; a replica's own refusal is recognised as such."""
     if answer[0] == 429:
         _, headers, body = answer
         assert headers["retry-after"] == "7" and FULL not in headers

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from attend.service.runtime import haproxy
-from attend.service.runtime.edge import MOST_GRPC, MOST_HTTP
+from attend.service.runtime.edge import MAX_GRPC, MAX_HTTP
 from tests.service.runtime.edges import Edge, in_front
 from tests.service.runtime.test_edge_refusals import GOOD, OPENAI, told
 from tests.service.runtime.test_edge_refusals import post as post_of_page
@@ -80,7 +80,7 @@ def test_one_address_that_opens_all_it_can_keeps_nobody_out(edge: Edge, state: s
 
 
 def over(connection: socket.socket) -> bool:
-    """Whether HAProxy has ended it, or answered."""
+    """True if HAProxy has ended it, or answered."""
     connection.settimeout(0.01)
     try:
         connection.recv(1)
@@ -144,4 +144,4 @@ def test_a_late_connection_is_served_once_there_are_fewer(edge: Edge) -> None:
 
 
 def test_a_thousand_streams_of_one_address_are_far_from_its_share() -> None:
-    assert 3 * MOST_HTTP // 4 > 4500 and 3 * MOST_GRPC // 4 > 1400
+    assert 3 * MAX_HTTP // 4 > 4500 and 3 * MAX_GRPC // 4 > 1400

@@ -15,7 +15,7 @@ import pytest
 from attend.service.contract.answers import Error
 from attend.service.http_api.problems import in_anthropics
 from attend.service.observe.edge import haproxy_facts
-from attend.service.runtime.edge import MOST_FIELDS, READABLE_FIELDS
+from attend.service.runtime.edge import MAX_FIELDS, READABLE_FIELDS
 from tests.service.runtime.edges import SECONDS, Edge, in_front
 from tests.service.server import wait_for
 
@@ -89,7 +89,7 @@ def test_a_version_that_is_none(quiet: Edge, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("count", [MOST_FIELDS + 1, 300, READABLE_FIELDS - 10])
+@pytest.mark.parametrize("count", [MAX_FIELDS + 1, 300, READABLE_FIELDS - 10])
 def test_too_many_headers(quiet: Edge, count: int, path: str) -> None:
     fields = ["X-Many: a"] * (count - post(path, GOOD).count(b": "))
     [answer] = quiet.send(post(path, GOOD, *fields))
@@ -99,7 +99,7 @@ def test_too_many_headers(quiet: Edge, count: int, path: str) -> None:
 def test_as_many_headers_as_may_be(quiet: Edge) -> None:
     sent = post(OPENAI, GOOD).replace(b"X-Request-Id: mine\r\n", b"")  # the id that HAProxy gives it is none of them
     for each in (sent, post(OPENAI, GOOD)):
-        [answer] = quiet.send(each.replace(b"\r\n\r\n", b"\r\nX: a" * (MOST_FIELDS - each.count(b": ")) + b"\r\n\r\n"))
+        [answer] = quiet.send(each.replace(b"\r\n\r\n", b"\r\nX: a" * (MAX_FIELDS - each.count(b": ")) + b"\r\n\r\n"))
         assert answer[0] == 431 and b"Too many headers" in answer[2], "of the replica, which takes a hundred with ours"
 
 

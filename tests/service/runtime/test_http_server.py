@@ -161,7 +161,7 @@ def test_a_call_that_takes_longer_than_a_head_may_is_answered(monkeypatch):
 
 
 def test_a_head_without_an_end_is_refused(monkeypatch):
-    monkeypatch.setattr(http_server, "MOST_HEAD_BYTES", 1000)
+    monkeypatch.setattr(http_server, "MAX_HEAD_BYTES", 1000)
 
     async def law() -> None:
         async with serving() as app:
@@ -187,7 +187,7 @@ def test_what_is_no_http_gets_an_error_in_our_shape(sent):
 
 
 def test_the_body_of_a_call_does_not_count_for_the_head_of_the_next(monkeypatch):
-    monkeypatch.setattr(http_server, "MOST_HEAD_BYTES", 1000)
+    monkeypatch.setattr(http_server, "MAX_HEAD_BYTES", 1000)
 
     async def law() -> None:
         async with serving() as app:
@@ -204,7 +204,7 @@ def test_the_body_of_a_call_does_not_count_for_the_head_of_the_next(monkeypatch)
 
 
 async def ends(reader: asyncio.StreamReader) -> bool:
-    """Whether the server closes the connection without a byte."""
+    """True if the server closes the connection without a byte."""
     with suppress(OSError):  # it may be reset
         async with asyncio.timeout(10):
             return await reader.read() == b""
@@ -472,7 +472,7 @@ def test_a_call_that_has_an_answer_gets_no_second_one():
 
 @pytest.mark.parametrize("origins", [(), ("https://page.example",), ("*",)])
 def test_a_page_may_read_the_servers_own_answers_where_it_may_call(monkeypatch, origins):
-    monkeypatch.setattr(http_server, "MOST_HEAD_BYTES", 1000)
+    monkeypatch.setattr(http_server, "MAX_HEAD_BYTES", 1000)
     origin = b"host: x\r\norigin: https://page.example\r\nconnection: close"
     allowed = {"*": b"access-control-allow-origin: *"}.get(
         "".join(origins), b"access-control-allow-origin: https://page.example"

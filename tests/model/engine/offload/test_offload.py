@@ -304,7 +304,7 @@ def test_a_disk_that_hangs_is_waited_for_only_so_long(tmp_path):
         engine.step()
         time.sleep(0.001)
     assert engine.scheduler.num_waiting == 1
-    clock.now = reader.MOST_WAIT_SECONDS + 1
+    clock.now = reader.MAX_WAIT_SECONDS + 1
     while request.finish_reason is None:
         engine.step()
     later = ask("b", [*prompt[:60], 1, 1], 2)
@@ -351,7 +351,7 @@ def test_an_answer_goes_on_while_the_disk_is_full(tmp_path, caplog):
 
 def test_what_is_queued_is_bounded_at_a_time_and_not_since_the_start(tmp_path, monkeypatch):
     """Nor does an error of the disk, a text that goes, or one that was too much, end it for ever."""
-    monkeypatch.setattr(writer, "MOST_QUEUED_TOKENS", 80)
+    monkeypatch.setattr(writer, "MAX_QUEUED_TOKENS", 80)
     clock = Clock()
     engine = fake(DENSE, tmp_path, {}, clock=clock)
     queue, offload, real = engine.offload.writer, engine.offload, engine.offload.store.write
@@ -392,7 +392,7 @@ def test_a_read_ends_a_wait_and_what_was_queued_and_the_next_is_read_too(tmp_pat
         engine.scheduler.tables.groups[0].pool.forget(range(1, 25))
         assert finished(engine, [ask(f"{turn}", prompt, 1)])[f"{turn}"][-1].times.cached_tokens == 36
         assert engine.offload.reader._turns.num_bytes == 0 and not engine.scheduler.awaiting_kv
-        clock.now += 10 * reader.MOST_WAIT_SECONDS
+        clock.now += 10 * reader.MAX_WAIT_SECONDS
     stats = engine.offload.stats()
     assert (stats.read_tokens, stats.read_bytes, stats.num_slower) == (3 * 36, 3 * 9 * 8, 0)
     ended(engine)

@@ -419,7 +419,7 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, settings, named, inside):
 
 @pytest.mark.parametrize("lacks", [set(), {"biases"}], ids=["", "without biases"])
 def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path, lacks):
-    """Whether its config says so, or its tensors alone."""
+    """True if its config says so, or its tensors alone."""
     folder = plain_folder(tmp_path)
     said = {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8}}
     edit_config(folder, quantization=said, quantization_config=said)

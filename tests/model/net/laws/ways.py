@@ -37,7 +37,7 @@ class Way:
     dtype: torch.dtype
     device: str = "cpu"
     exact: bool = False
-    """Whether a token has the same bits however it comes: alone, in a batch, in any chunk."""
+    """True if a token has the same bits however it comes: alone, in a batch, in any chunk."""
     held: torch.dtype | None = None
     """What the cache holds; None: the dtype."""
 
@@ -47,7 +47,7 @@ class Way:
 
     @property
     def fine(self) -> bool:
-        """Whether no rounding is coarser than that of float32, so that a draw is the same however a token comes."""
+        """True if no rounding is coarser than that of float32, so that a draw is the same however a token comes."""
         return self.dtype == torch.float32 and self.held is None
 
     def cache(self, config: ModelConfig, num_blocks: int | Sequence[int], block_size: int, left: float = torch.nan) -> KVCache:

@@ -127,7 +127,7 @@ static void attention(i64 rows, i64 past, i64 count, i64 window, i64 threads) {
     Plan plan = plan_of({starts.data(), counts.data(), nullptr, rows}, {32, 8, 128}, window, MAX_ROWS / 4, threads);
     i64 longest = 0;
     for (const Share& share : plan.shares) longest = std::max(longest, share.last - share.first);
-    printf("%zu %zu %ld %ld\\n", plan.shares.size(), plan.split.size(), (long)longest, (long)(plan.room <= MOST_ROOM));
+    printf("%zu %zu %ld %ld\\n", plan.shares.size(), plan.split.size(), (long)longest, (long)(plan.room <= MAX_ROOM));
 }
 
 static void product(i64 N, i64 T, int kind, i64 threads) {

@@ -178,7 +178,7 @@ def test_a_long_past_is_the_equation(monkeypatch):
 @pytest.mark.parametrize("variant", [PLAIN, AttentionVariant(window=150)], ids=str)
 def test_a_row_has_no_more_splits_than_it_may_and_still_is_the_equation(monkeypatch, variant):
     """At the lengths where its splits grow, whatever else is in the batch."""
-    monkeypatch.setattr(under_test, "MOST_SPLITS", 2)
+    monkeypatch.setattr(under_test, "MAX_SPLITS", 2)
     lengths = (1, SPLIT, 2 * SPLIT, 2 * SPLIT + 1, 4 * SPLIT, 4 * SPLIT + 1, 7 * SPLIT - 1)
     at = Scene(decodes(*lengths))
     backend = TritonBackend([variant])
@@ -199,7 +199,7 @@ def test_a_window_in_a_long_past_is_the_equation():
 def test_a_chunk_on_a_past_in_splits_is_the_equation_and_the_same_beside_others(monkeypatch, shape, variant):
     """Splits of few keys; with sinks; in as many launches as there is room for parts."""
     monkeypatch.setattr(under_test, "PREFILL_SPLIT", 32)
-    monkeypatch.setattr(under_test, "MOST_PARTS", 40)
+    monkeypatch.setattr(under_test, "MAX_PARTS", 40)
     at = Scene([(70, 1), (100, 9), (0, 20), (199, 3), (31, 2), (140, 40)], shape)
     sinks = torch.linspace(-1, 1, shape[0], device=DEVICE, dtype=shape[-1])
     backend, reference = TritonBackend([variant]), ReferenceBackend([variant])

@@ -120,7 +120,7 @@ def test_keys_are_mixed_as_the_plan_mixes_them():
 
 
 def near(scores_RV, draws, tokens_R):
-    """Whether the reference, too, would draw each token, or one that is closer to it than logarithms are exact."""
+    """True if the reference, too, would draw each token, or one that is closer to it than logarithms are exact."""
     scores_RV = wanted_changes(scores_RV.cpu(), draws)
     for scores, each, token in zip(scores_RV, draws, tokens_R.tolist(), strict=True):
         if each.plan.is_limited:

@@ -1,5 +1,5 @@
 """Estimates what the choice of candidates costs on an H200, and without one: by the instructions of the machine code. Exit code
-1 if a step's limits take more than MOST_SECONDS.
+1 if a step's limits take more than MAX_SECONDS.
 
     python -m tests.model.net.triton.work
 
@@ -29,7 +29,7 @@ ALONE, TOGETHER = 2.0, 3.0
 LATENCY, LAUNCH = 2e-6, 1.5e-6
 """Seconds of a kernel's first loads and last stores, and from one kernel's end to the next one's beginning."""
 VOCAB = 128256
-MOST_SECONDS = {1: 50e-6, 32: 120e-6, 256: 600e-6}
+MAX_SECONDS = {1: 50e-6, 32: 120e-6, 256: 600e-6}
 """By rows, for top-k and top-p of each."""
 
 
@@ -116,7 +116,7 @@ def main() -> int:
         print(f"{name}: {code.straight()} instructions outside of loops, {code.warps} warps")
     print(f"a turn of the search: {codes['limit_kernel'].turn()} instructions, and those of each tile after the first")
     late = False
-    for rows, most in MOST_SECONDS.items():
+    for rows, most in MAX_SECONDS.items():
         ways = ((1, sampler.TILE), (2, sampler.TILE), (2, sampler.ROOM))
         one, both, many = (f"{estimate(codes, rows, *way) * 1e6:.0f} us" for way in ways)
         late |= estimate(codes, rows, *ways[1]) > most

@@ -252,7 +252,7 @@ def test_too_many_who_wait_for_a_model_are_refused(monkeypatch):
             await machine.call("a")
         await asyncio.gather(*first)
 
-    monkeypatch.setattr(module, "MOST_WAITING", 3)
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
     run_at_once(law())
 
 
@@ -271,7 +271,7 @@ def test_one_key_whose_calls_wait_leaves_places_for_others():
                 refused += 1
 
         await asyncio.gather(*(call("greedy") for _ in range(1000)), call("other"))
-        assert 1000 - module.MOST_WAITING // 4 <= refused < 1000
+        assert 1000 - module.MAX_WAITING // 4 <= refused < 1000
 
     run_at_once(law())
 
