@@ -19,7 +19,7 @@ MET = {  # what each refusal is for, with what to change
         ("dtype", {"dtype": torch.float16}, {}, "dtype is float16, and it computes in bfloat16"),
         ("block_size", {"block_size": 16}, {}, "block_size is 16, and it takes multiples of 32"),
         ("device", {"device": "cuda"}, {}, "it needs a CPU"),
-        ("tensor_parallel", {"shared": True}, {}, "it does not support this model with tensor_parallel"),
+        ("tensor_parallel", {"is_sharded": True}, {}, "it does not support this model with tensor_parallel"),
         ("heads", {}, {"head_size": 1024}, "head size is 1024, and it takes at most 512"),
         ("heads", {}, {"num_heads": 34, "num_kv_heads": 2}, "17 query heads per KV head, and it takes at most 16"),
         ("model", {}, {"conv_kernel": 17, "conv_layers": (0,)}, "convolutions over 17 tokens, and it takes at most 16"),

@@ -46,7 +46,7 @@ def test_a_file_that_does_not_sample_is_greedy(tmp_path):
 
 BAD = [
     *[(name, value) for name in ALL for value in ("1", [], True, -2, float("nan"))],
-    *(("temperature", 2.5), ("top_k", 1.5), ("top_p", 0), ("top_p", 1.5), ("min_p", 2), ("repetition_penalty", 0)),
+    *(("temperature", 2.5), ("top_k", 1.5), ("top_p", 1.5), ("min_p", 2), ("repetition_penalty", 0)),
     *(("do_sample", 1), ("do_sample", "false"), ("num_beams", 4), ("no_repeat_ngram_size", 3), ("typical_p", 0.9)),
     *(("suppress_tokens", 1), ("suppress_tokens", [-1]), ("suppress_tokens", [True]), ("stop_strings", ["###"])),
     *(("watermarking_config", {"greenlist_ratio": 0.5}), ("token_healing", True), ("max_time", 5.0)),

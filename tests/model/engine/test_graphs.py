@@ -156,7 +156,7 @@ def test_a_graph_runs_only_what_it_was_recorded_for(machine, rows, fits):
         ({}, True),
         ({"sampling": SamplingParams(temperature=0.0, top_k=3)}, True),
         ({"sampling": SamplingParams(temperature=0.7)}, False),
-        ({"banned": (2,)}, False),
+        ({"banned_tokens": (2,)}, False),
         ({"decoding": DecodingParams(logit_bias={1: 9.0})}, False),
         ({"mask": torch.zeros(CONFIG.vocab_size, dtype=torch.bool).numpy()}, False),
     ],

@@ -180,7 +180,7 @@ struct Plan {
     i64 room = 0;                    // floats of all partials
 };
 
-static const i64 MOST_ROOM = 1 << 24;  // floats; beyond it tiles stay whole
+static const i64 MAX_ROOM = 1 << 24;  // floats; beyond it tiles stay whole
 static const i64 SHARES = 2;           // of a thread: a tile that takes longer than one of them is split
 
 static Plan plan_of(const Step& step, const Heads& heads, i64 window, i64 tokens_of_tile, i64 threads) {
@@ -199,7 +199,7 @@ static Plan plan_of(const Step& step, const Heads& heads, i64 window, i64 tokens
         const Work& work = plan.tiles[share.tile];
         i64 lanes = std::min(tokens_of_tile, step.counts[work.row] - work.first) * heads.H / heads.K, size = Partial::size(lanes, heads.D);
         i64 splits = share.last - share.first;
-        bool cut = splits > 1 && splits * SHARES * threads > all && plan.room + heads.K * splits * size <= MOST_ROOM;
+        bool cut = splits > 1 && splits * SHARES * threads > all && plan.room + heads.K * splits * size <= MAX_ROOM;
         for (share.head = 0; share.head < heads.K; share.head++) {
             share.place = cut ? plan.room : -1;
             (cut ? plan.split : plan.shares).push_back(share);

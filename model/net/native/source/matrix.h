@@ -20,7 +20,7 @@ static const i64 PANEL = LANES;       // rows of W in a panel
 static const i64 PAD = 32;         // K is filled up with zeros to a multiple of this, T with rows that nobody reads
 static const i64 MANY_ROWS = 128;  // of x: multiplying takes longer than reading
 static const i64 ROWS = 256;       // rows of x that stay near while panels pass by
-static const i64 MOST_PANELS = 16;  // of a piece of work: long ones read and write long runs of memory
+static const i64 MAX_PANELS = 16;  // of a piece of work: long ones read and write long runs of memory
 static const i64 FEW_ROWS_OF_ITEM = 16;  // of x, by one panel where those are few
 static const i64 PIECES = 3;       // work items a thread, where that makes no longer ones: a thread that is done takes another's
 static const i64 LINE = 32;        // numbers in a cache line
@@ -339,7 +339,7 @@ struct Product {
     i64 panels_of_item() const {
         i64 all = beside * matrix->panels, share = all / (PIECES * threads);
         if (T <= FEW_ROWS_OF_ITEM && all < 2 * threads && kind < GATED && !matrix->codes) return 1;
-        return T < MANY_ROWS ? std::clamp<i64>(share / 2 * 2, 2, MOST_PANELS) : MOST_PANELS / (matrix->codes ? 1 : 2);
+        return T < MANY_ROWS ? std::clamp<i64>(share / 2 * 2, 2, MAX_PANELS) : MAX_PANELS / (matrix->codes ? 1 : 2);
     }
     i64 items_across() const { return ceiling(matrix->panels, panels_of_item()); }
     i64 items() const { return items_across() * ceiling(T, ROWS); }

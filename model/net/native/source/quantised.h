@@ -19,7 +19,7 @@ struct Whole {
     float scales[NEAR / GROUP];
     alignas(64) float steps[LONGEST / GROUP * PANEL], least[LONGEST / GROUP * PANEL];  // a panel's scales and minima
     alignas(64) int16_t values[DEPTH * PANEL];                                         // a panel's: [pairs of columns][16][2]
-    alignas(64) float results[NEAR_ROWS * MOST_PANELS * PANEL];
+    alignas(64) float results[NEAR_ROWS * MAX_PANELS * PANEL];
 };
 static thread_local Whole whole;
 

@@ -11,7 +11,7 @@ static const i64 AHEAD = 2048;    // bytes of weights that are asked for before 
 
 struct Near {
     alignas(64) float x[NEAR_ROWS * DEPTH];
-    alignas(64) float sums[NEAR_ROWS * MOST_PANELS * PANEL];
+    alignas(64) float sums[NEAR_ROWS * MAX_PANELS * PANEL];
 };
 static thread_local Near near;
 
