@@ -92,7 +92,7 @@ def test_a_constrained_neighbour_changes_nothing(server: Server) -> None:
 
 def test_a_grammar_that_is_wrong_is_a_400_that_says_where(server: Server) -> None:
     status, document = call(server, "/v1/completions", prompt="x", structured_outputs={"regex": "(a"})
-    assert (status, document["error"]["param"]) == (400, "regex")
+    assert (status, document["error"]["param"]) == (400, "structured_outputs.regex")
     assert "character 1" in document["error"]["message"]
 
 
