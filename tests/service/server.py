@@ -42,11 +42,12 @@ def free_ports(number: int) -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """True if `condition` came true in time."""
+    """True if `condition` came true in time. A connection that was cut is not yet what is waited for."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if condition():
-            return True
+        with contextlib.suppress(ConnectionError):
+            if condition():
+                return True
         time.sleep(0.02)
     return False
 
