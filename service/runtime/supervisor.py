@@ -142,15 +142,15 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         # A reload of HAProxy, as at each change of the replicas, cuts the streams that are older than this.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": longest,
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": longest,
-        # Metadata over this size ends the whole gRPC connection; below it, the call alone is refused. Each connection that
-        # has sent part of a head holds one such buffer, for ten seconds at most.
+        # Metadata over this size ends the whole gRPC connection; below it, the call alone is refused.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "131072",
         "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         # Else a frozen replica would get its drain first, and take the memory of two.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # Three failures in a row, and Ray starts HAProxy and its manager anew.
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        # Else a busy machine's proxy, not ready in 5 s, is ended, and the start fails.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "45",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # three failures, and Ray starts HAProxy anew
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
