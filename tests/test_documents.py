@@ -224,7 +224,9 @@ def test_every_file_of_a_package_stands_in_its_tree_or_its_folder_does():
         named = {word for line in lines for word in line.split("  ")[len(line) - len(line.lstrip()) >> 1].split()}
         files = [path for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py"]
         folders = named - {f"{room}/"}
-        left_out = [path for path in files if path.name not in named and not {f"{each.name}/" for each in path.parents} & folders]
+        left_out = [
+            path for path in files if path.name not in named and not {f"{each.name}/" for each in path.parents} & folders
+        ]
         assert len(files) > 30 and left_out == []
 
 
