@@ -45,15 +45,15 @@ def said() -> str:
 
 
 def tables() -> tuple[list[list[str]], list[list[str]]]:
-    """The rows of the two tables of GLOSSARY.md: from the field's terms, and from the code's words."""
+    """The rows of the two tables of GLOSSARY.md: the concepts, and other terms of the field."""
     parts = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").split("\n## ")[1:]
     found = [[line for line in part.splitlines() if line.startswith("|")][2:] for part in parts]
-    fields, ours = ([[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines] for lines in found)
-    return fields, ours
+    concepts, others = ([[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines] for lines in found)
+    return concepts, others
 
 
 def test_a_term_of_the_field_leads_to_the_code():
-    known = "\n".join([said(), *(row[0] for row in tables()[0])])
+    known = "\n".join([said(), *(row[0] for table in tables() for row in table)])
     assert [term for term in terms() if not pattern(term).search(known)] == [], "in no docstring and not in GLOSSARY.md"
 
 
@@ -62,13 +62,19 @@ def test_a_term_that_nobody_says_is_missed():
     assert pattern("KV cache block").search("the kv_cache\n    blocks")
 
 
-def test_every_word_of_the_glossary_stands_in_the_files_that_it_names():
-    fields, ours = tables()
-    assert len(fields) > 40 and len(ours) > 30
+def test_there_are_sixty_concepts_at_most_and_a_page_tells_each():
+    concepts, _ = tables()
+    assert 40 < len(concepts) <= 60 and len({row[0] for row in concepts}) == len(concepts)
+    for _, where, page in concepts:
+        paths = re.findall(r"`([^`]+)`", where)
+        assert paths and re.fullmatch(r"\[[\w ]+\]\([\w/]+\.md(#[\w-]+)?\)", page), where
+        assert all((ROOT / path).exists() or (ROOT / paths[0]).with_name(path).exists() for path in paths), where
+
+
+def test_every_word_of_the_other_terms_stands_in_the_files_that_it_names():
     missing = []
-    for words, where in [(row[1], row[2]) for row in fields] + [(row[0], row[2]) for row in ours]:
+    for _, words, where in tables()[1]:
         paths = [ROOT / path for path in re.findall(r"`([^`]+)`", where)]
-        assert all(path.exists() for path in paths), where
         files = [each for path in paths for each in (path.rglob("*.py") if path.is_dir() else [path])]
         text = "\n".join(f"{path}\n{path.read_text(encoding='utf-8')}" for path in files)
         names = (name.removeprefix("attend_").removesuffix("_total") for name in re.findall(r"`(\w+)`", words))
