@@ -197,7 +197,7 @@ def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsy
 
         monkeypatch.setattr(cluster_state, "take", take)
         monkeypatch.setattr(driver, "WATCH_SECONDS", 0)
-        assert not await driver.run_until(over, driver.tell_changes(None))
+        assert not await driver.run_until(over, driver.tell_changes())
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert capsys.readouterr().err == "Replica a died\nReplica b: starting\n"
@@ -214,7 +214,7 @@ def test_a_cluster_in_which_nothing_changes_is_looked_at_seldom_and_one_that_cha
 
     async def main() -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(driver.tell_changes(None), 1200)
+            await asyncio.wait_for(driver.tell_changes(), 1200)
 
     run_at_once(main())
     begin = looks[0]

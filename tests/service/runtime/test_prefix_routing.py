@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from attend.service.observe.edge import haproxy_facts
 from attend.v1 import generation_pb2 as pb
-from tests.service.runtime.edges import SECONDS, Edge, in_front
+from tests.service.runtime.edges import Edge, in_front
 from tests.service.server import wait_for
 
 NUM_CONVERSATIONS, NUM_TURNS = 24, 4
@@ -30,11 +29,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 @pytest.fixture
 def edge(started: Edge) -> Edge:
-    """The same, with replicas that have room and answer at once."""
-    if any(replica.full for replica in started.replicas):
-        time.sleep(1.5 * SECONDS)
+    """The same, with replicas that answer at once."""
     for replica in started.replicas:
-        replica.full, replica.judge = False, lambda *_: 200
+        replica.judge = lambda *_: 200
     return started
 
 
@@ -209,18 +206,6 @@ def test_a_beginning_that_all_send_is_answered_by_all_within_the_bound(edge):
     assert 10 < max(held) <= 14
 
 
-def test_a_replica_that_is_full_gets_no_call_while_another_has_room(edge):
-    before = [conversation(edge, "chat", number)[0] for number in range(12)]
-    edge.replicas[0].full = True
-    try:
-        assert wait_for(lambda: edge.post(CHAT, body=chat(said(text_of(before.index(0), 0)))[1])[0] == 429)
-        assert {send(edge, chat(said(text_of(number, 0)))) for number in range(3)} == {1}
-    finally:
-        edge.replicas[0].full = False
-    time.sleep(1.5 * SECONDS)
-    assert [conversation(edge, "chat", number)[0] for number in range(12)] == before
-
-
 @pytest.mark.parametrize("kind", ["chat", "grpc chat"])
 def test_conversations_of_a_dead_replica_go_on_at_the_other_and_no_other_conversation_moves(kind, tmp_path):
     with in_front(tmp_path) as edge:
@@ -322,17 +307,6 @@ def test_whatever_a_message_is_a_replica_gets_to_judge_it(edge, method, body):
     send(edge, (method, body))
 
 
-def test_the_page_counts_where_calls_went(tmp_path):
-    with in_front(tmp_path) as edge:
-        for number in range(5):
-            conversation(edge, "chat", number)
-            conversation(edge, "grpc chat", number)
-        counted = haproxy_facts("127.0.0.1", edge.stats_port, 5)
-        assert (counted["routed_own"], counted["routed_other"]) == (10 * NUM_TURNS, 0)
-
-
-@pytest.mark.parametrize("environment", [{"ATTEND_PREFIX_ROUTING": "0"}])
-def test_where_it_is_off_calls_go_where_least_is_running(environment, tmp_path):
-    with in_front(tmp_path, **environment) as edge:
+def test_where_it_is_off_calls_go_where_least_is_running(tmp_path):
+    with in_front(tmp_path, by_prefix=False) as edge:
         assert {len(set(conversation(edge, "chat", number))) for number in range(4)} == {2}
-        assert "routed_own" not in haproxy_facts("127.0.0.1", edge.stats_port, 5)
