@@ -177,8 +177,8 @@ def test_a_caller_that_ends_its_side_has_hung_up(server: Server, end: str, packe
         assert wait_for(lambda: not idle(server))
         if end == "half-closed":
             wire.socket.shutdown(socket.SHUT_WR)
-            status, body, headers = wire.answer()
-            assert (status, headers["x-request-id"]) == (400, "mine")
+            status, body, _ = wire.answer()
+            assert status == 400
             assert "ended early" in error_of(body)["message"]
     assert wait_for(lambda: idle(server))
     assert wait_for(lambda: server.metric("attend_requests_total", outcome="abort") == before + 1)
