@@ -29,7 +29,7 @@ def write_edge(folder: Path) -> Path:
     for name in ("haproxy.py", PREFIX_RULES):
         (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
     program = folder / "haproxy"
-    words = shlex.join([sys.executable, "-I", str(folder / "haproxy.py"), binary])
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    words = shlex.join([sys.executable, "-I", str(folder / "haproxy.py")])
+    program.write_text(f'#!/bin/sh\nHAPROXY_BINARY={shlex.quote(binary)} exec {words} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     return program

@@ -1,8 +1,7 @@
 """The program that Ray starts as HAProxy: inserts lines into the configuration that Ray has written, and becomes HAProxy.
 
 Ray starts "haproxy -db -f FILE ..." at each change of the replicas, and names the process by its id: so this program becomes
-HAProxy (`exec`). It runs from a copy (`edge.py::write_edge`), gets the binary as its first argument, and imports nothing of
-ours.
+HAProxy (`exec`). It runs from a copy (`edge.py::write_edge`), which names the binary in HAPROXY_BINARY, and imports nothing of ours.
 """
 
 import json
@@ -120,7 +119,7 @@ class NotUnderstood(Exception):
     """Ray's configuration is not what is known of it. The sentence names the line."""
 
 
-def problem(status: int, message: str, kind: str, code: str, more: str = "") -> str:
+def error_answer(status: int, message: str, kind: str, code: str, more: str = "") -> str:
     """An answer of HAProxy's own, as the SDKs read it."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
     return f"status {status} content-type application/json string '{body}'{more}"
@@ -132,8 +131,8 @@ def with_our_lines(text: str, *, by_prefix: bool, connections: int = MAX_CONNECT
     checked = {(head, words[1]) for head, lines in sections.items() for words in map(str.split, lines) if words[0] == "server"}
     lines = []
     for head, known in sections.items():
-        lines += [head, *_inserted(head, sections, connections)]
-        lines += [ours for line in known for ours in _changed(head, line, checked)]
+        lines += [head, *_our_lines(head, sections, connections)]
+        lines += [ours for line in known for ours in _with_changes(head, line, checked)]
         servers = [words[1] for words in map(str.split, lines[lines.index(head) :]) if words[0] == "server"]
         if by_prefix and len(servers) > 1:
             lines += prefix_rules(servers, grpc=head.startswith("backend grpc"))
@@ -160,7 +159,7 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
     yield head, lines
 
 
-def _inserted(head: str, sections: Mapping[str, list[str]], connections: int) -> list[str]:
+def _our_lines(head: str, sections: Mapping[str, list[str]], connections: int) -> list[str]:
     """Our lines at the beginning of a section."""
     grpc_errors = [
         f"http-error status {status} hdr grpc-status {code} hdr grpc-message '{message}'" + " hdr retry-after 1" * (code == 14)
@@ -170,12 +169,12 @@ def _inserted(head: str, sections: Mapping[str, list[str]], connections: int) ->
     if head == "global":  # beyond maxhdr there is no request yet that could be refused in our shape
         lines = [f"maxconn {connections}", "tune.http.maxhdr 4096"]
     elif head == "defaults":
-        text, lines = DEFAULTS, [f"http-error {problem(*error)}" for error in HTTP_ERRORS]
+        text, lines = DEFAULTS, [f"http-error {error_answer(*error)}" for error in HTTP_ERRORS]
     elif head == "frontend http_frontend":
         bad = "invalid_request_error"
         text = HTTP_FRONTEND % {
-            "version": problem(505, "the request must be HTTP/1.0 or HTTP/1.1", bad, "invalid_request"),
-            "target": problem(404, "the target of a request must be a path", bad, "not_found"),
+            "version": error_answer(505, "the request must be HTTP/1.0 or HTTP/1.1", bad, "invalid_request"),
+            "target": error_answer(404, "the target of a request must be a path", bad, "not_found"),
         }
     elif head == "frontend grpc_frontend":
         text, lines = GRPC_FRONTEND, grpc_errors
@@ -183,8 +182,8 @@ def _inserted(head: str, sections: Mapping[str, list[str]], connections: int) ->
         head == "backend default_backend"
     ):  # before the model has loaded there is no application yet, which to Ray is a wrong path
         found = any(name.startswith("backend http-") for name in sections)
-        wrong = problem(404, "no application is at this path", "invalid_request_error", "not_found")
-        lines = [f"http-request return {wrong if found else problem(*HTTP_ERRORS[4])}"]
+        wrong = error_answer(404, "no application is at this path", "invalid_request_error", "not_found")
+        lines = [f"http-request return {wrong if found else error_answer(*HTTP_ERRORS[4])}"]
     elif head == "backend default_grpc_backend" and not any(name.startswith("backend grpc-") for name in sections):
         lines = [f"http-request return status 200 hdr grpc-status 14 hdr grpc-message '{NONE_UP}'"]
     elif head.startswith("backend http-"):
@@ -194,7 +193,7 @@ def _inserted(head: str, sections: Mapping[str, list[str]], connections: int) ->
     return [line for line in map(str.strip, text.splitlines()) if line] + lines
 
 
-def _changed(head: str, line: str, checked: set[tuple[str, str]]) -> Iterator[str]:
+def _with_changes(head: str, line: str, checked: set[tuple[str, str]]) -> Iterator[str]:
     """What becomes of a line of Ray's. Raises NotUnderstood.
 
     A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so
@@ -255,12 +254,12 @@ def main(binary: str, words: list[str], environment: Mapping[str, str]) -> None:
         replace_file(last, text)
     replace_file(file, text)
     if words[0] == "-db":
-        if "-sf" not in words and (pid := running(current)):  # of a manager of Ray's that died, or of `watch`
+        if "-sf" not in words and (pid := running(current)):  # of a manager of Ray's that died, or of `replace_dead`
             words += ["-sf", str(pid)]
         replace_file(current, f"{os.getpid()}\n")
         us, manager = os.getpid(), os.getppid()
         if os.fork() == 0:
-            watch(us, manager, current, binary)
+            replace_dead(us, manager, current, binary)
             os._exit(0)
     os.execv(binary, [binary, *words])
 
@@ -281,7 +280,7 @@ def running(current: Path) -> int:
     return 0
 
 
-def watch(haproxy: int, manager: int, current: Path, binary: str) -> None:
+def replace_dead(haproxy: int, manager: int, current: Path, binary: str) -> None:
     """Start another HAProxy where this one dies and its manager, which ends with it at a stop, lives: Ray takes several seconds
     for it. Without the socket, by which Ray would take it for its own. In a session of its own: Ray ends all of a group.
     """
@@ -321,7 +320,7 @@ def say(sentence: str, environment: Mapping[str, str]) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], sys.argv[2:], os.environ)
+        main(os.environ["HAPROXY_BINARY"], sys.argv[1:], os.environ)
     except NotUnderstood as error:
         if os.environ.get("ATTEND_LOG_FILE"):
             say(f"HAProxy is not started with its next configuration: {error}", os.environ)
