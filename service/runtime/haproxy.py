@@ -1,7 +1,7 @@
 """The program that Ray starts as HAProxy: inserts lines into the configuration that Ray has written, and becomes HAProxy.
 
 Ray starts "haproxy -db -f FILE ..." at each change of the replicas, and names the process by its id: so this program becomes
-HAProxy (`exec`). It runs from a copy (`edge.py::write_edge`), which names the binary in HAPROXY_BINARY, and imports nothing of ours.
+HAProxy (`exec`). It runs from a copy (`edge.py::write_edge`), gets the binary by HAPROXY_BINARY, and imports nothing of ours.
 """
 
 import json
