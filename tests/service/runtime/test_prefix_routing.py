@@ -2,9 +2,7 @@
 
 import http.client
 import json
-import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,20 +145,6 @@ def test_what_begins_alike_for_different_adapters_is_spread(edge, named):
     assert len(set.union(*reached)) == 2
 
 
-def test_a_name_behind_the_messages_never_moves_a_conversation(edge):
-    texts = [text_of(0, 0), *["A long answer or question. " * 2500] * 4]
-    calls = [chat(said(*texts[:length]), model=f"adapter-{number}") for number in range(8) for length in (1, 5)]
-    assert len({send(edge, call) for call in calls}) == 1
-
-
-@pytest.mark.parametrize(
-    "kind", ["chat", "chat with a system prompt", "chat in parts", "messages", "responses", "completions", "grpc text"]
-)
-def test_a_document_that_begins_alike_leads_to_one_replica_whatever_is_asked_of_it(edge, kind):
-    document = "A line of the document. " * 400
-    assert len({send(edge, KINDS[kind](f"{document} Question {number}?")) for number in range(12)}) == 1
-
-
 @pytest.mark.parametrize("size", [100_000, 200_000, 900_000])
 @pytest.mark.parametrize("kind", ["chat", "chat in parts", "messages", "responses", "completions"])
 def test_a_message_that_no_buffer_holds_counts_by_its_beginning(edge, kind, size):
@@ -222,57 +206,6 @@ def test_short_calls_and_those_without_a_conversation_go_where_least_is_running(
     calls += [(path, json.dumps({"input": long, "messages": said(long)}).encode()) for path in ("/tokenize", "/v1/embeddings")]
     for call in calls:
         assert {send(edge, call) for _ in range(8)} == {0, 1}
-
-
-def sent_late(edge: Edge, call: tuple[str, bytes], size: int, *, chunked: bool = False) -> int:
-    """Make a call whose body comes in pieces of this size, after its head; returns which replica it reached."""
-    path, body = call
-    pieces = [body[place : place + size] for place in range(0, len(body), size)]
-    before = [len(replica.calls) for replica in edge.replicas]
-    if path.startswith("/"):
-        address, kind = edge.address, "transfer-encoding: chunked" if chunked else f"content-length: {len(body)}"
-        parts = [f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{kind}\r\n\r\n".encode()]
-        parts += [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"] if chunked else pieces
-    else:
-        address = "127.0.0.1", edge.grpc_port
-        fields = {":method": "POST", ":scheme": "http", ":path": f"/attend.v1.GenerationService/{path}", ":authority": "x"}
-        fields |= {"content-type": "application/grpc", "te": "trailers"}
-        block = b"".join(b"\0%c%b%c%b" % (len(k), k.encode(), len(v), v.encode()) for k, v in fields.items())
-        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
-        parts = [preface + len(block).to_bytes(3, "big") + bytes.fromhex("010400000001") + block]
-        body = b"\0" + len(body).to_bytes(4, "big") + body
-        pieces = [body[place : place + size] for place in range(0, len(body), size)]
-        ends = [b"\0"] * (len(pieces) - 1) + [b"\1"]
-        frames = zip(pieces, ends, strict=True)
-        parts += [len(piece).to_bytes(3, "big") + b"\0" + end + bytes.fromhex("00000001") + piece for piece, end in frames]
-    with socket.create_connection(address, 10) as caller:
-        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for part in parts:
-            caller.sendall(part)
-            time.sleep(0.05)
-        assert wait_for(lambda: sum(len(replica.calls) for replica in edge.replicas) > sum(before))
-    after = [len(replica.calls) for replica in edge.replicas]
-    [reached] = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
-    return reached
-
-
-@pytest.mark.parametrize(
-    ("kind", "chunked"),
-    [("chat in parts", False), ("chat in parts", True), ("completions", False), ("grpc chat", False), ("grpc text", False)],
-)
-def test_a_call_whose_body_comes_late_and_in_pieces_reaches_the_replica_of_its_beginning(edge, kind, chunked):
-    for number in range(6):
-        call = KINDS[kind](text_of(number, 0), "yes", "and then?")
-        assert sent_late(edge, call, 500, chunked=chunked) == send(edge, call)
-
-
-def test_a_call_that_stands_still_holds_no_other(edge):
-    """A replica gets neither: over gRPC too the whole message is awaited, up to the buffer."""
-    with socket.create_connection(edge.address, 10) as still:
-        still.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{{".encode())
-        began = time.monotonic()
-        assert len({send(edge, chat(said(text_of(7, 0)))) for _ in range(20)}) == 1
-        assert time.monotonic() - began < 5
 
 
 BAD = {
