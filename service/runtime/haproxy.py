@@ -181,9 +181,11 @@ def _our_lines(head: str, sections: Mapping[str, list[str]], connections: int) -
     elif (
         head == "backend default_backend"
     ):  # before the model has loaded there is no application yet, which to Ray is a wrong path
-        found = any(name.startswith("backend http-") for name in sections)
-        wrong = error_answer(404, "no application is at this path", "invalid_request_error", "not_found")
-        lines = [f"http-request return {wrong if found else error_answer(*HTTP_ERRORS[4])}"]
+        words = [line.split() for line in sections.get("frontend http_frontend", ()) if line.startswith("acl is_")]
+        prefixes = sorted(each[-1] for each in words if each[2] == "path")
+        message = f"no application is at this path: there are {', '.join(prefixes)}"
+        wrong = error_answer(404, message, "invalid_request_error", "not_found")
+        lines = [f"http-request return {wrong if prefixes else error_answer(*HTTP_ERRORS[4])}"]
     elif head == "backend default_grpc_backend" and not any(name.startswith("backend grpc-") for name in sections):
         lines = [f"http-request return status 200 hdr grpc-status 14 hdr grpc-message '{NONE_UP}'"]
     elif head.startswith("backend http-"):

@@ -265,6 +265,7 @@ def test_a_call_reaches_the_replica_of_its_application_and_another_is_not_found(
         for path in ("/v1/completions", "/codes/v1/completions", "/"):
             [answer] = edge.send(POST.replace(b"/v1/completions", path.encode()))
             assert (answer[0], error_of(answer)["code"]) == (404, "not_found")
+            assert error_of(answer)["message"].endswith("there are /code, /code/chat")
         for metadata in ({}, {"application": "other"}):
             assert edge.call(**metadata)[0] == grpc.StatusCode.NOT_FOUND
         assert edge.num_calls() == 0
