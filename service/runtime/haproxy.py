@@ -146,7 +146,7 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
         words = line.strip()
         if not words or words.startswith("#"):
             continue
-        if line[0].isspace() if head else False:
+        if head and line[0].isspace():
             if not KNOWN.match(f"{words} "):
                 raise NotUnderstood(f"Ray's configuration of HAProxy has a line that is not understood: {words[:200]}")
             lines.append(words)
