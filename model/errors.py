@@ -83,17 +83,9 @@ class Overloaded(AttendError):
 
 
 class QueueFull(Overloaded):
-    """Backpressure: the engine has as many requests as it may, running and waiting.
-
-    `stays`: it has no room for any other call either, and the queue is too long to be started within STAYS_SECONDS.
-    """
+    """Backpressure: the engine has as many requests as it may, running and waiting."""
 
     reason = "queue"
-    STAYS_SECONDS = 0.1
-
-    def __init__(self, message: str, *, stays: bool = False) -> None:
-        super().__init__(message)
-        self.stays = stays
 
 
 class Busy(Overloaded):

@@ -13,19 +13,10 @@ from attend.model.errors import (
     NoChatTemplate,
     NotSupported,
     Overloaded,
-    QueueFull,
     RateLimited,
     Unauthenticated,
     Unavailable,
 )
-
-FULL = "x-attend-full"
-"""Beside an error: this replica has no room for any call, and will not have for a moment.
-
-HAProxy takes it away; without HAProxy callers see it."""
-SPENT = "x-attend-spent"
-"""Beside an error over HTTP: the key has used up its requests of the minute. HAProxy takes it away too."""
-
 
 SHUTTING_DOWN = "the server is shutting down; try another replica"
 """What a new call is told while running ones end."""
@@ -125,9 +116,8 @@ def field_of(error: BaseException) -> str | None:
 
 def advice(error: BaseException) -> dict[str, str]:
     """What stands beside an error, as headers or metadata: the seconds after which to try the same call again, where that would
-    help, and FULL.
+    help.
     """
     if not isinstance(error, (Overloaded, Unavailable)):
         return {}
-    after = {"retry-after": str(getattr(error, "retry_after", 1))}
-    return after | {FULL: "1"} if isinstance(error, QueueFull) and error.stays else after
+    return {"retry-after": str(getattr(error, "retry_after", 1))}

@@ -35,10 +35,7 @@ SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 PATHS = (*FOLDERS, "models", "chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
-NEED_RAY = (
-    *("replicas", "max_replicas", "tensor_parallel", "prefix_routing", "proxy"),
-    *("max_connections_per_source", "max_errors_per_second"),
-)
+NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "prefix_routing", "proxy")
 """Settings of Ray Serve and its HAProxy: with `single` and `models` they stay as they are."""
 OF_ONE_MODEL = ("model", "served_model_name", "adapter", "adapters_folder")
 """Settings that the file of `models` has for each model."""
@@ -128,16 +125,10 @@ class Settings(EngineSettings, BatchSettings):
     proxy: Literal["haproxy", "python"] = Field(
         "haproxy", description="reverse proxy in front of the replicas; python limits callers less"
     )
-    max_connections_per_source: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0,
-        description="limit on connections of one client address, with HAProxy; 0: only its fair share of all",
-    )
-    max_errors_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        200,
-        description="HTTP errors a second of a key and address, beyond which HAProxy rejects it for 10 s; 0: no limit",
-    )
     tls_cert: str = Field(
-        "", description="PEM file of the certificate and its chain: HTTP and gRPC then accept only TLS; empty: no TLS"
+        "",
+        description="PEM file of the certificate and its chain: HTTP and gRPC then accept only TLS, with single or models; "
+        "empty: no TLS",
     )
     tls_key: str = Field("", validate_default=True, description="PEM file of the private key of tls_cert, without a password")
     single: bool = Field(False, description="one replica in one process, without Ray: starts faster, takes less memory")
@@ -149,8 +140,7 @@ class Settings(EngineSettings, BatchSettings):
     api_keys_file: str = Field("", description="file of API keys, made by `attend keys add`; empty: no authentication")
     trusted_proxies: Annotated[str, Networks] = Field(
         "",
-        description="proxies (addresses, networks), comma-separated: without keys their tenant_header names the tenant; "
-        "HAProxy does not limit them",
+        description="proxies (addresses, networks), comma-separated: without keys their tenant_header names the tenant",
     )
     tenant_header: Annotated[str, Header] = Field(
         "X-Forwarded-For",
@@ -219,8 +209,6 @@ class Settings(EngineSettings, BatchSettings):
     def _has_its_certificate(cls, value: str, info: ValidationInfo) -> str:
         if bool(value) != bool(info.data.get("tls_cert")):
             raise PydanticCustomError("tls", "tls_cert and tls_key must be set together")
-        if value and info.data.get("proxy") == "python":
-            raise PydanticCustomError("tls", "TLS needs proxy = haproxy, or single: proxy = python does not support it")
         return value
 
     @field_validator("single", "models")

@@ -90,7 +90,7 @@ def overview() -> Iterator[Panel]:
     asked = {"{{route}} {{outcome}}": total("attend_other_requests_total", "route, outcome")}
     yield panel("Requests that generate nothing", "reqps", asked)
     failures = {"{{transport}}": total("attend_auth_failures_total", "transport")}
-    yield panel("Requests without a known API key", "reqps", failures, text="Those that HAProxy refuses are not counted.")
+    yield panel("Requests without a known API key", "reqps", failures)
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
     yield panel("Key file", "none", good, kind="stat", width=4, text="1: valid. Only with API keys.")
     keys = {"{{replica}}": f"attend_api_keys{{{CHOSEN}}}"}
@@ -112,14 +112,6 @@ def edge() -> Iterator[Panel]:
     yield panel("Certificate expires in", "s", ends, kind="stat", width=4, text="Only with TLS.")
     good = {"{{node}}": "attend_tls_reload_ok"}
     yield panel("Certificate files", "none", good, kind="stat", width=4, text="0: they cannot be used. Only with TLS.")
-    refusals = {"{{transport}}": total("attend_edge_refusals_total", "transport", "")}
-    yield panel(
-        "Load shedding: rejected while all queues are full", "reqps", refusals, text="No replica counts or logs these requests."
-    )
-    routed = {"{{to}}": total("attend_edge_prefix_routed_total", "to", "")}
-    yield panel(
-        "Prefix-aware routing", "reqps", routed, text="own: to the replica with the prefix; other: that one was busier."
-    )
     errors = {
         "{{transport}}, to clients": total("attend_edge_errors_total", "transport", ""),
         "{{transport}}, from replicas": total("attend_edge_replica_errors_total", "transport", ""),

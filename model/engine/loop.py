@@ -128,7 +128,6 @@ class AsyncEngine:
         self._queued_tokens = 0  # their sum
         self._owned = Counter[str | None]()  # requests in flight, by owner
         self._owned_tokens = Counter[str | None]()  # the same of _queued_tokens
-        self._ends: deque[float] = deque(maxlen=max_queued_requests)  # when the last requests ended, as many as may wait
         self._prepare = prepare or (lambda: info)  # called first by the step thread; what it says holds from then on
         self._clock = clock
         self._streams: dict[str, _Stream] = {}  # by request id; changed by event loops only, read by any thread
@@ -193,15 +192,9 @@ class AsyncEngine:
         """See `TokenEngine.check_room`."""
         in_flight, most = len(self._streams), self._capacity
         if in_flight + count > most:
-            stays = in_flight >= most >= 2 * self._info.max_batch_requests and self._ends_slowly()  # as many wait as run
-            raise QueueFull(f"the queue is full: {in_flight} requests are in flight, {most} is the limit", stays=stays)
+            raise QueueFull(f"the queue is full: {in_flight} requests are in flight, {most} is the limit")
         if not _has_share(owner, self._owned, count, most - in_flight):
             raise QueueFull(f"the queue is full for {owner!r}, who has {self._owned[owner]} of {in_flight} requests in flight")
-
-    def _ends_slowly(self) -> bool:
-        """True if as many requests as may wait have not ended within QueueFull.STAYS_SECONDS of late."""
-        ends = self._ends
-        return len(ends) < (ends.maxlen or 0) or self._clock() - ends[0] > QueueFull.STAYS_SECONDS
 
     async def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncGenerator[list[Output], None]:
         """See `TokenEngine.generate`."""
@@ -212,7 +205,6 @@ class AsyncEngine:
         finally:
             for request_id in tuple(stream.running):
                 self._forget(request_id)
-                self._ends.append(self._clock())
                 self.abort(request_id, FinishReason.ABORT)
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
@@ -289,7 +281,6 @@ class AsyncEngine:
         stream.open_ids.discard(request_id)
         del stream.running[request_id]
         self._forget(request_id)
-        self._ends.append(self._clock())
         part = stream.part()
         if part and not self._add(stream, part):
             stream.give_up(part)

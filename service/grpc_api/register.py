@@ -15,7 +15,6 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from attend.model.errors import AttendError
-from attend.service.errors import FULL
 from attend.service.grpc_api.limits import most_bytes
 from attend.service.grpc_api.reading import AioContext, receive_message, set_error_status
 from attend.v1 import generation_pb2 as pb
@@ -57,8 +56,8 @@ def _make_handler(serves: Callable[..., Any], own: "GrpcMethods | None", *, serv
     kinds = type(streaming_type)
     of_one = {kinds.STREAM_UNARY: kinds.UNARY_UNARY, kinds.STREAM_STREAM: kinds.UNARY_STREAM}.get(streaming_type)
     if own is None or of_one is None or service_method.split("/")[1] != SERVICE.full_name:
-        return _telling(serves(service_method=service_method, streaming_type=streaming_type))
-    return _reading(_telling(serves(service_method=service_method, streaming_type=of_one)), own)
+        return serves(service_method=service_method, streaming_type=streaming_type)
+    return _reading(serves(service_method=service_method, streaming_type=of_one), own)
 
 
 def _reading(answer: Callable[..., Any], own: "GrpcMethods") -> Callable[..., Any]:
@@ -88,28 +87,3 @@ def _reading(answer: Callable[..., Any], own: "GrpcMethods") -> Callable[..., An
                     yield response
 
     return stream if isasyncgenfunction(answer) else whole
-
-
-def _telling(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Serve's handler of a method, which tells the edge where the replica is full."""
-
-    async def whole(request: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
-        response: bytes = await answer(request, context)
-        await _tell_edge(context)
-        return response
-
-    async def stream(request: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
-        async with aclosing(answer(request, context)) as responses:
-            async for response in responses:
-                yield response
-        await _tell_edge(context)
-
-    return stream if isasyncgenfunction(answer) else whole
-
-
-async def _tell_edge(context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    """Serve puts all metadata into the trailers, and HAProxy reads what comes before them: FULL moves there."""
-    metadata = dict(context.trailing_metadata())
-    if metadata.pop(FULL, None) is not None:
-        context.set_trailing_metadata(tuple(metadata.items()))
-        await context.send_initial_metadata(((FULL, "1"), ("retry-after", metadata["retry-after"])))

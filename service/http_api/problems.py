@@ -9,12 +9,12 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from attend.model.errors import AttendError, ContextTooLong, DeadlineExceeded, RateLimited, Unauthenticated
+from attend.model.errors import AttendError, ContextTooLong, DeadlineExceeded, Unauthenticated
 from attend.service.contract.answers import Error
 from attend.service.contract.anthropic import THREAD
 from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
 from attend.service.contract.routes import MESSAGES, PROBES, ROUTES
-from attend.service.errors import INTERNAL, SPENT, advice, field_of, sentence, wire
+from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 from attend.service.http_api.json_pieces import json_bytes
 
 log = logging.getLogger("attend.http")
@@ -82,8 +82,6 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):
         headers["x-should-retry"] = "false"
-    if isinstance(error, RateLimited) and error.reason == "key_requests":
-        headers[SPENT] = "1"
     body = anthropic_body(error, request_id) if is_anthropics(path) else error_body(error, request_id)
     return Response(json_bytes(body), wire(error).status, headers, "application/json")
 

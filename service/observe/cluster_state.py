@@ -6,13 +6,11 @@ and unknown to the controller has died. The store belongs to the cluster's head:
 
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 from ray.experimental import internal_kv
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_HAPROXY_STATS_PORT, SERVE_NAMESPACE
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_HAPROXY_STATS_PORT
 from ray.serve.context import _get_global_client
 
 from attend.service.observe import edge
@@ -54,13 +52,6 @@ def take(application: str) -> ClusterState:
     before = signed_in()
     details = _get_global_client().get_serve_details()
     return parse_state(details, before & signed_in(), application)  # a replica that signs in or out meanwhile has not died
-
-
-def restart_proxies() -> None:
-    """Have Serve start its proxies anew, and with them HAProxy. Blocks; raises RayError or RayServeException."""
-    for proxy in _get_global_client().get_serve_details()["proxies"].values():
-        with suppress(ValueError):  # it is gone already
-            ray.kill(ray.get_actor(proxy["actor_name"], namespace=SERVE_NAMESPACE))
 
 
 def signed_in() -> set[str]:

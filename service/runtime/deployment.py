@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from functools import partial
-from os.path import abspath
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -16,6 +15,7 @@ from attend.service.observe import autoscaling, cluster_state, scrape, tracing
 from attend.service.observe.cached_page import CachedPage
 from attend.service.observe.capacity import Load
 from attend.service.runtime import hub
+from attend.service.runtime.lifecycle import refuse_tls
 from attend.service.runtime.placement import gpus_per_rank, largest_gpu_count, placement_options
 from attend.service.runtime.sizes import most_calls
 from attend.service.settings import Settings, read_settings, unknown_variables
@@ -106,8 +106,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         raise SettingError(
             "models is for `attend serve` on one machine: under Ray Serve each model is an application of its own"
         )
-    if abspath(settings.tls_cert) != abspath(read_settings(args | {"tls_cert": None, "tls_key": None}).tls_cert):
-        raise SettingError("tls_cert and tls_key are read by HAProxy: set ATTEND_TLS_CERT and ATTEND_TLS_KEY wherever it runs")
+    refuse_tls(settings)
     if not settings.allowed_hosts:  # what is listened on, Serve's own options say, and not `host`
         settings = settings.model_copy(update={"allowed_hosts": ANY})
     return application(hub.pin_revision(settings, log.warning))

@@ -22,8 +22,7 @@ from attend.model.errors import AttendError, CheckpointError, EngineFailed, Sett
 from attend.model.net.families.table import config_of
 from attend.service.access.keys import load_keys
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.observe import cluster_state
-from attend.service.runtime import haproxy_backends as routes
+from attend.service.observe import cluster_state, edge
 from attend.service.runtime import hub
 from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
@@ -49,12 +48,14 @@ SERVICERS = [
 OBJECT_STORE = 80 << 20
 """Bytes; nothing large passes through it."""
 ROUTES_SECONDS = 30.0
+IDLE_SECONDS = 75
+"""Seconds for which an idle connection is kept: longer than load balancers and clients do (60 s at most in common ones). Who
+closes first loses nothing; a call on a connection that the server closes at that moment fails."""
 DESCRIBE_SECONDS = 30.0
 """How long a replica that does not answer is asked again what it is."""
 CONTROLLER_SECONDS = 0.05
-AGAIN_SECONDS, CENSUS_SECONDS, WATCH_SECONDS = 0.5, 2.0, 1.0
-CALM_WATCH_SECONDS, CALM_SECONDS = 5.0, 60.0
-"""How often the cluster is looked at once nothing has changed for CALM_SECONDS: a look takes 20 ms of CPU, most of it Ray's."""
+AGAIN_SECONDS, CENSUS_SECONDS, WATCH_SECONDS = 0.5, 2.0, 3.0
+"""WATCH_SECONDS: how often the cluster is looked at. A look takes 20 ms of CPU, most of it Ray's."""
 
 
 async def main(settings: Settings, statistics: int) -> int:
@@ -82,13 +83,13 @@ async def main(settings: Settings, statistics: int) -> int:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = catch_signals()  # after ray.init, which installs handlers of its own
     hold(Path(ray._private.worker._global_node.get_session_dir_path()))  # Ray's sockets and logs
-    started = ready = lost = False
+    started = ready = False
     try:
         check_room(settings, ray.cluster_resources())
         started = await run_until(stop, tell_while_slow(start(settings, statistics)))
         ready = started and await run_until(stop, say_ready(settings))
         if ready:
-            lost = await run_until(stop, tell_changes(statistics if settings.proxy == "haproxy" else None))
+            await run_until(stop, tell_changes())
         stop.is_draining = ready
         if await may_serve(unknown=started):
             if count := await count_requests():  # else the supervisor's line says all
@@ -96,8 +97,6 @@ async def main(settings: Settings, statistics: int) -> int:
             await drain_until_told_again(stop, settings.drain_seconds, partial(drain, settings))
     finally:
         await stop_everything(serving=started)
-    if lost:
-        return 1
     return drained_status(stop) if ready else 128 + stop.number
 
 
@@ -132,7 +131,7 @@ async def start(settings: Settings, statistics: int) -> None:
     served = application(settings)
     proxies = run_in_daemon_thread(
         serve.start,
-        http_options=HTTPOptions(host=settings.host, port=settings.port),
+        http_options=HTTPOptions(host=settings.host, port=settings.port, keep_alive_timeout_s=IDLE_SECONDS),
         grpc_options=gRPCOptions(port=settings.grpc_port, grpc_servicer_functions=SERVICERS),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
@@ -143,8 +142,22 @@ async def start(settings: Settings, statistics: int) -> None:
         await asyncio.gather(proxies, deploy(served))
     finally:
         proxies.cancel()  # where the start was ended before they were asked for: their failure is no news then
-    if settings.proxy == "haproxy" and not await routes.lead_to(settings.replicas, APP, statistics, seconds=ROUTES_SECONDS):
+    if settings.proxy == "haproxy" and not await leads_to(settings.replicas, statistics):
         print_line("HAProxy does not route to every replica yet: requests that it cannot route get 503")
+
+
+async def leads_to(replicas: int, statistics: int) -> bool:
+    """True if HAProxy has so many replicas within ROUTES_SECONDS. Serve reports that an application runs as soon as a call can
+    reach it through its own proxy; a moment later it starts HAProxy again with the replicas' addresses.
+    """
+    deadline = asyncio.get_running_loop().time() + ROUTES_SECONDS
+    while asyncio.get_running_loop().time() < deadline:
+        with contextlib.suppress(OSError):  # between two of its processes
+            rows = await asyncio.to_thread(edge.statistics, "127.0.0.1", statistics, 2.0)
+            if edge.reachable_replicas(rows) >= replicas:
+                return True
+        await asyncio.sleep(0.05)
+    return False
 
 
 async def deploy(application: serve.Application) -> None:
@@ -162,37 +175,16 @@ def has_controller() -> bool:
     return False
 
 
-async def tell_changes(statistics: int | None) -> None:
-    """Write a line for each replica and each proxy that changes its state, begins or dies. Returns where HAProxy, whose port
-    `statistics` is, has led to no replica for a minute although one runs: the server must end, so that it is started anew.
-    """
+async def tell_changes() -> None:
+    """Write a line for each replica and each proxy that changes its state, begins or dies."""
     last: cluster_state.ClusterState | None = None
-    lost, clock = routes.UnreachableTime(), asyncio.get_running_loop().time
-    changed = clock()
     while True:
         with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
             now = await run_in_daemon_thread(cluster_state.take, APP)
             for line in cluster_state.news(last, now) if last else ():
                 print_line(line)
-            changed = changed if now == last and lost.since is None else clock()
             last = now
-            if statistics is not None and await leads_nowhere(lost, now, statistics):
-                return
-        await asyncio.sleep(WATCH_SECONDS if clock() - changed < CALM_SECONDS else CALM_WATCH_SECONDS)
-
-
-async def leads_nowhere(unreachable_time: routes.UnreachableTime, cluster: cluster_state.ClusterState, statistics: int) -> bool:
-    """True if the server must end for it. Has HAProxy started again before."""
-    leads = (
-        "running" not in cluster.replicas.values() or await asyncio.to_thread(routes.reachable_replicas, APP, statistics) > 0
-    )
-    what = unreachable_time.look(leads, asyncio.get_running_loop().time())
-    if what == "restart":
-        print_line(f"HAProxy has routed to no replica for {routes.RESTART_SECONDS:g} s although one runs: restarting HAProxy")
-        await run_in_daemon_thread(cluster_state.restart_proxies)
-    if what == "end":
-        print_line(f"HAProxy has routed to no replica for {routes.END_SECONDS:g} s although one runs: stopping the server")
-    return what == "end"
+        await asyncio.sleep(WATCH_SECONDS)
 
 
 def reason_of_failure() -> str:

@@ -1,248 +1,269 @@
-"""The program that Ray starts as HAProxy: writes our configuration, and becomes HAProxy.
+"""The program that Ray starts as HAProxy: inserts lines into the configuration that Ray has written, and becomes HAProxy.
 
-Ray writes a file and starts "haproxy -db -f FILE ..." at each change of the replicas. It names the process by its id, so this
-program becomes HAProxy (`exec`). It runs from a copy beside `edge.json` (`edge.py::write_edge`), and imports nothing of ours.
+Ray starts "haproxy -db -f FILE ..." at each change of the replicas, and names the process by its id: so this program becomes
+HAProxy (`exec`). It runs from a copy (`edge.py::write_edge`), gets the binary by HAPROXY_BINARY, and imports nothing of ours.
 """
 
-import contextlib
 import json
 import os
+import re
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_network
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-FOLDER = Path(__file__).parent
-TEMPLATE = "haproxy.cfg.j2"
-RELOADED = "reload.map"
-"""A map of HAProxy's with `ok`: 1, or 0 from a failed reload until one succeeds."""
-REPLICA = "SERVE_REPLICA"
-"""How the names of Ray's servers begin that are replicas."""
-SPARE_FILES, FILES_PER_CONNECTION = 512, 2.5
+PREFIX_RULES = "prefix.cfg.j2"
+KNOWN = re.compile(
+    r"(acl|balance|bind|close-spread-time|default-server|default_backend|errorfile|hard-stop-after|http-check|http-request"
+    r"|http-reuse|load-server-state-from-file|log|maxconn|mode|nbthread|no|option|retries|retry-on|server|server-state-base"
+    r"|server-state-file|log-format-sd|stats|tcp-check|timeout|tune\.[a-z0-9.-]+|use_backend) "
+)
+"""Beginnings of lines that Ray writes. With another one HAProxy is not started: nobody knows what it would do beside ours."""
+SECTIONS = re.compile(
+    "global|defaults|frontend (prometheus|http_frontend|grpc_frontend)|listen stats"
+    "|backend (default_backend|default_grpc_backend|grpc_fallback_backend|(http|grpc)-.+)"
+)
+SERVER = re.compile(r"server (\S+) (\S+?)( proto h2)? check( observe layer4 error-limit \d+ on-error mark-down)?( backup)?")
+OURS = re.compile("default-server |errorfile |maxconn |retries |retry-on |timeout connect ")
+"""Lines of Ray's that give way to ours."""
+HEALTHY, DRAINING = "73756363657373", "445241494E494E47"
+"""`success` and `DRAINING`, as Ray's check expects a replica's answer. One that shuts down says the second."""
+MAX_CONNECTIONS, SPARE_FILES, FILES_PER_CONNECTION = 8192, 512, 2.5
 """HAProxy does not start where it may not have so many files."""
-GLOBAL = ("log ", "nbthread ", "tune.", "hard-stop-after ", "close-spread-time ", "server-state-")
-DEFAULTS = (
-    *("balance ", "load-server-state-", "option idle-close-on-response"),
-    *("timeout client ", "timeout http-keep-alive ", "timeout queue ", "timeout server "),
+LOST_MS = 3500
+"""A connection to a replica ends when that machine has acknowledged nothing for so long. It is more than the three seconds for
+which an event loop may be busy: a busy one takes no more bytes than its kernel can hold, which looks the same."""
+LAST_CALL_MS = 300
+"""Milliseconds for which a HAProxy that is replaced waits for a call on a gRPC connection that it has told to go away. A client
+that had only just connected waits for ten seconds without this."""
+NONE_UP = "no replica can take the request now"
+DEFAULTS = """
+    timeout connect 300ms
+    timeout check 1500ms
+    timeout http-request 10s
+    # A call is tried once more, on another replica, where the first one took nothing or answered nothing.
+    retry-on conn-failure empty-response
+    retries 1
+    # Two checks without an answer make a replica dead, 1 + 1.5 + 0.1 + 1.5 s after it froze: its calls and streams end then.
+    default-server inter 1s fastinter 100ms downinter 500ms fall 2 rise 1 on-marked-down shutdown-sessions
+    # A machine that is lost is noticed on idle connections too.
+    option srvtcpka
+    srvtcpka-idle 1s
+    srvtcpka-intvl 1s
+    # gRPC's port alone speaks HTTP/2: that has a hundred calls on a connection, and bodies are bounded by connections.
+    option disable-h2-upgrade
+    # A connection that has sent nothing is closed without a word: a browser that opened it ahead would take it for an answer.
+    option http-ignore-probes
+"""
+HTTP_ERRORS = (
+    (400, "the request ended early, or is not HTTP", "invalid_request_error", "invalid_request", ""),
+    (408, "the request was sent too slowly", "invalid_request_error", "request_timeout", ""),
+    (500, "internal error", "internal_error", "internal_error", ""),
+    (502, "the replica ended before it answered", "unavailable_error", "unavailable", " hdr retry-after 1"),
+    (503, NONE_UP, "unavailable_error", "unavailable", " hdr retry-after 1"),
+    (504, "the replica did not answer in time", "timeout_error", "deadline_exceeded", " hdr x-should-retry false"),
 )
-BACKEND = ("timeout ", "option httpchk", "http-check ", "option tcp-check", "tcp-check ")
-"""What is Ray's to say, or whoever set its variables: the beginnings of lines."""
-OTHERS = (
-    *("acl has_", "default-server ", "errorfile ", "http-request return ", "http-reuse ", "log global", "maxconn "),
-    *("mode http", "option ", "retries ", "retry-on ", "server ", "stats ", "timeout "),
-)
-"""What the template says by itself."""
-ALIVE, LEAVES = "73756363657373", "445241494E494E47"
-"""`success` and `DRAINING`: a replica that shuts down says the second. It is alive, and its streams may end."""
-WATCH_SECONDS = 1.0
-DEAD_SECONDS = 0.5
-"""Ray ends HAProxy by SIGKILL too, and its manager at once afterwards."""
-CRASH_SECONDS = 60
-"""The longest life of a HAProxy that stands in for a dead one. Ray starts the next one after a few seconds."""
-
-Environment = Mapping[str, str]
+GRPC_ERRORS = {
+    400: (3, "the request ended early, or is not HTTP"),
+    408: (4, "the request was sent too slowly"),
+    500: (13, "internal error"),
+    502: (14, "the replica ended before it answered"),
+    503: (14, NONE_UP),
+    504: (4, "the replica did not answer in time"),
+}
+HTTP_FRONTEND = """
+    maxconn 6144
+    http-request set-var(txn.attend_read) bool(true)
+    # The replica learns the caller's address from us, as the last one of X-Forwarded-For.
+    option forwardfor
+    # A replica reads one plain id, and Serve makes one where there is none.
+    acl attend_id req.fhdr(x-request-id) -m reg ^[A-Za-z0-9._:/+=@-]{1,128}$
+    http-request del-header x-request-id unless attend_id { req.fhdr_cnt(x-request-id) eq 1 }
+    http-request return %(version)s unless { req.ver 1.0 1.1 }
+    # What CONNECT asks for has no path; what follows would be read as another request.
+    http-request return %(target)s hdr connection close unless { path_beg / }
+    # We are alive where we answer; whether a replica is alive is Serve's to judge.
+    http-request return status 200 content-type text/plain string "ok\\n" if METH_GET { path /healthz /health }
+    # Else a caller who sends the body in a packet of its own and then leaves is not noticed. A replica refuses one that is too
+    # large before it is sent.
+    http-request wait-for-body time 30s unless { req.hdr(content-length) -m int gt 1048576 }
+    # What was refused before our rules, such as HTTP/2's first line, may be followed by more of its kind.
+    http-after-response set-header connection close unless { var(txn.attend_read) -m found }
+    # To a caller it is one thing whether its replica died before or during the call.
+    http-after-response set-status 503 if { status 502 }
+"""
+HTTP_BACKEND = """
+    # What is made would be made twice, where a replica has died after it made it and before it answered.
+    http-request disable-l7-retry if METH_POST { path_end /v1/files /v1/batches }
+"""
+GRPC_FRONTEND = f"""
+    maxconn 1920
+    timeout client-fin {LAST_CALL_MS}ms
+    # As over HTTP, but in one line: of several lines gRPC gives a server the last one.
+    acl attend_forwarded req.fhdr(x-forwarded-for) -m found
+    http-request set-header x-forwarded-for %[req.fhdr(x-forwarded-for)],%[src] if attend_forwarded
+    http-request set-header x-forwarded-for %[src] unless attend_forwarded
+    # An error has the status 200 of HTTP, and many clients take no other content-type for one of gRPC.
+    acl attend_status res.hdr(grpc-status) -m found
+    http-after-response set-status 200 if attend_status
+    http-after-response set-header content-type application/grpc if attend_status
+"""
 
 
 class NotUnderstood(Exception):
     """Ray's configuration is not what is known of it. The sentence names the line."""
 
 
-class ConfigurationRefused(Exception):
-    """HAProxy does not take the configuration. The sentence is its own."""
+def error_answer(status: int, message: str, kind: str, code: str, more: str = "") -> str:
+    """An answer of HAProxy's own, as the SDKs read it."""
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    return f"status {status} content-type application/json string '{body}'{more}"
 
 
-def parse_ray_config(text: str) -> dict[str, Any]:
-    """What Ray's configuration says, for the template: servers, addresses, health, routes, and what variables of Ray's set.
-
-    Raises NotUnderstood.
-    """
-    sections = _sections(text)
-    known = {(name, line.split()[1]) for name, lines in sections.items() for line in lines if line.startswith("server ")}
-    found: dict[str, Any] = {
-        "global": _kept_lines(sections.get("global", []), GLOBAL),
-        "defaults": _kept_lines(sections.get("defaults", []), DEFAULTS),
-        "socket": _words(sections, "global", "stats socket ")[2],
-        "prometheus": _words(sections, "frontend prometheus", "bind ")[1],
-        "stats": _words(sections, "listen stats", "bind ")[1],
-    }
-    for side in ("http", "grpc"):  # Ray has a side for gRPC where its options name services
-        if lines := sections.get(f"frontend {side}_frontend"):
-            own = [name for name in sections if name.startswith((f"backend {side}-", f"backend {side}_"))]
-            backends = [_backend(name.removeprefix("backend "), sections[name], side, known) for name in own]
-            bind = _words(sections, f"frontend {side}_frontend", "bind ")[1]
-            found[side] = {"bind": bind, "rules": _rules(lines), "backends": backends} | _applications(lines)
-    return found
+def with_our_lines(text: str, *, by_prefix: bool, connections: int = MAX_CONNECTIONS) -> str:
+    """Ray's configuration with our lines. Raises NotUnderstood."""
+    sections = dict(_sections(text))
+    checked = {(head, words[1]) for head, lines in sections.items() for words in map(str.split, lines) if words[0] == "server"}
+    lines = []
+    for head, known in sections.items():
+        lines += [head, *_our_lines(head, sections, connections)]
+        lines += [ours for line in known for ours in _with_changes(head, line, checked)]
+        servers = [words[1] for words in map(str.split, lines[lines.index(head) :]) if words[0] == "server"]
+        if by_prefix and len(servers) > 1:
+            lines += prefix_rules(servers, grpc=head.startswith("backend grpc"))
+    return "\n".join(lines) + "\n"
 
 
-def _sections(text: str) -> dict[str, list[str]]:
-    """The lines of each section by its head, such as `backend http-default`, without comments."""
-    found: dict[str, list[str]] = {}
-    lines: list[str] = []
+def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The lines of each section, without comments, by its head, such as `backend http-default`."""
+    head, lines = "", list[str]()
     for line in text.splitlines():
         words = line.strip()
-        if line[:1].isalpha():
-            lines = found[words] = []
-        elif words and not words.startswith("#"):
+        if not words or words.startswith("#"):
+            continue
+        if head and line[0].isspace():
+            if not KNOWN.match(f"{words} "):
+                raise NotUnderstood(f"Ray's configuration of HAProxy has a line that is not understood: {words[:200]}")
             lines.append(words)
-    return found
+            continue
+        if not SECTIONS.fullmatch(words):
+            raise NotUnderstood(f"Ray's configuration of HAProxy has a section that is not understood: {words[:200]}")
+        if head:
+            yield head, lines
+        head, lines = words, []
+    yield head, lines
 
 
-def _kept_lines(lines: list[str], beginnings: tuple[str, ...]) -> list[str]:
-    kept = [line for line in lines if line.startswith(beginnings)]
-    for line in lines:
-        if line not in kept and not line.startswith(OTHERS):
-            raise NotUnderstood(f"Ray's configuration of HAProxy has a line that is not understood: {line[:200]}")
-    return kept
+def _our_lines(head: str, sections: Mapping[str, list[str]], connections: int) -> list[str]:
+    """Our lines at the beginning of a section."""
+    grpc_errors = [
+        f"http-error status {status} hdr grpc-status {code} hdr grpc-message '{message}'" + " hdr retry-after 1" * (code == 14)
+        for status, (code, message) in GRPC_ERRORS.items()
+    ]
+    text, lines = "", list[str]()
+    if head == "global":  # beyond maxhdr there is no request yet that could be refused in our shape
+        lines = [f"maxconn {connections}", "tune.http.maxhdr 4096"]
+    elif head == "defaults":
+        text, lines = DEFAULTS, [f"http-error {error_answer(*error)}" for error in HTTP_ERRORS]
+    elif head == "frontend http_frontend":
+        bad = "invalid_request_error"
+        text = HTTP_FRONTEND % {
+            "version": error_answer(505, "the request must be HTTP/1.0 or HTTP/1.1", bad, "invalid_request"),
+            "target": error_answer(404, "the target of a request must be a path", bad, "not_found"),
+        }
+    elif head == "frontend grpc_frontend":
+        text, lines = GRPC_FRONTEND, grpc_errors
+    elif (
+        head == "backend default_backend"
+    ):  # before the model has loaded there is no application yet, which to Ray is a wrong path
+        words = [line.split() for line in sections.get("frontend http_frontend", ()) if line.startswith("acl is_")]
+        prefixes = sorted(each[-1] for each in words if each[2] == "path")
+        message = f"no application is at this path: there are {', '.join(prefixes)}"
+        wrong = error_answer(404, message, "invalid_request_error", "not_found")
+        lines = [f"http-request return {wrong if prefixes else error_answer(*HTTP_ERRORS[4])}"]
+    elif head == "backend default_grpc_backend" and not any(name.startswith("backend grpc-") for name in sections):
+        lines = [f"http-request return status 200 hdr grpc-status 14 hdr grpc-message '{NONE_UP}'"]
+    elif head.startswith("backend http-"):
+        text = HTTP_BACKEND
+    elif head.startswith("backend grpc-"):
+        lines = grpc_errors
+    return [line for line in map(str.strip, text.splitlines()) if line] + lines
 
 
-def _words(sections: Mapping[str, list[str]], section: str, beginning: str) -> list[str]:
-    """The words of a section's one line that begins so."""
-    for line in sections.get(section, ()):
-        if line.startswith(beginning):
-            return line.split()
-    raise NotUnderstood(f"Ray's configuration of HAProxy has no line {beginning!r} in its section {section!r}")
+def _with_changes(head: str, line: str, checked: set[tuple[str, str]]) -> Iterator[str]:
+    """What becomes of a line of Ray's. Raises NotUnderstood.
 
-
-def _rules(lines: list[str]) -> list[str]:
-    """Of a frontend: Ray's health, its routes, and its metrics where they are on."""
-    return [line for line in lines if not line.startswith(("bind ", "mode ", "log global"))]
-
-
-def _applications(lines: list[str]) -> dict[str, list[str]]:
-    """Of a frontend, how a call names its application: by the beginning of its path, or by the metadata `application`. Shorter
-    ones come first. Neither is there where one application takes every call.
-    """
-    words = [line.split() for line in lines if line.startswith("acl is_")]
-    prefixes = [word[-1].rstrip("/") for word in words if "path_beg" in word and word[-1] != "/"]
-    names = [word[-1] for word in words if "req.hdr(application)" in word]
-    return {"prefixes": sorted(prefixes, key=len), "names": sorted(names)}
-
-
-def _backend(name: str, lines: list[str], side: str, known: set[tuple[str, str]]) -> dict[str, Any]:
-    """A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so
+    A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so
     HTTP follows gRPC. Serve's own proxy (`backup`) would hold calls while no replica runs: it gets none.
     """
-    servers = []
-    for words in (line.split() for line in lines if line.startswith("server ") and not line.endswith(" backup")):
-        twin = f"grpc-{name.removeprefix('http-')}"
-        follows = f"{twin}/{words[1]}" if side == "http" and (f"backend {twin}", words[1]) in known else ""
-        variable = "".join(sign if sign.isalnum() else "_" for sign in words[1])
-        servers.append({"name": words[1], "address": words[2], "follows": follows, "variable": variable})
-    checks = [
-        line.replace(f"expect binary {ALIVE}", f"expect rbinary ({ALIVE}|{LEAVES})") for line in _kept_lines(lines, BACKEND)
-    ]
-    return {"name": name, "lines": checks, "servers": servers, "grpc": side == "grpc"}
+    if OURS.match(line) or head == "backend default_backend":
+        return
+    if line.startswith("server "):
+        if (match := SERVER.fullmatch(line)) is None:
+            raise NotUnderstood(f"Ray's configuration of HAProxy has a server that is not understood: {line[:200]}")
+        name, address, h2, _, backup = match.groups("")
+        twin = head.removeprefix("backend ").replace("http-", "grpc-", 1)
+        follows = head.startswith("backend http-") and (f"backend {twin}", name) in checked
+        if not backup:  # a default-server ignores tcp-ut
+            yield f"server {name} {address}{h2} {f'track {twin}/{name}' if follows else 'check'} tcp-ut {LOST_MS}"
+    elif line.startswith("stats socket "):
+        if " mode 666 " not in line:
+            raise NotUnderstood(f"Ray's configuration of HAProxy has a socket that is not understood: {line[:200]}")
+        yield line.replace(" mode 666 ", " mode 600 ")
+    elif line == "http-reuse always" and head.startswith("backend http-"):
+        # Where a replica dies during a call on a connection that was used before, HAProxy would close the caller's unanswered.
+        yield "http-reuse never"
+    else:
+        yield line.replace(f"expect binary {HEALTHY}", f"expect rbinary ({HEALTHY}|{DRAINING})")
 
 
-def render_config(text: str, limits: Mapping[str, Any], state: Path, environment: Environment) -> str:
-    """Our configuration, from Ray's. Raises NotUnderstood, or ValueError for a variable that is no number."""
-    from jinja2 import Environment as Templates
-    from jinja2 import FileSystemLoader, StrictUndefined
+def prefix_rules(servers: list[str], *, grpc: bool) -> list[str]:
+    """The lines that send calls which begin alike to one of these servers."""
+    from jinja2 import Environment
 
-    templates = Templates(
-        loader=FileSystemLoader(FOLDER),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.policies["json.dumps_kwargs"] = {}  # in the order that replicas write errors in
-    templates.filters["quoted"] = _quote
-    most, shares = connection_limits(limits)
-    proxies = environment.get("ATTEND_TRUSTED_PROXIES", "").split(",")
-    trusted = [str(ip_network(proxy.strip())) for proxy in proxies if proxy.strip()]
-    keys = bool(environment.get("ATTEND_API_KEYS_FILE"))
-    errors = int(environment.get("ATTEND_MAX_ERRORS_PER_SECOND") or limits["errors"]) if keys else 0
-    tls = f"ssl crt {state / 'tls.pem'} ssl-min-ver TLSv1.2" if environment.get("ATTEND_TLS_CERT") else ""
-    origins = [origin.strip() for origin in environment.get("ATTEND_CORS_ORIGINS", "").split(",") if origin.strip()]
-    return templates.get_template(TEMPLATE).render(
-        ray={"grpc": None} | parse_ray_config(text),
-        limits=limits,
-        connections=most,
-        http_connections=shares["http"],
-        grpc_connections=shares["grpc"],
-        trusted=trusted,
-        per_source=int(environment.get("ATTEND_MAX_CONNECTIONS_PER_SOURCE") or 0),
-        keys=keys,
-        errors=errors,
-        by_prefix=environment.get("ATTEND_PREFIX_ROUTING") != "0",
-        origins=["*"] if "*" in origins else origins,
-        tls=tls,
-        state=state,
-    )
+    templates = Environment(trim_blocks=True, lstrip_blocks=True)
+    text = templates.from_string(Path(__file__).with_name(PREFIX_RULES).read_text(encoding="utf-8"))
+    return [line for line in text.render(servers=servers, grpc=grpc).splitlines() if line.strip()]
 
 
-def _quote(text: str) -> str:
-    """A word of HAProxy's configuration. Raises ValueError for what no word can hold."""
-    if not text.isprintable():
-        raise ValueError(f"cors_origins: {text!r} is no origin")
-    return '"' + "".join("\\" + sign if sign in '\\"$' else sign for sign in text) + '"'
-
-
-def connection_limits(limits: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    """Connections at the same time, and of them those of each transport: fewer where the number of open files is limited."""
-    most: int = limits["connections"]
+def connection_limit() -> int:
+    """Connections at the same time: fewer where the number of open files is limited."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if files != resource.RLIM_INFINITY:
-        most = max(8, min(most, int((files - SPARE_FILES) / FILES_PER_CONNECTION)))
-    return most, {side: most * limits[f"{side}_connections"] // limits["connections"] for side in ("http", "grpc")}
+    if files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(8, min(MAX_CONNECTIONS, int((files - SPARE_FILES) / FILES_PER_CONNECTION)))
 
 
-def main(words: list[str], environment: Environment) -> None:
-    """Become HAProxy with these arguments, which are Ray's. With others, as -c, its file is written alone."""
-    limits = json.loads((FOLDER / "edge.json").read_text(encoding="utf-8"))
-    file, binary, serves = Path(words[words.index("-f") + 1]), limits["binary"], words[0] == "-db"
-    us, manager = os.getpid(), os.getppid()
-    if serves and os.fork() == 0:  # before anything large is imported
-        try:
-            Watch(us, manager, file.parent, binary, environment).run()
-        finally:
-            os._exit(0)
+def main(binary: str, words: list[str], environment: Mapping[str, str]) -> None:
+    """Become HAProxy with these arguments, which are Ray's. With others, as -c, its file is written alone.
+
+    Ray names no replica while a new manager starts, and while it builds the application's next configuration (Ray 2.60).
+    Meanwhile calls go where they went before. A replica that is gone fails its checks.
+    """
+    file = Path(words[words.index("-f") + 1])
+    by_prefix = environment.get("ATTEND_PREFIX_ROUTING") not in ("0", "false")
     text = file.read_text(encoding="utf-8")
-    try:
-        helper = _certificate(file.parent, environment)
-        replace_file(file.with_name(RELOADED), "ok 1\n")
-        replace_file(file, render_config(text, limits, file.parent, environment))
-        if serves:
-            _check(binary, file)
-    except Exception as error:
-        if serves:
-            _tell_failure(file, text, str(error), environment)
-        raise
-    if serves:
-        if "-sf" not in words:  # a new manager of Ray's
-            words += [word for pid in _left(file.parent) for word in ("-sf", pid)]
-        _take_over(file, us, named=f"server {REPLICA}" in text)
-        if helper:
-            log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
-            helper += [parse_ray_config(text)["socket"], str(us), *log]
-            subprocess.Popen(helper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    last, current = file.with_name("last.cfg"), file.with_name("current")
+    if "server SERVE_REPLICA" not in text and last.exists():
+        text = last.read_text(encoding="utf-8")
+    else:
+        text = with_our_lines(text, by_prefix=by_prefix, connections=connection_limit())
+        replace_file(last, text)
+    replace_file(file, text)
+    if words[0] == "-db":
+        if "-sf" not in words and (pid := running(current)):  # of a manager of Ray's that died, or of `replace_dead`
+            words += ["-sf", str(pid)]
+        replace_file(current, f"{os.getpid()}\n")
+        us, manager = os.getpid(), os.getppid()
+        if os.fork() == 0:
+            replace_dead(us, manager, current, binary)
+            os._exit(0)
     os.execv(binary, [binary, *words])
-
-
-def _check(binary: str, file: Path) -> None:
-    """Raise Refused where HAProxy does not take the configuration."""
-    done = subprocess.run([binary, "-c", "-f", str(file)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line.partition(" : ")[2] for line in done.stderr.splitlines() if line.startswith("[ALERT]")]
-        raise ConfigurationRefused((lines or [done.stderr.strip()])[0][:500])
-
-
-def _tell_failure(file: Path, text: str, reason: str, environment: Environment) -> None:
-    """Say in the log of the server why HAProxy is not started. One that runs says from now on that it is outdated."""
-    from certificate_renewal import publish, say  # type: ignore[import-not-found]  # the copy beside this one
-
-    log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
-    say("error", f"HAProxy is not started with its next configuration: {reason}", *log, "attend.edge")
-    with contextlib.suppress(OSError, NotUnderstood):
-        publish(_words(_sections(text), "global", "stats socket ")[2], file.with_name(RELOADED), {"ok": "0"})
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -252,122 +273,57 @@ def replace_file(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def _certificate(state: Path, environment: Environment) -> list[str]:
-    """Write the certificate and its key for HAProxy; returns the command that follows them, empty without TLS.
+def running(current: Path) -> int:
+    """The HAProxy that was started last, while it runs; else 0. Its id may be another process's by now."""
+    with suppress(OSError):
+        pid = int(current.read_text(encoding="ascii"))
+        if f"{current.parent}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return 0
 
-    A pair that became bad leaves the last good one in use. Without one HAProxy does not start: it would speak without TLS.
+
+def replace_dead(haproxy: int, manager: int, current: Path, binary: str) -> None:
+    """Start another HAProxy where this one dies and its manager, which ends with it at a stop, lives: Ray takes several seconds
+    for it. Without the socket, by which Ray would take it for its own. In a session of its own: Ray ends all of a group.
     """
-    if not environment.get("ATTEND_TLS_CERT"):
-        return []
-    pem = state / "tls.pem"
-    pair = environment["ATTEND_TLS_CERT"], environment["ATTEND_TLS_KEY"]
-    command = [sys.executable, "-I", str(FOLDER / "certificate_renewal.py"), *pair, str(pem)]
-    if subprocess.run(command, check=False).returncode and not pem.exists():
-        sys.exit(1)
-    return command
-
-
-def _left(state: Path) -> Iterator[str]:
-    """HAProxies of a manager that died, or that stand in: they give up the ports and end with their streams."""
-    for name in ("current", "stand-in"):
-        with contextlib.suppress(OSError):
-            pid = (state / name).read_text(encoding="ascii").strip()
-            if f"{state}/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():  # the id may be another process's by now
-                yield pid
-
-
-def _take_over(file: Path, pid: int, *, named: bool) -> None:
-    """Ray names no replica while a new manager starts, and while it builds the application's next configuration (Ray 2.60).
-    Meanwhile calls go where they went before. A replica that is gone fails its checks.
-    """
-    last = file.with_name("last.cfg")
-    if named:
-        shutil.copyfile(file, last)
-    elif last.exists():
-        shutil.copyfile(last, file)
-    file.with_name("stand-in").unlink(missing_ok=True)
-    replace_file(file.with_name("current"), f"{pid}\n")
-
-
-class Watch:
-    """Beside a HAProxy, in a session of its own since Ray ends all of a manager's group with it: stands in for a HAProxy that
-    died without an end by its manager, and writes the edge's files anew where somebody has removed them.
-    """
-
-    def __init__(self, haproxy: int, manager: int, state: Path, binary: str, environment: Environment) -> None:
-        self.haproxy, self.manager, self.state, self.binary = haproxy, manager, state, binary
-        self.log = environment.get("ATTEND_LOG_FILE", ""), environment.get("ATTEND_LOG_FORMAT", "")
-        self.serves = False
-        """True if HAProxy has been started."""
-        self.kept: dict[Path, tuple[int, bytes]] = {}
-        """The files by path: mode and content."""
-        self.keep(*FOLDER.iterdir())
-
-    def run(self) -> None:
-        """Until HAProxy ends, or another one has taken its place."""
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    with suppress(ProcessLookupError):
         ended = select.poll()
-        with contextlib.suppress(ProcessLookupError):
-            ended.register(os.pidfd_open(self.haproxy), select.POLLIN)
-            while not ended.poll(WATCH_SECONDS * 1000):
-                self.mend()
-                if not self.serves and self.is_current():
-                    self.serves = True
-                    self.keep(*(self.state / name for name in ("current", "last.cfg", RELOADED, "tls.pem", "tls.map")))
-                if self.serves and not self.is_current():
-                    return
-        time.sleep(DEAD_SECONDS)
-        if self.is_current() and Path(f"/proc/{self.manager}").exists():
-            self.stand_in()
+        ended.register(os.pidfd_open(haproxy), select.POLLIN)
+        while not ended.poll(1000):
+            if running(current) not in (0, haproxy):
+                return
+    time.sleep(0.5)
+    if current.read_text(encoding="ascii").strip() != str(haproxy) or not Path(f"/proc/{manager}").exists():
+        return
+    file = current.with_name("stand-in.cfg")
+    lines = current.with_name("last.cfg").read_text(encoding="utf-8").splitlines(keepends=True)
+    replace_file(file, "".join(line for line in lines if not line.startswith("stats socket ")))
+    process = subprocess.Popen([binary, "-db", "-dR", "-f", str(file)])
+    replace_file(current, f"{process.pid}\n")
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)
 
-    def is_current(self) -> bool:
-        """True if it is the HAProxy that was started last."""
-        with contextlib.suppress(OSError):
-            return (self.state / "current").read_text(encoding="ascii").strip() == str(self.haproxy)
-        return False
 
-    def keep(self, *files: Path) -> None:
-        """Remember these files, where they are files."""
-        self.kept |= {path: (path.stat().st_mode & 0o777, path.read_bytes()) for path in files if path.is_file()}
-
-    def mend(self) -> None:
-        """Write each file anew that is gone, with a line in the log."""
-        written = []
-        for path, (mode, content) in self.kept.items():
-            with contextlib.suppress(OSError):  # a disk may be full; another try follows
-                if not path.exists():
-                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    fresh = path.with_name(f"{path.name}.new")
-                    fresh.unlink(missing_ok=True)
-                    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                        file.write(content)
-                    fresh.replace(path)
-                    written.append(path.name)
-        if written:
-            from certificate_renewal import say
-
-            names = ", ".join(sorted(written))
-            say("error", f"files of HAProxy were removed from {FOLDER} and are rewritten: {names}", *self.log, "attend.edge")
-
-    def stand_in(self) -> None:
-        """Serve with the same configuration until Ray has started its next HAProxy. With the socket Ray would think it had."""
-        file = self.state / "stand-in.cfg"
-        lines = (self.state / "last.cfg").read_text(encoding="utf-8").splitlines()
-        replace_file(file, "\n".join(line for line in lines if not line.lstrip().startswith("stats socket ")) + "\n")
-        process = subprocess.Popen([self.binary, "-db", "-dR", "-f", str(file)])
-        replace_file(self.state / "stand-in", f"{process.pid}\n")
-        try:
-            process.wait(CRASH_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGUSR1)
+def say(sentence: str, environment: Mapping[str, str]) -> None:
+    """An error in the log of the server."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    line = f"{stamp} ERROR attend.edge: {sentence}"
+    if environment.get("ATTEND_LOG_FORMAT") == "json":
+        line = json.dumps({"time": stamp, "level": "error", "logger": "attend.edge", "message": sentence})
+    with suppress(OSError), open(environment["ATTEND_LOG_FILE"], "a", encoding="utf-8") as log:
+        log.write(line + "\n")
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(FOLDER))
     try:
-        main(sys.argv[1:], os.environ)
-    except (NotUnderstood, ConfigurationRefused, ValueError) as error:
+        main(os.environ["HAPROXY_BINARY"], sys.argv[1:], os.environ)
+    except NotUnderstood as error:
+        if os.environ.get("ATTEND_LOG_FILE"):
+            say(f"HAProxy is not started with its next configuration: {error}", os.environ)
         sys.exit(f"attend: {error}")

@@ -1,4 +1,4 @@
-"""The HTTP server of a replica without Ray: uvicorn, with the limits that HAProxy has elsewhere."""
+"""The HTTP server of a replica without Ray: uvicorn, with limits on heads, connections and calls."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from attend.service.runtime.client_disconnect import LEAVING, CancelOnDisconnect
 from attend.service.runtime.http_protocol import HttpProtocol, Refused
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
-"""Seconds for all of a request's head, for which an idle connection is kept (see `edge.py`), and for the handshake of TLS."""
+"""Seconds for all of a request's head, for which an idle connection is kept (see `driver.py`), and for the handshake of TLS."""
 MAX_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MAX_CONNECTIONS = 6144

@@ -1,12 +1,13 @@
 """Checkpoints named hf://ORG/NAME[/FILE.gguf][@REVISION]: downloaded once into the cache of huggingface_hub, served from there.
 
 The library resumes a download after a cut connection, keeps the files that are whole, and reads its own variables: HF_TOKEN,
-HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here, and a download whose process was killed goes on
-(`partial_downloads.py`). The layout of its cache is described in "Understand caching" of its guide.
+HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. It checks sizes; SHA-256 is checked here. The layout of its cache is described in
+"Understand caching" of its guide.
 """
 
 import errno
 import glob
+import hashlib
 import json
 import os
 import re
@@ -23,7 +24,6 @@ from typing import NamedTuple
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import SUFFIX, part_paths
 from attend.model.weights import INDEX, way_out, weight_names
-from attend.service.runtime import partial_downloads
 from attend.service.runtime.model_path import resolve_model
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
@@ -126,14 +126,10 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
     wanted = _weights(repository, folder, entries) if file is None else _parts(repository, file, entries)
     missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
-        begun = partial_downloads.find_partials(_home(repository), {name: each.sha256 for name, each in missing.items()})
-        size = sum(each.size for each in missing.values()) - sum(each.length for each in begun)
+        size = sum(each.size for each in missing.values())
         _check_room(folder, size)
         say(f"Downloading {HUB}{repository} at {folder.name[:12]}: {size / 1e9:.2f} GB to {folder}")
         started = time.perf_counter()
-        partial_downloads.complete_downloads(
-            repository, folder.name, begun, {name: each.size for name, each in missing.items()}, say
-        )
         snapshot_download(repository, revision=folder.name, allow_patterns=[glob.escape(name) for name in wanted])
         seconds = time.perf_counter() - started
         say(f"Downloaded {size / 1e9:.2f} GB in {seconds:.0f} s ({size / 1e6 / seconds:.0f} MB/s)")
@@ -235,7 +231,7 @@ def hold_lock(lock: Path, busy: Callable[[], None]) -> Iterator[None]:
 
 
 def _remove_partial(home: Path) -> None:
-    """Remove the partial files that killed processes left and that nothing was to go on with."""
+    """Remove the partial files that killed processes left."""
     for path in home.glob("blobs/*.incomplete"):
         if time.time() - path.stat().st_mtime > STALE_SECONDS:
             path.unlink()
@@ -286,11 +282,17 @@ def _verify(folder: Path, entries: Mapping[str, Entry], say: Say) -> None:
         say(f"Checking the SHA-256 of {size / 1e9:.2f} GB")
     done.mkdir(exist_ok=True)
     for path, name in new.items():
-        if (found := partial_downloads.sha256(path)) != name:
+        if (found := sha256(path)) != name:
             path.resolve().unlink()
             path.unlink(missing_ok=True)
             raise CheckpointError(f"{path} is damaged: the hub names the SHA-256 {name}, and it had {found}; it was removed")
         (done / name).write_text(_stamp(path), encoding="ascii")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_known(record: Path, path: Path) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 from attend.model.errors import SettingError
 from attend.model.machine import process_age
 from attend.service.access.hosts import is_loopback
-from attend.service.runtime.certificate_renewal import BadPair, doubt, pair
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
@@ -78,12 +77,16 @@ def check_certificate(settings: Settings) -> None:
     """Raise SettingError where certificate and key cannot be served. Says what clients will not trust."""
     if not settings.tls_cert:
         return
-    try:
-        why = doubt(pair(settings.tls_cert, settings.tls_key))
-    except BadPair as error:
-        raise SettingError(str(error)) from error
-    if why is not None:
+    from attend.service.runtime.tls import read_pair, why_untrusted
+
+    if (why := why_untrusted(read_pair(settings.tls_cert, settings.tls_key))) is not None:
         print_line(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
+
+
+def refuse_tls(settings: Settings) -> None:
+    """Raise SettingError for a certificate under Ray Serve, where nobody reads it."""
+    if settings.tls_cert:
+        raise SettingError("tls_cert: Ray Serve speaks no TLS; attend serve --single does, or a gateway in front of the server")
 
 
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:

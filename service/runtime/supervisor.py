@@ -18,10 +18,10 @@ from pathlib import Path
 
 from attend.model.errors import SettingError
 from attend.service.generation.unread_bodies import MAX_BYTES
-from attend.service.runtime.edge import IDLE_SECONDS, write_edge
+from attend.service.runtime.edge import write_edge
 from attend.service.runtime.environment import allocator
 from attend.service.runtime.files import hold, raise_limit, socket_folder
-from attend.service.runtime.lifecycle import check_certificate, stop_signals
+from attend.service.runtime.lifecycle import refuse_tls, stop_signals
 from attend.service.runtime.ports import claim
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
@@ -41,9 +41,9 @@ def run(settings: Settings) -> int:
 
     Raises SettingError before anything starts.
     """
+    refuse_tls(settings)
     for number in stop_signals():
         signal.signal(number, lambda number, frame: sys.exit(128 + number))  # until the driver runs
-    check_certificate(settings)
     raise_limit()
     ports, lock = claim(settings.port, settings.grpc_port)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -144,7 +144,6 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": longest,
         # Metadata over this size ends the whole gRPC connection; below it, the call alone is refused.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "131072",
-        "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         # Else a frozen replica would get its drain first, and take the memory of two.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
@@ -173,7 +172,7 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
     folder.mkdir(mode=0o700)
     sockets = socket_folder(folder, MAX_EDGE_PATH)
     return {
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(private, IDLE_SECONDS)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(private)),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),
@@ -181,14 +180,7 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "ATTEND_MAX_CONNECTIONS_PER_SOURCE": str(settings.max_connections_per_source),
-        "ATTEND_MAX_ERRORS_PER_SECOND": str(settings.max_errors_per_second),
-        "ATTEND_TRUSTED_PROXIES": settings.trusted_proxies,
         "ATTEND_PREFIX_ROUTING": str(int(settings.prefix_routing and settings.prefix_caching)),
-        "ATTEND_API_KEYS_FILE": settings.api_keys_file,
-        "ATTEND_CORS_ORIGINS": settings.cors_origins,
-        "ATTEND_TLS_CERT": settings.tls_cert,
-        "ATTEND_TLS_KEY": settings.tls_key,
         "ATTEND_LOG_FILE": settings.log_file,
         "ATTEND_LOG_FORMAT": settings.log_format,
     }

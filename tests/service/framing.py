@@ -240,8 +240,7 @@ def misread(port: int, *, haproxy: bool = False) -> list[str]:
         answers = exchange(("127.0.0.1", port), sent)
         statuses = tuple(status for status, _ in answers)
         heads = [headers for status, headers in answers if status >= 200]
-        # HAProxy's own pages, for what is no request yet, are constants of its program.
-        unsigned = [h for h in heads if h["server"] != NAME and not (haproxy and h["content-type"] == "text/html")]
+        unsigned = [h for h in heads if h["server"] != NAME and not haproxy]  # HAProxy's own answers name nobody
         stolen = any(STOLEN in str(headers) for headers in heads)
         if statuses == (sent.behind_haproxy if haproxy else sent.answers) and not unsigned and not stolen:
             return ""

@@ -5,7 +5,7 @@ from grpc import StatusCode
 
 from attend.model import errors
 from attend.model.errors import AttendError, EngineFailed, InvalidRequest, ModelNotFound
-from attend.service.errors import FULL, INTERNAL, TABLE, advice, field_of, sentence, wire
+from attend.service.errors import INTERNAL, TABLE, advice, field_of, sentence, wire
 from attend.service.http_api.problems import in_anthropics
 
 
@@ -78,14 +78,13 @@ def test_an_error_of_a_kind_that_is_not_in_the_table_is_treated_as_its_ancestor(
     [
         (errors.Overloaded("words", 3), {"retry-after": "3"}),
         (errors.QueueFull("words"), {"retry-after": "1"}),
-        (errors.QueueFull("words", stays=True), {"retry-after": "1", FULL: "1"}),
         (errors.RateLimited("words", 9, "key_tokens"), {"retry-after": "9"}),
         (errors.Unavailable("words"), {"retry-after": "1"}),
         (InvalidRequest("words"), {}),
         (ValueError("words"), {}),
     ],
 )
-def test_a_caller_is_told_when_to_come_again_and_the_edge_where_nobody_else_has_room(error, beside):
+def test_a_caller_is_told_when_to_come_again(error, beside):
     assert advice(error) == beside
 
 

@@ -252,8 +252,8 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- $ranks := mul $own.tensorParallel $own.replicasPerPod | int }}
 {{- $cpus := int $own.resources.cpu }}
 {{- $ray := eq $own.mode "rayservice" }}
-{{- if and $ray $own.tls.existingSecret }}
-{{- fail "tls.existingSecret needs mode: standalone: KubeRay's probes ask by plain HTTP; let TLS end at the gateway" }}
+{{- if and (include "attend.ray" .) $own.tls.existingSecret }}
+{{- fail "tls.existingSecret needs mode: standalone, with tensorParallel and replicasPerPod 1: Ray Serve speaks no TLS; let it end at the gateway" }}
 {{- end }}
 {{- if and $ray (gt (int $own.replicasPerPod) 1) }}
 {{- fail "replicasPerPod needs mode: standalone: in a RayService Ray places the replicas by resources.cpu and GPUs" }}

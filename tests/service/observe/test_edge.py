@@ -52,7 +52,6 @@ ROWS = [
     {"pxname": "attend_sources", "svname": "BACKEND", "scur": "0", "slim": "1", "hrsp_5xx": "0", "req_tot": "0"},
 ]
 """What one HAProxy tells: 9 errors over HTTP, of which a replica gave 4."""
-FACTS = {"reload_ok": 1.0, "grpc_errors": 7.0, "grpc_replica_errors": 5.0, "routed_own": 30.0, "routed_other": 2.0}
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -74,7 +73,6 @@ def told(monkeypatch):
 
         monkeypatch.setattr(edge, "statistics", statistics)
 
-    monkeypatch.setattr(edge, "haproxy_facts", lambda *_: FACTS)
     return tell
 
 
@@ -88,14 +86,8 @@ def test_connections_limits_calls_and_errors_of_each_side_are_on_the_page(told):
         ("attend_edge_connections_limit", "n1", "grpc"): 1920,
         ("attend_edge_requests_total", "n1", "http"): 50,
         ("attend_edge_requests_total", "n1", "grpc"): 5,
-        ("attend_edge_refusals_total", "n1", "http"): 9,
-        ("attend_edge_refusals_total", "n1", "grpc"): 3,
-        ("attend_edge_prefix_routed_total", "n1", "own"): 30,
-        ("attend_edge_prefix_routed_total", "n1", "other"): 2,
         ("attend_edge_errors_total", "n1", "http"): 9,
-        ("attend_edge_errors_total", "n1", "grpc"): 7,
         ("attend_edge_replica_errors_total", "n1", "http"): 4,
-        ("attend_edge_replica_errors_total", "n1", "grpc"): 5,
     }
 
 
@@ -115,22 +107,12 @@ def test_a_haproxy_that_does_not_know_a_replica_that_runs_is_not_ok(told, side):
     assert samples(edge.edge_page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
 
 
-def test_a_haproxy_that_did_not_take_its_last_configuration_is_not_ok(told, monkeypatch):
-    told(a=ROWS)
-    monkeypatch.setattr(edge, "haproxy_facts", lambda *_: {"reload_ok": 0.0})
-    assert samples(edge.edge_page({"n1": "a"}, 8404, 2))["attend_edge_ok", "n1"] == 0
-
-
-def test_of_a_certificate_its_end_and_whether_it_is_that_of_the_files_are_on_the_page(told, monkeypatch):
-    told(a=ROWS, b=ROWS)
-    known = {"a": {"reload_ok": 1.0, "tls_reload_ok": 0.0, "tls_expiry": 5e9}, "b": {"tls_reload_ok": 1.0, "tls_expiry": 0.0}}
-    monkeypatch.setattr(edge, "haproxy_facts", lambda host, *_: known[host])
-    page = samples(edge.edge_page({"n1": "a", "n2": "b"}, 8404, 2))
-    assert {key: value for key, value in page.items() if "_tls_" in key[0]} == {
+def test_of_a_certificate_its_end_and_whether_it_is_that_of_the_files_are_on_the_page():
+    assert samples(edge.to_exposition(edge.certificate("n1", 5e9, False))) == {
         ("attend_tls_certificate_expiry_timestamp_seconds", "n1"): 5e9,
         ("attend_tls_reload_ok", "n1"): 0,
-        ("attend_tls_reload_ok", "n2"): 1,
     }
+    assert samples(edge.to_exposition(edge.certificate("n2", None, True))) == {("attend_tls_reload_ok", "n2"): 1}
 
 
 def test_nodes_that_do_not_answer_hold_the_page_for_a_second_at_most(monkeypatch):
@@ -152,11 +134,7 @@ def test_before_haproxy_has_a_way_for_calls_nothing_is_made_up(told):
     told(a=[])
     assert samples(edge.edge_page({"n1": "a"}, 8404, 0)) == {
         ("attend_edge_ok", "n1"): 1,
-        ("attend_edge_errors_total", "n1", "grpc"): 7,
         ("attend_edge_replica_errors_total", "n1", "http"): 0,
-        ("attend_edge_replica_errors_total", "n1", "grpc"): 5,
-        ("attend_edge_prefix_routed_total", "n1", "own"): 30,
-        ("attend_edge_prefix_routed_total", "n1", "other"): 2,
     }
 
 

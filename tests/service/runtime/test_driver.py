@@ -1,7 +1,6 @@
 """The driver's decisions, without Ray: what fits, what ends a start, who is asked again."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from attend.model.config import DEFAULT_MODEL
 from attend.model.errors import EngineFailed, SettingError
 from attend.service.settings import Settings
 from tests.model.checkpoints import edit_config
-from tests.virtual_time import run_at_once
 
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
@@ -197,30 +195,7 @@ def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsy
 
         monkeypatch.setattr(cluster_state, "take", take)
         monkeypatch.setattr(driver, "WATCH_SECONDS", 0)
-        assert not await driver.run_until(over, driver.tell_changes(None))
+        assert not await driver.run_until(over, driver.tell_changes())
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert capsys.readouterr().err == "Replica a died\nReplica b: starting\n"
-
-
-def test_a_cluster_in_which_nothing_changes_is_looked_at_seldom_and_one_that_changes_each_second(monkeypatch):
-    looks: list[float] = []
-
-    async def take(state_of: object, application: str) -> cluster_state.ClusterState:
-        looks.append(asyncio.get_running_loop().time())
-        return cluster_state.ClusterState({"a": "running" if looks[-1] < 1000 else "stopping"})
-
-    monkeypatch.setattr(driver, "run_in_daemon_thread", take)
-
-    async def main() -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(driver.tell_changes(None), 1200)
-
-    run_at_once(main())
-    begin = looks[0]
-    early, calm, late = (
-        [at for at in looks if first <= at - begin < last] for first, last in ((0, 60), (65, 995), (1005, 1060))
-    )
-    assert 59 <= len(early) <= 61
-    assert 185 <= len(calm) <= 187
-    assert len(late) >= 54

@@ -8,7 +8,6 @@ import time
 import grpc
 import pytest
 
-from attend.service.runtime.edge import MAX_OPEN
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 from tests.service.framing import misread
@@ -21,14 +20,14 @@ ASK = {"prompt": "def f(x):", "max_tokens": 4, "temperature": 0}
 LONG = {**ASK, "max_tokens": 900, "ignore_eos": True}
 FOREVER = pb.StoppingCriteria(ignore_eos=True)
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-SLOW_SECONDS = 45.0
+WAIT_SECONDS = 45.0
 
 
 class Wire:
     """A connection on which a test says exactly what it wants."""
 
     def __init__(self, server: Server) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", server.http), timeout=SLOW_SECONDS)
+        self.socket = socket.create_connection(("127.0.0.1", server.http), timeout=WAIT_SECONDS)
         self.reader = self.socket.makefile("rb")
 
     def __enter__(self) -> "Wire":
@@ -107,21 +106,12 @@ def test_a_head_over_16_kib_is_refused_in_our_shape_with_its_own_id(server: Serv
             assert wire.send(HEALTH).answer()[0] == 200, "the connection is as good as before"
 
 
-def test_a_head_of_almost_16_kib_is_served(server: Server) -> None:
-    with Wire(server) as wire:
-        head = HEALTH.replace(b"/healthz", b"/v1/models")[:-2]
-        assert wire.send(head + b"X-Long: " + b"a" * 15 * KIB + b"\r\n\r\n").answer()[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "status"), [(b"X-Long: " + b"a" * 300 * KIB + b"\r\n", b"400"), (b"X-Many: a\r\n" * 300, b"431")]
-)
-def test_a_head_that_the_proxy_cannot_hold_is_refused_at_once(server: Server, fields: bytes, status: bytes) -> None:
+def test_a_head_that_the_proxy_cannot_hold_is_refused_at_once(server: Server) -> None:
     started = time.monotonic()
     with Wire(server) as wire:
         try:
-            wire.send(HEALTH[:-2] + fields + b"\r\n")
-            assert wire.rest().startswith(b"HTTP/1.1 %b " % status)
+            wire.send(HEALTH[:-2] + b"X-Long: " + b"a" * 300 * KIB + b"\r\n\r\n")
+            assert wire.rest().startswith(b"HTTP/1.1 400 ")
         except ConnectionError:  # it is refused before we have sent all of it
             pass
     assert time.monotonic() - started < 9, "it was cut off for being slow"
@@ -137,35 +127,6 @@ def test_pipelined_requests_are_answered_each_and_in_order(server: Server) -> No
     assert len({json.loads(body)["choices"][0]["text"] for _, body, _ in answers}) == 1
 
 
-SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        pytest.param(post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding: chunked"), id="length-and-chunked"),
-        pytest.param(post(b"{}" + SMUGGLED, "Content-Length: 2"), id="two-lengths"),
-        pytest.param(post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding: xchunked"), id="unknown-coding"),
-        pytest.param(post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding : chunked"), id="space-before-colon"),
-        pytest.param(
-            post(b"0\r\n\r\n" + SMUGGLED, "Transfer-Encoding: chunked", "Transfer-Encoding: identity"), id="two-codings"
-        ),
-    ],
-)
-def test_a_request_hidden_in_another_is_never_answered(server: Server, request_bytes: bytes) -> None:
-    with Wire(server) as wire:
-        wire.send(request_bytes)
-        status, _, _ = wire.answer()
-        assert 400 <= status < 500
-        wire.socket.settimeout(2)
-        try:
-            rest = wire.rest()
-        except TimeoutError:  # the connection is kept, with no further answer on it
-            rest = b""
-    assert b"HTTP/1." not in rest
-    assert b"attend-default" not in rest
-
-
 @pytest.mark.parametrize("encoding", ["sized", "chunked"])
 def test_a_caller_that_leaves_within_its_body_leaves_nothing_behind(server: Server, encoding: str) -> None:
     head = post(b"", length=5000)
@@ -176,43 +137,6 @@ def test_a_caller_that_leaves_within_its_body_leaves_nothing_behind(server: Serv
     assert wait_for(lambda: idle(server))
     with Wire(server) as wire:
         assert wire.send(post(ASK)).answer()[0] == 200
-
-
-def test_http_1_0_gets_its_answer_by_length_and_then_the_end(server: Server) -> None:
-    with Wire(server) as wire:
-        head, _, text = wire.send(post(ASK, version="1.0")).rest().partition(b"\r\n\r\n")
-    assert b" 200 " in head.splitlines()[0]
-    assert f"content-length: {len(text)}".encode() in head.lower()
-    assert json.loads(text)["object"] == "text_completion"
-
-
-def test_a_version_that_is_no_version_is_refused_in_our_shape(server: Server) -> None:
-    with Wire(server) as wire:
-        status, body, headers = wire.send(HEALTH.replace(b"HTTP/1.1", b"HTTP/9.9")).answer()
-    assert status == 505
-    assert "HTTP/1.1" in error_of(body)["message"]
-    assert len(headers["x-request-id"]) > 8
-
-
-def test_a_page_without_a_key_is_answered_so_often_in_a_second_to_one_address_and_others_go_on(server: Server) -> None:
-    page = HEALTH.replace(b"/healthz", b"/version")
-    with Wire(server) as wire:
-        answers: list[tuple[int, bytes, http.client.HTTPMessage]] = []
-        while not answers or answers[-1][0] == 200:
-            assert len(answers) < 10_000
-            wire.send(page * 50)
-            answers += [wire.answer() for _ in range(50)]
-        assert sum(status == 200 for status, *_ in answers) >= MAX_OPEN / 2, "tests before have asked for /metrics"
-        status, body, headers = answers[-1]
-        assert (status, headers["retry-after"], error_of(body)["code"]) == (429, "1", "too_many_requests")
-        assert wire.send(post(ASK)).answer()[0] == wire.send(HEALTH).answer()[0] == 200
-        assert wait_for(lambda: wire.send(page).answer()[0] == 200, 5)
-
-
-def test_a_connection_is_good_after_an_error(server: Server) -> None:
-    with Wire(server) as wire:
-        statuses = [wire.send(post(body)).answer()[0] for body in (b"{", b"[]", {"prompt": 7}, ASK, b"nonsense", ASK)]
-    assert statuses == [400, 400, 400, 200, 400, 200]
 
 
 def test_a_caller_that_asks_before_it_sends_is_told_to_go_on(server: Server) -> None:
@@ -253,8 +177,8 @@ def test_a_caller_that_ends_its_side_has_hung_up(server: Server, end: str, packe
         assert wait_for(lambda: not idle(server))
         if end == "half-closed":
             wire.socket.shutdown(socket.SHUT_WR)
-            status, body, headers = wire.answer()
-            assert (status, headers["x-request-id"]) == (400, "mine")
+            status, body, _ = wire.answer()
+            assert status == 400
             assert "ended early" in error_of(body)["message"]
     assert wait_for(lambda: idle(server))
     assert wait_for(lambda: server.metric("attend_requests_total", outcome="abort") == before + 1)

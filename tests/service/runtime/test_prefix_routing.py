@@ -2,9 +2,7 @@
 
 import http.client
 import json
-import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from attend.service.observe.edge import haproxy_facts
 from attend.v1 import generation_pb2 as pb
-from tests.service.runtime.edges import SECONDS, Edge, in_front
+from tests.service.runtime.edges import Edge, in_front
 from tests.service.server import wait_for
 
 NUM_CONVERSATIONS, NUM_TURNS = 24, 4
@@ -30,11 +27,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 @pytest.fixture
 def edge(started: Edge) -> Edge:
-    """The same, with replicas that have room and answer at once."""
-    if any(replica.full for replica in started.replicas):
-        time.sleep(1.5 * SECONDS)
+    """The same, with replicas that answer at once."""
     for replica in started.replicas:
-        replica.full, replica.judge = False, lambda *_: 200
+        replica.judge = lambda *_: 200
     return started
 
 
@@ -150,20 +145,6 @@ def test_what_begins_alike_for_different_adapters_is_spread(edge, named):
     assert len(set.union(*reached)) == 2
 
 
-def test_a_name_behind_the_messages_never_moves_a_conversation(edge):
-    texts = [text_of(0, 0), *["A long answer or question. " * 2500] * 4]
-    calls = [chat(said(*texts[:length]), model=f"adapter-{number}") for number in range(8) for length in (1, 5)]
-    assert len({send(edge, call) for call in calls}) == 1
-
-
-@pytest.mark.parametrize(
-    "kind", ["chat", "chat with a system prompt", "chat in parts", "messages", "responses", "completions", "grpc text"]
-)
-def test_a_document_that_begins_alike_leads_to_one_replica_whatever_is_asked_of_it(edge, kind):
-    document = "A line of the document. " * 400
-    assert len({send(edge, KINDS[kind](f"{document} Question {number}?")) for number in range(12)}) == 1
-
-
 @pytest.mark.parametrize("size", [100_000, 200_000, 900_000])
 @pytest.mark.parametrize("kind", ["chat", "chat in parts", "messages", "responses", "completions"])
 def test_a_message_that_no_buffer_holds_counts_by_its_beginning(edge, kind, size):
@@ -209,18 +190,6 @@ def test_a_beginning_that_all_send_is_answered_by_all_within_the_bound(edge):
     assert 10 < max(held) <= 14
 
 
-def test_a_replica_that_is_full_gets_no_call_while_another_has_room(edge):
-    before = [conversation(edge, "chat", number)[0] for number in range(12)]
-    edge.replicas[0].full = True
-    try:
-        assert wait_for(lambda: edge.post(CHAT, body=chat(said(text_of(before.index(0), 0)))[1])[0] == 429)
-        assert {send(edge, chat(said(text_of(number, 0)))) for number in range(3)} == {1}
-    finally:
-        edge.replicas[0].full = False
-    time.sleep(1.5 * SECONDS)
-    assert [conversation(edge, "chat", number)[0] for number in range(12)] == before
-
-
 @pytest.mark.parametrize("kind", ["chat", "grpc chat"])
 def test_conversations_of_a_dead_replica_go_on_at_the_other_and_no_other_conversation_moves(kind, tmp_path):
     with in_front(tmp_path) as edge:
@@ -237,57 +206,6 @@ def test_short_calls_and_those_without_a_conversation_go_where_least_is_running(
     calls += [(path, json.dumps({"input": long, "messages": said(long)}).encode()) for path in ("/tokenize", "/v1/embeddings")]
     for call in calls:
         assert {send(edge, call) for _ in range(8)} == {0, 1}
-
-
-def sent_late(edge: Edge, call: tuple[str, bytes], size: int, *, chunked: bool = False) -> int:
-    """Make a call whose body comes in pieces of this size, after its head; returns which replica it reached."""
-    path, body = call
-    pieces = [body[place : place + size] for place in range(0, len(body), size)]
-    before = [len(replica.calls) for replica in edge.replicas]
-    if path.startswith("/"):
-        address, kind = edge.address, "transfer-encoding: chunked" if chunked else f"content-length: {len(body)}"
-        parts = [f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{kind}\r\n\r\n".encode()]
-        parts += [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"] if chunked else pieces
-    else:
-        address = "127.0.0.1", edge.grpc_port
-        fields = {":method": "POST", ":scheme": "http", ":path": f"/attend.v1.GenerationService/{path}", ":authority": "x"}
-        fields |= {"content-type": "application/grpc", "te": "trailers"}
-        block = b"".join(b"\0%c%b%c%b" % (len(k), k.encode(), len(v), v.encode()) for k, v in fields.items())
-        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
-        parts = [preface + len(block).to_bytes(3, "big") + bytes.fromhex("010400000001") + block]
-        body = b"\0" + len(body).to_bytes(4, "big") + body
-        pieces = [body[place : place + size] for place in range(0, len(body), size)]
-        ends = [b"\0"] * (len(pieces) - 1) + [b"\1"]
-        frames = zip(pieces, ends, strict=True)
-        parts += [len(piece).to_bytes(3, "big") + b"\0" + end + bytes.fromhex("00000001") + piece for piece, end in frames]
-    with socket.create_connection(address, 10) as caller:
-        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for part in parts:
-            caller.sendall(part)
-            time.sleep(0.05)
-        assert wait_for(lambda: sum(len(replica.calls) for replica in edge.replicas) > sum(before))
-    after = [len(replica.calls) for replica in edge.replicas]
-    [reached] = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if new > old]
-    return reached
-
-
-@pytest.mark.parametrize(
-    ("kind", "chunked"),
-    [("chat in parts", False), ("chat in parts", True), ("completions", False), ("grpc chat", False), ("grpc text", False)],
-)
-def test_a_call_whose_body_comes_late_and_in_pieces_reaches_the_replica_of_its_beginning(edge, kind, chunked):
-    for number in range(6):
-        call = KINDS[kind](text_of(number, 0), "yes", "and then?")
-        assert sent_late(edge, call, 500, chunked=chunked) == send(edge, call)
-
-
-def test_a_call_that_stands_still_holds_no_other(edge):
-    """A replica gets neither: over gRPC too the whole message is awaited, up to the buffer."""
-    with socket.create_connection(edge.address, 10) as still:
-        still.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{{".encode())
-        began = time.monotonic()
-        assert len({send(edge, chat(said(text_of(7, 0)))) for _ in range(20)}) == 1
-        assert time.monotonic() - began < 5
 
 
 BAD = {
@@ -322,17 +240,6 @@ def test_whatever_a_message_is_a_replica_gets_to_judge_it(edge, method, body):
     send(edge, (method, body))
 
 
-def test_the_page_counts_where_calls_went(tmp_path):
-    with in_front(tmp_path) as edge:
-        for number in range(5):
-            conversation(edge, "chat", number)
-            conversation(edge, "grpc chat", number)
-        counted = haproxy_facts("127.0.0.1", edge.stats_port, 5)
-        assert (counted["routed_own"], counted["routed_other"]) == (10 * NUM_TURNS, 0)
-
-
-@pytest.mark.parametrize("environment", [{"ATTEND_PREFIX_ROUTING": "0"}])
-def test_where_it_is_off_calls_go_where_least_is_running(environment, tmp_path):
-    with in_front(tmp_path, **environment) as edge:
+def test_where_it_is_off_calls_go_where_least_is_running(tmp_path):
+    with in_front(tmp_path, by_prefix=False) as edge:
         assert {len(set(conversation(edge, "chat", number))) for number in range(4)} == {2}
-        assert "routed_own" not in haproxy_facts("127.0.0.1", edge.stats_port, 5)

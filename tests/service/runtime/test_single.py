@@ -123,7 +123,6 @@ def test_a_taken_port_stops_the_start_with_its_number(server: Server) -> None:
         (("--replicas", "2"), "replicas = 2 needs Ray"),
         (("--max-replicas", "3"), "max_replicas = 3 needs Ray"),
         (("--proxy", "python"), "proxy = python needs Ray"),
-        (("--max-connections-per-source", "9"), "max_connections_per_source = 9 needs Ray"),
     ],
 )
 def test_settings_that_need_ray_are_refused_by_name(flags: tuple[str, ...], words: str) -> None:
