@@ -30,7 +30,7 @@ async def upload(
 
     Raises InvalidRequest, TooLarge, QuotaReached, StorageFailed, and what `pieces` raises: then nothing is kept.
     """
-    most = batch_service.limits.file_bytes
+    most = batch_service.limits.batch_file_bytes
     if length is not None and length > most + OVERHEAD:
         raise TooLarge(f"{too_large(most)}; the body has {length}")
     async with batch_service.reserve_file(owner, most if length is None else min(length, most)) as file_id:

@@ -12,9 +12,8 @@ from starlette.types import ASGIApp
 from attend.model.errors import InvalidRequest, ModelNotFound
 from attend.model.params import describe
 from attend.service.batch.files import INPUT
-from attend.service.batch.owners import owner_of
 from attend.service.batch.routes import Routes
-from attend.service.batch.rows import ENDPOINTS, WINDOW, Batch
+from attend.service.batch.rows import ENDPOINTS, WINDOW, Batch, owner_of
 from attend.service.contract.batches import (
     MAX_KEY,
     MAX_METADATA,
