@@ -10,10 +10,9 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from attend.service.batch.files import INPUT, OUTPUT
-from attend.service.batch.multipart import boundary_of
 from attend.service.batch.rows import File, owner_of
 from attend.service.batch.service import BatchService
-from attend.service.batch.upload import upload
+from attend.service.batch.upload import boundary_of, upload
 from attend.service.batch_settings import OFF
 from attend.service.contract.batches import FileDeleted, FileObject
 from attend.service.contract.routes import FILE, FILE_CONTENT, FILE_DELETE, FILES, UPLOAD
