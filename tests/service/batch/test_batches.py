@@ -11,7 +11,7 @@ from attend.service.access.caller import BATCH_WEIGHT, BATCHES
 from attend.service.http_api import internal_calls
 from attend.service.records import TokenCounts, TokenUsage
 from tests.fakes import FakeEngine, build_server, info
-from tests.service.batch.world import COMPLETIONS, jsonl, line, serving, usage_of
+from tests.service.batch.world import COMPLETIONS, line, serving, usage_of
 
 NEW = ("id", "created", "created_at", "completed_at", "seed")
 CHAT = [{"role": "user", "content": "hello"}]
@@ -155,18 +155,6 @@ async def test_a_body_that_its_route_takes_fits_in_a_line(tmp_path):
         assert row["response"]["body"]["error"] == direct.json()["error"]
 
 
-async def test_at_most_50_errors_are_told(tmp_path):
-    async with serving(tmp_path) as world:
-        batch, *_ = await world.run([b"{"] * 200)
-        assert [each["line"] for each in batch["errors"]["data"]] == [*range(1, 51)]
-
-
-async def test_unknown_fields_of_a_line_are_ignored_unless_fields_are_strict(tmp_path):
-    async with serving(tmp_path) as world:
-        batch, output, _ = await world.run([line(1, note="mine")])
-        assert batch["status"] == "completed" and len(output) == 1
-
-
 async def test_lines_are_in_the_background_of_one_owner_whatever_they_ask(tmp_path):
     engine = FakeEngine()
     async with serving(tmp_path, engine) as world:
@@ -300,13 +288,6 @@ async def test_a_batch_that_cannot_be_is_refused_by_field(tmp_path, changes, par
         assert word in error["message"]
 
 
-async def test_unknown_fields_of_a_new_batch_are_said(tmp_path):
-    async with serving(tmp_path, starts=False) as world:
-        body = {"input_file_id": await world.upload([line(1)]), "endpoint": COMPLETIONS, "completion_window": "24h"}
-        answer = await world.call("POST", "/v1/batches", json=body | {"output_expires_after": {"anchor": "created_at"}})
-        assert (answer.status_code, answer.headers["x-attend-ignored"]) == (200, "output_expires_after")
-
-
 async def test_batches_are_listed_in_pages_the_newest_first(tmp_path):
     async with serving(tmp_path, starts=False) as world:
         ids = [await world.create([line(1)]) for _ in range(5)][::-1]
@@ -317,12 +298,6 @@ async def test_batches_are_listed_in_pages_the_newest_first(tmp_path):
         for query in ("limit=0", "limit=101", "limit=x", "befor=1", "limit=1&limit=2"):
             assert (await world.call("GET", f"/v1/batches?{query}")).status_code == 400
         assert (await world.call("GET", "/v1/batches?after=batch_x")).status_code == 404
-
-
-async def test_the_input_of_a_batch_is_what_was_uploaded(tmp_path):
-    async with serving(tmp_path, starts=False) as world:
-        file_id = await world.upload([line(1)])
-        assert (await world.call("GET", f"/v1/files/{file_id}/content")).content == jsonl([line(1)])
 
 
 async def test_a_large_answer_is_written_whole_and_one_that_is_too_large_is_an_error_of_its_line(tmp_path, monkeypatch):

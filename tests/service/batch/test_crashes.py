@@ -248,17 +248,6 @@ async def test_what_is_no_file_in_the_place_of_answers_stops_its_batch_alone(pla
         assert (await world.ended(stuck))["status"] == "completed"
 
 
-async def test_what_is_no_file_in_the_place_of_an_input_is_not_waited_for(tmp_path):
-    async with serving(tmp_path, starts=False) as world:
-        batch = await world.create([one_token(1)])
-        path = next(world.batch_service.files.folder.files.iterdir())
-        path.unlink()
-        os.mkfifo(path)
-    async with serving(tmp_path) as world:
-        ended = await world.ended(batch)
-        assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "empty_file")
-
-
 async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):
     async with serving(tmp_path, starts=False) as world:
         file_id = await world.upload([line(1)])

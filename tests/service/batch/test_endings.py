@@ -201,15 +201,6 @@ async def test_a_cancelled_batch_whose_input_cannot_be_read_any_more_keeps_its_a
         assert len(await world.rows(ended["output_file_id"])) == 2
 
 
-async def test_the_body_of_a_line_is_made_beside_the_event_loop(tmp_path, monkeypatch):
-    threads, make = [], lines.body_of
-    monkeypatch.setattr(job, "body_of", lambda line: threads.append(threading.current_thread()) or make(line))
-    async with serving(tmp_path) as world:
-        batch, output, _ = await world.run([one_token(1)])
-        assert (batch["status"], len(output), len(threads)) == ("completed", 1, 1)
-        assert threading.current_thread() not in threads
-
-
 class Adapters:
     """A registry with one adapter, of these weights."""
 

@@ -92,13 +92,6 @@ async def test_an_upload_that_cannot_be_is_refused_by_field_and_leaves_nothing(t
         assert await world.batch_service.db(world.batch_service.files.total_bytes) == 0
 
 
-async def test_a_body_that_is_no_form_is_415(tmp_path):
-    async with serving(tmp_path, starts=False) as world:
-        assert (await world.call("POST", "/v1/files", json={"purpose": "batch"})).status_code == 415
-        zipped = {"content-type": "multipart/form-data; boundary=x", "content-encoding": "gzip"}
-        assert (await world.call("POST", "/v1/files", content=b"x", headers=zipped)).status_code == 415
-
-
 async def test_unknown_fields_of_a_form_are_said_and_a_file_may_live_shorter(tmp_path):
     async with serving(tmp_path, starts=False) as world:
         fields = {
@@ -285,10 +278,3 @@ async def test_a_line_says_nothing_of_who_it_is(tmp_path):
     async with serving(tmp_path, keys=keys_of(tmp_path, ann=NO_LIMIT), starts=False) as world:
         headers = {"attend.batch_line": "ann", "x-attend-batch-line": "ann"}
         assert (await world.call("POST", COMPLETIONS, json=ONE, headers=headers)).status_code == 401
-
-
-async def test_an_unknown_after_is_refused_by_its_own_name(tmp_path):
-    async with serving(tmp_path, starts=False) as world:
-        for path, kind in (("/v1/files", "file"), ("/v1/batches", "batch")):
-            error = (await world.call("GET", f"{path}?after=x")).json()["error"]
-            assert (error["param"], error["message"]) == ("after", f"after: there is no {kind} 'x'")
