@@ -129,7 +129,7 @@ class BlockStore:
         self._known, self.num_bytes = known, total
 
     def remove(self, keys: Sequence[Key]) -> None:
-        """Remove blocks."""
+        """Remove the files of some blocks."""
         with self._lock:
             for key in self._known.intersection(keys):
                 self._forget(key)
