@@ -83,13 +83,10 @@ class Batches:
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Batches of this owner, the newest first, and whether there are more. Raises NotThere for an unknown `after`."""
-        sql, values = f"{_SELECT} WHERE owner = ?", [owner]
         if after is not None:
             self.batch(owner, after)
-            sql += " AND number < (SELECT number FROM batches WHERE id = ?)"
-            values.append(after)
-        rows = self._connection.execute(f"{sql} ORDER BY number DESC LIMIT ?", (*values, limit + 1)).fetchall()
-        return [_batch(row) for row in rows[:limit]], len(rows) > limit
+        rows, more = self.files.page(f"{_SELECT} WHERE owner = ?", (owner,), "batches", after, limit)
+        return [_batch(row) for row in rows], more
 
     def cancel(self, owner: str, batch_id: str) -> Batch:
         """Have a batch end soon; one that has ended stays as it is. Raises NotThere."""

@@ -116,17 +116,21 @@ class Files:
         self, owner: str, after: str | None, limit: int, purpose: str | None = None, *, newest_first: bool = True
     ) -> tuple[list[File], bool]:
         """Files of this owner, and whether there are more. Raises NotThere for an unknown `after`."""
-        beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
-        sql, values = f"SELECT {_FILE} FROM files WHERE owner = ? AND ready = 1", [owner]
-        if purpose is not None:
-            sql += " AND purpose = ?"
-            values.append(purpose)
         if after is not None:
             self.file(owner, after)
-            sql += f" AND number {beyond} (SELECT number FROM files WHERE id = ?)"
-            values.append(after)
+        sql = f"SELECT {_FILE} FROM files WHERE owner = ? AND ready = 1 AND purpose = COALESCE(?, purpose)"
+        rows, more = self.page(sql, (owner, purpose), "files", after, limit, newest_first=newest_first)
+        return [File(*row) for row in rows], more
+
+    def page(
+        self, sql: str, values: tuple[object, ...], table: str, after: str | None, limit: int, *, newest_first: bool = True
+    ) -> tuple[list[sqlite3.Row], bool]:
+        """Rows of a query beyond that of the id `after`, and whether there are more."""
+        beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
+        if after is not None:
+            sql, values = f"{sql} AND number {beyond} (SELECT number FROM {table} WHERE id = ?)", (*values, after)
         rows = self.connection.execute(f"{sql} ORDER BY number {order} LIMIT ?", (*values, limit + 1)).fetchall()
-        return [File(*row) for row in rows[:limit]], len(rows) > limit
+        return rows[:limit], len(rows) > limit
 
     def delete(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises NotThere, and InvalidRequest where a batch still reads it."""

@@ -148,7 +148,6 @@ class Job:
             self._most_line,
             most,
             self.routes.check_model,
-            self.routes.strict_fields,
         )
         async with aclosing(self._lines(most)) as pieces:
             async for lines in pieces:
@@ -260,9 +259,7 @@ class Job:
 
     async def _read(self, raw: Raw, take: Callable[[Line], T]) -> T:
         """What `take` makes of a line, beside the event loop. Raises BadLine."""
-        read = partial(
-            read_line, raw, self.batch.endpoint, self.routes.parse, self._most_line, strict=self.routes.strict_fields
-        )
+        read = partial(read_line, raw, self.batch.endpoint, self.routes.parse, self._most_line)
         return await _patiently(lambda: take(read()), len(raw.text))
 
     async def _keep(self, answer: Entry) -> None:

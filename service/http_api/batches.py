@@ -48,7 +48,6 @@ def routes_of(deps: RouteDeps, app: ASGIApp) -> Routes:
         most_bytes=lambda path: deps.most_bytes_of_texts if path in OF_TEXTS else deps.most_bytes,
         check_model=deps.service.check_model,
         identity=partial(_identity, deps.service),
-        strict_fields=deps.strict_fields,
     )
 
 

@@ -95,8 +95,8 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
         await serve_models(settings, admission, http, stop)
         return drained_status(stop)
     except ModelUnavailable as error:
-        reasons = (f"{slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
-        raise CheckpointError(f"the model {next(reasons, error)}") from error
+        reasons = (f"the model {slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
+        raise CheckpointError(next(reasons, str(error))) from error
     finally:
         await pool.close(0.0)
         logs.close()

@@ -14,7 +14,7 @@ from attend.service.batch import answers, batches, job, lines, runner
 from tests.fakes import FakeEngine, info
 from tests.service.batch.test_batches import until
 from tests.service.batch.test_crashes import full, one_token
-from tests.service.batch.world import Clock, World, jsonl, keys_of, serving
+from tests.service.batch.world import Clock, World, keys_of, serving
 
 WINDOW = 24 * 3600
 
@@ -101,25 +101,6 @@ async def test_a_server_that_closes_while_files_are_made_leaves_none_of_them(tmp
         assert files_of(world) == {found["input_file_id"]}, "once the threads are done"
     async with serving(tmp_path) as world:
         assert (await world.ended(batch))["request_counts"]["completed"] == 1
-
-
-async def test_a_server_that_closes_while_an_end_is_written_down_keeps_its_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "CLOSE_SECONDS", 0.05)
-    begun, end = threading.Event(), batches.Batches.end
-
-    def slowly(*given):
-        begun.set()
-        time.sleep(0.5)
-        return end(*given)
-
-    monkeypatch.setattr(batches.Batches, "end", slowly)
-    async with serving(tmp_path) as world:
-        batch = await world.create([one_token(1)])
-        await until(begun.is_set)
-    async with serving(tmp_path, starts=False) as world:
-        ended = await world.batch(batch)
-        assert ended["status"] == "completed"
-        assert len(await world.rows(ended["output_file_id"])) == 1
 
 
 async def test_a_batch_whose_answers_find_no_room_waits_and_keeps_them(tmp_path):
@@ -215,14 +196,12 @@ class Adapters:
 
 OTHERS = {
     "other weights": ({}, {}, {"engine": FakeEngine(info=info(weights_digest="w2"))}, "'fake' (w)", "'fake' (w2)"),
-    "another name": ({}, {}, {"model_name": "new"}, "'fake' (w)", "'new' (w)"),
     "another adapter": (
         {"model": "tone"},
         {"adapter_registry": Adapters("a" * 64)},
         {"adapter_registry": Adapters("b" * 64)},
         *("'tone' (w-aaaaaaaa", "'tone' (w-bbbbbbbb"),
     ),
-    "no adapter": ({"model": "tone"}, {"adapter_registry": Adapters("a" * 64)}, {}, "'tone' (w-a", "'fake' (w)"),
 }
 
 
@@ -261,19 +240,4 @@ def test_a_line_that_is_too_long_is_no_empty_one_whatever_it_begins_with(tmp_pat
         (tmp_path / "in").write_bytes(start * 2000 + b'{"custom_id":"a"}\n{}\n')
         reader = lines.Reader(tmp_path / "in", 1000)
         assert reader.some() == [lines.Raw(1, b""), lines.Raw(2, b"{}")]
-        reader.close()
-
-
-async def test_empty_lines_count_and_their_reading_gives_way(tmp_path):
-    """A file of line ends alone, or after a good line, holds neither the event loop nor a thread from others."""
-    for start in (0, 1):
-        path = tmp_path / f"{start}"
-        path.write_bytes(jsonl([one_token(1)] * start) + b"\r\n" * 100_000)
-        reader = lines.Reader(path, 1000, 50_000)
-        read = []
-        while not reader.is_over:
-            before = reader._file.tell()
-            read += reader.some()
-            assert reader._file.tell() - before <= lines.CHUNK + 1000
-        assert [raw.number for raw in read] == [*range(1, start + 1), 50_001]
         reader.close()

@@ -126,15 +126,6 @@ def test_a_silent_server_holds_no_caller_beyond_the_deadline(replica):
         engine.held = False
 
 
-def test_nobody_there_is_tried_again(replica):
-    replica.grpc.port, port = 9, replica.grpc.port
-    try:
-        with pytest.raises(GaveUp):
-            ask(replica, Policy(tries=2, first_wait=0.001))
-    finally:
-        replica.grpc.port = port
-
-
 def test_the_same_seed_is_asked_for_with_every_try(replica):
     proxy, requests = replica.grpc, replica.server.engine.requests
     requests.clear()

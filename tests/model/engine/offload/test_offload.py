@@ -448,16 +448,6 @@ def test_one_slow_read_does_not_end_all_of_them(tmp_path):
     ended(engine)
 
 
-def test_nothing_is_written_after_the_end(tmp_path):
-    engine = fake(DENSE, tmp_path, {}, bytes_per_second=100.0)
-    for name in "abcd":
-        finished(engine, [ask(name, [ord(name) % 8] * 40, 2)])
-    engine.offload.close(10)
-    count = len(list(tmp_path.iterdir()))
-    time.sleep(0.1)
-    assert len(list(tmp_path.iterdir())) == count < 40
-
-
 # Real models.
 
 
@@ -542,14 +532,6 @@ def test_what_runs_while_draining_is_written_too(tmp_path):
     asyncio.run(left())
     assert list(disk.rglob("kv-*.bin"))
     engine.close()
-
-
-def test_keys_of_another_rotary_embedding_are_not_used(tmp_path):
-    folder = write_checkpoint("llama-dynamic", tmp_path / "model")
-    options = EngineOptions(dtype="float32", num_threads=1, block_size=16, kv_cache_memory=1 << 22, max_batch_requests=4)
-    kept = replace(options, kv_disk_folder=str(tmp_path / "kv"))
-    answered(folder, replace(kept, max_model_len=128))
-    assert answered(folder, replace(kept, max_model_len=200)) == answered(folder, replace(options, max_model_len=200))
 
 
 def test_what_it_cannot_work_with_is_named(tmp_path):

@@ -40,15 +40,6 @@ def test_the_idle_model_goes_that_was_used_longest_ago():
     run_at_once(law())
 
 
-def test_two_that_fit_load_at_the_same_time():
-    async def law():
-        machine = Machine({"a": 5, "b": 5})
-        await asyncio.gather(machine.call("a"), machine.call("b"))
-        assert now() == LOAD_SECONDS + 1
-
-    run_at_once(law())
-
-
 def test_a_model_that_is_never_idle_gives_way_after_its_turn_and_comes_back_for_its_own_callers():
     async def law():
         machine, done = Machine({"a": 10, "b": 10}), []
@@ -205,19 +196,6 @@ def test_callers_who_leave_end_nothing_and_hold_nothing():
         await busy
         assert machine.starts == ["a"]
 
-    run_at_once(law())
-
-
-def test_too_many_who_wait_for_a_model_are_refused(monkeypatch):
-    async def law():
-        machine = Machine({"a": 1})
-        first = [asyncio.create_task(machine.call("a")) for _ in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="3 calls wait for 'a' already"):
-            await machine.call("a")
-        await asyncio.gather(*first)
-
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
     run_at_once(law())
 
 
