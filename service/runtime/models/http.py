@@ -132,5 +132,5 @@ def _last_event(error: ModelUnavailable, path: str, request_id: str) -> bytes:
         return b"\nevent: error\ndata: %s\n\n" % orjson.dumps(anthropic_body(error, request_id))
     body = error_body(error, request_id)
     if path == RESPONSES.path:
-        return b"\nevent: error\ndata: %s\n\n" % orjson.dumps({"type": "error", "sequence_number": 0} | body["error"])
+        return b"\nevent: error\ndata: %s\n\n" % orjson.dumps({**body["error"], "type": "error", "sequence_number": 0})
     return b"\ndata: %s\n\ndata: [DONE]\n\n" % orjson.dumps(body)

@@ -137,7 +137,10 @@ async def test_bytes_and_headers_pass_in_both_directions_and_the_address_is_adde
     ("path", "event"),
     [
         ("/v1/completions", 'data: {"error":{"message":"the process'),
-        ("/v1/responses", 'event: error\ndata: {"type":"error","sequence_number":0,"message":"the process'),
+        (
+            "/v1/responses",
+            'event: error\ndata: {"message":"the process of the model \'m\' ended during the call","type":"error",',
+        ),
         ("/v1/messages", 'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"the process'),
     ],
 )
