@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from grpc import StatusCode
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.core import TyperArgument, TyperGroup
 from typer.main import get_command
@@ -18,7 +19,6 @@ from attend.model.errors import AttendError, Overloaded, Unavailable
 from attend.model.net.families.table import FAMILIES, TITLES
 from attend.model.net.families.unsupported_families import STRANGERS
 from attend.model.net.features import NATIVE, TRITON, features
-from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
 from attend.service.commands.cli import app
 from attend.service.commands.flags import GROUPS, allowed_values
@@ -26,9 +26,8 @@ from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
 from attend.service.observe.batches import BatchNumbers
-from attend.service.runtime.models.authentication import CallAuthenticator
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
-from attend.service.runtime.models.metrics import PoolCollector, own_page
+from attend.service.runtime.models.metrics import PoolCollector
 from attend.service.runtime.models.pool import Pool
 from attend.service.settings import Settings
 from tests.fakes import FakeEngine, build_server
@@ -86,19 +85,19 @@ def metrics() -> Iterator[list[str]]:
     pages = [own, exposition.serving_metrics(["RUNNING"], ["HEALTHY"], 0), exposition.replica_counts(1, 1)]
     edges = edge.parse_statistics([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
     pages.append(edge.to_exposition(edges | edge.certificate("a", 1.0, True)))
-    pages.append("".join(page for page in _pages_of_models() if "attend_auth_failures" not in page))
+    pages.append(_page_of_models())
     for family in (each for page in pages for each in text_string_to_metric_families(page)):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = {label for sample in family.samples for label in sample.labels} - {"model", "replica", "le"}
         yield [f"`{name}`", family.type, ", ".join(f"`{label}`" for label in sorted(labels)), family.documentation]
 
 
-def _pages_of_models() -> list[str]:
-    """What a server of several models counts itself: a page for each metric."""
-    authenticator = CallAuthenticator(None, Callers(), lambda: False)
+def _page_of_models() -> str:
+    """What a server of several models counts itself."""
     plan = Plan({"a": ServedModel(Entry(name="a"), Settings())}, ModelsFile(models=[Entry(name="a")]), 1)
-    authenticator.registry.register(PoolCollector(Pool(plan, None)))  # type: ignore[arg-type]  # nothing is started
-    return [f"# HELP{page}" for page in own_page(authenticator).split("# HELP")[1:]]
+    registry = CollectorRegistry()
+    registry.register(PoolCollector(Pool(plan, None)))  # type: ignore[arg-type]  # nothing is started
+    return generate_latest(registry).decode()
 
 
 def _edge_rows(transport: str) -> list[dict[str, str]]:

@@ -1,16 +1,14 @@
-"""Batches in the SQLite database. A runner has a batch as long as it has the lock of its part."""
+"""Batches in the SQLite database."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import inf
 from typing import Any, NamedTuple
 
 from attend.service.batch.database import transaction
 from attend.service.batch.files import OUTPUT, Files
-from attend.service.batch.results import Part
 from attend.service.batch.rows import BATCH_ID, OPEN, WINDOW_SECONDS, Batch, Counts, new_batch_id
-from attend.service.errors import NotThere, QuotaReached
+from attend.service.errors import NotThere, QuotaReached, StorageFailed
 from attend.service.records import TokenUsage
 
 MAX_ERRORS = 50
@@ -28,7 +26,7 @@ def problem(code: str, message: str, line: int | None = None, param: str | None 
 
 
 class Ending(NamedTuple):
-    """How a batch ends: `completed`, `failed`, `expired` or `cancelled`; `left` where another runner goes on with it."""
+    """How a batch ends: `completed`, `failed`, `expired` or `cancelled`; `left` where the next runner goes on with it."""
 
     status: str
     errors: tuple[dict[str, Any], ...] = ()
@@ -38,7 +36,6 @@ class Ending(NamedTuple):
 
 EXPIRED = Ending("expired", rest=("batch_expired", "This request could not be executed before the completion window expired."))
 CANCELLED = Ending("cancelled", rest=("batch_cancelled", "This request was not executed before the batch was cancelled."))
-KEY_REMOVED = CANCELLED._replace(errors=(problem("key_removed", "the API key of this batch was removed"),))
 
 
 def other_model(before: str, now: str) -> Ending:
@@ -52,7 +49,7 @@ def other_model(before: str, now: str) -> Ending:
 
 
 class Batches:
-    """For one thread at a time, that of `files`. Only who has the part of a batch changes it, but for `cancel`."""
+    """For one thread at a time, that of `files`. Only the runner changes a batch, but for `cancel`."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -60,33 +57,20 @@ class Batches:
 
     def create(self, owner: str, input_file: str, endpoint: str, metadata: Mapping[str, str]) -> Batch:
         """A new batch of a file of this owner. Raises NotThere and QuotaReached."""
-        now, most = int(self.files.clock()), self.files.limits.key_files
-        batch = Batch(
-            new_batch_id(),
-            owner,
-            endpoint,
-            input_file,
-            "validating",
-            now,
-            now + WINDOW_SECONDS,
-            metadata=dict(metadata),
-            times={"created": now},
-        )
+        now, most = int(self.files.clock()), self.files.limits.batch_key_files
+        batch_id, times = new_batch_id(), json.dumps({"created": now})
         with transaction(self._connection):
             self.files.file(owner, input_file)
             (count,) = self._connection.execute("SELECT COUNT(*) FROM batches WHERE owner = ?", (owner,)).fetchone()
             if count >= most:
-                hours = self.files.limits.retention / 3600
+                hours = self.files.limits.batch_retention_hours
                 raise QuotaReached(f"you may have at most {most} batches of the last {hours:g} hours, and have {count}")
             self._connection.execute(
                 "INSERT INTO batches (id, owner, endpoint, input_file, status, created, expires, metadata, times)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(batch.id, owner, endpoint, input_file, batch.status, now, batch.expires),
-                    *(json.dumps(batch.metadata), json.dumps(batch.times)),
-                ),
+                " VALUES (?, ?, ?, ?, 'validating', ?, ?, ?, ?)",
+                (batch_id, owner, endpoint, input_file, now, now + WINDOW_SECONDS, json.dumps(dict(metadata)), times),
             )
-        return batch
+        return self.batch(owner, batch_id)
 
     def batch(self, owner: str, batch_id: str) -> Batch:
         """A batch of this owner. Raises NotThere."""
@@ -99,13 +83,10 @@ class Batches:
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Batches of this owner, the newest first, and whether there are more. Raises NotThere for an unknown `after`."""
-        sql, values = f"{_SELECT} WHERE owner = ?", [owner]
         if after is not None:
             self.batch(owner, after)
-            sql += " AND number < (SELECT number FROM batches WHERE id = ?)"
-            values.append(after)
-        rows = self._connection.execute(f"{sql} ORDER BY number DESC LIMIT ?", (*values, limit + 1)).fetchall()
-        return [_batch(row) for row in rows[:limit]], len(rows) > limit
+        rows, more = self.files.page(f"{_SELECT} WHERE owner = ?", (owner,), "batches", after, limit)
+        return [_batch(row) for row in rows], more
 
     def cancel(self, owner: str, batch_id: str) -> Batch:
         """Have a batch end soon; one that has ended stays as it is. Raises NotThere."""
@@ -115,51 +96,34 @@ class Batches:
                 self._set(batch, "cancelling")
         return self.batch(owner, batch_id)
 
-    # For runners
+    # For the runner
 
-    def owners(self) -> dict[str, int]:
-        """Who has batches that have not ended: each owner's first one, as a number that grows."""
-        sql = f"SELECT owner, MIN(number) FROM batches WHERE status IN ({_OPEN}) GROUP BY owner"
-        return dict(self._connection.execute(sql).fetchall())
+    def open_batches(self) -> list[tuple[str, str, int]]:
+        """(id, owner, end of its window) of each batch that has not ended, as they were created."""
+        sql = f"SELECT id, owner, expires FROM batches WHERE status IN ({_OPEN}) ORDER BY number"
+        return [tuple(row) for row in self._connection.execute(sql).fetchall()]
 
-    def take(self, owner: str, but: Collection[str], before: float = inf) -> tuple[Batch, Part] | None:
-        """A batch of this owner that nobody has and whose window ends before a time; None where there is none.
+    def save(self, progress: Mapping[str, tuple[Counts, int]]) -> dict[str, tuple[str, QuotaReached | StorageFailed | None]]:
+        """Write down how far these batches are, and charge the bytes of their answers.
 
-        It is the caller's until the part is closed, or its process dies. `but`: ids of batches that the caller has. Raises
-        OSError.
+        Returns the status of each, and why so many bytes are too many where they are: then they are not charged.
         """
-        failure = None
-        sql = f"SELECT id FROM batches WHERE owner = ? AND status IN ({_OPEN}) AND expires < ? ORDER BY number"
-        for (batch_id,) in self._connection.execute(sql, (owner, before)).fetchall():
-            if batch_id in but:
-                continue
-            try:
-                part = Part(self.files.folder.part(batch_id))
-            except BlockingIOError:
-                continue
-            except OSError as error:  # of this batch alone, or of all
-                failure = error
-                continue
-            row = self._connection.execute(f"{_SELECT} WHERE id = ?", (batch_id,)).fetchone()
-            if row is not None and row["status"] in OPEN:
-                return _batch(row), part
-            part.path.unlink(missing_ok=True)  # it ended a moment ago
-            part.close()
-        if failure is not None:
-            raise failure
-        return None
-
-    def save(self, counts: Mapping[str, Counts]) -> dict[str, str]:
-        """Write down how far these batches are; returns their statuses."""
-        statuses = {}
+        found: dict[str, tuple[str, QuotaReached | StorageFailed | None]] = {}
         with transaction(self._connection):
-            for batch_id, found in counts.items():
+            for batch_id, (counts, size) in progress.items():
+                sql = "SELECT owner, status, charged FROM batches WHERE id = ?"
+                owner, status, charged = self._connection.execute(sql, (batch_id,)).fetchone()
+                refusal = None
+                try:
+                    self.files.check_room(owner, max(0, size - charged))
+                except (QuotaReached, StorageFailed) as error:
+                    refusal, size = error, charged
                 self._connection.execute(
-                    "UPDATE batches SET completed = ?, failed = ?, usage = ? WHERE id = ? AND ended IS NULL",
-                    (found.completed, found.failed, json.dumps(found.usage), batch_id),
+                    "UPDATE batches SET completed = ?, failed = ?, usage = ?, charged = ? WHERE id = ? AND ended IS NULL",
+                    (counts.completed, counts.failed, json.dumps(counts.usage), size, batch_id),
                 )
-                statuses[batch_id] = self._status(batch_id)
-        return statuses
+                found[batch_id] = status, refusal
+        return found
 
     def begin(self, batch: Batch, total: int) -> bool:
         """Its input is good, and its model is known: it is in progress. False where it is cancelled."""
@@ -171,19 +135,20 @@ class Batches:
             self._set(batch, "in_progress")
         return True
 
-    def finalize(self, batch: Batch) -> bool:
-        """All of its lines are answered, as it may say already. False where it is cancelled."""
+    def finalize(self, batch: Batch, size: int) -> bool:
+        """All of its lines are answered, as it may say already. False where it is cancelled.
+
+        Raises QuotaReached or StorageFailed where its answers, of so many bytes, are too many.
+        """
         with transaction(self._connection):
-            if self._status(batch.id) not in ("in_progress", "finalizing"):
+            sql = "SELECT status, charged FROM batches WHERE id = ?"
+            status, charged = self._connection.execute(sql, (batch.id,)).fetchone()
+            if status not in ("in_progress", "finalizing"):
                 return False
+            self.files.check_room(batch.owner, max(0, size - charged))
+            self._connection.execute("UPDATE batches SET charged = ? WHERE id = ?", (max(size, charged), batch.id))
             self._set(batch, "finalizing")
         return True
-
-    def charge(self, batch: Batch, more: int) -> None:
-        """Charge bytes of its answers, before they are written. Raises QuotaReached or StorageFailed."""
-        with transaction(self._connection):
-            self.files.check_room(batch.owner, more)
-            self._connection.execute("UPDATE batches SET charged = charged + ? WHERE id = ?", (more, batch.id))
 
     def end(
         self,
@@ -196,17 +161,13 @@ class Batches:
     ) -> None:
         """The end of a batch, with the files of its answers and of its errors, (id, bytes) each, which lie in their places."""
         with transaction(self._connection):
-            ids = [
-                None if made is None else self._keep(batch, made, name)
-                for made, name in ((output, "output"), (failures, "error"))
-            ]
+            ids = [made and self._keep(batch, made, name) for made, name in ((output, "output"), (failures, "error"))]
             total, completed, failed, usage = counts
             self._connection.execute(
                 "UPDATE batches SET output_file = ?, error_file = ?, total = ?, completed = ?, failed = ?, usage = ?,"
                 " errors = ?, charged = 0, ended = ? WHERE id = ?",
                 (
-                    *ids,
-                    *(total, completed, failed, json.dumps(usage), json.dumps(list(errors)[:MAX_ERRORS])),
+                    *(*ids, total, completed, failed, json.dumps(usage), json.dumps(list(errors)[:MAX_ERRORS])),
                     *(int(self.files.clock()), batch.id),
                 ),
             )
@@ -221,16 +182,11 @@ class Batches:
         return counts, 0.0 if oldest is None else max(0.0, self.files.clock() - oldest)
 
     def _keep(self, batch: Batch, made: tuple[str, int], name: str) -> str:
-        file_id, size = made
         now = int(self.files.clock())
-        self._connection.execute(
-            "INSERT INTO files (id, owner, bytes, created, expires, filename, purpose, ready) VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
-            (
-                *(file_id, batch.owner, size, now, now + int(self.files.limits.retention)),
-                *(f"{batch.id}_{name}.jsonl", OUTPUT),
-            ),
-        )
-        return file_id
+        row = *made, batch.owner, now, now + int(self.files.retention), f"{batch.id}_{name}.jsonl", OUTPUT
+        sql = "INSERT INTO files (id, bytes, owner, created, expires, filename, purpose, ready) VALUES (?, ?, ?, ?, ?, ?, ?, 1)"
+        self._connection.execute(sql, row)
+        return made[0]
 
     def _status(self, batch_id: str) -> str:
         (status,) = self._connection.execute("SELECT status FROM batches WHERE id = ?", (batch_id,)).fetchone()

@@ -1,7 +1,6 @@
 """The SQLite database of files and batches: opening it, and its tables."""
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,43 +35,16 @@ def open_database(folder: Folder) -> sqlite3.Connection:
     try:
         found = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         found.row_factory = sqlite3.Row
-        _with_log(found)
-        found.execute("PRAGMA synchronous = FULL")
         with transaction(found):
             version = found.execute("PRAGMA user_version").fetchone()[0]
-            if not 0 <= version <= VERSION:
+            if version not in (0, VERSION):
                 raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} is of another version of Attend: it has format {version}")
             for table in TABLES:
                 found.execute(table)
-            if 0 < version < VERSION:
-                _bring_up(found, version)
-                folder.join_parts()
             found.execute(f"PRAGMA user_version = {VERSION}")
     except (sqlite3.Error, OSError) as error:
         raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be used: {error}") from error
     return found
-
-
-def _bring_up(connection: sqlite3.Connection, version: int) -> None:
-    """Tables of format 1 or 2 get the columns of today. A server of before, which needs the others, can take no batch then."""
-    if version == 1:
-        connection.execute("ALTER TABLE batches ADD COLUMN usage TEXT NOT NULL DEFAULT '[]'")
-    connection.execute("ALTER TABLE batches ADD COLUMN identity TEXT NOT NULL DEFAULT ''")
-    for column in ("generation", "runner", "leased_until"):
-        connection.execute(f"ALTER TABLE batches DROP COLUMN {column}")
-
-
-def _with_log(connection: sqlite3.Connection) -> None:
-    """Write ahead. SQLite does not wait for another process that does the same at the same time."""
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 @contextmanager

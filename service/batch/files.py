@@ -4,12 +4,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from attend.model.errors import InvalidRequest
 from attend.service.batch.database import open_database, transaction
 from attend.service.batch.folder import Folder
-from attend.service.batch.limits import Limits
 from attend.service.batch.rows import BATCH_ID, FILE_ID, OPEN, File, new_file_id
+from attend.service.batch_settings import BatchSettings
 from attend.service.errors import NotThere, QuotaReached, StorageFailed
 
 Clock = Callable[[], float]
@@ -22,11 +23,12 @@ _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 
 
 class Files:
-    """For one thread at a time. Whose caller an `owner` is, `owners.py` says. Raises sqlite3.Error where the disk is full."""
+    """For one thread at a time. Whose caller an `owner` is, `rows.py` says. Raises sqlite3.Error where the disk is full."""
 
-    def __init__(self, limits: Limits, clock: Clock = time.time) -> None:
+    def __init__(self, limits: BatchSettings, clock: Clock = time.time) -> None:
         self.limits = limits
-        self.folder = Folder(limits.folder)
+        self.retention = limits.batch_retention_hours * 3600
+        self.folder = Folder(Path(limits.batch_folder))
         self.clock = clock
         self.connection = open_database(self.folder)
         self._strays_at = 0.0
@@ -43,8 +45,8 @@ class Files:
         file_id, now = new_file_id(), int(self.clock())
         with transaction(self.connection):
             (count,) = self._one("SELECT COUNT(*) FROM files WHERE owner = ?", owner)
-            if count >= self.limits.key_files:
-                raise QuotaReached(f"you may keep at most {self.limits.key_files} files, and have {count}: delete some")
+            if count >= self.limits.batch_key_files:
+                raise QuotaReached(f"you may keep at most {self.limits.batch_key_files} files, and have {count}: delete some")
             self.check_room(owner, size)
             self.connection.execute(
                 f"INSERT INTO files ({_FILE}, ready) VALUES (?, ?, ?, ?, ?, '', '', 0)",
@@ -59,11 +61,11 @@ class Files:
             " + (SELECT COALESCE(SUM(charged), 0) FROM batches WHERE owner = ?1)",
             owner,
         )
-        if own + size > self.limits.key_bytes:
-            limit = f"your files and batches may have at most {self.limits.key_bytes} bytes together"
+        if own + size > self.limits.batch_key_bytes:
+            limit = f"your files and batches may have at most {self.limits.batch_key_bytes} bytes together"
             raise QuotaReached(f"{limit}: they have {own}, and {size} more do not fit")
         total = self.total_bytes()
-        if total + size > self.limits.total_bytes:
+        if total + size > self.limits.batch_bytes:
             raise StorageFailed("the server's storage of files is full (batch_bytes): try again later")
 
     def total_bytes(self) -> int:
@@ -76,7 +78,7 @@ class Files:
     def finish(self, file_id: str, size: int, filename: str, expires_after: int | None = None) -> File:
         """The file has come, and is an input from now on. It lives as long as all do, or for fewer seconds."""
         now = int(self.clock())
-        seconds = min(self.limits.retention, self.limits.retention if expires_after is None else expires_after)
+        seconds = min(self.retention, expires_after or self.retention)
         with transaction(self.connection):
             changed = self.connection.execute(
                 "UPDATE files SET bytes = ?, filename = ?, purpose = ?, created = ?, expires = ?, ready = 1"
@@ -114,17 +116,21 @@ class Files:
         self, owner: str, after: str | None, limit: int, purpose: str | None = None, *, newest_first: bool = True
     ) -> tuple[list[File], bool]:
         """Files of this owner, and whether there are more. Raises NotThere for an unknown `after`."""
-        beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
-        sql, values = f"SELECT {_FILE} FROM files WHERE owner = ? AND ready = 1", [owner]
-        if purpose is not None:
-            sql += " AND purpose = ?"
-            values.append(purpose)
         if after is not None:
             self.file(owner, after)
-            sql += f" AND number {beyond} (SELECT number FROM files WHERE id = ?)"
-            values.append(after)
+        sql = f"SELECT {_FILE} FROM files WHERE owner = ? AND ready = 1 AND purpose = COALESCE(?, purpose)"
+        rows, more = self.page(sql, (owner, purpose), "files", after, limit, newest_first=newest_first)
+        return [File(*row) for row in rows], more
+
+    def page(
+        self, sql: str, values: tuple[object, ...], table: str, after: str | None, limit: int, *, newest_first: bool = True
+    ) -> tuple[list[sqlite3.Row], bool]:
+        """Rows of a query beyond that of the id `after`, and whether there are more."""
+        beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
+        if after is not None:
+            sql, values = f"{sql} AND number {beyond} (SELECT number FROM {table} WHERE id = ?)", (*values, after)
         rows = self.connection.execute(f"{sql} ORDER BY number {order} LIMIT ?", (*values, limit + 1)).fetchall()
-        return [File(*row) for row in rows[:limit]], len(rows) > limit
+        return rows[:limit], len(rows) > limit
 
     def delete(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises NotThere, and InvalidRequest where a batch still reads it."""
@@ -146,7 +152,7 @@ class Files:
         sql = f"SELECT id FROM files WHERE expires < ? AND id NOT IN (SELECT input_file FROM batches WHERE status IN ({_OPEN}))"
         for (file_id,) in self.connection.execute(sql, (now,)).fetchall():
             self.drop(file_id)
-        ended = now - self.limits.retention
+        ended = now - self.retention
         self.connection.execute(f"DELETE FROM batches WHERE status NOT IN ({_OPEN}) AND ended < ?", (ended,))
         if now >= self._strays_at:
             self._strays_at = now + UPLOAD_SECONDS

@@ -1,20 +1,15 @@
 """The folder of files and batches: checks of where it is, and paths in it."""
 
+import fcntl
 import os
-import re
 import stat
 from pathlib import Path
 
 from attend.model.errors import SettingError
-from attend.service.batch.rows import BATCH_ID
 from attend.service.batch_settings import BATCH_FOLDER
 
 SUBFOLDER = "attend-batch"
 """Of `batch_folder`, which a cluster may hand out with any owner and mode: this one is the user's alone."""
-REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|ceph|afs|gpfs|lustre|ocfs2|gfs2|fuse\.(?!fuse-overlayfs).*")
-"""File systems that other machines write too, or that lock as each of them likes: SQLite's log needs memory that all its users
-share."""
-MOUNT_ESCAPE = re.compile(r"\\(\d{3})")
 
 
 class Folder:
@@ -24,10 +19,6 @@ class Folder:
         self.root = parent.absolute() / SUBFOLDER
         for path in (self.root, self.files, self.parts):
             _make(path)
-        if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
-            raise SettingError(
-                f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}): it must be on a local disk"
-            )
 
     @property
     def database(self) -> Path:
@@ -52,14 +43,18 @@ class Folder:
         """Of the answers of a batch that has not ended."""
         return self.parts / batch_id
 
-    def join_parts(self) -> None:
-        """Make one part of those of a batch, as formats 1 and 2 had them: `BATCH.NUMBER`."""
-        paths = [path for path in self.parts.iterdir() if BATCH_ID.fullmatch(path.stem) and path.suffix[1:].isdecimal()]
-        for path in sorted(paths, key=lambda path: int(path.suffix[1:])):
-            with path.open("rb") as old, self.part(path.stem).open("ab") as new:
-                new.write(b" \n")  # the end, as no answer has it, of a line that a crash cut off in here
-                new.writelines(line for line in old if line.endswith(b"\n"))
-            path.unlink()
+    def lock_runner(self) -> int | None:
+        """A file whose lock says which process has the lines computed; None where another has it. Raises OSError.
+
+        The kernel frees it with the process.
+        """
+        handle = os.open(self.root / "runner", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        return handle
 
 
 def opener(path: str, flags: int) -> int:
@@ -80,21 +75,3 @@ def _make(path: Path) -> None:
         raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(path)!r}: only this user may")
     if not os.access(path, os.W_OK | os.X_OK):
         raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be written to: Permission denied")
-
-
-def file_system(path: Path) -> str:
-    """The kind of file system that a folder is on; empty where that is not known."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-        own = path.resolve()
-    except OSError:
-        return ""
-    best, kind = -1, ""
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        if len(fields := left.split()) < 5 or not right:
-            continue
-        place = Path(MOUNT_ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[4]))
-        if own.is_relative_to(place) and len(place.parts) >= best:
-            best, kind = len(place.parts), right.split()[0]
-    return kind

@@ -11,10 +11,8 @@ from attend.model.errors import AttendError, InvalidRequest
 from attend.model.params import describe
 from attend.service.batch.batches import MAX_ERRORS, problem
 from attend.service.batch.folder import opener
-from attend.service.contract.tolerance import nearest
 from attend.service.errors import wire
 
-FIELDS = frozenset(("custom_id", "method", "url", "body"))
 MAX_CUSTOM_ID = 512
 ENVELOPE = 8 << 10
 """Bytes that a line may have beside its body."""
@@ -93,7 +91,7 @@ class Reader:
         return Raw(self._number, stripped) if stripped else None
 
 
-def read_line(raw: Raw, endpoint: str, parse: Parse, most: int, *, strict: bool = False) -> Line:
+def read_line(raw: Raw, endpoint: str, parse: Parse, most: int) -> Line:
     """A line's request. Raises BadLine."""
     if not raw.text:
         raise BadLine(f"the line must be at most {most} bytes", None, "line_too_long")
@@ -101,11 +99,6 @@ def read_line(raw: Raw, endpoint: str, parse: Parse, most: int, *, strict: bool 
         fields = parse(raw.text)
     except InvalidRequest as error:
         raise BadLine(str(error).replace("the body", "the line"), None, "invalid_json_line") from error
-    for name, value in fields.items():
-        meant = None if name in FIELDS or value is None else nearest(name, FIELDS)
-        if meant is not None or (strict and name not in FIELDS and value is not None):
-            guess = f": did you mean {meant}?" if meant else ""
-            raise BadLine(f"{describe(name)} is not a field of a line{guess}", name[:64], "invalid_value")
     custom_id, body = fields.get("custom_id"), fields.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         raise _wrong("custom_id", f"a string of 1 to {MAX_CUSTOM_ID} characters", fields, "invalid_custom_id")
@@ -141,7 +134,6 @@ class Check:
     most_lines: int
     check_model: Callable[[str], None]
     """Check that a line's model is served. Raises ModelNotFound."""
-    strict: bool = False
     total: int = 0
     model: str | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -168,7 +160,7 @@ class Check:
             yield problem("too_many_lines", message, raw.number)
             return
         try:
-            line = read_line(raw, self.endpoint, self.parse, self.most_bytes, strict=self.strict)
+            line = read_line(raw, self.endpoint, self.parse, self.most_bytes)
         except BadLine as error:
             yield problem(error.code, str(error), raw.number, error.field)
             return

@@ -31,4 +31,3 @@ class Routes:
     check_model: Callable[[str], None]
     identity: Callable[[str], str]
     """Name and fingerprint of what answers lines that name this model; of the served model where it has no such name."""
-    strict_fields: bool = False

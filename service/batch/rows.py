@@ -1,10 +1,12 @@
-"""The records of files and batches in the database, and their ids."""
+"""The records of files and batches in the database, their ids and their owners."""
 
 import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from attend.service.access.caller import Caller
+from attend.service.access.keys import KeyRing
 from attend.service.records import NO_TOKENS, TokenUsage
 
 FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")
@@ -15,6 +17,9 @@ WINDOW: Literal["24h"] = "24h"
 WINDOW_SECONDS = 24 * 3600
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """Statuses of a batch that has not ended."""
+KEY, TENANT = "key ", "tenant "
+EVERYBODY = ""
+"""The owner where neither keys nor tenants are known: all callers are one."""
 
 
 def new_file_id() -> str:
@@ -49,6 +54,10 @@ class Counts(NamedTuple):
     failed: int = 0
     usage: TokenUsage = NO_TOKENS
 
+    def plus(self, completed: int, failed: int, usage: TokenUsage) -> "Counts":
+        """The counts with another answer."""
+        return Counts(self.total, self.completed + completed, self.failed + failed, self.usage.plus(usage))
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -71,3 +80,20 @@ class Batch:
     errors: list[dict[str, Any]] = field(default_factory=list)
     identity: str = ""
     """Name and fingerprint of what computes its lines; empty before its input was checked."""
+
+
+def owner_of(caller: Caller) -> str:
+    """The owner that a caller is, as text in the database."""
+    if caller.key is not None:
+        return f"{KEY}{caller.key.name}"
+    return EVERYBODY if caller.tenant is None else f"{TENANT}{caller.tenant}"
+
+
+def caller_of(owner: str, keys: KeyRing | None) -> Caller | None:
+    """Who calls with the lines of this owner; None where its key is gone, or the server asks for keys now and had none."""
+    if owner.startswith(KEY):
+        key = None if keys is None else keys.find_by_name(owner.removeprefix(KEY))
+        return None if key is None else Caller(key, is_batch=True)
+    if keys is not None:
+        return None
+    return Caller(tenant=owner.removeprefix(TENANT) if owner.startswith(TENANT) else None, is_batch=True)

@@ -1,27 +1,27 @@
 """Batch scheduler: takes batches and has their lines computed, few beside other calls, fairly among owners.
 
-Several runners may share a folder, one in each replica of a machine. What a runner has taken is its own until it lets go of
-it or dies (`results.Part`).
+Several replicas of a machine may share a folder. One of them at a time has the lines computed; where it ends, or dies, another
+goes on at once (`Folder.lock_runner`).
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from math import inf
 
 from attend.model.errors import AttendError
 from attend.service.access.caller import Caller
 from attend.service.access.keys import KeyRing
-from attend.service.batch.batches import CANCELLED, EXPIRED, KEY_REMOVED, Ending
+from attend.service.batch.answers import AnswerLog
+from attend.service.batch.batches import CANCELLED, EXPIRED, Ending
 from attend.service.batch.job import Job
-from attend.service.batch.owners import caller_of
 from attend.service.batch.routes import Answer, Routes
+from attend.service.batch.rows import caller_of
 from attend.service.batch.service import BatchService
-from attend.service.errors import StorageFailed
+from attend.service.errors import QuotaReached, StorageFailed
 
 log = logging.getLogger("attend.batch")
 
@@ -34,14 +34,13 @@ CALM_SECONDS = 2.0
 CLOSE_SECONDS = 2.0
 """How long the end of a server waits for what is being written."""
 MAX_JOBS, MAX_OF_ONE = 32, 2
-"""Batches that a runner works on at a time, and of one owner."""
+"""Batches that are worked on at a time, and of one owner."""
 SPARED = 0.5
 """A line begins only while its key has taken less than this share of each of its limits: the rest is for its other calls."""
-AWAY_SECONDS = 300.0
-"""So long after its key was last known a batch ends. A key file may lack a key for a moment; and another server, which never
-knew the key, may share the folder."""
 MAX_PAUSE = 30.0
 """Seconds for which an owner whose line found no room is passed over, at most."""
+BESIDE = 8
+"""Of the lines that are computed at a time, one of so many goes on beside other calls."""
 
 
 class Runner:
@@ -57,16 +56,14 @@ class Runner:
     ) -> None:
         self.batch_service = batch_service
         self.jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
+        self.lock: int | None = None
+        """The file whose lock says that no other process has the lines computed."""
         self._routes, self._keys, self._others, self._clock = routes, keys, others, clock
-        self._busy_until = 0.0
+        self._busy_until = self._sweeps_at = 0.0
         self._paused: dict[str, float] = {}
-        self._known: dict[str, float] = {}
-        """When the caller was known last, of each owner of an open batch; those alone who were known at some time."""
-        self._unknown: set[str] = set()
         self._began = Counter[str]()
         """When an owner's last line began, as a number that grows."""
         self._lines = 0
-        self._sweeps_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -87,7 +84,13 @@ class Runner:
             for task in late:  # it makes files of answers, or waits for a disk: the next one begins that anew
                 task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        files = [(job.batch.owner, job.answers.close) for job, _ in self.jobs.values()]
+        closing = [asyncio.ensure_future(self.batch_service.disk(*each)) for each in files]
+        late = (await asyncio.wait(closing, timeout=CLOSE_SECONDS))[1] if closing else set()
         self.jobs.clear()
+        if self.lock is not None and not late:  # else the end of the process frees it
+            self.batch_service.release(self.lock)
+            self.lock = None
 
     async def _keep_on(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -102,7 +105,9 @@ class Runner:
     # Batches
 
     async def _beat(self) -> None:
-        """Write down how far the batches are, hear what was cancelled, and take what nobody has."""
+        """Write down how far the batches are, hear what was cancelled, and take what is new."""
+        if self.lock is None:
+            self.lock = await self.batch_service.db(self.batch_service.files.folder.lock_runner)
         for batch_id, (_, task) in [*self.jobs.items()]:
             if task.done():
                 del self.jobs[batch_id]
@@ -111,58 +116,46 @@ class Runner:
         owners = {job.batch.owner for job, _ in self.jobs.values()}
         self._paused = {owner: until for owner, until in self._paused.items() if owner in owners}
         self._began = Counter({owner: number for owner, number in self._began.items() if owner in owners})
-        mine = {batch_id: job.answers.counts for batch_id, (job, _) in self.jobs.items()}
-        statuses = await self.batch_service.db(self.batch_service.batches.save, mine) if mine else {}
-        for batch_id in mine:
-            self._judge(self.jobs[batch_id][0], statuses[batch_id])
+        mine = {batch_id: (job.answers.counts, job.charge) for batch_id, (job, _) in self.jobs.items()}
+        found = await self.batch_service.db(self.batch_service.batches.save, mine) if mine else {}
+        for batch_id, (status, refusal) in found.items():
+            self._judge(self.jobs[batch_id][0], status, refusal)
         await self._count()
-        while await self._take():
-            pass
+        if self.lock is not None:
+            await self._take()
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_SECONDS):
                 await self.batch_service.woken.wait()
         self.batch_service.woken.clear()
 
-    def _judge(self, job: Job, status: str) -> None:
+    def _judge(self, job: Job, status: str, refusal: QuotaReached | StorageFailed | None) -> None:
+        job.is_paused = isinstance(refusal, StorageFailed)
         if status == "cancelling":
             job.stop(CANCELLED)
         elif self.batch_service.files.clock() >= job.batch.expires:
             job.stop(EXPIRED)
-        elif self._is_away(job.batch.owner):
-            job.stop(KEY_REMOVED)
+        elif isinstance(refusal, QuotaReached):
+            job.fail("storage_limit_reached", str(refusal))
 
-    async def _take(self) -> bool:
-        """Begin with one more batch, of the owner who has the fewest here. False where there is none."""
-        first = await self.batch_service.db(self.batch_service.batches.owners)
-        self._look_for_keys(first)
+    async def _take(self) -> None:
+        """Begin with more batches, of the owner who has the fewest here first. Those of unknown owners wait for their end."""
+        rows = await self.batch_service.db(self.batch_service.batches.open_batches)
         held = Counter(job.batch.owner for job, _ in self.jobs.values())
-        able = [owner for owner in first if held[owner] < MAX_OF_ONE] if len(self.jobs) < MAX_JOBS else []
-        for owner in sorted(able, key=lambda owner: (held[owner], first[owner])):
-            is_away = self._is_away(owner)
-            ends_by = inf if is_away or owner not in self._unknown else self.batch_service.files.clock()
-            found = None
-            with suppress(StorageFailed):  # which has been told; other owners' may be taken
-                found = await self.batch_service.db(self.batch_service.batches.take, owner, [*self.jobs], ends_by)
-            if found is not None:
-                job = Job(self.batch_service, self._routes, *found)
-                if is_away:
-                    job.stop(KEY_REMOVED)
-                self.jobs[job.batch.id] = job, asyncio.create_task(job.run())
-                return True
-        return False
-
-    def _look_for_keys(self, owners: Iterable[str]) -> None:
-        """Note which owners of open batches are callers of this server. Batches of the others wait."""
-        now, unknown = self._clock(), {owner for owner in owners if caller_of(owner, self._keys) is None}
-        still = {owner: at for owner, at in self._known.items() if owner in unknown}
-        self._known = still | {owner: now for owner in owners if owner not in unknown}
-        if more := unknown - self._unknown:
-            log.warning("batches of %s wait: this server does not know whose they are", sorted(more)[:8])
-        self._unknown = unknown
-
-    def _is_away(self, owner: str) -> bool:
-        """True if this server has known an owner, and does not for long."""
-        return owner in self._unknown and self._clock() - self._known.get(owner, inf) >= AWAY_SECONDS
+        now = self.batch_service.files.clock()
+        able = [row for row in rows if row[0] not in self.jobs and (now >= row[2] or caller_of(row[1], self._keys) is not None)]
+        while len(self.jobs) < MAX_JOBS and (able := [row for row in able if held[row[1]] < MAX_OF_ONE]):
+            batch_id, owner, _ = row = min(able, key=lambda row: held[row[1]])
+            able.remove(row)
+            batch = await self.batch_service.db(self.batch_service.batches.batch, owner, batch_id)
+            try:
+                path = self.batch_service.files.folder.part(batch_id)
+                answers = await self.batch_service.disk(owner, AnswerLog, path, batch.counts.total)
+            except OSError as error:  # of this batch alone, or of all
+                self.batch_service.count_failure(error)
+                continue
+            job = Job(self.batch_service, self._routes, batch, answers)
+            self.jobs[batch_id] = job, asyncio.create_task(job.run())
+            held[owner] += 1
 
     async def _count(self) -> None:
         numbers = self.batch_service.numbers
@@ -180,10 +173,10 @@ class Runner:
 
     def room(self) -> int:
         """Lines that may be computed now."""
-        now = self._clock()
+        now, most = self._clock(), self.batch_service.concurrency
         if self._others():
             self._busy_until = now + CALM_SECONDS
-        return self.batch_service.limits.beside_others if now < self._busy_until else self.batch_service.limits.concurrency
+        return max(1, most // BESIDE) if now < self._busy_until else most
 
     async def _dispatch(self) -> None:
         """Begin as many lines as there is room for."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from attend.service.batch.batches import Batches
 from attend.service.batch.files import Clock, Files
 from attend.service.batch.folder import opener
-from attend.service.batch.limits import Limits
+from attend.service.batch_settings import BatchSettings
 from attend.service.errors import NotThere, StorageFailed
 from attend.service.generation.thread_pools import FairSemaphore, TurnPool
 from attend.service.observe.batches import BatchNumbers
@@ -34,8 +34,9 @@ READ_BYTES = 256 << 10
 class BatchService:
     """What routes and runner share. Raises SettingError where the folder cannot be used."""
 
-    def __init__(self, limits: Limits, clock: Clock = time.time) -> None:
-        self.limits = limits
+    def __init__(self, limits: BatchSettings, concurrency: int, clock: Clock = time.time) -> None:
+        """`concurrency`: lines that are computed at a time, where the settings do not say."""
+        self.limits, self.concurrency = limits, limits.batch_concurrency or concurrency
         self.files = Files(limits, clock)
         self.batches = Batches(self.files)
         self.numbers = BatchNumbers()
@@ -52,7 +53,10 @@ class BatchService:
 
     async def db(self, work: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """The result of work with the database. Raises StorageFailed where that cannot be written."""
-        return await self._answer(self._database.submit(partial(work, *arguments, **keywords)))
+        try:
+            return await asyncio.wrap_future(self._database.submit(partial(work, *arguments, **keywords)))
+        except (sqlite3.Error, OSError) as error:
+            raise self.count_failure(error) from error
 
     async def disk(self, owner: str, work: Callable[..., T], *arguments: Any) -> T:
         """The result of work with files, a short piece of it, in the turn of this owner. Raises OSError."""
@@ -66,15 +70,13 @@ class BatchService:
         """Have work with files done that nobody waits for."""
         self._disk.submit(owner, work)
 
+    def release(self, handle: int) -> None:
+        """Close a locked file, once what is under way is done."""
+        self._whole.submit("", lambda: self._database.submit(os.close, handle))
+
     def drop_unknown(self, file_ids: Iterable[str]) -> None:
         """Delete files that were made, unless the database, once it is done with what it has, knows them."""
         self._database.submit(self.files.drop_unknown, file_ids)
-
-    async def _answer(self, future: "Future[T]") -> T:
-        try:
-            return await asyncio.wrap_future(future)
-        except (sqlite3.Error, OSError) as error:
-            raise self.count_failure(error) from error
 
     def count_failure(self, error: Exception) -> StorageFailed:
         """Count a failure of the disk, and log it unless the same one was logged a moment ago; what callers are told of it."""
@@ -89,21 +91,12 @@ class BatchService:
     @asynccontextmanager
     async def reserve_file(self, owner: str, size: int) -> AsyncIterator[str]:
         """The id of a file of at most so many bytes. Where the block ends in an exception nothing is left of it."""
-        future = self._database.submit(self.files.reserve, owner, size)
-        try:
-            file_id = await self._answer(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(self._abandon)  # where it has begun it goes on
-            raise
+        file_id = await self.db(self.files.reserve, owner, size)
         try:
             yield file_id
         except BaseException:
             self._database.submit(self.files.drop, file_id)
             raise
-
-    def _abandon(self, future: "Future[str]") -> None:
-        if not future.cancelled() and future.exception() is None:
-            self._database.submit(self.files.drop, future.result())
 
     async def content(self, owner: str, file_id: str) -> tuple[int, AsyncIterator[bytes]]:
         """The bytes of a file that the caller has, and how many. It is whole, even if the file is deleted meanwhile."""

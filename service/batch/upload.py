@@ -1,14 +1,18 @@
-"""File upload: streamed to disk, charged to the quota before it is read."""
+"""File upload: a form (multipart/form-data, RFC 7578) whose file is streamed to disk, and charged before it is read."""
 
+import logging
 import os
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from threading import Lock
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import describe
 from attend.service.batch.files import INPUT
-from attend.service.batch.multipart import OVERHEAD, Form
 from attend.service.batch.rows import File
 from attend.service.batch.service import BatchService
 from attend.service.contract.tolerance import known_fields
@@ -21,6 +25,95 @@ KNOWN = frozenset(("purpose", "file", "expires_after[anchor]", "expires_after[se
 LEAST_SECONDS, MAX_SECONDS = 3600, 2_592_000
 """Of `expires_after`, as OpenAI has it."""
 MAX_NAME = 255
+MAX_FIELDS, MAX_FIELD_BYTES, MAX_HEAD_BYTES = 16, 1024, 4096
+"""Fields beside the file, bytes of each, and bytes of a line of the header of a part."""
+OVERHEAD = MAX_FIELDS * (MAX_FIELD_BYTES + MAX_HEAD_BYTES)
+"""Bytes that a body may have beside its file."""
+BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
+FILE = "file"
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it logs each body that it refuses, and we answer it
+
+
+def boundary_of(content_type: str) -> bytes:
+    """The boundary that a header Content-Type names. Raises InvalidRequest."""
+    boundary = b""
+    if content_type.isascii():
+        boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not BOUNDARY.fullmatch(boundary):
+        raise InvalidRequest("the Content-Type multipart/form-data must name a boundary of 1 to 70 characters")
+    return boundary
+
+
+class Form:
+    """A form that comes in pieces, for one thread at a time. `take` gets the bytes of its file; `fields` has the rest."""
+
+    def __init__(self, boundary: bytes, take: Callable[[bytes], None]) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        """Of the file, once its part has begun."""
+        self._take = take
+        self._is_whole = False
+        self._name = ""
+        self._disposition, self._header, self._value = b"", bytearray(), bytearray()
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": lambda: setattr(self, "_disposition", b""),
+                "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
+                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+                "on_header_end": self._header_ends,
+                "on_headers_finished": self._content_begins,
+                "on_part_data": self._content,
+                "on_part_end": self._part_ends,
+                "on_end": lambda: setattr(self, "_is_whole", True),
+            },
+            max_header_size=MAX_HEAD_BYTES,
+        )
+
+    def feed(self, piece: bytes) -> None:
+        """Take in bytes. Raises InvalidRequest, and what `take` raises."""
+        try:
+            self._parser.write(piece)
+        except MultipartParseError as error:
+            raise InvalidRequest(f"the body is not multipart/form-data: {error}") from error
+
+    def end(self) -> None:
+        """The body has ended. Raises InvalidRequest where the form has not, or has no file."""
+        if not self._is_whole:
+            raise InvalidRequest("the form ended early: its last boundary is missing")
+        if self.filename is None:
+            raise InvalidRequest("file is required", FILE)
+
+    def _header_ends(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+
+    def _content_begins(self) -> None:
+        kind, named = parse_options_header(self._disposition)
+        name = self._name = named.get(b"name", b"").decode(errors="replace")
+        if kind != b"form-data" or not name:
+            raise InvalidRequest("each part of the form needs a header Content-Disposition: form-data, with a name")
+        if name in self.fields or (name == FILE and self.filename is not None):
+            raise InvalidRequest(f"{name[:64]!r} is in the form twice", name[:64])
+        if name == FILE:
+            self.filename = named.get(b"filename", b"").decode(errors="replace")
+        elif len(self.fields) >= MAX_FIELDS:
+            raise InvalidRequest(f"the form must have at most {MAX_FIELDS} fields beside its file")
+
+    def _content(self, data: bytes, start: int, end: int) -> None:
+        if self._name == FILE:
+            self._take(data[start:end])
+            return
+        self._value += data[start:end]
+        if len(self._value) > MAX_FIELD_BYTES:
+            raise InvalidRequest(f"{self._name[:64]} must be at most {MAX_FIELD_BYTES} bytes", self._name[:64])
+
+    def _part_ends(self) -> None:
+        if self._name != FILE:
+            self.fields[self._name] = self._value.decode(errors="replace")
+        self._value.clear()
 
 
 async def upload(
@@ -30,7 +123,7 @@ async def upload(
 
     Raises InvalidRequest, TooLarge, QuotaReached, StorageFailed, and what `pieces` raises: then nothing is kept.
     """
-    most = batch_service.limits.file_bytes
+    most = batch_service.limits.batch_file_bytes
     if length is not None and length > most + OVERHEAD:
         raise TooLarge(f"{too_large(most)}; the body has {length}")
     async with batch_service.reserve_file(owner, most if length is None else min(length, most)) as file_id:

@@ -1,15 +1,14 @@
-"""gRPC clients, sync and async: `GenerateStream` with retries, resumed after a broken stream."""
+"""gRPC client: `GenerateStream` with retries, resumed after a broken stream."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
 
 import grpc
 
 from attend.service.client.errors import Answer, InvalidRequest
-from attend.service.client.retry import Call, Delta, Policy, TryFailed, collect, gathered_async, resume, resumed_async
+from attend.service.client.retry import Call, Delta, Policy, TryFailed, resume
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
 
@@ -43,7 +42,7 @@ class GrpcClient:
         else:
             self._channel = grpc.secure_channel(target, credentials, OPTIONS)
         self._begin: Any = rpc.GenerationServiceStub(self._channel).GenerateStream  # type: ignore[no-untyped-call]
-        self._metadata = metadata_of(key)
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
         self._policy, self._sleep = policy or Policy(), sleep
 
     def __enter__(self) -> "GrpcClient":
@@ -62,7 +61,10 @@ class GrpcClient:
 
     def generate(self, request: pb.GenerateRequest) -> Answer:
         """The whole answer. Raises as `stream` does."""
-        return collect(call_of(self._policy, request), partial(self._attempt, request), self._sleep)
+        call = call_of(self._policy, request)
+        for _ in resume(call, partial(self._attempt, request), self._sleep):
+            pass
+        return call.answer
 
     def _attempt(self, request: pb.GenerateRequest, call: Call) -> Generator[Delta, None, None]:
         """One try, which ends at the call's deadline."""
@@ -74,63 +76,6 @@ class GrpcClient:
             raise failed_try(messages, call) from error
         finally:
             messages.cancel()
-
-
-class AsyncGrpcClient:
-    """As GrpcClient, for asyncio. Make it inside an event loop."""
-
-    def __init__(
-        self,
-        target: str,
-        *,
-        key: str | None = None,
-        policy: Policy | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        """With `credentials` the channel is encrypted."""
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(target, OPTIONS)
-        else:
-            self._channel = grpc.aio.secure_channel(target, credentials, OPTIONS)
-        self._begin: Any = rpc.GenerationServiceStub(self._channel).GenerateStream  # type: ignore[no-untyped-call]
-        self._metadata = metadata_of(key)
-        self._policy, self._sleep = policy or Policy(), sleep
-
-    async def __aenter__(self) -> "AsyncGrpcClient":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the gRPC channel."""
-        await self._channel.close(None)
-
-    def stream(self, request: pb.GenerateRequest) -> AsyncIterator[Delta]:
-        """As `GrpcClient.stream`."""
-        return resumed_async(call_of(self._policy, request), partial(self._attempt, request), self._sleep)
-
-    async def generate(self, request: pb.GenerateRequest) -> Answer:
-        """As `GrpcClient.generate`."""
-        return await gathered_async(call_of(self._policy, request), partial(self._attempt, request), self._sleep)
-
-    async def _attempt(self, request: pb.GenerateRequest, call: Call) -> AsyncGenerator[Delta, None]:
-        """One try. Whoever asks for the next delta ends it at the call's deadline."""
-        messages = self._begin(next_request(request, call), metadata=self._metadata)
-        try:
-            async for message in messages:
-                for delta in deltas_of(message):
-                    yield delta
-        except grpc.aio.AioRpcError as error:
-            raise failed_try(error, call) from error
-        finally:
-            messages.cancel()
-
-
-def metadata_of(key: str | None) -> tuple[tuple[str, str], ...]:
-    """The gRPC metadata of each try."""
-    return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 def call_of(policy: Policy, request: pb.GenerateRequest) -> Call:

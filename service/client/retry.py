@@ -1,13 +1,12 @@
-"""Retry policy of the clients: when to try again, after how long, and the answer so far.
+"""Retry policy of the client: when to try again, after how long, and the answer so far.
 
 Nothing here sends or receives. A client raises `TryFailed` where a try ends before its answer does.
 """
 
-import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
-from contextlib import aclosing, closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from attend.service.client.errors import Answer, DeadlinePassed, GaveUp, OtherFingerprint, Refused
@@ -162,55 +161,3 @@ def resume(
         except DeadlinePassed:
             if not call.is_complete:
                 raise
-
-
-async def resumed_async(
-    call: Call,
-    attempt: Callable[[Call], AsyncGenerator[Delta, None]],
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> AsyncIterator[Delta]:
-    """As `resume`, for asyncio. What an attempt waits for ends at the deadline, so that a transport need not look at it."""
-    while not call.is_complete:
-        try:
-            call.begin()
-            async with aclosing(attempt(call)) as deltas:
-                while (delta := await _next(deltas, call)) is not None:
-                    yield call.take(delta)
-            if not call.is_complete:
-                raise TryFailed(CUT, again=True)
-        except TryFailed as failed:
-            if not call.is_complete:
-                await sleep(call.pause(failed))
-        except DeadlinePassed:
-            if not call.is_complete:
-                raise
-
-
-async def _next(deltas: AsyncGenerator[Delta, None], call: Call) -> Delta | None:
-    try:
-        async with asyncio.timeout(call.remaining()) as limit:
-            return await anext(deltas, None)
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise DeadlinePassed("the call's time has passed", call.answer) from error
-
-
-def collect(
-    call: Call, attempt: Callable[[Call], Generator[Delta, None, None]], sleep: Callable[[float], None] = time.sleep
-) -> Answer:
-    """The whole answer, over as many tries as it takes. Raises CallFailed."""
-    for _ in resume(call, attempt, sleep):
-        pass
-    return call.answer
-
-
-async def gathered_async(
-    call: Call,
-    attempt: Callable[[Call], AsyncGenerator[Delta, None]],
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> Answer:
-    """As `collect`, for asyncio. Raises CallFailed."""
-    async for _ in resumed_async(call, attempt, sleep):
-        pass
-    return call.answer

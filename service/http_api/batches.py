@@ -12,9 +12,8 @@ from starlette.types import ASGIApp
 from attend.model.errors import InvalidRequest, ModelNotFound
 from attend.model.params import describe
 from attend.service.batch.files import INPUT
-from attend.service.batch.owners import owner_of
 from attend.service.batch.routes import Routes
-from attend.service.batch.rows import ENDPOINTS, WINDOW, Batch
+from attend.service.batch.rows import ENDPOINTS, WINDOW, Batch, owner_of
 from attend.service.contract.batches import (
     MAX_KEY,
     MAX_METADATA,
@@ -49,7 +48,6 @@ def routes_of(deps: RouteDeps, app: ASGIApp) -> Routes:
         most_bytes=lambda path: deps.most_bytes_of_texts if path in OF_TEXTS else deps.most_bytes,
         check_model=deps.service.check_model,
         identity=partial(_identity, deps.service),
-        strict_fields=deps.strict_fields,
     )
 
 

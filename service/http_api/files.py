@@ -10,11 +10,9 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from attend.service.batch.files import INPUT, OUTPUT
-from attend.service.batch.multipart import boundary_of
-from attend.service.batch.owners import owner_of
-from attend.service.batch.rows import File
+from attend.service.batch.rows import File, owner_of
 from attend.service.batch.service import BatchService
-from attend.service.batch.upload import upload
+from attend.service.batch.upload import boundary_of, upload
 from attend.service.batch_settings import OFF
 from attend.service.contract.batches import FileDeleted, FileObject
 from attend.service.contract.routes import FILE, FILE_CONTENT, FILE_DELETE, FILES, UPLOAD
@@ -112,7 +110,7 @@ def _add_upload(router: APIRouter, deps: RouteDeps) -> None:
         boundary, text = boundary_of(given), request.headers.get("content-length", "")
         length = int(text[:20]) if text.isdecimal() else None
         with batch_service.uploads.hold(caller.turn):
-            pieces = _pieces(request, batch_service.limits.file_bytes if length is None else length)
+            pieces = _pieces(request, batch_service.limits.batch_file_bytes if length is None else length)
             file = await upload(batch_service, owner_of(caller), boundary, length, pieces, remarks)
         return deps.with_remarks(json_answer(file_object(file)), remarks, request)
 

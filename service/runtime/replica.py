@@ -29,7 +29,6 @@ from attend.model.scoring import score_rules
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.access.hosts import allowed_names
 from attend.service.access.keys import KeyRing
-from attend.service.batch.limits import limits_of
 from attend.service.batch.runner import Runner
 from attend.service.batch.service import BatchService
 from attend.service.chat.forms import form_of
@@ -115,7 +114,7 @@ class Replica(GrpcMethods):
             preparing=lambda: self.service.num_preparing,
         )
         self.batch_service = (
-            BatchService(limits_of(settings, self.engine.info.max_batch_requests)) if settings.batch_folder else None
+            BatchService(settings, max(1, self.engine.info.max_batch_requests // 4)) if settings.batch_folder else None
         )
         self.runner: Runner | None = None
         if self.batch_service is not None:

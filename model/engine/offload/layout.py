@@ -34,7 +34,7 @@ class BlockLayout:
         found = torch.cat([_take_places(part, places).view(torch.uint8) for part in self._parts[group]], dim=1)
         return [memoryview(row.numpy()) for row in found]
 
-    def write(self, group: int, blocks: Sequence[int], data: Sequence[bytes]) -> None:
+    def write(self, group: int, blocks: Sequence[int], data: Sequence[bytes | bytearray | memoryview]) -> None:
         """Put such bytes into some blocks, which nobody reads before this has returned."""
         rows = torch.frombuffer(bytearray(b"".join(data)), dtype=torch.uint8).view(len(blocks), -1)
         places, start = torch.tensor(blocks), 0

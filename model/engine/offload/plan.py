@@ -81,14 +81,6 @@ def is_on_disk(tables: BlockTables, store: BlockStore, request: Request) -> bool
     return store.has((next_digest(root_digest(request.root), request.tokens(0, tables.config.block_size)), 0))
 
 
-def digests(tables: BlockTables, text: "Text") -> Iterator[bytes]:
-    """The digest of each block of a text."""
-    size, digest = tables.config.block_size, root_digest(text.root)
-    for place in range(text.num_blocks):
-        digest = next_digest(digest, text.tokens[place * size : place * size + size])
-        yield digest
-
-
 def walk(
     tables: BlockTables, root: str, tokens: Sequence[int], num_blocks: int
 ) -> Iterator[tuple[int, bytes, tuple[int, int] | None]]:

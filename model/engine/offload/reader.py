@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from attend.model.engine.blocks import Parent
 from attend.model.engine.offload.layout import BlockLayout
 from attend.model.engine.offload.plan import Load, WantedBlocks, is_on_disk, plan
-from attend.model.engine.offload.store import BlockStore
+from attend.model.engine.offload.store import BlockStore, Bytes
 from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler
 
@@ -235,7 +235,7 @@ class BlockReader:
             if not pairs or not self._hand_over(load, pairs) or gap is not None:
                 return
 
-    def _hand_over(self, load: Load, pairs: Sequence[tuple[WantedBlocks, bytes]]) -> bool:
+    def _hand_over(self, load: Load, pairs: Sequence[tuple[WantedBlocks, Bytes]]) -> bool:
         """Copy records into blocks that the step thread lends, and have it make them known. False where it lends none."""
         reply, pieces = Future[bool](), [wanted for wanted, _ in pairs]
 

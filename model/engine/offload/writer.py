@@ -7,22 +7,20 @@ changed afterwards, and the copy is dropped.
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from attend.model.engine.offload.layout import BlockLayout
-from attend.model.engine.offload.plan import digests, unwritten
-from attend.model.engine.offload.store import BlockStore, Key
+from attend.model.engine.offload.plan import unwritten, walk
+from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.request import Request
 from attend.model.engine.tables import BlockTables
 
 log = logging.getLogger("attend.offload")
 
-FILE_BYTES = 16 << 20
-"""Records of a file, at most, unless one is larger; of a small folder a quarter of what it may hold."""
 PIECE_BYTES = 4 << 20
-"""Bytes that are copied at a time."""
+"""Bytes that are copied, and then written, at a time."""
 MAX_QUEUED_TOKENS = 1 << 22
 """Tokens of texts that may wait to be written. Texts beyond that are not written."""
 REFRESH_SECONDS = 5.0
@@ -102,45 +100,32 @@ class BlockWriter:
 
     def _do(self, text: Text) -> None:
         if text.is_bad:
-            keys = [(digest, at) for digest in digests(self._tables, text) for at in range(len(self._tables.groups))]
-            self._store.remove(keys)
+            steps = walk(self._tables, text.root, text.tokens, text.num_blocks)
+            self._store.remove([(digest, at) for _, digest, _ in steps for at in range(len(self._tables.groups))])
             return
         if self._clock() < self._paused_until:
             self.num_dropped += 1
             return
         try:
-            for records in self._files(text):
-                began = self._clock()
-                count = self._store.write(records)
-                self.num_bytes += count
-                self._hurry.wait(max(0.0, count / self._bytes_per_second - (self._clock() - began)))
+            self._write(text)
         except OSError as error:
             self._paused_until = self._clock() + PAUSE_SECONDS
             self.num_dropped += 1
             log.warning("no KV blocks are written to disk for %g s: %s", PAUSE_SECONDS, error)
 
-    def _files(self, text: Text) -> Iterator[list[tuple[Key, memoryview]]]:
-        """The records of a text that are to be written, in files."""
-        most = min(FILE_BYTES, self._store.most_bytes // 4)
-        records: list[tuple[Key, memoryview]] = []
-        size, dropped = 0, False
+    def _write(self, text: Text) -> None:
+        """Write the blocks of a text that are in memory, and not on disk. Raises OSError."""
+        dropped = False
         for group, some in enumerate(unwritten(self._tables, self._store, text)):
-            pool = self._tables.groups[group].pool
-            for part in self._pieces(group, some):
+            pool, count = self._tables.groups[group].pool, max(1, PIECE_BYTES // self._layout.sizes[group])
+            for start in range(0, len(some), count):
+                began, size, part = self._clock(), 0, some[start : start + count]
                 copies = self._layout.read(group, [block for block, _, _ in part])
                 for (block, number, key), copy in zip(part, copies, strict=True):
                     if self._closed.is_set() or not pool.holds(block, number):  # evicted, perhaps before it was copied
                         dropped = True
-                        continue
-                    if records and size + len(copy) > most:
-                        yield records
-                        records, size = [], 0
-                    records.append((key, copy))
-                    size += len(copy)
-        if records:
-            yield records
+                    else:
+                        size += self._store.write(key, copy)
+                self.num_bytes += size
+                self._hurry.wait(max(0.0, size / self._bytes_per_second - (self._clock() - began)))
         self.num_dropped += dropped
-
-    def _pieces(self, group: int, blocks: Sequence[tuple[int, int, Key]]) -> Iterator[Sequence[tuple[int, int, Key]]]:
-        count = max(1, PIECE_BYTES // self._layout.sizes[group])
-        return (blocks[start : start + count] for start in range(0, len(blocks), count))

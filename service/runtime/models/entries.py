@@ -1,10 +1,8 @@
 """The YAML file of `--models`: names, checkpoints, settings, and shared limits. Errors name the field."""
 
 import difflib
-import json
-import math
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,16 +21,13 @@ from attend.service.values import HUB, size_in_bytes
 OF_SERVER = (
     *("host", "port", "grpc_port", "tls_cert", "tls_key", "api_keys_file", "trusted_proxies", "tenant_header", "allowed_hosts"),
     *("cors_origins", "expose_docs", "single", "models", "log_level", "log_format", "log_file", "otel_endpoint"),
-    *("drain_seconds", *NEED_RAY),
+    *("drain_seconds", "model", "served_model_name", *NEED_RAY),
 )
-"""Settings that are of the server, and not of one of its models."""
-OWN = {"model": "model", "served_model_name": "name"}
-"""Settings that an entry has under a name of its own."""
+"""Settings that are of the server, or stand in an entry as `model` and `name`."""
 FREE_SHARE = 0.9
 """Of the memory that is free at the start, where the file has no memory_budget."""
-CACHE_SHARE, CACHED_CONTEXTS = 0.25, 16
-"""What the KV cache of a model counts for that was never loaded, and whose settings do not say its size: this share of the
-budget, or so many full contexts where these are less. The engine's own default on a CPU is much the same."""
+CACHE_SHARE = 0.1
+"""Of the budget: what the KV cache of a model counts for that was never loaded, and whose settings do not say its size."""
 PROCESS_BYTES = 300 << 20
 """Of a process, beside weights and KV cache."""
 MAX_NAME = 256
@@ -95,8 +90,7 @@ class ServedModel:
         """Bytes that it counts for before it has been loaded once."""
         if self.memory is not None:
             return self.memory
-        cache = self.settings.kv_cache_memory or int(min(cache_bytes(self.settings), budget * CACHE_SHARE))
-        return PROCESS_BYTES + weight_bytes(self.settings) + cache
+        return PROCESS_BYTES + weight_bytes(self.settings) + (self.settings.kv_cache_memory or int(budget * CACHE_SHARE))
 
 
 class Plan:
@@ -118,7 +112,7 @@ def read_plan(base: Settings, free: int | None = None) -> Plan:
     """
     path = Path(base.models)
     try:
-        written = _Loader(path.read_bytes()).get_single_data()
+        written = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise SettingError(f"models {base.models!r} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
@@ -129,18 +123,6 @@ def read_plan(base: Settings, free: int | None = None) -> Plan:
         raise type(error)(f"{base.models}: {error}") from error
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's plain data, in which no key stands twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.YAMLError(f"the key {key.value!r} is there twice: line {key.start_mark.line + 1}")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def _read(written: object) -> ModelsFile:
     if not isinstance(written, dict):
         raise SettingError(f"it must be an object with models; got {describe(written)}")
@@ -148,28 +130,23 @@ def _read(written: object) -> ModelsFile:
         return ModelsFile(**{str(name): value for name, value in written.items()})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = _place(first["loc"], written)
+        steps, entry = first["loc"], None
+        if steps[0] == "models" and len(steps) > 1:
+            entry = written["models"][steps[1]]
+        name = f" ({entry['name'][:64]!r})" if isinstance(entry, dict) and isinstance(entry.get("name"), str) else ""
+        where = f"models[{steps[1]}]{name}" + "".join(f": {step}" for step in steps[2:3]) if len(steps) > 1 else str(steps[0])
         if first["type"] == "extra_forbidden":
-            known = Entry if first["loc"][0] == "models" else ModelsFile
-            raise SettingError(f"{where} is not a field{_nearest(str(first['loc'][-1]), known.model_fields)}") from error
+            known = Entry if len(steps) > 1 else ModelsFile
+            raise SettingError(f"{where} is not a field{_nearest(str(steps[-1]), known.model_fields)}") from error
         if first["type"] == "missing":
             raise SettingError(f"{where} is missing") from error
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise SettingError(f"{where} = {describe(first['input'])} cannot be used: {message}") from error
 
 
-def _place(steps: tuple[int | str, ...], written: Mapping[Any, Any]) -> str:
-    """Where a field stands: `memory_budget`, or `models[1] ('small'): memory`."""
-    if steps[0] != "models" or len(steps) == 1:
-        return ".".join(map(str, steps))
-    entry = written["models"][steps[1]]
-    name = f" ({entry['name'][:64]!r})" if isinstance(entry, dict) and isinstance(entry.get("name"), str) else ""
-    return f"models[{steps[1]}]{name}" + "".join(f": {step}" for step in steps[2:3])
-
-
-def _nearest(name: str, known: "Mapping[str, Any]") -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, 1, ALIKE)
-    return f": did you mean {near[0]}?" if near else f": there are {', '.join(known)}" if len(known) < 10 else ""
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def _plan(file: ModelsFile, base: Settings, free: int) -> Plan:
@@ -185,17 +162,14 @@ def _plan(file: ModelsFile, base: Settings, free: int) -> Plan:
     if file.default is not None and file.default not in models:
         raise SettingError(f"default = {file.default[:64]!r} is none of the models{_nearest(file.default, models)}")
     _check_names(models)
-    _check_room(models, file, budget)
     return Plan(models, file, budget)
 
 
 def _settings(entry: Entry, base: Settings, where: str) -> Settings:
     """The settings of a model's process: its own, and for the others those of the command line."""
     for name in entry.settings:
-        if name in OWN:
-            raise SettingError(f"{where}: settings.{name} is the field {OWN[name]} of the model itself")
         if name in OF_SERVER:
-            raise SettingError(f"{where}: settings.{name} is of the whole server: give it as a flag or a variable")
+            raise SettingError(f"{where}: settings.{name} is no setting of one model: it is a flag, or a field of the model")
         if name not in Settings.model_fields:
             raise SettingError(f"{where}: settings.{name} is not a setting{_nearest(str(name), Settings.model_fields)}")
     given = {name: getattr(base, name) for name in base.model_fields_set - {"models", "single"}}
@@ -220,21 +194,6 @@ def _check_names(models: Mapping[str, ServedModel]) -> None:
             owners[name] = f"an adapter of {served.name!r}"
 
 
-def _check_room(models: Mapping[str, ServedModel], file: ModelsFile, budget: int) -> None:
-    """Raise SettingError where a model, or all pinned ones, can never be loaded."""
-    pinned = [served for served in models.values() if served.pin]
-    if file.max_loaded is not None and len(pinned) + (len(pinned) < len(models)) > file.max_loaded:
-        beside = ", and others need a place too" if len(pinned) <= file.max_loaded else ""
-        raise SettingError(f"max_loaded = {file.max_loaded} cannot be used: {len(pinned)} models are pinned{beside}")
-    needed = sum(served.memory or 0 for served in pinned)
-    if needed > budget:
-        raise SettingError(f"memory_budget is {in_words(budget)}, and the pinned models take {in_words(needed)}")
-    for served in models.values():
-        if served.memory is not None and not served.pin and served.memory + needed > budget:
-            beside = f", of which pinned models take {in_words(needed)}" if needed else ""
-            raise SettingError(f"{served.name!r} takes {in_words(served.memory)}: memory_budget is {in_words(budget)}{beside}")
-
-
 def weight_bytes(settings: Settings) -> int:
     """Bytes of a checkpoint's weight files; 0 of one of the hub, which may not be here yet."""
     if settings.model.startswith(HUB):
@@ -242,20 +201,6 @@ def weight_bytes(settings: Settings) -> int:
     folder = settings.folder
     files = part_paths(folder) if folder.suffix == SUFFIX else folder.glob("*.safetensors")
     return sum(path.stat().st_size for path in files if path.is_file())
-
-
-def cache_bytes(settings: Settings) -> float:
-    """Bytes of CACHED_CONTEXTS contexts in the KV cache, as a folder's config.json says; infinite where it does not."""
-    try:
-        config = json.loads((settings.folder / "config.json").read_bytes())
-        config = config.get("text_config", config)
-        heads = config["num_attention_heads"]
-        head = config.get("head_dim") or config["hidden_size"] // heads
-        kept = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * head
-        context = settings.max_model_len or config["max_position_embeddings"]
-        return float(CACHED_CONTEXTS * context * kept * 2)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        return math.inf
 
 
 def in_words(size: float) -> str:

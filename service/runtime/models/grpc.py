@@ -1,54 +1,36 @@
 """gRPC of several models: forwards each call to the process of its model."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from attend.model.errors import AttendError, DeadlineExceeded
+from attend.model.errors import AttendError
 from attend.service.access.caller import FORWARDED
 from attend.service.errors import ModelUnavailable
 from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.generation.thread_pools import FairSemaphore
-from attend.service.generation.unread_bodies import UnreadBodies
-from attend.service.grpc_api.health import HealthMethods
 from attend.service.grpc_api.reading import AioContext, address_of, parse_message, receive_message, set_error_status
 from attend.service.grpc_api.register import SERVICE
 from attend.service.grpc_api.server import HEALTH, Calls, server_of
 from attend.service.records import REQUEST_ID
-from attend.service.runtime.models.authentication import CallAuthenticator
-from attend.service.runtime.models.http import find_model
-from attend.service.runtime.models.pool import Pool, Slot
-from attend.service.runtime.models.process import ModelProcess
+from attend.service.runtime.models.admission import Admission
 
 MAX_MESSAGE = 64 << 20
 """Bytes of a caller's message. Its model's own limit, which is lower, is known once it is loaded."""
-Metadata = tuple[tuple[str, Any], ...]
+OWN = {"user-agent", "te", "content-type", "x-request-id"}
+"""Metadata that each connection has of its own."""
 
 
-class Health(HealthMethods):
-    """Health of the server: models that are not loaded are no fault of it."""
+class GrpcForwarder:
+    """Forwards calls as streams of bytes: a whole answer is a stream of one message."""
 
-    def __init__(self, authenticator: CallAuthenticator) -> None:
-        self.unread_bodies: UnreadBodies = authenticator.unread_bodies
-        self._authenticator = authenticator
-
-    def is_draining(self) -> bool:
-        """True if new calls are refused."""
-        return self._authenticator.is_draining()
-
-
-class Passing:
-    """Calls that are passed to the processes of models. `seconds`: how long one may wait for its model."""
-
-    def __init__(self, authenticator: CallAuthenticator, pool: Pool[ModelProcess], seconds: float, most_calls: int) -> None:
-        self._authenticator, self._pool, self._seconds = authenticator, pool, seconds
+    def __init__(self, admission: Admission, most_calls: int) -> None:
+        self._admission = admission
         self._places = FairSemaphore(most_calls, "calls are running")
 
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -57,98 +39,56 @@ class Passing:
         return grpc.method_handlers_generic_handler(SERVICE.full_name, handlers)
 
     def _handler(self, method: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
-        """One for each kind of methods: a whole answer is a stream of one message."""
-
-        async def forward_messages(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            metadata, peer = context.invocation_metadata(), address_of(context.peer())
-            given = (value for name, value in metadata if name == "x-request-id")
+        async def forward(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            given = (value for name, value in context.invocation_metadata() if name == "x-request-id")
             request_id = next((value for value in given if REQUEST_ID.fullmatch(value)), None) or secrets.token_hex(16)
-            was_begun = False
+            guard = SlowReaderGuard()
             try:
-                with SlowReaderGuard() as reader_guard:
-                    call = self._call(method, messages, context, request_id, reader_guard)
-                    async with aclosing(call) as responses:
+                with guard:
+                    async with aclosing(self._call(method, messages, context, request_id, guard)) as responses:
                         async for response in responses:
-                            was_begun = True
-                            reader_guard.writing()
+                            guard.writing()
                             yield response
-                            reader_guard.write_ended()
+                            guard.write_ended()
             except AttendError as error:
                 context.set_trailing_metadata((("x-request-id", request_id),))
-                self._authenticator.count_refusal(error, "grpc", method.name, request_id, peer, was_begun=was_begun)
+                self._admission.log_refusal(error, "grpc", method.name, request_id, address_of(context.peer()))
                 set_error_status(error, request_id, AioContext(context))
 
-        return grpc.stream_stream_rpc_method_handler(forward_messages)
+        return grpc.stream_stream_rpc_method_handler(forward)
 
     async def _call(
-        self,
-        method: MethodDescriptor,
-        messages: AsyncIterator[bytes],
-        context: Any,
-        request_id: str,
-        reader_guard: SlowReaderGuard,
+        self, method: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, request_id: str, guard: SlowReaderGuard
     ) -> AsyncGenerator[bytes]:
         sent, peer = context.invocation_metadata(), address_of(context.peer())
-        caller, arrival = self._authenticator.enter(sent, peer, answers=int(method.name != "GetServerInfo"), transport="grpc")
-        data = await receive_message(messages, self._authenticator.unread_bodies, caller.turn, MAX_MESSAGE)
-        async with AsyncExitStack() as held:
-            held.enter_context(self._places.hold(None))
+        arrival = self._admission.enter(sent, peer, answers=int(method.name != "GetServerInfo"), transport="grpc")
+        data = await receive_message(messages, self._admission.unread_bodies, arrival.turn, MAX_MESSAGE)
+        with self._places.hold(None):
             message: Any = await parse_message(data, GetMessageClass(method.input_type), arrival)
-            slot = find_model(self._pool, getattr(message, "model", "") or getattr(message, "adapter", ""))
-            process, waited = await self._model(held, slot, message, context, caller.turn, len(data))
-            reader_guard.end_where(lambda: slot.yields)
-            if waited >= 0.001 and getattr(message, "deadline_ms", 0) > 0:
-                message.deadline_ms = max(1, message.deadline_ms - round(1000 * waited))
-                data = message.SerializeToString()
-            del message
-            process.check()
-            call = process.grpc.unary_stream(f"/{SERVICE.full_name}/{method.name}", bytes, bytes)(
-                data, metadata=_passed_on(sent, peer, request_id), timeout=context.time_remaining()
-            )
-            del data  # it is not held while the answer is made
-            try:
-                with suppress(grpc.aio.AioRpcError):  # `_end` tells of it
-                    async for response in call:
-                        yield response
-                await _end(call, context, process.name)
-            finally:
-                call.cancel()
-                if reader_guard.over:
-                    self._authenticator.log_cut("grpc", method.name, request_id, slot.name)
-
-    async def _model(
-        self,
-        resources: AsyncExitStack,
-        slot: Slot[ModelProcess],
-        message: Message,
-        context: Any,
-        turn: str | None,
-        size: int,
-    ) -> tuple[ModelProcess, float]:
-        """The process of the model that a message names, and how long it took to have it."""
-        asked = getattr(message, "deadline_ms", 0)
-        limits = [self._seconds, context.time_remaining(), asked / 1000 if asked > 0 else None]
-        began = asyncio.get_running_loop().time()
-        with self._authenticator.unread_bodies.call(turn) as waits:
-            waits.came(size)
-            try:
-                async with waits.waiting(), asyncio.timeout(min(limit for limit in limits if limit is not None)):
-                    process = await resources.enter_async_context(self._pool.use(slot, turn))
-            except TimeoutError as error:
-                if asked > 0:
-                    raise DeadlineExceeded("the deadline passed before the model was loaded") from error
-                raise ModelUnavailable(f"the model {slot.name!r} is still loading") from error
-        return process, asyncio.get_running_loop().time() - began
-
-
-def _passed_on(sent: Metadata, peer: str, request_id: str) -> Metadata:
-    """The metadata for the process of a model, with the address that connected to us as HAProxy would add it."""
-    own = [(name, value) for name, value in sent if not name.startswith((":", "grpc-")) and name not in OWN]
-    return (*own, (FORWARDED, peer), ("x-request-id", request_id))
-
-
-OWN = {"user-agent", "te", "content-type", "x-request-id"}
-"""Metadata that each connection has of its own."""
+            slot = self._admission.find_model(getattr(message, "model", "") or getattr(message, "adapter", ""))
+            deadline = getattr(message, "deadline_ms", 0)
+            given = self._admission.use(slot, arrival.turn, len(data), max(deadline, 0) or None, context.time_remaining())
+            async with given as (process, left):
+                guard.end_where(lambda: slot.yields)
+                if left is not None:
+                    message.deadline_ms = left
+                    data = message.SerializeToString()
+                del message
+                process.check()
+                own = [(name, value) for name, value in sent if not name.startswith((":", "grpc-")) and name not in OWN]
+                metadata = (*own, (FORWARDED, peer), ("x-request-id", request_id))  # the address, as HAProxy would add it
+                begin = process.grpc.unary_stream(f"/{SERVICE.full_name}/{method.name}", bytes, bytes)
+                call = begin(data, metadata=metadata, timeout=context.time_remaining())
+                del data  # it is not held while the answer is made
+                try:
+                    with suppress(grpc.aio.AioRpcError):  # `_end` tells of it
+                        async for response in call:
+                            yield response
+                    await _end(call, context, process.name)
+                finally:
+                    call.cancel()
+                    if guard.over:
+                        self._admission.log_cut("grpc", method.name, request_id, slot.name)
 
 
 async def _end(call: Any, context: Any, model: str) -> None:
@@ -162,19 +102,11 @@ async def _end(call: Any, context: Any, model: str) -> None:
 
 
 def models_grpc_server(
-    authenticator: CallAuthenticator,
-    pool: Pool[ModelProcess],
-    host: str,
-    port: int,
-    tls: grpc.ServerCredentials | None,
-    *,
-    seconds: float,
-    most_calls: int,
-    most_connections: int,
+    admission: Admission, host: str, port: int, tls: grpc.ServerCredentials | None, *, most_calls: int, most_connections: int
 ) -> grpc.aio.Server:
     """A server that listens once it is started."""
     handlers = (
-        Passing(authenticator, pool, seconds, most_calls).handlers(),
-        Calls(Health(authenticator), most_calls, MAX_MESSAGE).handlers(HEALTH),
+        GrpcForwarder(admission, most_calls).handlers(),
+        Calls(admission, most_calls, MAX_MESSAGE).handlers(HEALTH),
     )
     return server_of(handlers, host, port, tls, most_message=MAX_MESSAGE, most_connections=most_connections)

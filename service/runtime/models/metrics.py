@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from attend.service.observe.exposition import merge, replica_counts
-from attend.service.runtime.models.authentication import SERVER, CallAuthenticator
 from attend.service.runtime.models.pool import Pool, Process, State
 
+SERVER = "server"
+"""The label `model` of what is of no model, and the label `replica` of what the server itself counts."""
 SECONDS = 2.0
 """How long a page waits for the processes of the models."""
 
@@ -25,60 +26,40 @@ class PoolCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of all models at this moment."""
-        slots = list(self._pool.slots.values())
-        states = GaugeMetricFamily("attend_model_state", "1 for the state that a model is in", labels=["model", "state"])
+        gauge, counter, slots = GaugeMetricFamily, CounterMetricFamily, list(self._pool.slots.values())
+        states = gauge("attend_model_state", "1 for the state that a model is in", labels=["model", "state"])
+        about = "Models that were unloaded, by reason: nobody called them (idle), or another needed their memory (memory)"
+        unloads = counter("attend_model_unloads", about, labels=["model", "reason"])
+        loads = SummaryMetricFamily("attend_model_load_seconds", "Time to load a model, once there is room", labels=["model"])
         for slot in slots:
             for state in State:
                 states.add_metric([slot.name, state.value], float(slot.state is state))
-        yield states
-        gauges = {
-            "memory_bytes": ("Memory that a model counts for while it is loading or loaded", [s.memory for s in slots]),
-            "calls": ("Calls that the process of a model has now", [s.calls for s in slots]),
-            "calls_waiting": ("Calls that wait for a model to load", [s.waiting for s in slots]),
-        }
-        for name, (text, values) in gauges.items():
-            gauge = GaugeMetricFamily(f"attend_model_{name}", text, labels=["model"])
+            for reason in ("idle", "memory"):
+                unloads.add_metric([slot.name, reason], slot.counts[reason])
+            loads.add_metric([slot.name], slot.counts["loads"], slot.load_seconds)
+        yield from (states, unloads, loads)
+        for kind, name, text, values in (
+            (gauge, "memory_bytes", "Memory that a model counts for while it is loading or loaded", [s.memory for s in slots]),
+            (gauge, "calls", "Calls that the process of a model has now", [s.calls for s in slots]),
+            (gauge, "calls_waiting", "Calls that wait for a model to load", [s.waiting for s in slots]),
+            (counter, "load_failures", "Loads of a model that failed", [s.counts["load_failures"] for s in slots]),
+            (counter, "deaths", "Processes of a model that ended without being told to", [s.counts["deaths"] for s in slots]),
+        ):
+            found = kind(f"attend_model_{name}", text, labels=["model"])
             for slot, value in zip(slots, values, strict=True):
-                gauge.add_metric([slot.name], value)
-            yield gauge
-        counters = {
-            "load_failures": ("Loads of a model that failed", [s.load_failures for s in slots]),
-            "deaths": ("Processes of a model that ended without being told to", [s.deaths for s in slots]),
-        }
-        for name, (text, values) in counters.items():
-            counter = CounterMetricFamily(f"attend_model_{name}", text, labels=["model"])
-            for slot, value in zip(slots, values, strict=True):
-                counter.add_metric([slot.name], value)
-            yield counter
-        yield from self._lives()
-
-    def _lives(self) -> Iterator[Metric]:
-        about = "Models that were unloaded, by reason: nobody called them (idle), or another needed their memory (memory)"
-        unloads = CounterMetricFamily("attend_model_unloads", about, labels=["model", "reason"])
-        loads = SummaryMetricFamily("attend_model_load_seconds", "Time to load a model, once there is room", labels=["model"])
-        for slot in self._pool.slots.values():
-            for reason, count in slot.unloads.items():
-                unloads.add_metric([slot.name, reason], count)
-            loads.add_metric([slot.name], slot.loads, slot.load_seconds)
-        yield unloads
-        yield loads
-        yield GaugeMetricFamily(
-            "attend_models_memory_budget_bytes", "Memory that all loaded models together may take", self._pool.plan.budget
-        )
-        yield GaugeMetricFamily("attend_models_memory_taken_bytes", "Memory that they count for now", self._pool.memory_held())
+                found.add_metric([slot.name], value)
+            yield found
+        budget = "Memory that all loaded models together may take"
+        yield gauge("attend_models_memory_budget_bytes", budget, self._pool.plan.budget)
+        yield gauge("attend_models_memory_taken_bytes", "Memory that they count for now", self._pool.memory_held())
 
 
-def own_page(authenticator: CallAuthenticator) -> str:
-    """What the server counts itself."""
-    return generate_latest(authenticator.registry).decode()
-
-
-async def models_page(authenticator: CallAuthenticator, pool: "Pool[Any]") -> str:
+async def models_page(registry: CollectorRegistry, pool: "Pool[Any]") -> str:
     """The page over all models that are loaded. The label `replica` is the model's name, or `server`."""
     loaded = {slot.name: slot.process for slot in pool.slots.values() if slot.state is State.LOADED}
     found = await asyncio.gather(*(fetch_from_model(process, "/metrics") for process in loaded.values()))
     pages = [(name, text.decode()) for name, text in zip(loaded, found, strict=True) if text is not None]
-    merged = await asyncio.to_thread(merge, [*pages, (SERVER, own_page(authenticator))])
+    merged = await asyncio.to_thread(merge, [*pages, (SERVER, generate_latest(registry).decode())])
     return merged + replica_counts(len(loaded), len(pages))
 
 

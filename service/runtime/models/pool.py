@@ -8,6 +8,7 @@ first takes no new calls after TURN_SECONDS: they wait, and it goes when the las
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -76,12 +77,12 @@ class Slot(Generic[P]):
     model: ServedModel
     memory: int
     """Bytes that it counts for while it is loading or loaded."""
+    places: FairSemaphore
+    """Those of calls that wait for it."""
     state: State = State.UNLOADED
     process: P | None = None
     calls: int = 0
     """Calls that have the model now."""
-    places: FairSemaphore = field(init=False)
-    """Those of calls that wait for it."""
     holds: bool = False
     """True if its memory counts toward the budget."""
     yields: bool = False
@@ -94,15 +95,10 @@ class Slot(Generic[P]):
     reason: str = ""
     """Why its last load failed."""
     task: "asyncio.Task[None] | None" = None
-    loads: int = 0
     load_seconds: float = 0.0
     """Seconds of all loads together."""
-    load_failures: int = 0
-    deaths: int = 0
-    unloads: dict[str, int] = field(default_factory=lambda: {"idle": 0, "memory": 0})
-
-    def __post_init__(self) -> None:
-        self.places = FairSemaphore(MAX_WAITING, f"calls wait for the model {self.name!r}")
+    counts: Counter[str] = field(default_factory=Counter)
+    """Of loads, load_failures, deaths, and of unloads by reason: idle, memory."""
 
     @property
     def name(self) -> str:
@@ -126,7 +122,8 @@ class Pool(Generic[P]):
     def __init__(self, plan: Plan, start: Callable[[ServedModel], Awaitable[P]]) -> None:
         self.plan = plan
         self.slots: Mapping[str, Slot[P]] = {
-            name: Slot(served, served.expected_memory(plan.budget)) for name, served in plan.models.items()
+            name: Slot(model, model.expected_memory(plan.budget), FairSemaphore(MAX_WAITING, f"calls wait for {name!r}"))
+            for name, model in plan.models.items()
         }
         self.is_closing = False
         self._start = start
@@ -146,17 +143,14 @@ class Pool(Generic[P]):
     async def use(self, slot: Slot[P], owner: str | None = None) -> AsyncIterator[P]:
         """The process of a model, which is loaded first where it must be, and stays while the block runs.
 
-        `owner` is whose call it is, as `Caller.turn` has it.
-
-        Raises ModelUnavailable, Overloaded or Unavailable.
+        `owner` is whose call it is, as `Caller.turn` has it. Raises ModelUnavailable, Overloaded or Unavailable.
         """
         while self.is_closing or slot.state is not State.LOADED or slot.yields:
             await self._wait_for(slot, owner)
-        process = slot.process
-        assert process is not None
+        assert slot.process is not None
         slot.calls += 1
         try:
-            yield process
+            yield slot.process
         finally:
             slot.calls -= 1
             slot.used_at = _now()
@@ -170,7 +164,7 @@ class Pool(Generic[P]):
         with slot.places.hold(owner):
             try:
                 if slot.state in (State.LOADED, State.UNLOADING):
-                    await self._changes()
+                    await self._change.wait()
                 else:
                     await asyncio.shield(load := self.load(slot))
             except asyncio.CancelledError:
@@ -184,8 +178,8 @@ class Pool(Generic[P]):
     def load(self, slot: Slot[P]) -> "asyncio.Task[None]":
         """The load of a model, begun if need be. Raises ModelUnavailable where it failed a moment ago."""
         if slot.task is None:
-            if (pause := slot.retry_at - _now()) > 0:
-                raise _unavailable(slot, pause)
+            if slot.retry_at > _now():
+                raise _unavailable(slot)
             slot.task = asyncio.create_task(self._load(slot))
             slot.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())  # nobody may wait
         return slot.task
@@ -200,13 +194,11 @@ class Pool(Generic[P]):
                 process = await self._start(slot.model)
             self._has_loaded(slot, process, _now() - began)
         except (LoadFailed, TimeoutError) as error:
-            reason = str(error) or f"it took longer than {self.plan.load_seconds:g} s"
-            slot.load_failures += 1
-            slot.reason = reason
-            self._fail(slot, State.FAILED, _pause(slot.failures + 1))
-            pause = slot.retry_at - _now()
-            log.error("the model %s cannot be loaded: %s; it is not tried again for %.0f s", slot.name, reason, pause)
-            raise _unavailable(slot, pause) from error
+            slot.reason = str(error) or f"it took longer than {self.plan.load_seconds:g} s"
+            slot.counts["load_failures"] += 1
+            self._fail(slot, State.FAILED)
+            log.error("the model %s cannot be loaded: %s", slot.name, slot.reason)
+            raise _unavailable(slot) from error
         except BaseException:  # no room, or the server ends
             slot.state, slot.holds = State.UNLOADED, False
             raise
@@ -215,9 +207,9 @@ class Pool(Generic[P]):
             self._notify()
 
     def _has_loaded(self, slot: Slot[P], process: P, seconds: float) -> None:
-        slot.process, slot.state, slot.loaded_at = process, State.LOADED, _now()
-        slot.used_at = slot.loaded_at
-        slot.loads += 1
+        slot.process, slot.state = process, State.LOADED
+        slot.loaded_at = slot.used_at = _now()
+        slot.counts["loads"] += 1
         slot.load_seconds += seconds
         if slot.model.memory is None and process.memory:
             slot.memory = process.memory
@@ -228,9 +220,11 @@ class Pool(Generic[P]):
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
-    def _fail(self, slot: Slot[P], state: State, pause: float) -> None:
+    def _fail(self, slot: Slot[P], state: State, free: int = 0) -> None:
+        """Note a failure, after which it is not tried for a while; the first `free` in a row have no pause."""
         slot.failures += 1
-        slot.retry_at = _now() + pause
+        times = slot.failures - free
+        slot.retry_at = _now() + (min(MAX_PAUSE_SECONDS, 2.0**times) if times > 0 else 0.0)
         slot.state, slot.holds = state, False
 
     # Room
@@ -258,12 +252,11 @@ class Pool(Generic[P]):
                     elif _now() < until:
                         with suppress(TimeoutError):
                             async with asyncio.timeout_at(until):
-                                await self._changes()
+                                await self._change.wait()
+                    elif others and not any(each.yields for each in others):
+                        min(others, key=lambda each: each.loaded_at).yields = True
                     else:
-                        if others and not any(each.yields for each in others):
-                            min(others, key=lambda each: each.loaded_at).yields = True
-                        else:
-                            await self._changes()
+                        await self._change.wait()
                 slot.holds = True
             finally:
                 for each in self.slots.values():
@@ -271,27 +264,26 @@ class Pool(Generic[P]):
                 self._notify()
 
     def _check_possible(self, slot: Slot[P]) -> None:
-        pinned = sum(each.memory for each in self.slots.values() if each.model.pin and each is not slot)
-        if slot.memory + pinned > self.plan.budget:
-            beside = f", of which pinned models take {in_words(pinned)}" if pinned else ""
-            budget = in_words(self.plan.budget)
-            said = f"the model {slot.name!r} takes {in_words(slot.memory)}: memory_budget is {budget}{beside}"
+        """Raise ModelUnavailable where a model has no room beside the pinned ones."""
+        pinned = [each for each in self.slots.values() if each.model.pin and each is not slot]
+        size = sum(each.memory for each in pinned)
+        most = len(self.slots) if self.plan.max_loaded is None else self.plan.max_loaded
+        if slot.memory + size > self.plan.budget or len(pinned) >= most:
+            sizes = f"takes {in_words(slot.memory)}: memory_budget is {in_words(self.plan.budget)}"
+            beside = f", {len(pinned)} pinned models take {in_words(size)}" if pinned else ""
+            said = f"the model {slot.name!r} {sizes}{beside}, and max_loaded is {most}"
             log.error("%s", said)
             raise ModelUnavailable(said, 60)
 
     async def _unload(self, slot: Slot[P], reason: str) -> None:
-        process = slot.process
-        assert process is not None
+        assert slot.process is not None
         slot.state = State.UNLOADING
-        slot.unloads[reason] += 1
+        slot.counts[reason] += 1
         log.info("unloading %s: %s", slot.name, "another model needs its memory" if reason == "memory" else "nobody called it")
         self._notify()
-        await process.stop()
-        await self._until_gone(slot)
-
-    async def _until_gone(self, slot: Slot[P]) -> None:
+        await slot.process.stop()
         while slot.state is State.UNLOADING:
-            await self._changes()
+            await self._change.wait()
 
     async def _watch(self, slot: Slot[P], process: P) -> None:
         """Notice the end of a process, whoever ended it."""
@@ -301,8 +293,8 @@ class Pool(Generic[P]):
         if slot.state is State.UNLOADING or self.is_closing:
             slot.state, slot.holds = State.UNLOADED, False
         else:
-            slot.deaths += 1
-            self._fail(slot, State.UNLOADED, _pause(slot.failures) if slot.failures else 0.0)
+            slot.counts["deaths"] += 1
+            self._fail(slot, State.UNLOADED, free=1)
             log.error("the process of the model %s ended: %s", slot.name, how)
         slot.process = None
         self._notify()
@@ -339,23 +331,16 @@ class Pool(Generic[P]):
         await asyncio.gather(*self._watches)
 
     def _notify(self) -> None:
+        """Wake who waits for a change."""
         self._change.set()
         self._change = asyncio.Event()
-
-    async def _changes(self) -> None:
-        """Wait until something has changed."""
-        await self._change.wait()
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _pause(failures: int) -> float:
-    return float(min(MAX_PAUSE_SECONDS, 2**failures))
-
-
-def _unavailable(slot: "Slot[P]", pause: float) -> ModelUnavailable:
-    seconds = max(1, math.ceil(pause))
+def _unavailable(slot: "Slot[P]") -> ModelUnavailable:
+    seconds = max(1, math.ceil(slot.retry_at - _now()))
     why = "the log of the server says why"
     return ModelUnavailable(f"the model {slot.name!r} cannot be loaded: {why}; it is tried again in {seconds} s", seconds)

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -81,21 +80,29 @@ class ModelProcess:
         watch = asyncio.create_task(self._kill_when_frozen())
         status = await self._process.wait()
         watch.cancel()
-        return _end_in_words(status)
-
-    def check(self) -> None:
-        """Raise ModelUnavailable where it has ended since a call got it."""
-        if self.http.closed:
-            raise ModelUnavailable(f"the process of the model {self.name!r} ended during the call", 1)
+        names = {number.value: number.name for number in signal.Signals}
+        return f"with status {status}" if status >= 0 else f"by {names.get(-status, -status)}"
 
     async def close(self) -> None:
         """Put away what led to it, once it has ended. Its last calls may learn of that first."""
         await asyncio.gather(self.http.close(), self.grpc.close(CLOSE_SECONDS))
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def check(self) -> None:
+        """Raise ModelUnavailable where it has ended since a call got it."""
+        if self.http.closed:
+            raise ModelUnavailable(f"the process of the model {self.name!r} ended during the call", 1)
+
     async def stop(self, seconds: float = 0.0) -> None:
         """Have it end its calls within so many seconds, then end; it is killed where it does not."""
-        await _stop_process(self._process, self._process.wait(), seconds + KILL_SECONDS)
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds + KILL_SECONDS)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
 
     async def _kill_when_frozen(self) -> None:
         """A process whose step thread is stuck ends itself; here one is noticed whose event loop is, or that was stopped."""
@@ -113,17 +120,6 @@ class ModelProcess:
             self._process.kill()
 
 
-async def _stop_process(process: asyncio.subprocess.Process, ended: Awaitable[int], seconds: float) -> None:
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        await asyncio.wait_for(ended, seconds)
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
 async def _report(process: asyncio.subprocess.Process, given: dict[str, Any]) -> dict[str, Any]:
     """What it serves. Raises LoadFailed."""
     assert process.stdin is not None and process.stdout is not None
@@ -132,7 +128,7 @@ async def _report(process: asyncio.subprocess.Process, given: dict[str, Any]) ->
         await process.stdin.drain()
     line = await process.stdout.readline()
     if not line:
-        raise LoadFailed(f"its process ended: {_end_in_words(await process.wait())}")
+        raise LoadFailed(f"its process ended with status {await process.wait()}")
     facts: dict[str, Any] = json.loads(line)
     if "error" in facts:
         await process.wait()
@@ -147,25 +143,9 @@ def _behind(settings: Settings, folder: Path) -> Settings:
 
 
 def _memory(pid: int, facts: dict[str, Any]) -> int:
-    """Bytes that a process takes, or will take once its KV cache is full; 0 where a GPU holds them."""
-    if facts["device"] != "cpu":
-        return 0
-    return process_memory(pid) + int(facts["kv_bytes"])
-
-
-def process_memory(pid: int) -> int:
-    """Bytes of memory that a process has now, with its part of what it shares (Pss); 0 of one that has ended."""
+    """Bytes that a process takes (Pss) once its KV cache is full; 0 where a GPU holds them."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
+            if line.startswith("Pss:") and facts["device"] == "cpu":
+                return int(line.split()[1]) * 1024 + int(facts["kv_bytes"])
     return 0
-
-
-def _end_in_words(status: int) -> str:
-    if status >= 0:
-        return f"with status {status}"
-    try:
-        return f"by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"by signal {-status}"

@@ -7,7 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,13 +31,13 @@ from attend.service.runtime.lifecycle import (
     stopping_line,
     tell_while_slow,
 )
-from attend.service.runtime.models.authentication import SERVER, CallAuthenticator
+from attend.service.runtime.models.admission import Admission
+from attend.service.runtime.models.app import build_models_app
 from attend.service.runtime.models.entries import Plan, ServedModel, in_words, read_plan
 from attend.service.runtime.models.grpc import models_grpc_server
-from attend.service.runtime.models.metrics import PoolCollector, models_page
+from attend.service.runtime.models.metrics import SERVER, models_page
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
-from attend.service.runtime.models.routes import ModelRoutes, build_models_app
 from attend.service.runtime.single import WATCH_SECONDS, claim_port, connections_allowed
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.runtime.tls import Certificate
@@ -85,50 +85,42 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
         return await ModelProcess.start(model, folder / str(next(numbers)))
 
     pool = Pool(plan, start)
-    authenticator = CallAuthenticator(keys, callers_of(settings.model_copy(update={"single": True})), lambda: pool.is_closing)
-    authenticator.registry.register(PoolCollector(pool))
+    callers = callers_of(settings.model_copy(update={"single": True}))
+    admission = Admission(keys, callers, pool, settings.request_timeout_seconds)
     try:
         if pinned := [served.name for served in plan.models.values() if served.pin]:
             print_line(f"Loading {', '.join(pinned)} ...")
         if not await run_until(stop, tell_while_slow(pool.load_pinned())):
             return 128 + stop.number
-        await serve_models(settings, authenticator, pool, http, stop)
+        await serve_models(settings, admission, http, stop)
         return drained_status(stop)
     except ModelUnavailable as error:
-        reasons = (f"{slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
-        raise CheckpointError(f"the model {next(reasons, error)}") from error
+        reasons = (f"the model {slot.name!r} cannot be loaded: {slot.reason}" for slot in pool.slots.values() if slot.reason)
+        raise CheckpointError(next(reasons, str(error))) from error
     finally:
         await pool.close(0.0)
         logs.close()
 
 
-async def serve_models(
-    settings: Settings, authenticator: CallAuthenticator, pool: Pool[ModelProcess], http: socket.socket, stop: Stop
-) -> None:
+async def serve_models(settings: Settings, admission: Admission, http: socket.socket, stop: Stop) -> None:
     """Answer calls until `stop`, then let the running ones end."""
     from attend.service.runtime.http_server import http_server, listening
 
+    pool = admission.pool
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     tls = (None, None) if certificate is None else (certificate.context, certificate.credentials)
 
     async def whole_page() -> str:
         own = {} if certificate is None else edge.certificate(SERVER, certificate.expiry, certificate.is_ok)
-        return await models_page(authenticator, pool) + edge.to_exposition(own)
+        return await models_page(admission.registry, pool) + edge.to_exposition(own)
 
-    routes = ModelRoutes(settings, authenticator, pool, CachedPage(whole_page), version("attend-server"), int(time.time()))
-    app = build_models_app(
-        routes, allowed_names(settings.allowed_hosts, settings.host, has_api_keys=authenticator.keys is not None)
-    )
-    over_http, over_grpc = (
-        most // 2 for most in connections_allowed()
-    )  # each call has another one to the process of its model
+    hosts = allowed_names(settings.allowed_hosts, settings.host, has_api_keys=admission.keys is not None)
+    page = CachedPage(whole_page)
+    app = build_models_app(settings, admission, page, version("attend-server"), int(time.time()), hosts)
+    over_http, over_grpc = (most // 2 for most in connections_allowed())  # each call has another one to its model's process
     server = http_server(app, MAX_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
-    rpc = models_grpc_server(
-        *(authenticator, pool, settings.host, settings.grpc_port, tls[1]),
-        seconds=settings.request_timeout_seconds,
-        most_calls=MAX_CALLS,
-        most_connections=over_grpc,
-    )
+    place = settings.host, settings.grpc_port, tls[1]
+    rpc = models_grpc_server(admission, *place, most_calls=MAX_CALLS, most_connections=over_grpc)
     await rpc.start()
     http.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(listening(http)))
@@ -142,17 +134,15 @@ async def serve_models(
 
 async def _watch(pool: Pool[ModelProcess], certificate: Certificate | None) -> None:
     """Unload idle models, and take over new certificates."""
-    running = asyncio.create_task(pool.run())
-    try:
-        while not running.done():
+
+    async def renew() -> None:
+        while certificate is not None:
             await asyncio.sleep(WATCH_SECONDS)
-            if certificate is not None:
-                await asyncio.to_thread(certificate.renew)
-        running.result()
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+            await asyncio.to_thread(certificate.renew)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(renew())
+        tasks.create_task(pool.run())
 
 
 def ready_line(settings: Settings, plan: Plan) -> str:

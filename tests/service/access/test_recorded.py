@@ -8,8 +8,8 @@ import pytest
 from grpc import StatusCode
 
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.batch.limits import Limits as BatchLimits
 from attend.service.batch.service import BatchService
+from attend.service.batch_settings import BatchSettings
 from attend.service.contract.routes import OPEN, OTHERS
 from attend.service.observe.auth_failures import MAX_LINES, SECONDS
 from attend.v1 import generation_pb2 as pb
@@ -39,7 +39,7 @@ def clock() -> list[float]:
 
 def with_a_batch(folder: Path) -> BatchService:
     """What keeps a file and a batch of the key."""
-    batch_service = BatchService(BatchLimits(folder))
+    batch_service = BatchService(BatchSettings(batch_folder=str(folder)), 4)
     file_id = batch_service.files.reserve("key ci", 1)
     batch_service.files.folder.file(file_id).write_bytes(b"{")
     batch_service.files.finish(file_id, 1, "l.jsonl")

@@ -5,18 +5,17 @@ import errno
 import os
 import sqlite3
 import time
-from pathlib import Path
 
 import pytest
 
-from attend.service.batch import answer_log, batches, job, results, upload
+from attend.service.batch import answers, batches, job, upload
+from attend.service.batch.answers import DONE, FAILED, AnswerLog, Entry, spans, tally, write_sorted
 from attend.service.batch.folder import Folder
-from attend.service.batch.results import DONE, FAILED, Part, record, spans, tally, write_sorted
-from attend.service.batch.rows import OPEN, new_batch_id
+from attend.service.batch.rows import Counts
 from attend.service.records import TokenUsage
 from tests.fakes import FakeEngine
 from tests.service.batch.test_batches import until
-from tests.service.batch.world import COMPLETIONS, Clock, World, line, serving, usage_of
+from tests.service.batch.world import Clock, World, line, serving, usage_of
 
 ONE = {"prompt": "a", "max_tokens": 1}
 
@@ -26,7 +25,7 @@ def one_token(number):
 
 
 async def dies(world: World) -> None:
-    """Nothing of the runner goes on, and nothing is said of it to the database; its locks are free, as the kernel has it."""
+    """Nothing of the runner goes on, and nothing is said of it to the database; its lock is free, as the kernel has it."""
     runner = world.server.runner
     tasks = [*runner._tasks, *(task for _, task in runner.jobs.values())]
     tasks += [task for each, _ in runner.jobs.values() for task in each.running]
@@ -34,6 +33,9 @@ async def dies(world: World) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     runner.jobs.clear()
+    if runner.lock is not None:
+        os.close(runner.lock)
+    runner.lock = None
 
 
 @pytest.mark.parametrize("answered", [0, 1, 5, 19])
@@ -64,33 +66,20 @@ async def test_after_a_death_each_line_is_answered_once(tmp_path, answered):
         assert [*world.batch_service.files.folder.parts.iterdir()] == []
 
 
-async def test_a_batch_is_not_taken_while_its_runner_lives(tmp_path):
+@pytest.mark.parametrize("end", ["drains", "dies"])
+async def test_one_replica_of_a_folder_computes_and_where_it_ends_another_goes_on(tmp_path, end):
     engine, other = FakeEngine(held=True), FakeEngine()
     async with serving(tmp_path, engine) as world, serving(tmp_path, other) as second:
-        batch = await world.create([one_token(number) for number in range(3)])
-        await until(lambda: len(engine.open) == 3)
-        second.batch_service.woken.set()
+        await until(lambda: world.server.runner.lock is not None or second.server.runner.lock is not None)
+        if world.server.runner.lock is None:
+            world, second, engine, other = second, world, other, engine
+        batch = await second.create([one_token(number) for number in range(3)])
         await asyncio.sleep(1.5)
+        engine.held = True
         assert not other.requests
-        engine.release(9)
-        assert (await second.ended(batch))["status"] == "completed"
-
-
-async def test_two_runners_share_the_batches_of_a_folder(tmp_path):
-    async with serving(tmp_path, FakeEngine(held=True)) as world, serving(tmp_path, FakeEngine()) as second:
-        first = await world.create([one_token(1)])
-        await until(lambda: world.server.runner.jobs)
-        others = [await world.create([one_token(number) for number in range(5)]) for _ in range(6)]
-        world.batch_service.woken.clear()
-        second.batch_service.woken.set()
-        for other in others:
-            ended = await world.until(lambda batch: batch["status"] in ("completed", "in_progress"), other)
-            assert len(await world.rows(ended["output_file_id"])) in (0, 5)
-        world.server.engine.release(100)
-        for batch in (first, *others):
-            ended = await world.ended(batch)
-            rows = await world.rows(ended["output_file_id"])
-            assert len({row["custom_id"] for row in rows}) == len(rows) == ended["request_counts"]["total"]
+        await (dies(world) if end == "dies" else world.server.runner.close())
+        other.held = False
+        assert (await second.ended(batch))["request_counts"]["completed"] == 3
 
 
 async def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on_at_once(tmp_path):
@@ -119,7 +108,7 @@ async def test_a_server_that_drains_leaves_a_batch_as_it_is_and_the_next_goes_on
 async def test_a_death_at_any_point_is_gone_on_from(tmp_path, point, monkeypatch):
     async with serving(tmp_path, FakeEngine(), starts=point != "validating") as world:
         if point == "finalizing":
-            monkeypatch.setattr(results, "write_sorted", lambda *given: time.sleep(0.2) or _raise(asyncio.CancelledError()))
+            monkeypatch.setattr(answers, "write_sorted", lambda *given: time.sleep(0.2) or _raise(asyncio.CancelledError()))
         batch = await world.create([one_token(number) for number in range(4)])
         if point == "finalizing":
             await world.until(lambda found: found["status"] == "finalizing", batch)
@@ -143,12 +132,9 @@ def full(*given: object) -> int:
 
 
 async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypatch):
-    """No line begins meanwhile: what is answered and cannot be written is held in memory, and charged once."""
+    """No line begins meanwhile: what is answered and cannot be written is held in memory."""
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(answer_log, "CHARGE_BYTES", 1)
     monkeypatch.setattr(job, "MAX_UNWRITTEN", 4)
-    charges, charge = [], batches.Batches.charge
-    monkeypatch.setattr(batches.Batches, "charge", lambda self, batch, more: charges.append(more) or charge(self, batch, more))
     engine = FakeEngine(held=True)
     async with serving(tmp_path, engine, limits={"concurrency": 4}) as world:
         batch = await world.create([one_token(number) for number in range(20)])
@@ -156,14 +142,13 @@ async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypa
         engine.release(1)
         await until(lambda: world.batch_service.numbers.lines["completed"] == 1)
         with monkeypatch.context() as full_disk:
-            full_disk.setattr(results.os, "write", full)
+            full_disk.setattr(answers.os, "write", full)
             engine.release(20)
             await until(lambda: world.server.value("attend_batch_storage_errors_total") >= 8)
-            begun, charged = len(engine.requests), len(charges)
+            begun = len(engine.requests)
             assert begun <= 1 + 4 + 4
             await asyncio.sleep(0.3)
             assert len(engine.requests) == begun
-            assert len(charges) == charged
             assert (await world.batch(batch))["status"] == "in_progress"
             assert world.batch_service.numbers.lines["completed"] == 1
             answer = await world.call("POST", "/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
@@ -176,7 +161,7 @@ async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypa
         assert ended["usage"] == usage_of(rows)
 
 
-@pytest.mark.parametrize("step", [(results, "write_sorted"), (Part, "append")])
+@pytest.mark.parametrize("step", [(answers, "write_sorted"), (AnswerLog, "append")])
 async def test_a_disk_that_is_full_at_the_beginning_or_the_end_delays_a_batch(tmp_path, monkeypatch, step):
     monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
     async with serving(tmp_path) as world:
@@ -188,30 +173,6 @@ async def test_a_disk_that_is_full_at_the_beginning_or_the_end_delays_a_batch(tm
         ended = await world.ended(batch)
         assert ended["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
         assert len(await world.rows(ended["output_file_id"])) == 3
-
-
-async def test_a_disk_that_stays_full_ends_a_batch_by_name_and_the_server_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
-    clock = Clock()
-    async with serving(tmp_path, clock=clock) as world:
-        with monkeypatch.context() as full_disk:
-            full_disk.setattr(Part, "append", full)
-            full_disk.setattr(results, "write_sorted", full)
-            batch = await world.create([one_token(number) for number in range(50)])
-            await until(lambda: world.server.value("attend_batch_storage_errors_total") >= 1)
-            clock.ahead = 24 * 3600 + job.LATE_SECONDS - 10
-            before = world.batch_service.numbers.storage_errors
-            await until(lambda: world.batch_service.numbers.storage_errors >= before + 3)
-            assert (await world.batch(batch))["status"] in OPEN
-            clock.ahead += 11
-            ended = await world.ended(batch)
-        [error] = ended["errors"]["data"]
-        assert (ended["status"], error["code"]) == ("failed", "storage_unavailable")
-        assert "No space left on device" in error["message"]
-        assert [*world.batch_service.files.folder.parts.iterdir()] == []
-        answer = await world.call("POST", COMPLETIONS, json=ONE)
-        assert answer.status_code == 200
-        assert (await world.ended(await world.create([one_token(1)])))["status"] == "completed"
 
 
 async def test_an_upload_on_a_full_disk_is_507_and_leaves_nothing(tmp_path, monkeypatch):
@@ -234,7 +195,7 @@ async def test_a_database_that_cannot_be_written_is_507_and_delays_a_batch(tmp_p
         await until(lambda: len(engine.open) == 3)
         broken = sqlite3.OperationalError("database or disk is full")
         with monkeypatch.context() as full_disk:
-            for place, name in ((batches.Batches, "charge"), (batches.Batches, "end"), (batches.Batches, "finalize")):
+            for place, name in ((batches.Batches, "save"), (batches.Batches, "end"), (batches.Batches, "finalize")):
                 full_disk.setattr(place, name, lambda *given: _raise(broken))
             full_disk.setattr(world.batch_service.files, "reserve", lambda *given: _raise(broken))
             engine.release(3)
@@ -246,19 +207,20 @@ async def test_a_database_that_cannot_be_written_is_507_and_delays_a_batch(tmp_p
         assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 3)
 
 
-def test_a_part_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatch):
-    part, real = Part(tmp_path / "p"), os.write
-    part.append(record(1, DONE, b'{"a":1}', TokenUsage(5, 1, 2)))
-    monkeypatch.setattr(results.os, "write", lambda handle, data: real(handle, data[:4]) if len(data) > 8 else full())
+def test_an_answer_that_could_not_be_written_whole_is_cut_back(tmp_path, monkeypatch):
+    log, real = AnswerLog(tmp_path / "p", 3), os.write
+    log.append(Entry(1, DONE, b'{"a":1}', TokenUsage(5, 1, 2)))
+    monkeypatch.setattr(answers.os, "write", lambda handle, data: real(handle, data[:4]) if len(data) > 8 else full())
     with pytest.raises(OSError, match="No space"):
-        part.append(record(2, DONE, b'{"b":2}'))
+        log.append(Entry(2, DONE, b'{"b":2}'))
     assert spans(tmp_path / "p")[0].keys() == {1}
     monkeypatch.undo()
-    part.append(record(3, DONE, b'{"c":3}'))
+    assert log.append(Entry(3, DONE, b'{"c":3}')) and not log.append(Entry(1, DONE, b'{"a":9}'))
     assert (tmp_path / "p").read_bytes() == b'1 1 5,1,2,0 {"a":1}\n3 1 0,0,0,0 {"c":3}\n'
-    part.close()
+    assert log.counts == Counts(3, 2, 0, TokenUsage(5, 1, 2))
+    log.close()
     with pytest.raises(OSError, match="is closed"):
-        part.append(record(4, DONE, b'{"d":4}'))
+        log.append(Entry(4, DONE, b'{"d":4}'))
 
 
 def test_of_two_answers_to_a_line_the_first_counts_and_torn_ones_are_none(tmp_path):
@@ -266,40 +228,14 @@ def test_of_two_answers_to_a_line_the_first_counts_and_torn_ones_are_none(tmp_pa
     (part := tmp_path / "a").write_bytes(whole + b'5 1 0,0,0,0 {"a":{}')
     found, size = spans(part)
     assert size == len(whole)
-    made = write_sorted(part, found, {DONE}, tmp_path / "out")
-    assert tally(found.values()) == (2, 1, TokenUsage(5, 4, 3, 2))
+    assert write_sorted(part, found, {DONE}, tmp_path / "out") == 16
+    assert tally(found, 5) == Counts(5, 2, 1, TokenUsage(5, 4, 3, 2))
     assert (tmp_path / "out").read_bytes() == b'{"b":2}\n{"a":3}\n'
-    assert (made.size, made.count) == (16, 2)
-    assert write_sorted(part, found, {FAILED}, tmp_path / "errors").count == 1
+    assert write_sorted(part, found, {FAILED}, tmp_path / "errors") == 8
+    assert write_sorted(part, {}, {FAILED}, tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("version", [1, 2])
-async def test_a_folder_of_an_earlier_format_is_gone_on_with(tmp_path, version):
-    async with serving(tmp_path, FakeEngine(held=True), limits={"concurrency": 2}) as world:
-        batch = await world.create([one_token(number) for number in range(3)])
-        await until(lambda: len(world.server.engine.open) == 2)
-        world.server.engine.release(1)
-        await until(lambda: world.batch_service.numbers.lines["completed"] == 1)
-        folder: Folder = world.batch_service.files.folder
-    connection = sqlite3.connect(folder.database)
-    connection.execute("ALTER TABLE batches DROP COLUMN identity")
-    for column in ("generation INTEGER NOT NULL DEFAULT 0", "runner TEXT", "leased_until REAL NOT NULL DEFAULT 9e9"):
-        connection.execute(f"ALTER TABLE batches ADD COLUMN {column}")
-    if version == 1:
-        connection.execute("ALTER TABLE batches DROP COLUMN usage")
-    connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()
-    folder.part(batch).rename(folder.parts / f"{batch}.9")
-    (folder.parts / f"{batch}.10").write_bytes(b'2 1 {"torn": {}')
-    async with serving(tmp_path, second := FakeEngine()) as world:
-        ended = await world.ended(batch)
-        rows = await world.rows(ended["output_file_id"])
-        assert ([row["custom_id"] for row in rows], len(second.requests)) == (["r0", "r1", "r2"], 2)
-        assert ended["usage"] == usage_of(rows)
-        assert [*folder.parts.iterdir()] == []
-
-
-@pytest.mark.parametrize("plant", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/etc/hostname")])
+@pytest.mark.parametrize("plant", [os.mkfifo, lambda path: path.symlink_to("/etc/hostname")])
 async def test_what_is_no_file_in_the_place_of_answers_stops_its_batch_alone(plant, tmp_path):
     async with serving(tmp_path, starts=False) as world:
         stuck, other = [await world.create([one_token(number)]) for number in (1, 2)]
@@ -307,31 +243,8 @@ async def test_what_is_no_file_in_the_place_of_answers_stops_its_batch_alone(pla
     async with serving(tmp_path) as world:
         assert (await world.ended(other))["status"] == "completed"
         assert world.batch_service.numbers.storage_errors > 0
-        (path.rmdir if path.is_dir() else path.unlink)()
-        assert (await world.ended(stuck))["status"] == "completed"
-
-
-async def test_what_is_no_file_in_the_place_of_an_input_is_not_waited_for(tmp_path):
-    async with serving(tmp_path, starts=False) as world:
-        batch = await world.create([one_token(1)])
-        path = next(world.batch_service.files.folder.files.iterdir())
         path.unlink()
-        os.mkfifo(path)
-    async with serving(tmp_path) as world:
-        ended = await world.ended(batch)
-        assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "empty_file")
-
-
-def test_a_crash_while_parts_are_joined_costs_no_answer(tmp_path):
-    folder, batch = Folder(tmp_path), new_batch_id()
-    whole = [record(number, DONE, b'{"a":{"b":%d}}' % number) for number in range(3)]
-    for cut in range(1, len(b"".join(whole))):
-        (folder.parts / f"{batch}.7").write_bytes(b"".join(whole))
-        folder.part(batch).write_bytes(b"".join(whole)[:cut])
-        (folder.parts / f"{batch}.old").touch()
-        folder.join_parts()
-        made = write_sorted(folder.part(batch), spans(folder.part(batch))[0], {DONE}, tmp_path / f"out{cut}")
-        assert ((tmp_path / f"out{cut}").read_bytes(), made.count) == (b"".join(b'{"a":{"b":%d}}\n' % n for n in range(3)), 3)
+        assert (await world.ended(stuck))["status"] == "completed"
 
 
 async def test_what_nobody_knows_is_swept_and_nothing_else(tmp_path):

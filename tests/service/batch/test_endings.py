@@ -1,8 +1,6 @@
 """How batches end where the disk, or what all callers may keep together, is used up: what was answered is kept."""
 
-import asyncio
 import errno
-import logging
 import sqlite3
 import threading
 import time
@@ -12,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from attend.service.access.quota import Limits as KeyLimits
-from attend.service.batch import batches, job, lines, results, runner, service
+from attend.service.batch import answers, batches, job, lines, runner
 from tests.fakes import FakeEngine, info
 from tests.service.batch.test_batches import until
 from tests.service.batch.test_crashes import full, one_token
-from tests.service.batch.world import Clock, World, jsonl, keys_of, serving
+from tests.service.batch.world import Clock, World, keys_of, serving
 
 WINDOW = 24 * 3600
 
@@ -53,7 +51,7 @@ def files_of(world: World) -> set[str]:
 
 @pytest.mark.parametrize("step", ["the database", "the second file"])
 async def test_an_end_that_is_tried_again_leaves_no_second_copy_of_its_answers(tmp_path, monkeypatch, step):
-    seen, sync, engine = [], results.os.fsync, FakeEngine(held=True)
+    seen, sync, engine = [], answers.os.fsync, FakeEngine(held=True)
     async with serving(tmp_path, engine) as world:
 
         def refuse(*given):
@@ -73,7 +71,7 @@ async def test_an_end_that_is_tried_again_leaves_no_second_copy_of_its_answers(t
             if step == "the database":
                 full_disk.setattr(batches.Batches, "end", refuse)
             else:
-                full_disk.setattr(results.os, "fsync", sync_the_first)
+                full_disk.setattr(answers.os, "fsync", sync_the_first)
             engine.release(3)
             await until(lambda: len(seen) >= 8)
         ended = await world.ended(batch)
@@ -85,7 +83,7 @@ async def test_an_end_that_is_tried_again_leaves_no_second_copy_of_its_answers(t
 
 async def test_a_server_that_closes_while_files_are_made_leaves_none_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "CLOSE_SECONDS", 0.05)
-    begun, write, engine = threading.Event(), results.write_sorted, FakeEngine()
+    begun, write, engine = threading.Event(), answers.write_sorted, FakeEngine()
 
     def slowly(*given):
         begun.set()
@@ -93,7 +91,7 @@ async def test_a_server_that_closes_while_files_are_made_leaves_none_of_them(tmp
         return write(*given)
 
     with monkeypatch.context() as slow_disk:
-        slow_disk.setattr(results, "write_sorted", slowly)
+        slow_disk.setattr(answers, "write_sorted", slowly)
         async with serving(tmp_path, engine) as world:
             batch = await world.create([one_token(1)])
             await until(begun.is_set)
@@ -105,50 +103,30 @@ async def test_a_server_that_closes_while_files_are_made_leaves_none_of_them(tmp
         assert (await world.ended(batch))["request_counts"]["completed"] == 1
 
 
-async def test_a_server_that_closes_while_an_end_is_written_down_keeps_its_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "CLOSE_SECONDS", 0.05)
-    begun, end = threading.Event(), batches.Batches.end
-
-    def slowly(*given):
-        begun.set()
-        time.sleep(0.5)
-        return end(*given)
-
-    monkeypatch.setattr(batches.Batches, "end", slowly)
-    async with serving(tmp_path) as world:
-        batch = await world.create([one_token(1)])
-        await until(begun.is_set)
-    async with serving(tmp_path, starts=False) as world:
-        ended = await world.batch(batch)
-        assert ended["status"] == "completed"
-        assert len(await world.rows(ended["output_file_id"])) == 1
-
-
-@pytest.mark.parametrize("end", ["expired", "cancelled"])
-async def test_a_batch_that_ends_while_all_callers_have_too_much_keeps_its_answers(tmp_path, monkeypatch, caplog, end):
-    """What is missing is an error for some of the lines that were not computed."""
-    clock, engine, most = Clock(), FakeEngine(held=True), 3_000_000
+async def test_a_batch_whose_answers_find_no_room_waits_and_keeps_them(tmp_path):
+    """All callers together keep too much: no line begins until there is room, and its end has every line."""
+    engine, most = FakeEngine(held=True), 100_000
     keys = keys_of(tmp_path, ann=KeyLimits(), bob=KeyLimits())
-    limits = {"total_bytes": most, "file_bytes": most, "concurrency": 4}
-    async with serving(tmp_path, engine, keys=keys, clock=clock, limits=limits) as world:
-        batch = await world.create([one_token(number) for number in range(4000)], "ann")
+    limits = {"bytes": most, "file_bytes": most, "concurrency": 4}
+    async with serving(tmp_path, engine, keys=keys, limits=limits) as world:
+        batch = await world.create([one_token(number) for number in range(40)], "ann")
         await until(lambda: len(engine.open) == 4)
-        engine.release(6)
-        await until(lambda: world.batch_service.numbers.lines["completed"] == 6)
         room = most - await world.batch_service.db(world.batch_service.files.total_bytes)
         sent = {"files": {"file": b"x" * (room - 1200)}, "data": {"purpose": "batch"}}
-        assert (await world.call("POST", "/v1/files", "bob", **sent)).status_code == 200
-        if end == "expired":
-            clock.ahead = WINDOW + 1
-        else:
-            await world.call("POST", f"/v1/batches/{batch}/cancel", "ann")
+        file = await world.call("POST", "/v1/files", "bob", **sent)
+        assert file.status_code == 200, file.text
+        engine.release(8)
+        job_of_it, _ = world.server.runner.jobs[batch]
+        await until(lambda: job_of_it.is_paused)
+        engine.release(40)
+        await until(lambda: not engine.open)
+        assert len(engine.requests) < 40
+        await world.call("DELETE", f"/v1/files/{file.json()['id']}", "bob")
+        engine.held = False
+        engine.release(40)
         ended = await world.ended(batch, "ann")
-        assert (ended["status"], ended["request_counts"]["completed"]) == (end, 6)
-        assert len(await world.rows(ended["output_file_id"], "ann")) == 6
-        told = len(await world.rows(ended["error_file_id"], "ann"))
-        assert 100 < told < 3994, "as many as there was room for"
-        assert f"{3994 - told} of its lines" in caplog.text
-        assert await world.batch_service.db(world.batch_service.files.total_bytes) <= most
+        assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 40)
+        assert len(await world.rows(ended["output_file_id"], "ann")) == 40
 
 
 @pytest.mark.parametrize("end", ["expired", "cancelled"])
@@ -158,8 +136,8 @@ async def test_answers_that_wait_for_a_full_disk_are_kept_when_their_batch_ends(
         batch = await world.create([one_token(number) for number in range(6)])
         await until(lambda: len(engine.open) == 4)
         with monkeypatch.context() as full_disk:
-            full_disk.setattr(results.os, "write", full)
-            full_disk.setattr(results.os, "fsync", full)
+            full_disk.setattr(answers.os, "write", full)
+            full_disk.setattr(answers.os, "fsync", full)
             engine.release(4)
             await until(lambda: world.batch_service.numbers.storage_errors >= 4)
             if end == "expired":
@@ -174,44 +152,6 @@ async def test_answers_that_wait_for_a_full_disk_are_kept_when_their_batch_ends(
         assert (ended["status"], ended["request_counts"]["completed"], ended["usage"]["output_tokens"]) == (end, 4, 4)
         assert [row["custom_id"] for row in output] == ["r0", "r1", "r2", "r3"]
         assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [(f"r{n}", f"batch_{end}") for n in (4, 5)]
-
-
-async def test_answers_that_find_no_room_for_an_hour_cost_no_other(tmp_path, monkeypatch, caplog):
-    """As where all callers together have too much, and the disk itself has room."""
-    clock, engine = Clock(), FakeEngine(held=True)
-    async with serving(tmp_path, engine, clock=clock, limits={"concurrency": 2}) as world:
-        batch = await world.create([one_token(number) for number in range(6)])
-        await until(lambda: len(engine.open) == 2)
-        engine.release(2)
-        await until(lambda: world.batch_service.numbers.lines["completed"] == 2 and len(engine.open) == 2)
-        monkeypatch.setattr(results.os, "write", full)
-        engine.release(2)
-        await until(lambda: world.batch_service.numbers.storage_errors >= 2)
-        await world.call("POST", f"/v1/batches/{batch}/cancel")
-        before = world.batch_service.numbers.storage_errors
-        await until(lambda: world.batch_service.numbers.storage_errors >= before + 6)
-        assert (await world.batch(batch))["status"] == "cancelling"
-        clock.ahead = job.LATE_SECONDS + 1
-        ended = await world.ended(batch)
-        assert (ended["status"], ended["request_counts"]["completed"], ended["error_file_id"]) == ("cancelled", 2, None)
-        assert [row["custom_id"] for row in await world.rows(ended["output_file_id"])] == ["r0", "r1"]
-        assert "4 of its lines are in none of its files" in caplog.text
-
-
-async def test_answers_that_wait_for_a_full_disk_are_computed_again_by_who_goes_on(tmp_path, monkeypatch):
-    engine = FakeEngine(held=True)
-    async with serving(tmp_path, engine) as world:
-        batch = await world.create([one_token(1)])
-        await until(lambda: len(engine.open) == 1)
-        with monkeypatch.context() as full_disk:
-            full_disk.setattr(results.os, "write", full)
-            engine.release(1)
-            await until(lambda: world.batch_service.numbers.storage_errors >= 1)
-            await world.server.runner.close()
-            assert (await world.batch(batch))["status"] == "in_progress"
-    async with serving(tmp_path, second := FakeEngine()) as world:
-        ended = await world.ended(batch)
-        assert (ended["status"], ended["request_counts"]["completed"], len(second.requests)) == ("completed", 1, 1)
 
 
 async def test_one_input_that_cannot_be_read_fails_its_own_batch_and_no_other(tmp_path, monkeypatch):
@@ -242,30 +182,6 @@ async def test_a_cancelled_batch_whose_input_cannot_be_read_any_more_keeps_its_a
         assert len(await world.rows(ended["output_file_id"])) == 2
 
 
-async def test_the_body_of_a_line_is_made_beside_the_event_loop(tmp_path, monkeypatch):
-    threads, make = [], lines.body_of
-    monkeypatch.setattr(job, "body_of", lambda line: threads.append(threading.current_thread()) or make(line))
-    async with serving(tmp_path) as world:
-        batch, output, _ = await world.run([one_token(1)])
-        assert (batch["status"], len(output), len(threads)) == ("completed", 1, 1)
-        assert threading.current_thread() not in threads
-
-
-async def test_each_failure_of_the_disk_is_counted_and_the_same_one_told_once_in_a_while(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(service, "LOG_SECONDS", 0.3)
-    caplog.set_level(logging.ERROR, "attend.batch")
-    no_room, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
-    async with serving(tmp_path, starts=False) as world:
-        for _ in range(20):
-            for error in (no_room, broken):
-                assert error.strerror in str(world.batch_service.count_failure(error))
-        assert world.batch_service.numbers.storage_errors == 40
-        assert [caplog.text.count(error.strerror) for error in (no_room, broken)] == [1, 1]
-        await asyncio.sleep(0.35)
-        world.batch_service.count_failure(no_room)
-        assert [caplog.text.count(error.strerror) for error in (no_room, broken)] == [2, 1]
-
-
 class Adapters:
     """A registry with one adapter, of these weights."""
 
@@ -280,14 +196,12 @@ class Adapters:
 
 OTHERS = {
     "other weights": ({}, {}, {"engine": FakeEngine(info=info(weights_digest="w2"))}, "'fake' (w)", "'fake' (w2)"),
-    "another name": ({}, {}, {"model_name": "new"}, "'fake' (w)", "'new' (w)"),
     "another adapter": (
         {"model": "tone"},
         {"adapter_registry": Adapters("a" * 64)},
         {"adapter_registry": Adapters("b" * 64)},
         *("'tone' (w-aaaaaaaa", "'tone' (w-bbbbbbbb"),
     ),
-    "no adapter": ({"model": "tone"}, {"adapter_registry": Adapters("a" * 64)}, {}, "'tone' (w-a", "'fake' (w)"),
 }
 
 
@@ -326,19 +240,4 @@ def test_a_line_that_is_too_long_is_no_empty_one_whatever_it_begins_with(tmp_pat
         (tmp_path / "in").write_bytes(start * 2000 + b'{"custom_id":"a"}\n{}\n')
         reader = lines.Reader(tmp_path / "in", 1000)
         assert reader.some() == [lines.Raw(1, b""), lines.Raw(2, b"{}")]
-        reader.close()
-
-
-async def test_empty_lines_count_and_their_reading_gives_way(tmp_path):
-    """A file of line ends alone, or after a good line, holds neither the event loop nor a thread from others."""
-    for start in (0, 1):
-        path = tmp_path / f"{start}"
-        path.write_bytes(jsonl([one_token(1)] * start) + b"\r\n" * 100_000)
-        reader = lines.Reader(path, 1000, 50_000)
-        read = []
-        while not reader.is_over:
-            before = reader._file.tell()
-            read += reader.some()
-            assert reader._file.tell() - before <= lines.CHUNK + 1000
-        assert [raw.number for raw in read] == [*range(1, start + 1), 50_001]
         reader.close()

@@ -12,9 +12,9 @@ import httpx
 
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits as KeyLimits
-from attend.service.batch.limits import Limits
 from attend.service.batch.rows import OPEN
 from attend.service.batch.service import BatchService
+from attend.service.batch_settings import BatchSettings
 from tests.fakes import FakeEngine, Server, build_server
 
 COMPLETIONS = "/v1/completions"
@@ -136,7 +136,10 @@ async def serving(
 ) -> AsyncIterator[World]:
     """A server over a folder, which another may have used before, or uses too."""
     clock = clock or Clock()
-    batch_service = BatchService(Limits(folder / "batches", **(limits or {})), clock)
+    settings = BatchSettings(
+        batch_folder=str(folder / "batches"), **{f"batch_{name}": value for name, value in (limits or {}).items()}
+    )
+    batch_service = BatchService(settings, 16, clock)
     server = build_server(engine, keys=keys, batch_service=batch_service, **more)
     assert server.runner is not None
     if starts:

@@ -1,6 +1,5 @@
-"""Both clients against a real application in this process, whose connections break at every place."""
+"""The client against a real application in this process, whose connections break at every place."""
 
-import asyncio
 import random
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from attend.model.errors import QueueFull, RateLimited, Unavailable
 from attend.service.client.errors import Answer, DeadlinePassed, GaveUp, InvalidRequest, OtherFingerprint, Refused
-from attend.service.client.grpc import AsyncGrpcClient, GrpcClient
+from attend.service.client.grpc import GrpcClient
 from attend.service.client.retry import Delta, Policy
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import END, info
@@ -47,25 +46,13 @@ def message(prompt: str = "x", max_tokens: int = 100, stop: tuple[str, ...] = ()
     return request
 
 
-def by_grpc(replica: Real, policy: Policy = FAST, **fields: Any) -> list[Delta]:
+def ask(replica: Real, policy: Policy = FAST, **fields: Any) -> list[Delta]:
     with GrpcClient(replica.target, policy=policy) as client:
         return list(client.stream(message(**fields)))
 
 
-def by_grpc_async(replica: Real, policy: Policy = FAST, **fields: Any) -> list[Delta]:
-    async def run() -> list[Delta]:
-        async with AsyncGrpcClient(replica.target, policy=policy) as client:
-            return [delta async for delta in client.stream(message(**fields))]
-
-    return asyncio.run(run())
-
-
-each = pytest.mark.parametrize("ask", [by_grpc, by_grpc_async])
-
-
-@each
 @pytest.mark.parametrize("fields", [{}, {"stop": ("é!a",)}], ids=str)
-def test_an_answer_is_the_uncut_one_wherever_its_connections_break(replica, ask, fields):
+def test_an_answer_is_the_uncut_one_wherever_its_connections_break(replica, fields):
     """Each case breaks the first connection, and every other one the second too."""
     proxy = replica.grpc
     uncut = whole(ask(replica, **fields))
@@ -77,8 +64,7 @@ def test_an_answer_is_the_uncut_one_wherever_its_connections_break(replica, ask,
         assert len(proxy.cuts) < 1 + place % 2, "the connection was not cut"
 
 
-@each
-def test_a_refusal_for_now_is_tried_again_and_one_for_ever_is_not(replica, ask):
+def test_a_refusal_for_now_is_tried_again_and_one_for_ever_is_not(replica):
     engine = replica.server.engine
     try:
         for error in (Unavailable("draining"), QueueFull("full")):
@@ -97,8 +83,7 @@ def test_a_refusal_for_now_is_tried_again_and_one_for_ever_is_not(replica, ask):
     assert caught.value.code == "INVALID_ARGUMENT"
 
 
-@each
-def test_an_answer_does_not_go_on_with_another_fingerprint(replica, ask):
+def test_an_answer_does_not_go_on_with_another_fingerprint(replica):
     """The weights change where the first connection breaks. Where in the bytes the first token ends differs from run to run."""
     proxy, engine = replica.grpc, replica.server.engine
     ask(replica)
@@ -131,8 +116,7 @@ class Changing(random.Random):
         return low
 
 
-@each
-def test_a_silent_server_holds_no_caller_beyond_the_deadline(replica, ask):
+def test_a_silent_server_holds_no_caller_beyond_the_deadline(replica):
     engine = replica.server.engine
     engine.held = True
     try:
@@ -142,18 +126,7 @@ def test_a_silent_server_holds_no_caller_beyond_the_deadline(replica, ask):
         engine.held = False
 
 
-@each
-def test_nobody_there_is_tried_again(replica, ask):
-    replica.grpc.port, port = 9, replica.grpc.port
-    try:
-        with pytest.raises(GaveUp):
-            ask(replica, Policy(tries=2, first_wait=0.001))
-    finally:
-        replica.grpc.port = port
-
-
-@each
-def test_the_same_seed_is_asked_for_with_every_try(replica, ask):
+def test_the_same_seed_is_asked_for_with_every_try(replica):
     proxy, requests = replica.grpc, replica.server.engine.requests
     requests.clear()
     ask(replica)
@@ -166,12 +139,10 @@ def test_the_same_seed_is_asked_for_with_every_try(replica, ask):
     assert whole(ask(replica, seed=5, max_tokens=3))[0] == "zzz"
 
 
-async def test_whole_answers_are_the_streams_put_together(replica):
+def test_whole_answers_are_the_streams_put_together(replica):
     with GrpcClient(replica.target, policy=FAST) as client:
         whole = client.generate(message(seed=1))
     assert whole == Answer(TEXT, TOKENS, 1, "fp_fake", "stop", None, 1)
-    async with AsyncGrpcClient(replica.target) as client:
-        assert whole == await client.generate(message(seed=1))
 
 
 def test_a_field_whose_stream_could_not_go_on_is_refused_by_name(replica):

@@ -1,40 +1,26 @@
-"""The laws of a call that takes several tries, for a transport that breaks at every place, sync and async."""
+"""The laws of a call that takes several tries, for a transport that breaks at every place."""
 
-import asyncio
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.service.client.errors import CallFailed, DeadlinePassed, GaveUp, OtherFingerprint, Refused
-from attend.service.client.retry import Call, Delta, Policy, TryFailed, resume, resumed_async
+from attend.service.client.retry import Call, Delta, Policy, TryFailed, resume
 from tests.service.client.tries import CUT, SEED, Try, World
 
 FULL = TryFailed("queue full", again=True, after=3.0)
 EVENTS = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 ENDS = st.sampled_from([None, CUT, FULL])
 TRIES = st.lists(st.builds(Try, EVENTS, ENDS, st.floats(0, 5)), max_size=12)
-LOOP = asyncio.Runner()
-Run = Callable[[World, Call], list[Delta]]
 
 
 def run(world: World, call: Call) -> list[Delta]:
     return list(resume(call, world.attempt, world.sleep))
 
 
-def run_async(world: World, call: Call) -> list[Delta]:
-    async def collect() -> list[Delta]:
-        return [delta async for delta in resumed_async(call, world.attempt_async, world.sleep_async)]
-
-    return LOOP.run(collect())
-
-
-both = pytest.mark.parametrize("run", [run, run_async])
-
-
-def ended(run: Run, world: World, call: Call) -> list[Delta] | CallFailed:
+def ended(world: World, call: Call) -> list[Delta] | CallFailed:
     """The deltas, or the error."""
     try:
         return run(world, call)
@@ -49,10 +35,9 @@ def is_whole(world: World, deltas: list[Delta], call: Call) -> bool:
     return tokens == world.tokens(call.seed) == call.answer.token_ids and text == world.text(tokens) == call.answer.text
 
 
-@both
 @settings(deadline=None)
 @given(st.integers(1, 6), TRIES, st.integers(0, 99))
-def test_an_answer_is_the_uncut_one_wherever_its_streams_break(run, length, tries, chance):
+def test_an_answer_is_the_uncut_one_wherever_its_streams_break(length, tries, chance):
     world = World(length, tries)
     call = Call(world.policy(random.Random(chance), seconds=1e9, tries=20), SEED)
     assert is_whole(world, run(world, call), call)
@@ -60,13 +45,12 @@ def test_an_answer_is_the_uncut_one_wherever_its_streams_break(run, length, trie
     assert call.answer.tries == len(world.begun)
 
 
-@both
 @settings(deadline=None)
 @given(st.integers(1, 6), TRIES, st.integers(1, 4))
-def test_no_more_tries_in_a_row_than_allowed_bring_nothing_new(run, length, tries, most):
+def test_no_more_tries_in_a_row_than_allowed_bring_nothing_new(length, tries, most):
     world = World(length, tries)
     call = Call(world.policy(seconds=1e9, tries=most), SEED)
-    end = ended(run, world, call)
+    end = ended(world, call)
     if isinstance(end, GaveUp):
         assert world.begun.count(call.received_tokens) == most
         assert end.answer.token_ids == world.tokens(SEED)[: len(end.answer.token_ids)]
@@ -75,13 +59,12 @@ def test_no_more_tries_in_a_row_than_allowed_bring_nothing_new(run, length, trie
     assert max(world.begun.count(after) for after in world.begun) <= most
 
 
-@both
 @settings(deadline=None)
 @given(st.integers(1, 6), TRIES, st.floats(0.1, 20))
-def test_the_deadline_is_kept_with_all_waits(run, length, tries, seconds):
+def test_the_deadline_is_kept_with_all_waits(length, tries, seconds):
     world = World(length, tries)
     call = Call(world.policy(seconds=seconds, tries=99), SEED)
-    end = ended(run, world, call)
+    end = ended(world, call)
     if isinstance(end, DeadlinePassed):
         assert end.answer.token_ids == world.tokens(SEED)[: len(end.answer.token_ids)]
     else:
@@ -89,10 +72,9 @@ def test_the_deadline_is_kept_with_all_waits(run, length, tries, seconds):
     assert world.now <= 100.0 + seconds + 1e-6
 
 
-@both
 @settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 99))
-def test_a_wait_is_what_the_server_asks_for_and_up_to_a_bound_that_doubles(run, failures, chance):
+def test_a_wait_is_what_the_server_asks_for_and_up_to_a_bound_that_doubles(failures, chance):
     world = World(1, [Try(end=FULL)] * failures)
     call = Call(world.policy(random.Random(chance), seconds=1e9, tries=99, first_wait=0.5, longest_wait=4.0), SEED)
     run(world, call)
@@ -106,15 +88,13 @@ def test_waits_fill_their_range():
     assert min(waits) < 0.1 and max(waits) > 0.9 and 0.4 < sum(waits) / 200 < 0.6
 
 
-@both
-def test_a_try_that_brings_a_token_begins_the_count_anew(run):
+def test_a_try_that_brings_a_token_begins_the_count_anew():
     world = World(5, [Try((), CUT), Try((1,), CUT)] * 4)
     call = Call(world.policy(tries=2), SEED)
     assert is_whole(world, run(world, call), call)
 
 
-@both
-def test_what_may_not_be_tried_again_is_not(run):
+def test_what_may_not_be_tried_again_is_not():
     world = World(5, [Try((2,), TryFailed("bad", again=False, code="invalid_value"))])
     with pytest.raises(Refused, match="bad") as caught:
         run(world, Call(world.policy(), SEED))
@@ -122,8 +102,7 @@ def test_what_may_not_be_tried_again_is_not(run):
     assert caught.value.answer.token_ids == world.tokens(SEED)[:2]
 
 
-@both
-def test_an_answer_never_goes_on_with_another_fingerprint(run):
+def test_an_answer_never_goes_on_with_another_fingerprint():
     world = World(5, [Try((1, 2), CUT), Try((1, 1), None, 0, "fp_other")])
     call = Call(world.policy(), SEED)
     with pytest.raises(OtherFingerprint, match="fp_other") as caught:
@@ -133,25 +112,16 @@ def test_an_answer_never_goes_on_with_another_fingerprint(run):
     assert caught.value.answer.fingerprint == "fp"
 
 
-@both
-def test_another_fingerprint_before_the_first_token_is_no_matter(run):
-    world = World(2, [Try((), CUT, 0, "fp_other")])
-    call = Call(world.policy(), SEED)
-    assert is_whole(world, run(world, call), call)
-
-
-@both
-def test_a_failure_after_the_last_token_changes_nothing(run):
+def test_a_failure_after_the_last_token_changes_nothing():
     world = World(2, [Try((1, 1, 1), CUT)])
     call = Call(world.policy(), SEED)
     assert is_whole(world, run(world, call), call)
     assert len(world.begun) == 1
 
 
-@both
 @settings(deadline=None)
 @given(st.integers(0, 4))
-def test_tokens_of_an_earlier_call_are_gone_on_after_and_not_given_again(run, before):
+def test_tokens_of_an_earlier_call_are_gone_on_after_and_not_given_again(before):
     world = World(5, [Try((1,), CUT)])
     call = Call(world.policy(), SEED, world.tokens(SEED)[:before])
     run(world, call)
@@ -167,8 +137,7 @@ def test_a_call_without_a_seed_draws_one_and_keeps_it():
     assert Call(Policy(), None).seed != Call(Policy(), None).seed
 
 
-@both
-def test_a_caller_who_stops_reading_ends_the_try(run):
+def test_a_caller_who_stops_reading_ends_the_try():
     world, ended = World(5), []
 
     def attempt(call: Call):
@@ -187,7 +156,3 @@ def test_a_caller_who_stops_reading_ends_the_try(run):
 def test_a_policy_that_cannot_be_followed_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Policy(**wrong)
-
-
-def test_every_error_keeps_what_has_come():
-    assert {Refused, GaveUp, DeadlinePassed, OtherFingerprint} == set(CallFailed.__subclasses__())

@@ -1,7 +1,7 @@
 """A transport that fails on purpose: an answer known beforehand, and what becomes of each try for it."""
 
 import random
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from attend.service.client.retry import Call, Delta, Policy, TryFailed
@@ -46,9 +46,6 @@ class World:
         self.waits.append(seconds)
         self.now += seconds
 
-    async def sleep_async(self, seconds: float) -> None:
-        self.sleep(seconds)
-
     def attempt(self, call: Call) -> Generator[Delta, None, None]:
         """One try."""
         plan = self.tries[len(self.begun)] if len(self.begun) < len(self.tries) else WHOLE
@@ -60,10 +57,6 @@ class World:
         yield from self._events(plan, call)
         if plan.end is not None:
             raise plan.end
-
-    async def attempt_async(self, call: Call) -> AsyncGenerator[Delta, None]:
-        for delta in self.attempt(call):
-            yield delta
 
     def _events(self, plan: Try, call: Call) -> Generator[Delta, None, None]:
         at, tokens = len(call.received_tokens), self.tokens(call.seed)

@@ -21,7 +21,7 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.offload import offloader, reader, writer
 from attend.model.engine.offload.offloader import KVOffload
 from attend.model.engine.offload.plan import next_digest, root_digest
-from attend.model.engine.offload.store import ENTRY, BlockStore
+from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Output, Request
 from attend.model.engine.scheduler import Scheduler
@@ -252,10 +252,10 @@ def test_a_record_that_is_bad_is_computed_again(groups, place, tmp_path):
     engine = fake(config, tmp_path, saved)
     finished(engine, [ask("a", prompt, 2)])
     ended(engine)
-    [path] = tmp_path.iterdir()
+    paths = sorted(tmp_path.iterdir())
+    path = paths[place % len(paths)]
     data = bytearray(path.read_bytes())
-    count = engine.offload.stats().written_bytes // (ENTRY.size + 8)
-    data[-8 * (1 + place % count)] ^= 1
+    data[-8] ^= 1
     path.write_bytes(data)
     engine = fake(config, tmp_path, saved)
     found = finished(engine, [ask("a", prompt, 2)])
@@ -318,37 +318,6 @@ def test_a_disk_that_hangs_is_waited_for_only_so_long(tmp_path):
     ended(engine)
 
 
-def test_a_read_that_ends_after_the_engine_waits_for_nobody(tmp_path):
-    prompt = list(range(8)) * 5
-    engine = restarted(tmp_path, prompt)
-    begins, goes_on, real = threading.Event(), threading.Event(), engine.offload.store.read
-    engine.offload.store.read = lambda keys: begins.set() or (goes_on.wait(20) and real(keys))
-    engine.add(ask("a", prompt, 2))
-    assert begins.wait(10)
-    engine.offload.close(0.05)
-    goes_on.set()
-    for thread in engine.offload.reader._threads:
-        thread.join(2)
-        assert not thread.is_alive()
-
-
-def test_an_answer_goes_on_while_the_disk_is_full(tmp_path, caplog):
-    engine = fake(DENSE, tmp_path, {})
-
-    def write(records):
-        raise OSError(28, "No space left on device")
-
-    engine.offload.store.write = write
-    for name in "abc":
-        found = finished(engine, [ask(name, [ord(name) % 8] * 40, 3)])
-        assert told(found[name]) == fake_answer(ask(name, [ord(name) % 8] * 40, 3))
-        assert flushed(engine.offload)
-    [line] = [line for line in caplog.messages if "are written" in line]
-    assert line == "no KV blocks are written to disk for 30 s: [Errno 28] No space left on device"
-    assert engine.offload.stats().dropped_texts == 3
-    ended(engine)
-
-
 def test_what_is_queued_is_bounded_at_a_time_and_not_since_the_start(tmp_path, monkeypatch):
     """Nor does an error of the disk, a text that goes, or one that was too much, end it for ever."""
     monkeypatch.setattr(writer, "MAX_QUEUED_TOKENS", 80)
@@ -357,7 +326,7 @@ def test_what_is_queued_is_bounded_at_a_time_and_not_since_the_start(tmp_path, m
     queue, offload, real = engine.offload.writer, engine.offload, engine.offload.store.write
     begins, goes_on = threading.Event(), threading.Event()
 
-    def write(records):
+    def write(key, data):
         begins.set()
         assert goes_on.wait(20)
         raise OSError(28, "No space left on device")
@@ -398,29 +367,15 @@ def test_a_read_ends_a_wait_and_what_was_queued_and_the_next_is_read_too(tmp_pat
     ended(engine)
 
 
-def test_a_process_finds_what_another_writes_while_it_runs(tmp_path):
-    saved, clock, prompt = {}, Clock(), list(range(8)) * 5
-    engine = fake(DENSE, tmp_path, saved, clock=clock)
-    for name in "ab":
-        other = fake(DENSE, tmp_path, saved)
-        finished(other, [ask("a", prompt, 2, cache_salt=name)])
-        ended(other)
-        clock.now += writer.REFRESH_SECONDS
-        assert flushed(engine.offload)
-        assert finished(engine, [ask(name, prompt, 2, cache_salt=name)])[name][-1].times.cached_tokens == 36
-    ended(engine)
-
-
 @pytest.mark.parametrize("groups", [(None,), (None, 5), (None, 9), (12,)], ids=str)
 def test_blocks_are_read_up_to_the_last_token_that_must_be_computed(groups, tmp_path, monkeypatch):
-    """And of a window no more than the next token sees, wherever the prompt ends in a block; in pieces, and in files."""
+    """And of a window no more than the next token sees, wherever the prompt ends in a block; in pieces."""
     config, saved, text = with_windows(groups), {}, list(range(8)) * 5
-    for module, name in ((reader, "PIECE_BYTES"), (writer, "PIECE_BYTES"), (writer, "FILE_BYTES")):
-        monkeypatch.setattr(module, name, 24)
+    for module in (reader, writer):
+        monkeypatch.setattr(module, "PIECE_BYTES", 24)
     engine = fake(config, tmp_path, saved)
     finished(engine, [ask("a", text, 2)])
     ended(engine)
-    assert len(list(tmp_path.iterdir())) == -(-len(engine.offload.store) // 3)
     for length in range(LEAST, 40):
         engine = fake(config, tmp_path, saved)
         cached = finished(engine, [ask("a", text[:length], 1)])["a"][-1].times.cached_tokens
@@ -479,15 +434,6 @@ def test_a_text_whose_scores_are_not_finite_does_not_come_back(tmp_path):
     ended(engine)
 
 
-def test_a_prompt_that_was_given_up_half_way_is_not_written(tmp_path):
-    engine = fake(DENSE, tmp_path, {})
-    engine.add(ask("a", [5] * 60, 2))
-    engine.step()
-    engine.abort("a", "abort")
-    assert flushed(engine.offload) and not len(engine.offload.store), "nobody has seen a score of it"
-    ended(engine)
-
-
 def test_one_slow_read_does_not_end_all_of_them(tmp_path):
     prompt = list(range(8)) * 5
     engine = restarted(tmp_path, prompt)
@@ -500,16 +446,6 @@ def test_one_slow_read_does_not_end_all_of_them(tmp_path):
         engine.scheduler.cost.token_seconds = 1e-3
     assert found[0] == 0 and 36 in found
     ended(engine)
-
-
-def test_nothing_is_written_after_the_end(tmp_path):
-    engine = fake(DENSE, tmp_path, {}, bytes_per_second=100.0)
-    for name in "abcd":
-        finished(engine, [ask(name, [ord(name) % 8] * 40, 2)])
-    engine.offload.close(10)
-    count = len(list(tmp_path.iterdir()))
-    time.sleep(0.1)
-    assert len(list(tmp_path.iterdir())) == count < 4
 
 
 # Real models.
@@ -596,14 +532,6 @@ def test_what_runs_while_draining_is_written_too(tmp_path):
     asyncio.run(left())
     assert list(disk.rglob("kv-*.bin"))
     engine.close()
-
-
-def test_keys_of_another_rotary_embedding_are_not_used(tmp_path):
-    folder = write_checkpoint("llama-dynamic", tmp_path / "model")
-    options = EngineOptions(dtype="float32", num_threads=1, block_size=16, kv_cache_memory=1 << 22, max_batch_requests=4)
-    kept = replace(options, kv_disk_folder=str(tmp_path / "kv"))
-    answered(folder, replace(kept, max_model_len=128))
-    assert answered(folder, replace(kept, max_model_len=200)) == answered(folder, replace(options, max_model_len=200))
 
 
 def test_what_it_cannot_work_with_is_named(tmp_path):

