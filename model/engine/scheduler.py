@@ -251,14 +251,6 @@ class Scheduler(PromptChunks):
         """Tokens of a step below which it is not shrunk."""
         return min(self.config.max_batch_tokens, max(self.config.chunk_size, self.config.max_batch_requests))
 
-    def check_integrity(self) -> None:
-        """Assert that every request is in one place, and that its blocks are its own and enough."""
-        assert len(self._by_id) == len(self._waiting) + len(self._running)
-        assert not any(request.room or any(request.tables) or request.num_computed for request in self._waiting)
-        assert all(request.num_known * self.config.block_size <= request.room for request in self._by_id.values())
-        assert all(request.room >= request.num_computed for request in self._running)
-        self.tables.check_integrity(self._running)
-
     def _streams(self) -> tuple[list[ScheduledTokens], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
         plan, prompts, left = list[ScheduledTokens](), list[Request](), self.budget
@@ -352,7 +344,7 @@ class Scheduler(PromptChunks):
     def _take_more(self, item: ScheduledTokens, output: Output, tokens: Sequence[int]) -> Output:
         """The output with the tokens that followed right guesses, up to the one that ends the request."""
         request = item.request
-        self._lookups.learn(request, len(item.draft), len(tokens))
+        self._lookups.of(request).learn(len(item.draft), len(tokens))
         self.num_drafted += len(item.draft)
         self.num_accepted += len(tokens)
         for token in tokens:
@@ -382,6 +374,7 @@ class Scheduler(PromptChunks):
         request.finish_reason = reason
         self.on_finish(request)
         self.tables.free(request)
-        self._lookups.end(request)
+        if request.lookup is not None:
+            request.lookup.end(request)
         times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

@@ -302,11 +302,6 @@ class BlockTables:
         for group in self.groups:
             group.pool.check_all_free()
 
-    def check_integrity(self, running: Sequence[Request]) -> None:
-        """Assert that every block is free or held by these requests, in every group."""
-        for group in self.groups:
-            group.check_integrity(running)
-
 
 def _block_of(group: KVCacheGroup, number: int) -> int:
     """The block that holds a text in a group that knows texts by their numbers; 0 where there is none."""

@@ -14,11 +14,14 @@ from attend.service.access.quota import Limits
 from attend.service.chat.tools import Calling
 from attend.service.contract.conversation import calling_of
 from attend.service.records import ChatPrompt, ChatRules, Command
+from tests.model.engine.windows import with_groups
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, SPECS, VOCAB, WORDS
 from tests.simulation.oracle import encoded, expected
 
 TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 Route = tuple[str, str]
+GROUPS = ("full", "windows", "full", "states")
+"""Of layers, by turns of the seeds."""
 
 
 PLAIN = Command(prompts=("a",), request_id="-")
@@ -41,6 +44,8 @@ class Setting:
     """No keys: nobody asks for one."""
     embedding: EmbeddingRules
     adapters: bool
+    most_tokens: int
+    """Of a step for which the memory suffices."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,9 @@ def setting_of(seed: int) -> Setting:
         prefix_caching=dice.random() < 0.7,
         draft_tokens=dice.choice([0, 3, 15]),
     )
+    groups = GROUPS[seed % len(GROUPS)]
+    if groups != "full":
+        config = with_groups(config, dice, states=groups == "states")
     limits = Limits(dice.choice([None, 8, 100]), dice.choice([None, 100, 1000]), dice.choice([None, 2, 8]))
     return Setting(
         config,
@@ -128,6 +136,7 @@ def setting_of(seed: int) -> Setting:
         keys=dice.choice([(), (), (limits, Limits()), (limits, Limits(), Limits(concurrent=4))]),
         embedding=EmbeddingRules(dice.choice([*Pooling]), dice.choice([None, 6]), ""),
         adapters=dice.random() < 0.3,
+        most_tokens=dice.choice([1000, 1000, 6]),
     )
 
 

@@ -1,5 +1,7 @@
 """Each bug that is planted in the service is found by its simulation, so that the simulation is evidence."""
 
+from array import array
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,8 +11,15 @@ from unittest.mock import patch
 
 import pytest
 
+from attend.model.engine.blocks import BlockPool
+from attend.model.engine.budget import StepCost
+from attend.model.engine.groups import StateGroup, WindowGroup
+from attend.model.engine.lookup import Lookups
 from attend.model.engine.loop import AsyncEngine, _Stream
-from attend.model.engine.request import FinishReason, Request
+from attend.model.engine.request import FinishReason, Output, Request
+from attend.model.engine.scheduler import Scheduler
+from attend.model.engine.snapshots import Snapshots
+from attend.model.engine.tables import BlockTables
 from attend.service.access.quota import Key, Lease, _Window
 from attend.service.generation import generation, prepare
 from attend.service.generation.answer import Answer
@@ -493,6 +502,634 @@ def work_behind_other_work_is_never_begun(old):
             self._threads = threads
 
     return submit
+
+
+# In the scheduler.
+
+
+@planted(Scheduler, "abort")
+def blocks_of_an_aborted_request_are_not_freed(old):
+    def abort(self, name, reason):
+        with patch.object(self.tables.groups[0].pool, "free", lambda blocks: None):
+            return old(self, name, reason)
+
+    return abort
+
+
+@planted(BlockTables, "grow")
+def one_block_is_short(old):
+    return lambda self, request, num_tokens: old(self, request, num_tokens - 1)
+
+
+@planted(Scheduler, "add")
+def newcomers_go_to_the_head_of_the_queue(old):
+    return lambda self, request: (old(self, request), self._waiting.rotate(1))[0]
+
+
+def with_priority(old, change):
+    def add(self, request):
+        priority, request.priority = request.priority, change(request.priority)
+        old(self, request)
+        request.priority = priority
+
+    return add
+
+
+@planted(Scheduler, "add")
+def requests_go_by_age_alone(old):
+    return with_priority(old, lambda priority: 5)
+
+
+@planted(Scheduler, "add")
+def requests_go_by_priority_alone(old):
+    return with_priority(old, lambda priority: 1000 * priority)
+
+
+@planted(Scheduler, "_preempt")
+def a_preempted_request_goes_on_where_it_stood(old):
+    def preempt(self, request):
+        stood, skip = request.num_computed, self.tables.skip_known
+
+        def skip_known(other):
+            skip(other)
+            other.num_computed = max(other.num_computed, stood if other is request else 0)
+
+        old(self, request)
+        self.tables.skip_known = skip_known
+
+    return preempt
+
+
+@planted(Scheduler, "_take")
+def a_stop_token_does_not_end_the_request(old):
+    def take(self, request, token, scores):
+        stops, request.stop_token_ids = request.stop_token_ids, frozenset()
+        output = old(self, request, token, scores)
+        request.stop_token_ids = stops
+        return output
+
+    return take
+
+
+@planted(Scheduler, "_take")
+def max_tokens_is_overrun_by_one(old):
+    def take(self, request, token, scores):
+        request.max_tokens += 1
+        output = old(self, request, token, scores)
+        request.max_tokens -= 1
+        return output
+
+    return take
+
+
+@planted(Scheduler, "commit")
+def the_token_of_an_aborted_request_is_handed_out(old):
+    def commit(self, plan, result, dropped_plan=None):
+        gone = [item.request.request_id for item in plan.scheduled_tokens if item.request.finish_reason is not None]
+        late = [Output(name, (result.tokens[name],)) for name in gone if name in result.tokens]
+        return old(self, plan, result, dropped_plan) + late
+
+    return commit
+
+
+@planted(Scheduler, "commit")
+def the_last_output_comes_twice(old):
+    def commit(self, plan, result, dropped_plan=None):
+        outputs = old(self, plan, result, dropped_plan)
+        return outputs + [output for output in outputs if output.finish_reason is not None]
+
+    return commit
+
+
+@planted(Scheduler, "commit")
+def a_failed_request_has_no_last_output(old):
+    def commit(self, plan, result, dropped_plan=None):
+        return [one for one in old(self, plan, result, dropped_plan) if one.finish_reason is not FinishReason.ERROR]
+
+    return commit
+
+
+@planted(Scheduler, "commit")
+def a_request_that_was_put_off_counts_as_computed(old):
+    return lambda self, plan, result, dropped_plan=None: old(
+        self, plan, replace(result, put_off={}, tokens={**dict.fromkeys(result.put_off, 0), **result.tokens}), dropped_plan
+    )
+
+
+@planted(Scheduler, "commit")
+def blocks_of_a_failed_step_stay_known(old):
+    def commit(self, plan, result, dropped_plan=None):
+        with patch.object(self.tables.groups[0].pool, "forget", lambda blocks: None):
+            return old(self, plan, result, dropped_plan)
+
+    return commit
+
+
+@planted(Scheduler, "shrink")
+def steps_stay_as_large_without_memory(old):
+    return lambda self: None
+
+
+@planted(Scheduler, "schedule")
+def the_budget_is_one_token_larger(old):
+    def schedule(self):
+        self.budget += 1
+        try:
+            return old(self)
+        finally:
+            self.budget -= 1
+
+    return schedule
+
+
+@planted(Scheduler, "_admit")
+def a_batch_has_one_request_too_many(old):
+    def admit(self):
+        config, self.config = self.config, replace(self.config, max_batch_requests=self.config.max_batch_requests + 1)
+        try:
+            return old(self)
+        finally:
+            self.config = config
+
+    return admit
+
+
+@planted(Scheduler, "_make_room")
+def blocks_are_taken_from_the_oldest(old):
+    def make_room(self, request, num_tokens):
+        while request.room and not self.tables.grow(request, num_tokens):
+            self._preempt(self._running[0])
+
+    return make_room
+
+
+@planted(Scheduler, "_preempt")
+def the_preempted_go_behind_those_that_came_later(old):
+    return lambda self, request: (old(self, request), self._waiting.rotate(-1))[0]
+
+
+@planted(Scheduler, "_preempt")
+def a_preempted_answer_begins_anew(old):
+    return lambda self, request: (old(self, request), request.output.clear())[0]
+
+
+@planted(Scheduler, "_streams")
+def prompts_take_the_budget(old):
+    def streams(self):
+        plan, prompts = old(self)
+        return ([], prompts) if prompts else (plan, prompts)
+
+    return streams
+
+
+@planted(StepCost, "room")
+def prompts_take_all_that_streams_leave(old):
+    return lambda self, streams, prompts, goal_seconds: 1e9
+
+
+@planted(Scheduler, "_share")
+def prompts_beside_streams_get_nothing(old):
+    return lambda self, request, room, least, left, delays: int(min(left, room / 4))
+
+
+@planted(StepCost, "room_alone")
+def a_part_is_short_though_no_stream_waits(old):
+    return lambda self: self.room(1, 1, 0.0)
+
+
+@planted(StepCost, "learn")
+def what_a_step_costs_stays_unknown(old):
+    return lambda self, streams, tokens, pairs, seconds: None
+
+
+@planted(StepCost, "learn")
+def a_single_slow_step_is_believed(old):
+    return lambda self, *step: [old(self, *step) for _ in range(60)]
+
+
+def first_is(shortest):
+    def make(old):
+        def share_out(self, prompts, room, left):
+            for account in self._shares._accounts.values():
+                account.shortest_next = shortest
+            return old(self, prompts, room, left)
+
+        return share_out
+
+    return make
+
+
+@planted(Scheduler, "_share_out")
+def the_oldest_prompt_goes_first_always(old):
+    return first_is(shortest=False)(old)
+
+
+@planted(Scheduler, "_share_out")
+def the_shortest_prompt_goes_first_always(old):
+    return first_is(shortest=True)(old)
+
+
+@planted(Scheduler, "_part")
+def a_part_ends_where_the_share_does(old):
+    return lambda self, request, share, first: min(share, request.num_tokens - request.num_computed)
+
+
+@planted(Scheduler, "_part")
+def what_fits_is_cut(old):
+    def part(self, request, share, first):
+        missing = request.num_tokens - request.num_computed
+        return old(self, request, share - (missing == share > 1), first)
+
+    return part
+
+
+@planted(Scheduler, "_begin")
+def lookups_are_not_counted(old):
+    def begin(self, request):
+        queries = self.num_prefix_queries
+        old(self, request)
+        self.num_prefix_queries = queries
+
+    return begin
+
+
+@planted(Scheduler, "_admit")
+def hits_after_a_preemption_count_again(old):
+    def admit(self):
+        admitted = old(self)
+        for request in admitted:
+            again = request.num_computed if request.num_preemptions else 0
+            request.num_cached += again
+            self.num_prefix_hits += again
+        return admitted
+
+    return admit
+
+
+# In guesses.
+
+
+@planted(Scheduler, "_take_more")
+def a_draft_is_the_answer(old):
+    return lambda self, item, output, tokens: old(self, item, output, item.draft)
+
+
+@planted(Scheduler, "_take_more")
+def the_tokens_after_right_guesses_are_lost(old):
+    return lambda self, item, output, tokens: (old(self, item, output, tokens), output)[1]
+
+
+@planted(Scheduler, "_take_more")
+def a_right_guess_outlives_the_end(old):
+    def take_more(self, item, output, tokens):
+        stops, item.request.stop_token_ids = item.request.stop_token_ids, frozenset()
+        output = old(self, item, output, tokens)
+        item.request.stop_token_ids = stops
+        return output
+
+    return take_more
+
+
+@planted(Scheduler, "_take_more")
+def a_right_draft_moves_the_state_on(old):
+    def take_more(self, item, output, tokens):
+        output = old(self, item, output, tokens)
+        item.request.num_computed += item.request.num_replayed
+        item.request.num_replayed = 0
+        return output
+
+    return take_more
+
+
+@planted(Lookups, "guess")
+def a_draft_is_longer_than_the_budget(old):
+    return lambda self, streams, most_tokens, tables: old(self, streams, 1000, tables)
+
+
+@planted(Lookups, "guess")
+def a_guess_has_no_blocks(old):
+    def guess(self, streams, most_tokens, tables):
+        with patch.object(tables, "grow", lambda request, num_tokens: True):
+            return old(self, streams, most_tokens, tables)
+
+    return guess
+
+
+# In steps that begin early.
+
+
+@planted(Scheduler, "schedule_async")
+def a_step_begins_early_without_blocks(old):
+    def schedule_async(self, plan):
+        with patch.object(self.tables, "grow", lambda request, num_tokens: True):
+            return old(self, plan)
+
+    return schedule_async
+
+
+@planted(Scheduler, "schedule_async")
+def somebody_gives_way_for_a_step_that_begins_early(old):
+    def schedule_async(self, plan):
+        for request in tuple(self._running):
+            if request.room:
+                self._make_room(request, request.num_tokens + 1)
+        return old(self, plan)
+
+    return schedule_async
+
+
+@planted(Scheduler, "schedule_async")
+def who_waits_is_passed_over(old):
+    def schedule_async(self, plan):
+        with patch.object(self, "_waiting", deque()):
+            return old(self, plan)
+
+    return schedule_async
+
+
+@planted(Scheduler, "schedule_async")
+def prompts_are_passed_over(old):
+    def schedule_async(self, plan):
+        drawing = [item.request for item in plan.scheduled_tokens if item.draws]
+        with patch.object(self, "_running", [request for request in self._running if request in drawing]):
+            return old(self, plan)
+
+    return schedule_async
+
+
+@planted(Scheduler, "schedule_async")
+def blocks_of_a_failed_early_step_stay_known(old):
+    def schedule_async(self, plan):
+        following = old(self, plan)
+        self.tables.known_next = None
+        return following
+
+    return schedule_async
+
+
+@planted(Scheduler, "_followers")
+def a_part_that_is_under_way_is_computed_twice(old):
+    def followers(self, drawing):
+        found = old(self, drawing)
+        for request in found[1]:
+            request.num_computed = max(0, request.num_computed - self.config.block_size)
+        return found
+
+    return followers
+
+
+@planted(Scheduler, "schedule_async")
+def who_draws_the_last_token_is_followed(old):
+    def schedule_async(self, plan):
+        for request in self._running:
+            request.max_tokens += 1
+        try:
+            return old(self, plan)
+        finally:
+            for request in self._running:
+                request.max_tokens -= 1
+
+    return schedule_async
+
+
+@planted(Scheduler, "schedule_async")
+def a_block_is_known_before_its_last_token(old):
+    def schedule_async(self, plan):
+        following, size = old(self, plan), self.config.block_size
+        for item in following.scheduled_tokens if following is not None else ():
+            at = item.start // size
+            if (item.start + 1) % size == 0 and item.request.num_known == at and self.config.prefix_caching:
+                tokens = [*item.request.tokens(at * size, size - 1), 0]
+                parent = self.tables.parent(item.request)
+                self.tables.groups[0].pool.remember(parent, tokens, item.request.tables[0][at])
+        return following
+
+    return schedule_async
+
+
+# In blocks and the prefix cache.
+
+
+@planted(BlockPool, "free")
+def a_freed_block_is_free_twice(old):
+    def free(self, blocks):
+        blocks = list(blocks)
+        old(self, blocks)
+        self._free.update(dict.fromkeys(blocks[:1]))
+
+    return free
+
+
+@planted(BlockPool, "share")
+def a_shared_block_stays_free(old):
+    def share(self, blocks):
+        free = self._free.copy()
+        old(self, blocks)
+        self._free = free
+
+    return share
+
+
+@planted(BlockTables, "skip_known")
+def a_known_prompt_leaves_no_token_to_compute(old):
+    def skip_known(self, request):
+        old(self, request)
+        size, pool = self.config.block_size, self.groups[0].pool
+        found = pool.find(self.parent(request), request.tokens(request.num_computed, size))
+        if found is not None and request.num_computed + size == request.num_tokens:
+            pool.share(found[:1])
+            request.tables[0].append(found[0])
+            request.num_computed += size
+
+    return skip_known
+
+
+@planted(BlockTables, "parent")
+def a_block_is_known_by_its_own_tokens_alone(old):
+    return lambda self, request: ""
+
+
+@planted(Scheduler, "_plan_chunk")
+def a_block_is_known_from_its_first_token_on(old):
+    def plan_chunk(self, request, count):
+        item = old(self, request, count)
+        at, size = request.num_known, self.config.block_size
+        if self.config.prefix_caching and (item.start + count) % size:
+            padded = [*request.tokens(at * size, size), *[0] * size][:size]
+            self.tables.groups[0].pool.remember(self.tables.parent(request), padded, request.tables[0][at])
+        return item
+
+    return plan_chunk
+
+
+# In windows.
+
+
+@planted(BlockTables, "evict_out_of_window")
+def a_block_goes_back_one_block_early(old):
+    def evict(self, request):
+        request.num_computed += self.config.block_size
+        old(self, request)
+        request.num_computed -= self.config.block_size
+
+    return evict
+
+
+@planted(BlockTables, "evict_out_of_window")
+def a_block_goes_back_one_token_early(old):
+    def evict(self, request):
+        request.num_computed += 1
+        old(self, request)
+        request.num_computed -= 1
+
+    return evict
+
+
+@planted(BlockTables, "evict_out_of_window")
+def blocks_out_of_sight_are_kept(old):
+    return lambda self, request: None
+
+
+def with_spans(old, change):
+    def init(self, config):
+        old(self, config)
+        for _, group in self.others:
+            group.span = change(group.span)
+
+    return init
+
+
+@planted(BlockTables, "__init__")
+def a_prefix_is_found_that_a_window_lacks(old):
+    return with_spans(old, lambda span: 0)
+
+
+@planted(BlockTables, "__init__")
+def a_prefix_is_found_one_block_too_early(old):
+    return with_spans(old, lambda span: span - 1)
+
+
+@planted(BlockTables, "__init__")
+def blocks_of_a_failed_step_stay_known_under_a_window(old):
+    def init(self, config):
+        old(self, config)
+        for pool in [group.pool for _, group in self.others]:
+            pool.forget_since = lambda number, but=(): set()
+            pool.forget = lambda blocks, pool=pool, forget=pool.forget: forget(b for b in blocks if b not in pool._holders)
+
+    return init
+
+
+@planted(WindowGroup, "fits")
+def nothing_is_claimed_under_a_window(old):
+    return lambda self, request, num_tokens: True
+
+
+@planted(WindowGroup, "free")
+def claims_outlive_their_request(old):
+    return lambda self, request: self.restart(request)
+
+
+# In recurrent states.
+
+
+@planted(StateGroup, "grow")
+def all_requests_have_one_state(old):
+    def grow(self, request, num_tokens):
+        request.slot = 1
+        request.tables[self._at] = request.tables[self._at] or array("q", [1])
+
+    return grow
+
+
+@planted(Scheduler, "commit")
+def a_state_moves_after_a_step(old):
+    def commit(self, plan, result, dropped_plan=None):
+        for request in self._running if self.tables.has_states else ():
+            pool = self.tables.groups[-1].pool
+            if pool.num_free and [request.slot] == list(request.tables[-1]):
+                [place] = pool.allocate(1)
+                pool.free([request.slot])
+                request.slot = request.tables[-1][0] = place
+        return old(self, plan, result, dropped_plan)
+
+    return commit
+
+
+@planted(StateGroup, "__init__")
+def a_snapshot_is_written_by_the_next_step(old):
+    def init(self, at, size):
+        old(self, at, size)
+        self.advance = lambda request, keep: request.slot if keep else 0
+        self.remember = lambda request, slot, number: self.has(number) or bool(self.pool.remember(number, (), slot))
+
+    return init
+
+
+@planted(StateGroup, "__init__")
+def a_prefix_is_found_that_has_no_state(old):
+    def init(self, at, size):
+        old(self, at, size)
+        self.span, share = 0, self.share
+        self.share = lambda request, start, blocks: share(request, start, known) if (known := [*filter(None, blocks)]) else None
+
+    return init
+
+
+@planted(BlockTables, "advance")
+def a_snapshot_is_found_in_the_step_that_writes_it(old):
+    def advance(self, request, end, *, pending=False):
+        slot = old(self, request, end, pending=pending)
+        if slot and not pending:
+            self.keep(request, slot)
+        return slot
+
+    return advance
+
+
+@planted(StateGroup, "_leave")
+def what_a_request_went_on_from_stays_held(old):
+    return lambda self, request, slots: None
+
+
+@planted(BlockTables, "keep")
+def a_snapshot_is_known_one_block_later(old):
+    def keep(self, request, slot):
+        request.parent += 1
+        old(self, request, slot)
+        request.parent -= 1
+
+    return keep
+
+
+@planted(Snapshots, "should_keep")
+def the_state_one_token_later_is_kept(old):
+    return lambda self, request, end, *, pending: old(self, request, end - 1, pending=pending)
+
+
+@planted(Scheduler, "commit")
+def the_state_of_a_failed_step_is_known(old):
+    def commit(self, plan, result, dropped_plan=None):
+        tables = self.tables
+        for item in plan.scheduled_tokens:
+            if item.snapshot and item.request.request_id in result.errors:
+                tables.keep(item.request, item.snapshot)
+        if not tables.has_states:
+            return old(self, plan, result, dropped_plan)
+        with patch.multiple(tables, forget=lambda request: None, forget_step=lambda: [set() for _ in tables.groups]):
+            return old(self, plan, result, dropped_plan)
+
+    return commit
+
+
+@planted(StateGroup, "__init__")
+def a_snapshot_that_is_read_is_given_out(old):
+    def init(self, at, size):
+        old(self, at, size)
+        self.pool.share = lambda blocks: None
+        self._leave = lambda request, slots: None
+
+    return init
 
 
 def dies(seed: int) -> bool:
