@@ -1,13 +1,12 @@
 """The block manager of one KV cache group, layers that keep the same kind of memory, and how many each request may hold.
 
 - Full attention: a request holds blocks for all of its tokens.
-- A window of W tokens: it holds the blocks that a later query may see. A block that no later query sees is evicted, and its
-  entry in the request's table becomes the reserved block 0, so token p is still at p // block_size. Blocks are taken part by
-  part, as tokens are computed, out of the request's claim: blocks for its tokens, at most those that a window spans. The
-  claims together are never more than the blocks, so a part of a prompt always finds one, also where blocks are shared.
+- A window: it holds the blocks that a later query may see. A block that none sees is evicted, and its entry in the request's
+  table becomes the reserved block 0, so token p is still at p // block_size. Blocks are taken as tokens are computed, out of
+  the request's claim. The claims together are never more than the blocks, so a part of a prompt always finds one.
 - A recurrent state: one block of its own, a slot of states, from the admission to the end. A snapshot is a slot that a step
-  has written at the end of a block of tokens, and that no step writes again while it is known. A step reads a state from one
-  slot and writes it to the same or to another one. So a snapshot is made, and used, without a copy.
+  has written at the end of a block of tokens. A step reads a state from one slot and writes it to the same or to another one,
+  so a snapshot is made, and used, without a copy.
 """
 
 from array import array

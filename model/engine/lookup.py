@@ -1,10 +1,8 @@
 """Speculative decoding by prompt lookup (an n-gram proposer): draft tokens, made from the texts so far (Saxena 2023).
 
-Text repeats itself, and requests of one caller repeat each other: what followed the last few tokens when they last occurred is
-likely to follow now. A step can compute such a draft together with a stream's next token, since reading the weights costs the
-same for one token as for some. Accepted are the tokens that would have been sampled anyway: the one after each right draft
-token, and none after the first wrong one. So the answer has the same tokens with and without drafts (Leviathan et al. 2023,
-for a draft without probabilities and draws that are functions of seed and position).
+What followed the last few tokens when they last occurred is likely to follow now. A step computes such a draft together with a
+stream's next token. Accepted are the tokens that would have been sampled anyway, so the answer has the same tokens with and
+without drafts (Leviathan et al. 2023, for a draft without probabilities and draws that are functions of seed and position).
 
 An accepted draft makes an answer come sooner, which its caller can see. So a draft comes from texts of the same owner alone,
 and like a cached prefix from those with the same adapter and cache salt.

@@ -2,22 +2,16 @@
 
 Plain Python: no torch, no threads, time is injected.
 
-A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up
-with the second under a budget of tokens. That one subtraction is prefill, chunked prefill, decode, and the replay
-after a preemption.
+A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up with the second under a budget of
+tokens. That one subtraction is prefill, chunked prefill, decode, and the replay after a preemption.
 
-Requests stand in the order of their ranks: of their arrival, but a level of priority counts as ten seconds of waiting. "Older"
-and "younger" mean this order here. No rank ever changes, and all that arrive 90 seconds later rank behind. Owners take turns
-(`fair_share.py`), and ranks order the requests of one. An owner of whom no request runs gets a place in the batch at once, from
-one who has more than one.
+Requests stand in the order of their ranks, "older" and "younger": of their arrival, but a level of priority counts as ten
+seconds of waiting. Owners take turns (`fair_share.py`), and ranks order the requests of one. An owner of whom no request runs
+gets a place in the batch at once, from one who has more than one.
 
-Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows, beside streams and
-without them: fewer late in a prompt. Prompts take turns: in one step the oldest goes first, in the next the shortest.
-Hence no request starves, whatever else arrives:
-- A stream advances in every step, since only streams go before it (while the budget holds all; of an owner with many in turns).
-- The oldest prompt goes first in every second step that computes prompts. Later prompts cannot change that, so
-  a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
-- So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
+Streams, which lack one token, go first, and advance in every step. Prompts, which lack more, share the tokens that `StepCost`
+allows. In one step the oldest prompt goes first, in the next the shortest: a prompt waits at most two steps for each chunk of
+its own and of those before it, whatever else arrives.
 """
 
 import logging

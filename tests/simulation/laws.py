@@ -13,8 +13,8 @@ from attend.model.engine.scheduler import Scheduler
 from tests.model.engine.integrity import check_integrity
 from tests.simulation.model import Machine
 
-SLACK = 5.0
-"""By which factor a step may be longer or shorter than the true cost allows: it is learned from a few noisy steps."""
+SLACK, STEPS = 4.0, 24
+"""By which factor a predicted step may differ from the true one, after so many: the cost is learned from noisy steps."""
 
 
 class LawfulScheduler(Scheduler):
@@ -30,7 +30,7 @@ class LawfulScheduler(Scheduler):
         """Of each step with parts of prompts: whether the oldest prompt went first, and whether the shortest did."""
         self.left_out: list[Request] = []
         self.machine, self.lawful = machine, lawful
-        self.num_early_parts = 0
+        self.num_early_parts = self.num_measured = 0
         super().__init__(config, clock)
         self.most = config.max_batch_tokens
         """Tokens that a step may have."""
@@ -65,6 +65,10 @@ class LawfulScheduler(Scheduler):
         open_ids = set(self._by_id)
         outputs = super().commit(plan, result, dropped_plan)
         self.lawful(self.check_outputs, outputs, open_ids)
+        if plan.scheduled_tokens and plan.is_plain and not (result.errors or result.put_off):
+            self.num_measured += 1
+            if self.num_measured > STEPS:
+                self.lawful(self.check_cost, plan)
         return outputs
 
     @property
@@ -168,8 +172,8 @@ class LawfulScheduler(Scheduler):
             self.check_shares(following, lacked, begun, running)
         else:
             assert requests == pending == running, "a token that is not under way"
-        left, size = waited.intersection(self._waiting), self.config.block_size
-        fits = [r for r in sorted(left, key=self.ranks.__getitem__)[:1] if r.lack is None]
+        left, size = [r for r in self._waiting if r in waited], self.config.block_size
+        fits = [r for r in left[:1] if r.lack is None]
         fits = [r for r in fits if -(-r.num_tokens // size) <= self.tables.num_free]
         spent = sum(item.count for item in following.scheduled_tokens[: following.num_streams])
         full = self.num_running >= self.config.max_batch_requests or spent == self.most
@@ -236,23 +240,32 @@ class LawfulScheduler(Scheduler):
         return states and (item.start + item.count) % self.config.block_size == 0
 
     def check_time(self, plan: Plan, prompts: int, served: bool) -> None:
-        """Beside streams a step takes what it may by the machine's true cost, which the scheduler has to learn; without
-        streams nothing of the budget is left. `served`: each prompt has a part in the step.
+        """Beside streams a step takes what it may, by the cost that was learned; without streams nothing of the budget is left.
+        `served`: each prompt has a part in the step.
         """
-        tokens, size, each = plan.num_prompt_tokens, self.config.chunk_size, self.machine.per_token
+        tokens, size, cost = plan.num_prompt_tokens, self.config.chunk_size, self.cost
         left = self.most - sum(item.count for item in plan.scheduled_tokens[: plan.num_streams])
         served = served and all(item.completes or self.keeps_state(item) for item in plan.scheduled_tokens)
         if not plan.num_streams:
             assert left - tokens < size or served, "a budget that nobody else needs is not spent"
-        elif len(self.turns) > 16:
+        elif cost.token_seconds:
             least = max(size, self.config.block_size, self.config.max_batch_tokens // 32)
-            alone = self.machine.alone(plan.num_streams) / each  # in tokens of a prompt
-            later, empty = (self.machine.alone(count) / each for count in (plan.num_streams + prompts, 0))
-            short = max(self.config.step_goal / each, min(SHORT_FACTOR * alone, SHORT_SECONDS / each))
-            longest = max(short, LONGEST_FACTOR * empty, min(LONGEST_FACTOR * alone, LASTING_FACTOR * later))
-            room = short - alone  # more needs to tell an empty step from its streams, which steps of many shapes teach
-            assert tokens <= max(least, SLACK * longest - alone + size), "streams wait too long for a step"
-            assert tokens > min(left, max(least, room / SLACK - size)) - size or served, "prompts get less than their share"
+            alone, later = (
+                cost.fixed_seconds + cost.stream_seconds * n for n in (plan.num_streams, plan.num_streams + prompts)
+            )
+            short = max(self.config.step_goal, min(SHORT_FACTOR * alone, SHORT_SECONDS))
+            longest = max(short, LONGEST_FACTOR * cost.fixed_seconds, min(LONGEST_FACTOR * alone, LASTING_FACTOR * later))
+            room, some = ((seconds - alone) / cost.token_seconds for seconds in (longest, short))
+            assert tokens <= max(least, room) + size, "streams wait too long for a step"
+            assert tokens > min(left, max(least, some / 2 - size)) - size or served, "prompts get less than their share"
+
+    def check_cost(self, plan: Plan) -> None:
+        """What a step costs is learned, and one slow step is not believed."""
+        parts = plan.scheduled_tokens[plan.num_streams :]
+        pairs = sum(self.cost.pairs(item.start, item.count) for item in parts)
+        predicted = sum(self.cost._parts(plan.num_streams, plan.num_prompt_tokens, pairs))
+        truth = self.machine.alone(plan.num_streams) + self.machine.per_token * plan.num_prompt_tokens
+        assert truth / SLACK < predicted < SLACK * truth, f"a step of {truth} s is thought to take {predicted} s"
 
     def check_state(self) -> None:
         """Each live request in one place, the older ones running, and every block accounted for.

@@ -261,7 +261,7 @@ class Life:
         due = min(caller.deadline, self.drained_at) + slow if caller.places else caller.deadline + CLOSE
         late = self.now - max(due, caller.call.at)
         assert late <= 0 or caller.left, f"call {caller.call.number} ends {late} s too late"
-        patient = self.setting.timeout >= 20 and caller.call.command.deadline_ms is None
+        patient = self.setting.timeout >= 60 and caller.call.command.deadline_ms is None
         assert caller.outcome != "deadline" or not patient, f"call {caller.call.number} takes for ever"
 
     @property

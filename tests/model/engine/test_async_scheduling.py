@@ -180,6 +180,48 @@ def test_a_row_without_a_score_is_followed_harmlessly(net):
     assert answers(tiny_engine(net), crowd()) == {name: told(outputs) for name, outputs in found.items()}
 
 
+@pytest.mark.parametrize("failing", range(3, 8))
+def test_a_part_behind_a_step_that_failed_counts_for_nothing(failing):
+    """The step is repeated in halves, and what followed it is lost: neither its request nor another finds its blocks."""
+    engine, calls = fake_engine(async_scheduling=True, prefix_caching=True, max_batch_tokens=9), []
+    submit = engine.runner.submit
+
+    def submit_but_once(step):
+        calls.append(step.early)
+        if len(calls) == failing or (len(calls) == failing + 1 and step.early):
+            raise RuntimeError("a step failed, and what followed it")
+        return submit(step)
+
+    engine.runner.submit = submit_but_once
+    stream, prompt, later = ask("s", [9], 20, seed=1), ask("a", range(30), 3), ask("b", range(31), 3)
+    outputs = []
+    engine.add(stream)
+    while len(calls) < failing:
+        outputs += engine.step()
+        if len(calls) == 2:
+            engine.add(prompt)
+    outputs += engine.step()
+    if prompt.finish_reason is None:  # else its part is computed again before another reads it
+        engine.abort("a", FinishReason.ABORT)
+    engine.add(later)
+    for more in run(engine, []).values():
+        outputs += more
+    for request in (stream, later):
+        assert fake_answer(request) == told(each for each in outputs if each.request_id == request.request_id)
+
+
+def test_blocks_of_a_step_that_nobody_waits_for_are_not_known():
+    engine = fake_engine(async_scheduling=True, prefix_caching=True, max_batch_tokens=4)
+    submit = engine.runner.submit
+    engine.runner.submit = lambda step: submit(step) if not step.early else (_ for _ in ()).throw(RuntimeError("it fails"))
+    engine.add(ask("a", range(20), 3))
+    engine.step()
+    engine.abort("a", FinishReason.ABORT)
+    engine.runner.submit = submit
+    again = ask("b", range(20), 3)
+    assert {"b": fake_answer(again)} == answers(engine, [again])
+
+
 PROTOTYPE = "Synchronization debug mode is a prototype feature"
 """How torch's warning begins where it is first asked to raise: it is not what is tested here."""
 

@@ -10,7 +10,7 @@ from attend.model.engine.request import FinishReason, Output, check_fits
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import ContextTooLong, InvalidRequest
 from tests.model.engine.integrity import check_integrity
-from tests.model.engine.machines import Clock, FakeRunner, ask, fake_engine, given, sizes, told
+from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_engine, given, sizes, told
 
 
 def machine(**changes) -> tuple[Scheduler, FakeRunner]:
@@ -189,3 +189,18 @@ def test_the_integrity_check_sees_a_request_in_two_places():
     scheduler._waiting.append(scheduler._running[0])
     with pytest.raises(AssertionError):
         check_integrity(scheduler)
+
+
+def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
+    scheduler, runner = machine(max_batch_tokens=4)
+    scheduler.add(ask("a", range(10), max_tokens=2))
+    steps = [step(scheduler, runner) for _ in range(4)]
+    assert [[("a", 0, 4)], [("a", 4, 4)], [("a", 8, 2)], [("a", 10, 1)]] == [plan for plan, _ in steps]
+    assert [0, 0, 1, 1] == [len(outputs) for _, outputs in steps]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_max_tokens_is_exact(max_tokens):
+    request = ask("a", max_tokens=max_tokens)
+    tokens, reason = answers(fake_engine(), [request])["a"]
+    assert (max_tokens, FinishReason.LENGTH) == (len(tokens), reason)

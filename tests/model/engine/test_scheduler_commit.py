@@ -211,3 +211,20 @@ def test_for_a_guess_nobody_gives_way():
     assert {"a": [2, 3]} == drafts(scheduler.schedule())
     assert (2, 0) == (scheduler.num_running, scheduler.num_preemptions)
     check_integrity(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "reason"),
+    [
+        ({"stop_token_ids": frozenset({3})}, (2, 3), FinishReason.STOP),
+        ({"stop_token_ids": frozenset({2})}, (2,), FinishReason.STOP),
+        ({"max_tokens": 4}, (2, 3, 1), FinishReason.LENGTH),
+    ],
+)
+def test_nothing_follows_the_token_that_ends_an_answer_however_right_it_is(fields, tokens, reason):
+    scheduler = machine(ask("a", REPEATED, **{"max_tokens": 30} | fields), draft_tokens=4)
+    step(scheduler, 1)
+    plan = scheduler.schedule()
+    [output] = scheduler.commit(plan, StepResult(tokens={"a": 2}, more={"a": [3, 1][: plan.num_drafted]}))
+    assert (tokens, reason) == (output.token_ids, output.finish_reason)
+    check_all_gone(scheduler, 1)
