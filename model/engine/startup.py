@@ -341,7 +341,7 @@ def check_batch_invariance(runner: ModelRunner, num_blocks: int, max_model_len: 
     room = num_blocks - -(-length // size)
     others = [Row([blocks[-1 - at]], 0, min(1 + at, length, size)) for at in range(min(OTHER_REQUESTS, room))]
     wanted = scores(length)
-    ways = [(f"a prompt in chunks of {chunk}", chunk, ()) for chunk in CHUNKS]
+    ways: list[tuple[str, int, Sequence[Row]]] = [(f"a prompt in chunks of {chunk}", chunk, ()) for chunk in CHUNKS]
     for what, chunk, beside in [*ways, ("a request in a batch", 16, others)]:
         if not torch.equal(wanted, scores(chunk, beside)):
             needs = "it needs the native one" + (", without tensor_parallel" if isinstance(runner, ShardRunner) else "")

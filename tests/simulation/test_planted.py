@@ -30,7 +30,7 @@ from attend.service.generation.thread_pools import FairSemaphore, TurnPool
 from attend.service.observe.metrics import Metrics, RequestRecord
 from tests.simulation.life import Life
 
-HUNT = [19, 39, 44, 54, 59, 60, 63, *range(300)]
+HUNT = [19, 14, 32, 17, 56, *range(300)]
 """Seeds within which a planted bug must show: a part of those that the tests run. First those under which the rarest do."""
 Bug = Callable[..., Any]
 PLANTED: dict[str, tuple[object, str, Bug]] = {}
@@ -635,18 +635,6 @@ def a_snapshot_is_known_one_block_later(old, self, request, slot):
     request.parent += 1
     old(self, request, slot)
     request.parent -= 1
-
-
-@planted(Scheduler, "commit")
-def the_state_of_a_failed_step_is_known(old, self, plan, result, dropped_plan=None):
-    tables = self.tables
-    for item in plan.scheduled_tokens:
-        if item.snapshot and item.request.request_id in result.errors:
-            tables.keep(item.request, item.snapshot)
-    if not tables.has_states:
-        return old(self, plan, result, dropped_plan)
-    with patch.multiple(tables, forget=lambda request: None, forget_step=lambda: [set() for _ in tables.groups]):
-        return old(self, plan, result, dropped_plan)
 
 
 @planted(StateGroup, "__init__")
