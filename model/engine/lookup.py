@@ -161,7 +161,7 @@ class Lookups:
         """What makes a request's drafts, from the texts of its owner with the same adapter and cache salt."""
         if request.lookup is None:
             key = request.owner, request.root
-            texts = self._texts[key] = self._texts.pop(key, None) or Texts()
+            texts = self._texts[key] = self._texts.pop(key) if key in self._texts else Texts()
             if len(self._texts) > MAX_OWNERS:
                 del self._texts[next(iter(self._texts))]
             request.lookup = Lookup(texts)

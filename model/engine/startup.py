@@ -305,10 +305,11 @@ def random_net(config: ModelConfig, dtype: torch.dtype, device: str, kind: Kind 
     """A decoder with random weights, gains and biases too, the same each time."""
     net = on_meta(config, kind, context)
     draw_weights(net, dtype, device)
-    for module in net.modules() if kind is not None and kind.values else ():
-        if isinstance(module, QuantisedLinear) and module.kind == INT4:  # its codes stand for about as large values
-            module.kind = kind
-            module.units.mul_(max(INT4.values) / max(kind.values))
+    if kind is not None and kind.values:
+        for module in net.modules():
+            if isinstance(module, QuantisedLinear) and module.kind == INT4:  # its codes stand for about as large values
+                module.kind = kind
+                module.units.mul_(max(INT4.values) / max(kind.values))
     dice = torch.Generator(device).manual_seed(1)
     for name, parameter in net.named_parameters():
         if parameter.dim() < 2 or not name.endswith("weight"):
