@@ -106,15 +106,6 @@ class BlockPool:
         """Assert that no block is held and none is lost. It only counts, since an engine that goes idle checks it each time."""
         assert not self._holders and len(self._free) == self.num_blocks, "blocks are lost or doubled"
 
-    def check_integrity(self, blocks: Iterable[int]) -> None:
-        """Assert that every block is free or held as often as requests hold it, and that the indexes of known blocks agree."""
-        counts = Counter(blocks)
-        assert counts == self._holders, f"requests hold {dict(counts)}, the pool gave {dict(self._holders)}"
-        assert sorted([*self._free, *counts]) == list(range(1, self.num_blocks + 1)), "blocks are lost or doubled"
-        assert {block: key for key, block in self._known.items()} == self._keys, "a block is known under another's text"
-        assert self._keys.keys() == self._numbers.keys(), "a known block has no number"
-        assert set(self._numbers.values()) == self._alive, "a number without a block"
-
 
 class Texts:
     """Numbers of texts, as `BlockPool` gives them, without blocks: a text is known after its first blocks were reused."""

@@ -17,7 +17,6 @@ from attend.model.backends.torch import Torch
 from attend.model.config import ModelConfig
 from attend.model.devices import DTYPES, choose_device, gpu_dtype, name_of_device
 from attend.model.engine.adapters import Adapters
-from attend.model.engine.batch_invariance import check_batch_invariance
 from attend.model.engine.cache import (
     SNAPSHOTS_PER_CONTEXT,
     check_free,
@@ -33,18 +32,17 @@ from attend.model.engine.cache import (
 )
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine, warm_up
-from attend.model.engine.fallback import Fallback
+from attend.model.engine.fallback import Fallback, slower_path
 from attend.model.engine.fingerprint import fingerprint, processor, ropes, stamps, weights_digest
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.memory import memory_left
 from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import Leader, ShardRunner, check_shared
-from attend.model.engine.request import EngineInfo, SlowerPath
+from attend.model.engine.request import EngineInfo
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.engine.slower_path import slower_path, with_factor
-from attend.model.engine.startup_times import StartupTimes
+from attend.model.engine.startup import check_batch_invariance
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.explain.explainer import Explainer
 from attend.model.net.checkpoint import load_decoder, makes_text, read_config
@@ -75,7 +73,6 @@ class ModelParts:
     """How weights are kept in memory: a dtype, "int8" or "int4"."""
     setup: str
     """What outputs depend on beside the checkpoint: backend, dtypes, processor and versions, for the fingerprint."""
-    slower_path: SlowerPath | None
     fallback: Fallback
 
 
@@ -116,7 +113,7 @@ def build_engine(
         weights_digest=digest,
         fingerprint=fingerprint(folder, built.setup, digest),
         makes_text=makes_text(folder),
-        slower_path=built.slower_path,
+        slower_path=built.fallback.path(),
         device_name=name_of_device(built.runner.device),
     )
     if info.slower_path is not None:
@@ -142,17 +139,14 @@ def build_runner(
     model, device = read_config(folder), choose_device(options.device)
     ranks = 1 if group is None else group.ranks
     check_shared(model, options, ranks)
-    config, startup_times = model if group is None else config_of(model, ranks), StartupTimes(report)
+    config, began = model if group is None else config_of(model, ranks), time.perf_counter()
     backend, dtype, kv_dtype, fallback = choose_way(folder, config, options, device, ranks)
-    net = read_net(folder, model, options, dtype, device, backend, startup_times.report, group)
-    startup_times.end("weights")
+    net = read_net(folder, model, options, dtype, device, backend, report, group)
     weights = names_of_kinds(net) or name_of(dtype)
     memory = measured_memory(net, backend, options, kv_dtype, device, fallback, is_sharded=ranks > 1)
     context = agreed_sizes(config, kv_dtype, device, options, memory, group).max_model_len
     net.reach(context)
-    startup_times.end("cache")
-    form = backend.decoder(net, startup_times.report)  # after which `net` stands for what serves
-    startup_times.end("weights")
+    form = backend.decoder(net, report)  # after which `net` stands for what serves
     # once more: matrices may have lain in a mapped file, whose pages count as free
     engine_config = agreed_sizes(config, kv_dtype, device, options, memory, group)
     engine_config = replace(engine_config, max_model_len=min(context, engine_config.max_model_len))
@@ -161,8 +155,7 @@ def build_runner(
     tell_states(options, config, engine_config, device)
     counts = [size.num_blocks for size in engine_config.groups]
     cache = KVCache.allocate(config, counts, engine_config.block_size, kv_dtype, device)
-    startup_times.end("cache")
-    startup_times.log(getattr(form, "reading", 0.0), cache.nbytes)
+    log.info("Loaded the weights in %.1f s; the KV cache has %.1f GB", time.perf_counter() - began, cache.nbytes / 1e9)
     if options.draft_tokens:
         backend.check_drafts(options, dtype)
     # the proof of the deterministic mode computes steps that are not recorded: so must those be that follow it
@@ -182,10 +175,7 @@ def build_runner(
     setup = f"{dtype} {weights} {kv_dtype} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
-    if (slower := fallback.path()) is not None and group is None:
-        use_threads(options)
-        slower = with_factor(slower, runner, engine_config)
-    return ModelParts(runner, net, model, engine_config, attention.name, dtype, weights, setup, slower, fallback)
+    return ModelParts(runner, net, model, engine_config, attention.name, dtype, weights, setup, fallback)
 
 
 def choose_way(
@@ -258,11 +248,10 @@ def _with_thread(
     def prepare() -> EngineInfo:
         sys.setswitchinterval(SWITCH_SECONDS)
         use_threads(options)
-        slower, known = info.slower_path, built.fallback.path()
         built.runner.prepare()
-        if (found := built.fallback.path()) is not None and found != known:
-            slower = found
-            log.warning("%s", found.cause)
+        slower = built.fallback.path()
+        if slower is not None and slower != info.slower_path:
+            log.warning("%s", slower.cause)
         warm_up(engine)  # libraries keep handles and memory for each thread
         ready()
         return replace(info, recorded_sizes=built.runner.recorded_sizes, slower_path=slower)

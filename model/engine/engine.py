@@ -6,14 +6,14 @@ for Python. At most two steps are under way.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from attend.model.engine.failed_steps import bisect_step, failed_step, without_frames
-from attend.model.engine.grammars import SampledStep, begin_masks, give_masks, keep_to_grammars, unmasked_grammars
+from attend.model.engine.grammars import SampledStep, begin_masks, keep_to_grammars, unmasked_grammars
 from attend.model.engine.inputs import step_input
 from attend.model.engine.offload.offloader import KVOffload
 from attend.model.engine.plan import Plan, StepInput, StepResult
@@ -21,7 +21,6 @@ from attend.model.engine.request import EngineStats, FinishReason, Output, Reque
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
 from attend.model.params import SamplingParams
-from attend.model.sampling_plan import Draw
 
 log = logging.getLogger("attend.engine")
 
@@ -144,16 +143,14 @@ class Engine:
 
     def _submit(self, plan: Plan) -> "_Step":
         """The plan, and the step under way."""
-        given, masks = StepInput(), None
+        step = _Step(plan)
         try:
-            given = step_input(plan)
-            if self.async_scheduling:
-                masks = begin_masks(plan, given)
-            else:  # a CPU has no core to spare: side by side, but before the step
-                give_masks(plan, given)
-            return _Step(plan, given, self.runner.submit(given), masks)
+            step.step_input = step_input(plan)
+            step.masks = begin_masks(plan, step.step_input, beside=self.async_scheduling)  # a CPU has no core to spare
+            step.pending = self.runner.submit(step.step_input)
         except Exception as error:
-            return _Step(plan, given, _FailedStep(error), masks)
+            step.error = error
+        return step
 
     def _result(self, step: "_Step") -> StepResult:
         """What came of a step. One that fails as a whole ends neither the engine nor, where it can be repeated, more
@@ -179,6 +176,9 @@ class Engine:
 
     def _step_result(self, step: "_Step") -> StepResult:
         """The result of a step, its tokens within their grammars. Raises what the step raised."""
+        if step.error is not None:
+            raise step.error
+        assert step.pending is not None
         refused = keep_to_grammars(
             step.pending, step.step_input.draws, unmasked_grammars(step.plan, step.step_input), step.masks
         )
@@ -188,40 +188,22 @@ class Engine:
 
     def _drop_next(self) -> None:
         """Wait for the step that was submitted after a failed one, and forget it: it began with tokens that were not drawn."""
-        if self._next is not None:
+        if self._next is not None and self._next.pending is not None:
             with suppress(Exception):
                 self._next.pending.result()
-            self._next = None
+        self._next = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
-    """A submitted step: its plan, its input and its pending result."""
+    """A submitted step, or why its submission failed."""
 
     plan: Plan
-    step_input: StepInput
-    pending: Pending
-    masks: Future[None] | None
+    step_input: StepInput = field(default_factory=StepInput)
+    pending: Pending | None = None
+    masks: Future[None] | None = None
     """Ends once the grammar masks are computed that some draws wait for; None: no draw waits."""
-
-
-@dataclass(frozen=True)
-class _FailedStep:
-    """A step whose submission raised an error."""
-
-    error: Exception
-
-    def tokens(self) -> Sequence[int]:
-        """Raise the error of the submission."""
-        raise self.error
-
-    def redraw(self, draws: Mapping[int, Draw], banned_tokens: Mapping[int, Sequence[int]]) -> Sequence[int]:
-        """Raise the error of the submission."""
-        raise self.error
-
-    def result(self) -> StepResult:
-        """Raise the error of the submission."""
-        raise self.error
+    error: Exception | None = None
 
 
 def warm_up(engine: Engine) -> None:

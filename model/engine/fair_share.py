@@ -2,21 +2,14 @@
 
 The counter of an owner has the tokens that steps have computed for its requests, over its weight. Who has the lowest counter
 goes first: into the batch, and with a part of a prompt. An owner without requests in flight has no counter, and begins with the
-lowest of those that have one: nobody saves up turns, and who comes anew is not behind.
+lowest of those that have one: nobody saves up turns. Ranks order the requests of one owner, never those of two.
 
-Ranks order the requests of one owner, never those of two. Where there is one owner, nothing of this changes an order.
+On a CPU a step takes longer the more streams it has. So an owner who has more streams than any other is left out in part: a
+step takes at most MAX_SLOWED times as long as one in which he has no more than the owner after him, over their weights.
+Background requests are left out whenever others run.
 
-Streams of one owner slow those of the others, where a step takes longer the more streams it has. So an owner who has more
-streams than any other is left out in part: a step takes at most MAX_SLOWED times as long as one in which he has no more than
-the owner after him, over their weights. His streams advance in turns then. A GPU computes many streams in the time of few: none
-is left out there (`EngineConfig.stream_turns`). Background requests, prompts and streams, are left out whenever others run.
-
-A prompt has the room for all of its tokens from its admission on, so only a stream ever needs more. It takes that from the
-youngest request of the owner who holds most; where no owner has two, from the youngest of all. Under a window a request has
-room for the tokens that it can hold at a time: a long prompt is computed part by part, and gives blocks back in between, so
-this holds for windows too.
-So some request always advances. Nobody takes the room of the oldest request that runs. It draws in every step once it is a
-stream, which can take all room; until then it advances in every second step of those in which its owner's prompts go first.
+A prompt has room for all of its tokens from its admission on. A stream that needs more takes it from the youngest request of
+the owner who holds most; where no owner has two, from the youngest of all. So the oldest request always advances.
 """
 
 import math

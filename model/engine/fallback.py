@@ -1,4 +1,5 @@
-"""Falls back to torch where kernels differ from it, or fail, on this device; the reason is told as `slower_path`.
+"""Falls back to torch where kernels differ from it, or fail, on this device. Why another backend serves than the fastest of
+this machine is told as `slower_path`: in the log, by /version and by a metric.
 
 A decoder's kernels are not exchanged one by one: torch computes the whole model then. Recorded steps, and draws, are.
 """
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import torch
 
-from attend.model.backends.backend import Backend, Form
+from attend.model.backends.backend import Backend, Form, Placement
+from attend.model.backends.choice import fastest
+from attend.model.backends.native import Native
+from attend.model.config import ModelConfig
 from attend.model.devices import unused_gpu
 from attend.model.engine.cache import release_memory
 from attend.model.engine.graphs import DecodeGraphs
@@ -21,8 +25,23 @@ from attend.model.errors import EngineFailed
 from attend.model.net.checkpoint import kinds_of
 from attend.model.net.formats.codes import FP8, Kind
 from attend.model.net.kv_cache import KVCache
+from attend.model.net.native.library import variant as native_variant
 from attend.model.net.paged_attention import AttentionBackend
 from attend.model.sampling import sample, sample_by_row
+
+
+def slower_path(backend: Backend, config: ModelConfig, at: Placement) -> SlowerPath | None:
+    """What keeps the fastest backend of this machine from serving where `auto` has chosen `backend`; None where it serves.
+
+    It is Triton on a GPU, and on a CPU the native decoder, unless that has nothing better than portable vectors here.
+    """
+    best = fastest(at.device)
+    if isinstance(backend, best) or (best is Native and native_variant() == "portable"):
+        return None
+    refusal = best.absence() or best.refusal(config, at)
+    assert refusal is not None, "auto takes the fastest that fits"
+    return SlowerPath(refusal.reason, f"the {backend.name} backend serves, {best.loss}: {refusal.why}")
+
 
 Recorded = tuple[DecodeGraphs | None, PiecewiseGraphs | None]
 NOT_RECORDED: Recorded = (None, None)
@@ -48,13 +67,7 @@ class Fallback:
         """All reasons in one: the word of the first, and the sentences of all."""
         return SlowerPath(self._paths[0].reason, "; ".join(path.cause for path in self._paths)) if self._paths else None
 
-    def keeps(
-        self,
-        backend: Backend,
-        folder: Path,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-    ) -> bool:
+    def keeps(self, backend: Backend, folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
         """True if a backend agrees with torch; else torch is to compute the model in `folder`.
 
         Raises EngineFailed where torch may not: another backend was asked for by its name, or several ranks share the model.

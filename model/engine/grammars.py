@@ -46,31 +46,24 @@ def unmasked_grammars(plan: Plan, step: StepInput) -> "dict[int, Grammar]":
     return {row: request.grammar for row, request in requests if request is not None and request.grammar is not None}
 
 
-def begin_masks(plan: Plan, step: StepInput) -> Future[None] | None:
-    """Work out the masks that draws of this step await, on other threads; None where none does.
-
-    Nobody else may touch their grammars until it is done.
+def begin_masks(plan: Plan, step: StepInput, *, beside: bool) -> Future[None] | None:
+    """Work out the masks that draws of this step await; None where none does. With `beside` on another thread: nobody else may
+    touch their grammars until it is done. Else before the step, which has them; one whose grammar fails goes on waiting, for
+    its error.
     """
     if not any(draw.awaits_mask for draw in step.draws):
         return None
     from attend.model.text.mask import compute_masks  # needs llguidance, and a request without a grammar does not
 
-    grammars = [grammar for row, grammar in unmasked_grammars(plan, step).items() if step.draws[row].awaits_mask]
-    return _beside().submit(compute_masks, grammars)
-
-
-def give_masks(plan: Plan, step: StepInput) -> None:
-    """Let the draws that await masks have them, before the step. One whose grammar fails goes on waiting, for its error."""
-    if not any(draw.awaits_mask for draw in step.draws):
-        return
-    from attend.model.text.mask import compute_masks
-
     grammars = {row: grammar for row, grammar in unmasked_grammars(plan, step).items() if step.draws[row].awaits_mask}
+    if beside:
+        return _beside().submit(compute_masks, list(grammars.values()))
     compute_masks(grammars.values())
     for row, grammar in grammars.items():
         draw = step.draws[row]
         with suppress(EngineFailed):
             draw.mask, draw.awaits_mask = grammar.mask(), False
+    return None
 
 
 @cache

@@ -1,106 +1,90 @@
 """The block manager of one KV cache group, layers that keep the same kind of memory, and how many each request may hold.
 
 - Full attention: a request holds blocks for all of its tokens.
-- A window of W tokens: it holds the blocks that a later query may see. A block that no later query sees is evicted, and its
-  entry in the request's table becomes the reserved block 0, so token p is still at p // block_size. Blocks are taken part by
-  part, as tokens are computed, out of the request's claim: blocks for its tokens, at most those that a window spans. The
-  claims together are never more than the blocks, so a part of a prompt always finds one, also where blocks are shared.
+- A window: it holds the blocks that a later query may see. A block that none sees is evicted, and its entry in the request's
+  table becomes the reserved block 0, so token p is still at p // block_size. Blocks are taken as tokens are computed, out of
+  the request's claim. The claims together are never more than the blocks, so a part of a prompt always finds one.
 - A recurrent state: one block of its own, a slot of states, from the admission to the end. A snapshot is a slot that a step
-  has written at the end of a block of tokens, and that no step writes again while it is known. A step reads a state from one
-  slot and writes it to the same or to another one. So a snapshot is made, and used, without a copy.
+  has written at the end of a block of tokens. A step reads a state from one slot and writes it to the same or to another one,
+  so a snapshot is made, and used, without a copy.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 from attend.model.engine.blocks import BlockPool, Parent
 from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.request import Request
 
 
-class KVCacheGroup(Protocol):
+class KVCacheGroup:
     """The blocks of one group, and what each request may take of them. `at` is the place of its tables."""
 
-    pool: BlockPool
-    span: int
+    span = 1
     """Blocks before a token that it needs at most."""
 
-    borrowed_blocks: Counter[int]
-    """Blocks that are held for no request."""
+    def __init__(self, at: int, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.borrowed_blocks: Counter[int] = Counter()
+        """Blocks that are held for no request."""
+        self._at = at
 
     def borrow(self, count: int) -> list[int] | None:
         """Allocate `count` blocks without a request, to be filled from elsewhere; None where too few are free."""
-        ...
-
-    def return_borrowed(self, blocks: Sequence[int]) -> None:
-        """Free blocks of `borrow`. Those that are known by now can be found from then on."""
-        ...
-
-    @property
-    def free_share(self) -> float:
-        """Share of the group's blocks that are free, 0 to 1."""
-        ...
-
-    def fits(self, request: Request, num_tokens: int) -> bool:
-        """True if there is room for a request to grow to so many tokens."""
-        ...
-
-    def grow(self, request: Request, num_tokens: int) -> None:
-        """Claim that room for the request."""
-        ...
-
-    def allocate(self, request: Request, num_tokens: int) -> None:
-        """Take a block for each of so many tokens that their queries can see; the request has the room."""
-        ...
-
-    def evict_out_of_window(self, request: Request) -> None:
-        """Evict the blocks that no later query sees."""
-        ...
-
-    def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
-        """Hold the known `blocks` as its blocks `start`, `start + 1`, .., those that later queries see."""
-        ...
-
-    def free(self, request: Request) -> None:
-        """Free all that it holds, and its room."""
-        ...
-
-    def restart(self, request: Request) -> None:
-        """Have the request compute all of its tokens again, with the same room."""
-        ...
-
-    def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Assert that every block is free or held by these requests, and that no request holds more than it may."""
-        ...
-
-
-class _Borrowing:
-    """Lends blocks of a pool, and takes them back."""
-
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
-        self.borrowed_blocks: Counter[int] = Counter()
-
-    def borrow(self, count: int) -> list[int] | None:
         blocks = self.pool.allocate(count)
         self.borrowed_blocks.update(blocks or ())
         return blocks
 
     def return_borrowed(self, blocks: Sequence[int]) -> None:
+        """Free blocks of `borrow`. Those that are known by now can be found from then on."""
         self.borrowed_blocks -= Counter(blocks)
         self.pool.free(blocks)
 
+    @property
+    def free_share(self) -> float:
+        """Share of the group's blocks that are free, 0 to 1."""
+        return 1.0
 
-class FullGroup(_Borrowing):
+    def fits(self, request: Request, num_tokens: int) -> bool:
+        """True if there is room for a request to grow to so many tokens."""
+        raise NotImplementedError
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Claim that room for the request."""
+        raise NotImplementedError
+
+    def allocate(self, request: Request, num_tokens: int) -> None:
+        """Take a block for each of so many tokens that their queries can see; the request has the room."""
+
+    def evict_out_of_window(self, request: Request) -> None:
+        """Evict the blocks that no later query sees."""
+
+    def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
+        """Hold the known `blocks` as its blocks `start`, `start + 1`, .., those that later queries see."""
+        raise NotImplementedError
+
+    def free(self, request: Request) -> None:
+        """Free all that it holds, and its room."""
+        raise NotImplementedError
+
+    def restart(self, request: Request) -> None:
+        """Have the request compute all of its tokens again, with the same room."""
+
+    def _take(self, count: int) -> list[int]:
+        blocks = self.pool.allocate(count)
+        assert blocks is not None, "a request takes blocks that it has no room for"
+        return blocks
+
+
+class FullGroup(KVCacheGroup):
     """Blocks for all tokens, taken when a request grows."""
 
     span = 1 << 62
 
     def __init__(self, at: int, size: GroupSize, config: EngineConfig) -> None:
-        super().__init__(BlockPool(size.num_blocks))
-        self._at, self._block_size = at, config.block_size
+        super().__init__(at, size.num_blocks)
+        self._block_size = config.block_size
 
     def borrow_known(self, blocks: Sequence[int]) -> None:
         """Hold known blocks, so that they are not evicted."""
@@ -119,13 +103,7 @@ class FullGroup(_Borrowing):
         return self.missing(request, num_tokens) <= self.pool.num_free
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        request.tables[self._at].extend(_take_blocks(self.pool, self.missing(request, num_tokens)))
-
-    def allocate(self, request: Request, num_tokens: int) -> None:
-        pass
-
-    def evict_out_of_window(self, request: Request) -> None:
-        pass
+        request.tables[self._at].extend(self._take(self.missing(request, num_tokens)))
 
     def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
         table, some = request.tables[self._at], slice(start, start + len(blocks))
@@ -137,48 +115,25 @@ class FullGroup(_Borrowing):
         self.pool.free(request.tables[self._at])
         del request.tables[self._at][:]
 
-    def restart(self, request: Request) -> None:
-        pass
 
-    def check_integrity(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            count = len(request.tables[self._at])
-            assert count * self._block_size >= request.room, f"{request.request_id} lacks blocks"
-        held = [block for request in requests for block in request.tables[self._at]]
-        self.pool.check_integrity([*held, *self.borrowed_blocks.elements()])
-
-
-class StateGroup(_Borrowing):
+class StateGroup(KVCacheGroup):
     """A slot of states for each request, and snapshots. A request's table has the slot that its last planned step reads, and
     the one that it writes where that is another: its state lies in the last of them.
     """
 
-    span = 1
-
     def __init__(self, at: int, size: GroupSize) -> None:
-        super().__init__(BlockPool(size.num_blocks))
+        super().__init__(at, size.num_blocks)
         self.pool.on_forget = lambda parent, number: self.evicted.add(parent)
         self.evicted: set[Parent] = set()
         """Numbers of known texts whose snapshots were evicted."""
-        self._at = at
-
-    @property
-    def free_share(self) -> float:
-        return 1.0  # there is one for each request of a batch
 
     def fits(self, request: Request, num_tokens: int) -> bool:
         return bool(request.slot) or self.pool.num_free > 0
 
     def grow(self, request: Request, num_tokens: int) -> None:
         if not request.slot:
-            [request.slot] = _take_blocks(self.pool, 1)
+            [request.slot] = self._take(1)
             request.tables[self._at] = request.tables[self._at] or array("q", [request.slot])
-
-    def allocate(self, request: Request, num_tokens: int) -> None:
-        pass
-
-    def evict_out_of_window(self, request: Request) -> None:
-        pass
 
     def share(self, request: Request, start: int, blocks: Sequence[int]) -> None:
         self.pool.share(blocks[-1:])
@@ -233,22 +188,15 @@ class StateGroup(_Borrowing):
         """Free slots that are not the request's own."""
         self.pool.free(slot for slot in slots if slot != request.slot)
 
-    def check_integrity(self, requests: Sequence[Request]) -> None:
-        held = [{request.slot, *request.tables[self._at]} for request in requests]
-        assert all(slots and 0 not in slots for slots in held), "a request without a state"
-        own = [request.slot for request in requests]
-        assert len(own) == len(set(own)), "two requests with one state"
-        self.pool.check_integrity([*(slot for slots in held for slot in slots), *self.borrowed_blocks.elements()])
 
-
-class WindowGroup(_Borrowing):
+class WindowGroup(KVCacheGroup):
     """Blocks that later queries may see, taken as tokens are computed, out of a claim made before."""
 
     def __init__(self, at: int, size: GroupSize, config: EngineConfig) -> None:
         assert size.window is not None
-        super().__init__(BlockPool(size.num_blocks))
+        super().__init__(at, size.num_blocks)
         self.span = -(-(size.window - 1) // config.block_size)
-        self._at, self._window, self._block_size = at, size.window, config.block_size
+        self._window, self._block_size = size.window, config.block_size
         self._most = config.window_blocks(size.window)
         self._claimable = size.num_blocks - config.step_blocks
         self._claimed = 0
@@ -280,7 +228,7 @@ class WindowGroup(_Borrowing):
         table = request.tables[self._at]
         missing = -(-num_tokens // self._block_size) - len(table)
         if missing > 0:
-            table.extend(_take_blocks(self.pool, missing))
+            table.extend(self._take(missing))
 
     def evict_out_of_window(self, request: Request) -> None:
         first_seen = (request.num_computed + 1 - self._window) // self._block_size
@@ -315,21 +263,6 @@ class WindowGroup(_Borrowing):
         table = request.tables[self._at]
         self._free(table, len(table))
         del table[:]
-
-    def check_integrity(self, requests: Sequence[Request]) -> None:
-        claims = sum(self._claim(request.room) for request in requests) + self.borrowed_blocks.total()
-        assert self._claimed == claims <= self._claimable, "lost claims"
-        for request in requests:
-            count = sum(map(bool, request.tables[self._at]))
-            assert count <= self._claim(request.room), f"{request.request_id} holds {count} blocks"
-        held = [block for request in requests for block in request.tables[self._at] if block]
-        self.pool.check_integrity([*held, *self.borrowed_blocks.elements()])
-
-
-def _take_blocks(pool: BlockPool, count: int) -> list[int]:
-    blocks = pool.allocate(count)
-    assert blocks is not None, "a request takes blocks that it has no room for"
-    return blocks
 
 
 def group_of(at: int, size: GroupSize, config: EngineConfig) -> KVCacheGroup:

@@ -1,10 +1,8 @@
 """Speculative decoding by prompt lookup (an n-gram proposer): draft tokens, made from the texts so far (Saxena 2023).
 
-Text repeats itself, and requests of one caller repeat each other: what followed the last few tokens when they last occurred is
-likely to follow now. A step can compute such a draft together with a stream's next token, since reading the weights costs the
-same for one token as for some. Accepted are the tokens that would have been sampled anyway: the one after each right draft
-token, and none after the first wrong one. So the answer has the same tokens with and without drafts (Leviathan et al. 2023,
-for a draft without probabilities and draws that are functions of seed and position).
+What followed the last few tokens when they last occurred is likely to follow now. A step computes such a draft together with a
+stream's next token. Accepted are the tokens that would have been sampled anyway, so the answer has the same tokens with and
+without drafts (Leviathan et al. 2023, for a draft without probabilities and draws that are functions of seed and position).
 
 An accepted draft makes an answer come sooner, which its caller can see. So a draft comes from texts of the same owner alone,
 and like a cached prefix from those with the same adapter and cache salt.
@@ -53,15 +51,11 @@ class Texts:
         self._ended_bytes = 0
         self._numbers = count(1)
 
-    def begin(self) -> int:
-        """The number of a new text."""
-        number = next(self._numbers)
-        self._texts[number] = bytearray()
-        return number
-
-    def text(self, number: int) -> bytearray:
-        """A text that has begun, to append tokens to."""
-        return self._texts[number]
+    def begin(self) -> tuple[int, bytearray]:
+        """The number of a new text, and the text, to append tokens to."""
+        number, text = next(self._numbers), bytearray()
+        self._texts[number] = text
+        return number, text
 
     def index(self, number: int, start: int, end: int) -> None:
         """Note which n-grams the tokens `start .. end - 1` of a text follow."""
@@ -95,8 +89,7 @@ class Lookup:
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
-        self._number = texts.begin()
-        self._text = texts.text(self._number)
+        self._number, self._text = texts.begin()
         self._indexed = 1
         self._length = FIRST
         self._misses = 0
@@ -156,7 +149,7 @@ class Lookups:
             request = item.request
             most = min(share, request.max_tokens - len(request.output) - 1, tables.draft_room(request))
             if most > 0 and request.draws_from_scores:
-                draft = self.draft(request, most, len(streams))
+                draft = self.of(request).draft(request, most, len(streams))
                 room = request.room - request.num_tokens
                 if len(draft) > room and not tables.grow(request, request.num_tokens + len(draft)):
                     draft = draft[:room]  # no request is preempted for a guess
@@ -164,29 +157,15 @@ class Lookups:
                 tables.allocate(request, request.num_tokens + len(draft))
         return sum(len(item.draft) for item in streams)
 
-    def draft(self, request: Request, most: int, streams: int = 1) -> list[int]:
-        """See `Lookup.draft`."""
+    def of(self, request: Request) -> Lookup:
+        """What makes a request's drafts, from the texts of its owner with the same adapter and cache salt."""
         if request.lookup is None:
-            request.lookup = Lookup(self._of(request))
-        return request.lookup.draft(request, most, streams)
-
-    def learn(self, request: Request, num_drafted: int, right: int) -> None:
-        """See `Lookup.learn`; of its last draft."""
-        assert request.lookup is not None
-        request.lookup.learn(num_drafted, right)
-
-    def end(self, request: Request) -> None:
-        """A request has ended: if drafts were made for it, its text is for others."""
-        if request.lookup is not None:
-            request.lookup.end(request)
-
-    def _of(self, request: Request) -> Texts:
-        """The texts that its drafts may come from."""
-        key = request.owner, request.root
-        texts = self._texts[key] = self._texts.pop(key) if key in self._texts else Texts()
-        if len(self._texts) > MAX_OWNERS:
-            del self._texts[next(iter(self._texts))]
-        return texts
+            key = request.owner, request.root
+            texts = self._texts[key] = self._texts.pop(key) if key in self._texts else Texts()
+            if len(self._texts) > MAX_OWNERS:
+                del self._texts[next(iter(self._texts))]
+            request.lookup = Lookup(texts)
+        return request.lookup
 
 
 def num_right(draft: Sequence[int], tokens: Sequence[int]) -> int:

@@ -2,22 +2,16 @@
 
 Plain Python: no torch, no threads, time is injected.
 
-A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up
-with the second under a budget of tokens. That one subtraction is prefill, chunked prefill, decode, and the replay
-after a preemption.
+A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up with the second under a budget of
+tokens. That one subtraction is prefill, chunked prefill, decode, and the replay after a preemption.
 
-Requests stand in the order of their ranks: of their arrival, but a level of priority counts as ten seconds of waiting. "Older"
-and "younger" mean this order here. No rank ever changes, and all that arrive 90 seconds later rank behind. Owners take turns
-(`fair_share.py`), and ranks order the requests of one. An owner of whom no request runs gets a place in the batch at once, from
-one who has more than one.
+Requests stand in the order of their ranks, "older" and "younger": of their arrival, but a level of priority counts as ten
+seconds of waiting. Owners take turns (`fair_share.py`), and ranks order the requests of one. An owner of whom no request runs
+gets a place in the batch at once, from one who has more than one.
 
-Streams, which lack one token, go first. Prompts, which lack more, share the tokens that `StepCost` allows, beside streams and
-without them: fewer late in a prompt. Prompts take turns: in one step the oldest goes first, in the next the shortest.
-Hence no request starves, whatever else arrives:
-- A stream advances in every step, since only streams go before it (while the budget holds all; of an owner with many in turns).
-- The oldest prompt goes first in every second step that computes prompts. Later prompts cannot change that, so
-  a prompt of n tokens waits for itself and the prompts before it, at most two steps for each chunk of theirs.
-- So does the shortest: a short prompt behind long ones, even if a longer one always runs before it.
+Streams, which lack one token, go first, and advance in every step. Prompts, which lack more, share the tokens that `StepCost`
+allows. In one step the oldest prompt goes first, in the next the shortest: a prompt waits at most two steps for each chunk of
+its own and of those before it, whatever else arrives.
 """
 
 import logging
@@ -251,14 +245,6 @@ class Scheduler(PromptChunks):
         """Tokens of a step below which it is not shrunk."""
         return min(self.config.max_batch_tokens, max(self.config.chunk_size, self.config.max_batch_requests))
 
-    def check_integrity(self) -> None:
-        """Assert that every request is in one place, and that its blocks are its own and enough."""
-        assert len(self._by_id) == len(self._waiting) + len(self._running)
-        assert not any(request.room or any(request.tables) or request.num_computed for request in self._waiting)
-        assert all(request.num_known * self.config.block_size <= request.room for request in self._by_id.values())
-        assert all(request.room >= request.num_computed for request in self._running)
-        self.tables.check_integrity(self._running)
-
     def _streams(self) -> tuple[list[ScheduledTokens], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
         plan, prompts, left = list[ScheduledTokens](), list[Request](), self.budget
@@ -352,7 +338,7 @@ class Scheduler(PromptChunks):
     def _take_more(self, item: ScheduledTokens, output: Output, tokens: Sequence[int]) -> Output:
         """The output with the tokens that followed right guesses, up to the one that ends the request."""
         request = item.request
-        self._lookups.learn(request, len(item.draft), len(tokens))
+        self._lookups.of(request).learn(len(item.draft), len(tokens))
         self.num_drafted += len(item.draft)
         self.num_accepted += len(tokens)
         for token in tokens:
@@ -382,6 +368,7 @@ class Scheduler(PromptChunks):
         request.finish_reason = reason
         self.on_finish(request)
         self.tables.free(request)
-        self._lookups.end(request)
+        if request.lookup is not None:
+            request.lookup.end(request)
         times = request.times(self._clock())
         return Output(request.request_id, tokens, reason, times, error, logprobs, prompt_logprobs)

@@ -23,7 +23,7 @@ from attend.model.engine.fallback import Fallback
 from attend.model.engine.memory import step_of
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner
-from attend.model.engine.small_models import layers_by_kind, on_meta, random_net, with_layers
+from attend.model.engine.startup import layers_by_kind, on_meta, random_net, with_layers
 from attend.model.net.formats.codes import Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.linear import ExpertLinear, Linear

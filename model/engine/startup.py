@@ -1,40 +1,42 @@
-"""The kernel check at each start: what will compute a model is compared with torch on this device before it serves.
+"""The checks at each start: kernels are compared with torch on this device, and the deterministic mode is tried.
 
-A small model with random weights, whose layers are of each kind that the served one has, takes a few steps in three ways: as it
-would be served, by torch in the same dtype, and by torch in float32, which says how much of a difference rounding explains.
-On a GPU widths, heads and windows are the served model's own, so that the kernels are those that will serve, compiled.
-
-Not yet run on a GPU: Triton's kernels are tried in its interpreter on the CPU.
+A small model with random weights, of a layer of each kind that the served one has, takes a few steps in three ways: as it would
+be served, by torch in the same dtype, and by torch in float32, which says how much of a difference rounding explains. On a GPU
+widths, heads and windows are the served model's own, so that the kernels are those that will serve, compiled. Not yet run on a
+GPU: Triton's kernels are tried in its interpreter on the CPU.
 
 Shapes: T tokens · E model width · R rows · V vocabulary.
 """
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attend.model.backends.backend import Backend
+from attend.model.backends.backend import Backend, Form
 from attend.model.backends.native import Native
 from attend.model.config import ModelConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.piecewise_graphs import PiecewiseGraphs
-from attend.model.engine.runner import DrawTokens, device_errors, in_words
-from attend.model.engine.small_models import random_net, reduce_config
-from attend.model.errors import EngineFailed, OutOfMemory
-from attend.model.net.formats.codes import Kind
+from attend.model.engine.ranks import ShardRunner
+from attend.model.engine.runner import DrawTokens, ModelRunner, device_errors, in_words
+from attend.model.errors import EngineFailed, OutOfMemory, SettingError
+from attend.model.net.checkpoint import draw_weights
+from attend.model.net.formats.codes import INT4, Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.drawing import draw_tokens
 from attend.model.net.paged_attention import AttentionBackend, BatchLayout, PagedAttention, Row, TorchBackend
-from attend.model.net.quantised import QuantisedLinear
+from attend.model.net.quantised import QuantisedLinear, quantise_matrices
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.sampling import sample
 from attend.model.sampling_plan import Draw, SamplingPlan
+from attend.model.sublayers import LayerSpec
+from attend.model.transfer import integers
 
 LEAST_POSITIONS = 64
 """Positions of the steps that are compared; no supported model has a shorter context."""
@@ -49,31 +51,25 @@ REPLAYED = 0.05
 """The same for a recorded step beside one that is not: rows of padding may choose another product, which rounds otherwise."""
 OTHER_EXPERTS = 0.2
 """The share of tokens whose router may choose another expert where two are as good but for rounding."""
-PLAIN = SamplingParams(temperature=0.0)
-DRAWN = SamplingParams(temperature=1.0)
-LIMITED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01)
-
-
-class Form(Protocol):
-    """`Decoder`, or what serves in its place."""
-
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: PagedAttention, /) -> Tensor:
-        """The hidden states of the tokens, [T, E]."""
-        ...
-
-    def logits(self, hidden_TE: Tensor, /) -> Tensor:
-        """Scores of the next token [T, V]."""
-        ...
+DRAWN = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01),
+)
+NARROW, VOCAB, EXPERTS, WINDOW = 128, 256, 16, 24
+"""The most that a small model has on a CPU of a width, and anywhere of tokens and of experts; the widest window on a CPU."""
+CHUNKS = (1, 7, 33)
+OTHER_REQUESTS = 5
+"""Parts of a prompt, and other requests of its batch, that must not change a bit in the deterministic mode."""
 
 
 class Finding(NamedTuple):
-    """What the law has found of a part: its kernels agree with torch, differ, or fail."""
+    """What a check has found of a part: its kernels agree with torch, differ, or fail."""
 
     part: str
     reason: str = ""
     """`kernel_differs` or `kernel_fails`; empty: it agrees."""
     cause: str = ""
-    """What the check has seen, in words; empty: it agrees."""
     seconds: float = 0.0
 
     @property
@@ -112,9 +108,7 @@ def _is_alive(device: str) -> bool:
 def check_decoder(
     backend: Backend, dtype: torch.dtype, kv_dtype: torch.dtype, device: str, block_size: int, kind: Kind | None = None
 ) -> list[Finding]:
-    """The laws of a backend and of the decoder beside it, for its model. `kv_dtype`: the dtype of the KV cache; `kind`: of
-    quantised weights. The torch and the reference backend are the law themselves: nothing is found of them.
-    """
+    """Compare a backend, and the decoder beside it, with torch, which itself is not checked. `kind`: of quantised weights."""
     if not backend.is_checked or backend.config.max_positions < LEAST_POSITIONS:
         return []
     small = type(backend)(reduce_config(backend.config, narrow=device == "cpu"))
@@ -126,18 +120,18 @@ def check_decoder(
 
 
 def check_draws(draw: Callable[[], DrawTokens], dtype: torch.dtype, vocab_size: int, device: str) -> Finding:
-    """The law of what draws tokens: the same ones as torch, greedily, from all tokens, and from limited ones."""
+    """Compare what draws tokens with torch: greedily, from all tokens, and from limited ones."""
 
     def law() -> str:
         dice = torch.Generator().manual_seed(0)
         scores_RV = (4 * torch.randn(8, vocab_size, generator=dice)).to(device, dtype)
         drawing = draw()
-        for params in (PLAIN, DRAWN, LIMITED):
+        for params in DRAWN:
             draws = [Draw(SamplingPlan(params, seed=row), position=row) for row in range(len(scores_RV))]
             ours, theirs = drawing(scores_RV.clone(), draws).tolist(), sample(scores_RV.clone(), draws).tolist()
-            if ours != theirs:
-                row = next(at for at, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
-                return f"with temperature {params.temperature:g} it draws token {ours[row]}, and torch {theirs[row]}"
+            for our, their in zip(ours, theirs, strict=True):
+                if our != their:
+                    return f"with temperature {params.temperature:g} it draws token {our}, and torch {their}"
         return ""
 
     return look("sampler", law, device)
@@ -146,10 +140,10 @@ def check_draws(draw: Callable[[], DrawTokens], dtype: torch.dtype, vocab_size: 
 def check_recorded(
     form: Form, backend: AttentionBackend, cache: KVCache, graphs: DecodeGraphs | None, pieces: PiecewiseGraphs | None
 ) -> Finding:
-    """The law of recorded steps: replayed, they give the hidden states of the same steps as they are computed without."""
+    """Compare recorded steps, replayed, with the same steps as they are computed without."""
+    device, states = str(cache.keys[0].device), [1] if cache.states else None
 
     def law() -> str:
-        device, states = str(cache.keys[0].device), [1] if cache.states else None
         for what, recorded, count in (
             ("a recorded step", graphs, 1),
             ("pieces of a recorded step", pieces, min(20, cache.block_size)),
@@ -159,62 +153,45 @@ def check_recorded(
             rows, tokens_T = [Row([1], 0, count)], torch.arange(count, device=device)
             layout = BatchLayout.build(rows, cache.block_size, device, states=states)
             plain_TE = form(tokens_T, layout.positions_T, PagedAttention(backend, cache, layout)).float()
-            ours = (
-                recorded.run(rows, tokens_T, states=states)
-                if isinstance(recorded, DecodeGraphs)
-                else recorded.run(rows, tokens_T)
-            )
-            ours_TE = (ours if isinstance(ours, Tensor) else ours.hidden_TE).float()
+            if isinstance(recorded, DecodeGraphs):
+                ours_TE = recorded.run(rows, tokens_T, states=states).hidden_TE.float()
+            else:
+                ours_TE = recorded.run(rows, tokens_T).float()
             if found := differs(ours_TE, plain_TE, plain_TE, REPLAYED, 0.0):
                 return f"{what}: {found.replace('float32', 'the same without recording')}"
         return ""
 
-    return look("recorded steps", law, str(cache.keys[0].device))
-
-
-def _in_float32(net: Decoder) -> Decoder:
-    whole = copy.deepcopy(net).float()
-    for module in whole.modules():
-        if isinstance(module, QuantisedLinear):
-            module.dtype = torch.float32
-    return whole
+    return look("recorded steps", law, device)
 
 
 def _decoder_law(
-    small: Backend,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    device: str,
-    block_size: int,
-    kind: Kind | None,
+    small: Backend, dtype: torch.dtype, kv_dtype: torch.dtype, device: str, block_size: int, kind: Kind | None
 ) -> str:
     config = small.config
-    far = 0 if isinstance(small, Native) else _far(config)  # which lays out keys and values in another way
-    steps, context = _steps(far, block_size), max(far + 1, LEAST_POSITIONS)
-    exactly = torch.float32 if kv_dtype == dtype else kv_dtype
-    with _one_thread():  # of small matrices a second one only waits
-        net = random_net(config, dtype, device, kind, context)
-        whole, torchs = _in_float32(net), TorchBackend(config.attention_variants)
-        exact_TE = _hidden(whole, torchs, config, steps, exactly, block_size, device)
+    windows = [layer.attention.window or 0 for layer in config.layers]
+    # one token looks back behind each window and several splits of the keys; the native backend lays those out in another way
+    far = 0 if isinstance(small, Native) else min(max(FAR, max(windows) + PAST_WINDOW), config.max_positions - 1)
+    steps, threads = _steps(far, block_size), torch.get_num_threads()
+    torch.set_num_threads(1)  # of small matrices a second one only waits
+    try:
+        net = random_net(config, dtype, device, kind, max(far + 1, LEAST_POSITIONS))
+        whole, torchs = copy.deepcopy(net).float(), TorchBackend(config.attention_variants)
+        for module in whole.modules():
+            if isinstance(module, QuantisedLinear):
+                module.dtype = torch.float32
+        exact = torch.float32 if kv_dtype == dtype else kv_dtype
+        exact_TE = _hidden(whole, torchs, config, steps, exact, block_size, device)
         torch_TE = _hidden(net, torchs, config, steps, kv_dtype, block_size, device)
+    finally:
+        torch.set_num_threads(threads)
     form = small.decoder(copy.deepcopy(net))
     ours_TE = _hidden(form, small.attention, config, steps, kv_dtype, block_size, device)
     share = 0.0 if config.num_experts is None else OTHER_EXPERTS
-    hidden = differs(ours_TE, torch_TE, exact_TE, FLOOR[kv_dtype if kv_dtype == torch.int8 else dtype], share)
+    if found := differs(ours_TE, torch_TE, exact_TE, FLOOR[kv_dtype if kv_dtype == torch.int8 else dtype], share):
+        return f"hidden states differ: {found}"
     some_TE = exact_TE[:4].to(dtype)
-    scores = differs(form.logits(some_TE), net.logits(some_TE), whole.logits(some_TE.float()), FLOOR[dtype], 0.0)
-    return (hidden and f"hidden states differ: {hidden}") or (scores and f"scores differ: {scores}")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within it, torch computes with one thread of the CPU."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    found = differs(form.logits(some_TE), net.logits(some_TE), whole.logits(some_TE.float()), FLOOR[dtype], 0.0)
+    return found and f"scores differ: {found}"
 
 
 def differs(ours_TE: Tensor, torch_TE: Tensor, exact_TE: Tensor, floor: float, share: float) -> str:
@@ -232,12 +209,6 @@ def differs(ours_TE: Tensor, torch_TE: Tensor, exact_TE: Tensor, floor: float, s
         if ours > allowed:
             return f"the {name} token differs from float32 by {ours:.1%}, of which rounding explains {allowed:.1%}"
     return ""
-
-
-def _far(config: ModelConfig) -> int:
-    """A position that lies behind each window, and behind several splits of the keys."""
-    windows = [layer.attention.window or 0 for layer in config.layers]
-    return min(max(FAR, max(windows) + PAST_WINDOW), config.max_positions - 1)
 
 
 def _steps(far: int, block_size: int) -> list[list[Row]]:
@@ -283,3 +254,110 @@ def _hidden(
         found.append(form(tokens_T, layout.positions_T, PagedAttention(backend, cache, layout)).float())
         tokens += len(tokens_T)
     return torch.cat(found)
+
+
+# Small models with random weights and a served model's kinds of layers.
+
+
+def reduce_config(config: ModelConfig, *, narrow: bool) -> ModelConfig:
+    """A model of one layer of each kind, with few tokens and experts; `narrow`: with narrow matrices and windows too."""
+    most = NARROW if narrow else 1 << 30
+    widths = ("hidden_size", "mlp_size", "expert_size", "shared_expert_size", "kv_shared_mlp_size")
+    sizes = {"vocab_size": VOCAB, "per_layer_vocab_size": VOCAB, "sliding_window": WINDOW if narrow else most}
+    return with_layers(config, [layers[0] for layers in layers_by_kind(config)], dict.fromkeys(widths, most) | sizes)
+
+
+def with_layers(config: ModelConfig, layer_indices: Sequence[int], sizes: Mapping[str, int]) -> ModelConfig:
+    """A model of some layers, with as few experts as routing allows. `sizes` bounds fields."""
+    layer_indices = sorted(layer_indices)
+    changes: dict[str, Any] = {"num_layers": len(layer_indices), "bos_token_id": None, "eos_token_ids": ()}
+    for name in ("window_layers", "rope_layers", "expert_layers", "delta_layers", "conv_layers"):
+        layers = getattr(config, name)
+        changes[name] = layers and tuple(new for new, old in enumerate(layer_indices) if old in layers)
+    changes |= {name: min(size, limit) for name, limit in sizes.items() if (size := getattr(config, name)) is not None}
+    changes["rope_thetas"] = config.rope_thetas and tuple(config.rope_thetas[old] for old in layer_indices)
+    changes["kv_shared_layers"] = sum(config.layer(old).kv_layer is not None for old in layer_indices)
+    if config.num_experts is not None:
+        groups = config.expert_groups
+        each = max(-(-config.experts_per_token // config.groups_per_token), -(-EXPERTS // groups), config.group_top)
+        changes["num_experts"] = min(config.num_experts, each * groups)
+    return replace(config, **changes)
+
+
+def layers_by_kind(config: ModelConfig) -> list[list[int]]:
+    """The layers of each kind. Those that read others' keys and values are of a kind by whether they do."""
+    found: dict[LayerSpec, list[int]] = {}
+    for number, layer in enumerate(config.layers):
+        found.setdefault(replace(layer, kv_layer=None if layer.kv_layer is None else 0), []).append(number)
+    return list(found.values())
+
+
+def on_meta(config: ModelConfig, kind: Kind | None, context: int) -> Decoder:
+    """A decoder without numbers, in the form that is served. A kind of 4 bits with a table of its own is int4 here."""
+    with torch.device("meta"):
+        net = Decoder(config, context)
+    if kind is not None:
+        quantise_matrices(net, INT4 if kind.values else kind)
+    return net
+
+
+def random_net(config: ModelConfig, dtype: torch.dtype, device: str, kind: Kind | None, context: int) -> Decoder:
+    """A decoder with random weights, gains and biases too, the same each time."""
+    net = on_meta(config, kind, context)
+    draw_weights(net, dtype, device)
+    if kind is not None and kind.values:
+        for module in net.modules():
+            if isinstance(module, QuantisedLinear) and module.kind == INT4:  # its codes stand for about as large values
+                module.kind = kind
+                module.units.mul_(max(INT4.values) / max(kind.values))
+    dice = torch.Generator(device).manual_seed(1)
+    for name, parameter in net.named_parameters():
+        if parameter.dim() < 2 or not name.endswith("weight"):
+            scale = 0.1 if parameter.dim() < 2 else parameter.shape[-1] ** -0.5
+            parameter.data += scale * torch.randn(parameter.shape, generator=dice, device=device).to(parameter.dtype)
+        if name.endswith("layer_scale"):
+            parameter.data.fill_(0.5)
+    return net.to(device).eval().requires_grad_(False)
+
+
+# The deterministic mode: a request's tokens have the same bits whatever its neighbours, chunks, preemptions or replica.
+
+
+@torch.inference_mode()
+def check_batch_invariance(runner: ModelRunner, num_blocks: int, max_model_len: int) -> None:
+    """Compute one text whole, in chunks and beside other requests, in the blocks of an idle engine, of which each group has
+    `num_blocks`; the scores must be equal to the bit. Raises SettingError.
+
+    The text covers three blocks and a token, if there is room for that and another request.
+    """
+    size = runner.cache.block_size
+    length = min(3 * size + 1, max_model_len, max(1, num_blocks - 1) * size)
+    text = torch.randint(runner.net.config.vocab_size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    blocks = range(1, num_blocks + 1)
+
+    def scores(chunk: int, others: Sequence[Row] = ()) -> Tensor:
+        parts = _chunks_hidden(runner, text, blocks, chunk, others)
+        return torch.cat([runner.net.logits(hidden_TE) for hidden_TE in parts])
+
+    room = num_blocks - -(-length // size)
+    others = [Row([blocks[-1 - at]], 0, min(1 + at, length, size)) for at in range(min(OTHER_REQUESTS, room))]
+    wanted = scores(length)
+    ways: list[tuple[str, int, Sequence[Row]]] = [(f"a prompt in chunks of {chunk}", chunk, ()) for chunk in CHUNKS]
+    for what, chunk, beside in [*ways, ("a request in a batch", 16, others)]:
+        if not torch.equal(wanted, scores(chunk, beside)):
+            needs = "it needs the native one" + (", without tensor_parallel" if isinstance(runner, ShardRunner) else "")
+            why = f"{what} gives other logits than alone"
+            raise SettingError(f"deterministic is set, but with the {runner.backend.name} backend {why}: {needs}")
+
+
+def _chunks_hidden(
+    runner: ModelRunner, text: Sequence[int], blocks: Sequence[int], chunk: int, others: Sequence[Row]
+) -> Iterator[Tensor]:
+    """Hidden states of the text's tokens, a chunk at a time, with other requests in each step."""
+    for start in range(0, len(text), chunk):
+        mine = Row(blocks, start, min(chunk, len(text) - start))
+        rows = sorted([*others, mine], key=lambda row: row.count != 1)
+        before = sum(row.count for row in rows[: rows.index(mine)])
+        tokens = [token for row in rows for token in text[row.start : row.start + row.count]]
+        states = [row.blocks[0] for row in rows] if runner.has_states else None
+        yield runner.hidden(rows, integers(tokens, runner.device), states=states)[before : before + mine.count]

@@ -262,10 +262,7 @@ class BlockTables:
 
     def _known_after(self, request: Request, start: int) -> tuple[list[tuple[int, int]], int]:
         """Block and number of the known texts from block `start` on, and how many of them can be used: as far as every group
-        has the blocks that the next token sees.
-
-        A window may lack blocks far before that token, and most blocks have no state. So the first lookup goes over the whole
-        prompt, and later ones stop at the first gap, or the first long one, so that they cost little more than they find.
+        has the blocks that the next token sees. Lookups after the first stop at a gap, to cost little more than they find.
         """
         found: list[tuple[int, int]] = []
         usable, parent = 0, self.parent(request)
@@ -301,11 +298,6 @@ class BlockTables:
         """Assert that no block is held and none is lost. It only counts, since an engine that goes idle checks it each time."""
         for group in self.groups:
             group.pool.check_all_free()
-
-    def check_integrity(self, running: Sequence[Request]) -> None:
-        """Assert that every block is free or held by these requests, in every group."""
-        for group in self.groups:
-            group.check_integrity(running)
 
 
 def _block_of(group: KVCacheGroup, number: int) -> int:

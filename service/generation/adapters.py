@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from attend.model.errors import AttendError, SettingError
 from attend.model.net.adapters import Adapter
 from attend.service.access.keys import COMPLAIN_SECONDS
+
+if TYPE_CHECKING:  # it imports torch
+    from attend.model.engine.adapters import Adapters
 
 log = logging.getLogger("attend.adapters")
 
@@ -22,20 +25,12 @@ Seen = tuple[tuple[str, int, int, int], ...]
 """(name, mtime, size, inode) of the files of an adapter folder."""
 
 
-class Reader(Protocol):
-    """Reads an adapter from a folder: `attend.model.engine.adapters.Adapters`."""
-
-    def read(self, folder: Path) -> Adapter:
-        """Load the adapter of a folder. Raises CheckpointError."""
-        ...
-
-
 class AdapterRegistry:
     """Adapters by the names that callers write in `model`."""
 
     def __init__(
         self,
-        reader: Reader,
+        reader: "Adapters",
         static_adapters: Mapping[str, Path],
         folder: Path | None = None,
         *,
@@ -50,8 +45,8 @@ class AdapterRegistry:
         """
         self._reader, self._folder, self._most, self._reserved_name, self._clock = reader, folder, most, reserved_name, clock
         self._fixed: dict[str, Adapter] = {}
-        self._found: dict[str, tuple[Seen, Adapter]] = {}
-        self._bad: dict[str, tuple[Seen, str]] = {}
+        self._found: dict[str, tuple[Seen, Adapter | str]] = {}
+        """What came of each folder: an adapter, or why it is none."""
         self._complaints: dict[str, tuple[str, float]] = {}
         self._stopping = threading.Event()
         if len(static_adapters) > most:
@@ -104,27 +99,33 @@ class AdapterRegistry:
 
     def _scan_folder(self) -> dict[str, str]:
         """Load the adapters of the folder; returns the errors, by name."""
-        found: dict[str, tuple[Seen, Adapter]] = {}
-        bad: dict[str, tuple[Seen, str]] = {}
+        found: dict[str, tuple[Seen, Adapter | str]] = {}
+        served: dict[str, Adapter] = {}
         faults: dict[str, str] = {}
         for name, place, seen in self._candidates():
-            if len(self._fixed) + len(found) >= self._most:
+            if len(self._fixed) + len(served) >= self._most:
                 faults[name] = f"max_adapters is {self._most}"
-            elif name in self._found and self._found[name][0] == seen:
-                found[name] = self._found[name]
-            elif name in self._bad and self._bad[name][0] == seen:
-                bad[name] = self._bad[name]
+                continue
+            known = self._found.get(name)
+            found[name] = known if known is not None and known[0] == seen else (seen, self._try(name, place))
+            what = found[name][1]
+            if isinstance(what, str):
+                faults[name] = what
             else:
-                try:
-                    found[name] = (seen, self._load_adapter(name, place))
-                    log.info("the adapter %r is served", name)
-                except (AttendError, MemoryError) as error:  # any other would end the thread that looks
-                    bad[name] = (seen, str(error) or "out of memory")
-        for name in self._found.keys() - found.keys():
+                served[name] = what
+        for name in self._adapters.keys() - self._fixed.keys() - served.keys():
             log.info("the adapter %r is no longer served", name)
-        self._found, self._bad = found, bad
-        self._adapters = self._fixed | {name: adapter for name, (_, adapter) in found.items()}  # one assignment: others read
-        return faults | {name: fault for name, (_, fault) in bad.items()}
+        self._found = found
+        self._adapters = self._fixed | served  # one assignment: others read
+        return faults
+
+    def _try(self, name: str, place: Path) -> Adapter | str:
+        try:
+            adapter = self._load_adapter(name, place)
+        except (AttendError, MemoryError) as error:  # any other would end the thread that looks
+            return str(error) or "out of memory"
+        log.info("the adapter %r is served", name)
+        return adapter
 
     def _candidates(self) -> Iterator[tuple[str, Path, Seen]]:
         """Folders that are there; names that begin with a dot are being written."""

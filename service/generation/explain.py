@@ -7,11 +7,11 @@ The work is done beside the engine, one text at a time, on a thread that the ope
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attend.model.errors import Busy, ContextTooLong, DeadlineExceeded, InvalidRequest, NotSupported, Unavailable
 from attend.model.params import describe
@@ -22,22 +22,11 @@ from attend.service.observe.metrics import RequestRecord
 from attend.service.records import MAX_NUMBERS, MAX_TOKENS, ExplainCommand
 
 if TYPE_CHECKING:  # it imports torch, which no test of the wire needs
-    from attend.model.explain.explainer import Explanation, Question
+    from attend.model.explain.explainer import Explainer, Explanation
 
 MAX_CALLS = 8
 """Texts that are explained or wait for it."""
 _beside = TurnPool(1, "attend-explain", stand_back)
-
-
-class Explainer(Protocol):
-    """What computes explanations. See `attend.model.explain.explainer`."""
-
-    num_layers: int
-    num_heads: int
-
-    def explain(self, question: "Question", between: Callable[[], None]) -> "Explanation":
-        """See `attend.model.explain.explainer.Explainer.explain`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +44,7 @@ class ExplainResult:
 class ExplainService:
     """Explanations by the model that a service serves."""
 
-    def __init__(self, service: GenerationService, explainer: Explainer) -> None:
+    def __init__(self, service: GenerationService, explainer: "Explainer") -> None:
         self.service = service
         self.explainer = explainer
         self._places = FairSemaphore(MAX_CALLS, "texts are being explained")

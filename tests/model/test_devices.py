@@ -11,7 +11,7 @@ from attend.model.backends.choice import choose_backend
 from attend.model.backends.torch import Torch
 from attend.model.backends.triton import Triton
 from attend.model.devices import choose_device, gpu_dtype, unused_gpu, why_no_cuda
-from attend.model.engine.slower_path import slower_path
+from attend.model.engine.fallback import slower_path
 from attend.model.errors import SettingError
 from tests.model.checkpoints import tiny_config
 

@@ -14,11 +14,14 @@ from attend.service.access.quota import Limits
 from attend.service.chat.tools import Calling
 from attend.service.contract.conversation import calling_of
 from attend.service.records import ChatPrompt, ChatRules, Command
+from tests.model.engine.windows import with_groups
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, SPECS, VOCAB, WORDS
 from tests.simulation.oracle import encoded, expected
 
 TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 Route = tuple[str, str]
+GROUPS = ("full", "windows", "states")
+"""Of layers, by turns of the seeds."""
 
 
 PLAIN = Command(prompts=("a",), request_id="-")
@@ -41,6 +44,8 @@ class Setting:
     """No keys: nobody asks for one."""
     embedding: EmbeddingRules
     adapters: bool
+    most_tokens: int
+    """Of a step for which the memory suffices."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +121,22 @@ def setting_of(seed: int) -> Setting:
         prefix_caching=dice.random() < 0.7,
         draft_tokens=dice.choice([0, 3, 15]),
     )
+    groups = GROUPS[seed % len(GROUPS)]
+    if groups != "full":
+        config = with_groups(config, dice, states=groups == "states")
     limits = Limits(dice.choice([None, 8, 100]), dice.choice([None, 100, 1000]), dice.choice([None, 2, 8]))
     return Setting(
         config,
         queued=dice.choice([0, 8, 32, 32]),
         asynchronous=dice.random() < 0.4,
-        timeout=dice.choice([0.7, 20.0, 20.0, 20.0]),
+        timeout=dice.choice([0.7, 60.0, 60.0, 60.0]),
         inline=dice.choice([0, 0, 100, 1024]),
         large=dice.choice([20, 200, 64 << 10]),
         most_large=dice.choice([1, 3, 64]),
         keys=dice.choice([(), (), (limits, Limits()), (limits, Limits(), Limits(concurrent=4))]),
         embedding=EmbeddingRules(dice.choice([*Pooling]), dice.choice([None, 6]), ""),
         adapters=dice.random() < 0.3,
+        most_tokens=dice.choice([1000, 1000, 6]),
     )
 
 
@@ -141,11 +150,30 @@ def events_of(seed: int, num_calls: int = 30) -> list[Event]:
     for number in range(num_calls):
         now += dice.expovariate(1 / hurry) if dice.random() < 0.7 else 0.0
         events.append(_call(random.Random(f"call {seed} {number}"), now, number, setting, stems))
-    faults = [Fault(dice.uniform(0, now), "step") for _ in range(dice.choice([0, 0, 1, 2]))]
+        if any(group.has_state for group in setting.config.groups) and dice.random() < 0.6:
+            events[-1] = _next_turn(events[-1], dice.choice(events), setting.config.max_model_len)
+    faults = [Fault(dice.uniform(0, now), "step") for _ in range(dice.choice([0, 1, 2, 4]))]
     end = dice.choice([None, None, None, "drain", "close", "device"])
     if end is not None:
         faults.append(Fault(now * dice.choice([dice.uniform(0, 1), 0.9, 1.0, 1.05]), end, dice.choice([0.0, 0.3, 5.0])))
     return sorted([*events, *faults], key=lambda event: event.at)
+
+
+def _next_turn(call: Call, earlier: Call, context: int) -> Call:
+    """A call that goes on after the answer to an earlier one, where both are plain."""
+    for each in (call, earlier):
+        command = each.command
+        if command.chat or command.embedding or command.resume_token_ids or command.num_answers > 1:
+            return call
+        if command.sampling.seed is None or command.truncate_prompt_tokens or command.stops.max_tokens == 0:
+            return call
+    command, answer = (
+        call.command,
+        expected(earlier.command, 0, earlier.command.sampling.seed, context, adapter=earlier.adapter),
+    )
+    text = (*answer.prompt, *answer.tokens, call.number % VOCAB)[: context // 2]
+    prompt = replace(command, prompts=(text,), cache_salt=earlier.command.cache_salt, echo=False)
+    return replace(call, command=prompt, adapter=earlier.adapter)
 
 
 @cache

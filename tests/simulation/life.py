@@ -10,23 +10,23 @@ from dataclasses import replace
 
 from attend.model.engine.engine import Engine
 from attend.model.engine.loop import AsyncEngine
-from attend.model.engine.plan import StepInput
+from attend.model.engine.plan import StepInput, StepResult
 from attend.model.engine.request import Request
-from attend.model.engine.scheduler import Scheduler
+from attend.model.errors import OutOfMemory
 from attend.service.access.quota import WINDOW_SECONDS, Key
 from attend.service.generation import thread_pools
 from attend.service.generation.generation import GenerationService
 from attend.service.observe.metrics import Metrics
+from tests.model.engine.integrity import check_integrity
 from tests.model.engine.machines import info
 from tests.simulation.answered import CLOSE
 from tests.simulation.callers import Caller
 from tests.simulation.events import Call, Event, Fault, events_of, setting_of
-from tests.simulation.model import END, VOCAB, WIDTH, Machine, Pending, SlotRunner, tokenizer
+from tests.simulation.laws import LawfulScheduler
+from tests.simulation.model import END, LONGEST_STEP, VOCAB, WIDTH, Machine, Pending, SlotRunner, tokenizer
 from tests.simulation.world import World, one_thread, work_waits
 
 MODEL = "simulated"
-LONGEST_STEP = 0.4
-"""Seconds."""
 REST = 2.0
 """Seconds after the last call in which the engine comes to rest."""
 
@@ -35,21 +35,36 @@ class TimedRunner(SlotRunner):
     """Steps take time, in which callers come, read and go."""
 
     def __init__(self, life: "Life", machine: Machine) -> None:
-        super().__init__(life.setting.config.block_size, machine)
+        super().__init__(life.setting.config, machine)
         self._life = life
 
-    def submit(self, step: StepInput) -> Pending:
+    def submit(self, step: StepInput) -> "TimedStep":
         life = self._life
         life.num_steps += 1
         life.world.lawful(life.check_submitted, step)
         try:
-            return super().submit(step)
-        except RuntimeError:
+            return TimedStep(super().submit(step), life, life.machine.seconds(step))
+        except (RuntimeError, OutOfMemory):
             life.num_failed += 1
+            life.world.elapse(LONGEST_STEP / 10)
             raise
         finally:
             life.note_failed()
-            life.world.elapse(life.step_seconds())
+
+
+class TimedStep:
+    """A step under way, which ends some seconds after somebody waits for it."""
+
+    def __init__(self, step: Pending, life: "Life", seconds: float) -> None:
+        self._step, self._life, self._seconds = step, life, seconds
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._step, name)
+
+    def result(self) -> StepResult:
+        seconds, self._seconds = self._seconds, 0.0
+        self._life.world.elapse(seconds)
+        return self._step.result()
 
 
 class SteppedEngine(AsyncEngine):
@@ -84,11 +99,15 @@ class Life:
         calls = [event for event in self.events if isinstance(event, Call)]
         last = max((event.at for event in self.events), default=0.0)
         self.world = World(seed, last + 400.0)
-        self._dice = random.Random(f"steps {seed}")
+        dice = random.Random(f"machine {seed}")
         broken = {(call.command.sampling.seed, call.broken[0]): call for call in calls if call.broken is not None}
         self.machine = Machine(
             {who: call.broken[1] for who, call in broken.items() if not call.breaks_step},
             {who: call.broken[1] for who, call in broken.items() if call.breaks_step},
+            most_tokens=self.setting.most_tokens,
+            dice=dice,
+            per_stream=0.001 * dice.choice([0.5, 1, 4]),
+            fixed=0.001 * dice.choice([0.5, 2, 6]),
         )
         self.trace: list[object] = []
         """What callers saw, in order."""
@@ -145,7 +164,13 @@ class Life:
 
     def _build(self) -> None:
         setting, config, clock = self.setting, self.setting.config, self.world.time
-        inner = Engine(Scheduler(config, clock), TimedRunner(self, self.machine), clock, async_scheduling=setting.asynchronous)
+        scheduler = LawfulScheduler(config, clock, self.machine, self.world.lawful)
+        if (snapshots := scheduler.tables.snapshots) is not None:
+            snapshots.least, snapshots.spacing = (
+                config.block_size * (1 + self.seed % 3),
+                config.block_size * (1 + self.seed % 4),
+            )
+        inner = Engine(scheduler, TimedRunner(self, self.machine), clock, async_scheduling=setting.asynchronous)
         facts = {"vocab_size": VOCAB, "hidden_size": WIDTH, "eos_token_ids": (END,), "max_queued_requests": setting.queued}
         self.engine = SteppedEngine(inner, replace(info(config), **facts), max_queued_requests=setting.queued, clock=clock)
         self.engine.life, self.scheduler = self, inner.scheduler
@@ -196,10 +221,6 @@ class Life:
         await self.engine.drain(seconds)
         self.drained_at = min(self.drained_at, self.now)
 
-    def step_seconds(self) -> float:
-        """What a step takes; few are long."""
-        return LONGEST_STEP if self._dice.random() < 0.02 else self._dice.uniform(0.002, 0.03)
-
     # What the life is told.
 
     def accepted(self, requests: Sequence[Request]) -> None:
@@ -221,7 +242,7 @@ class Life:
         for request in self.scheduler._running:
             kind = request.cache_salt, request.adapter and request.adapter.digest
             first = -(-request.num_computed // config.block_size)
-            known += [(block, kind) for block in request.tables[0][:first]]
+            known += [(block, kind) for block in request.tables[0][:first] if block]
             self.kinds |= dict.fromkeys(request.tables[0][first:], kind)
         assert all(self.kinds[block] == kind for block, kind in known), "a prefix of another salt, or another adapter"
 
@@ -240,7 +261,7 @@ class Life:
         due = min(caller.deadline, self.drained_at) + slow if caller.places else caller.deadline + CLOSE
         late = self.now - max(due, caller.call.at)
         assert late <= 0 or caller.left, f"call {caller.call.number} ends {late} s too late"
-        patient = self.setting.timeout >= 20 and caller.call.command.deadline_ms is None
+        patient = self.setting.timeout >= 60 and caller.call.command.deadline_ms is None
         assert caller.outcome != "deadline" or not patient, f"call {caller.call.number} takes for ever"
 
     @property
@@ -263,11 +284,7 @@ class Life:
     def check_step(self) -> None:
         """After each round of the step thread."""
         scheduler, config = self.scheduler, self.setting.config
-        scheduler.check_integrity()
-        held = {block for request in scheduler._running for block in request.tables[0]}
-        assert len(held) + scheduler.tables.num_free == config.num_blocks, "blocks are lost"
-        assert scheduler.num_running <= config.max_batch_requests, "more requests than a batch holds"
-        assert scheduler.num_prefix_hits <= scheduler.num_prefix_queries, "more is found than was looked up"
+        scheduler.check_state()
         assert self.num_steps <= self.most_steps, "somebody starves"
         most = config.max_batch_requests + self.setting.queued
         assert len(self.engine._streams) <= most, "more requests than the queue holds"
@@ -303,7 +320,7 @@ class Life:
             self._check_key(key)
         if self.died:
             return
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         self.scheduler.tables.check_all_free()
         assert not self.engine._streams, "streams of calls that have gone"
         assert not self.engine._coalescer.all(), "outputs that nobody got"

@@ -1,8 +1,9 @@
 """A model that can be computed by hand: a few tokens, the next one a hash of the seed and of all tokens before it."""
 
+import random
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -11,9 +12,10 @@ from zlib import crc32
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.plan import StepInput, StepResult
 from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT, TokenLogprob
-from attend.model.errors import DeviceFailed
+from attend.model.errors import DeviceFailed, OutOfMemory
 from attend.model.sampling_plan import Draw, SamplingPlan
 from attend.model.text import grammar
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
@@ -21,6 +23,7 @@ from attend.model.text.mask import CompiledGrammar
 from attend.model.text.tokenizer import BYTE_LETTERS, Tokenizer
 from attend.service.chat.forms import CALLS, REASONING, AnswerFormat
 from tests.model.engine.machines import FakeRunner, Tables
+from tests.model.engine.windows import GroupsRunner
 
 WORDS = [b'{"name": "f", "arguments": ', b"ab", b"\xc3", b"\xa9", *(bytes([byte]) for byte in b'abcd xy\n{}":,namergutsf')]
 WORDS = list(dict.fromkeys(WORDS))
@@ -37,6 +40,8 @@ SPECS = (
 )
 """Forms of answers, compiled once in a process: compiling takes longer than a life."""
 WIDTH = 3
+LONGEST_STEP = 0.4
+"""Seconds."""
 
 
 @cache
@@ -103,14 +108,39 @@ class Machine:
     """The next step fails as a whole."""
     device_fails: bool = False
     """The next step, and all after it."""
+    most_tokens: int = 1 << 30
+    """Of a step for which the memory suffices."""
+    dice: random.Random = field(default_factory=random.Random)
+    per_token: float = 0.001
+    """Seconds of a token of a prompt; `per_stream` and `fixed` are those of a stream, and of a step for itself."""
+    per_stream: float = 0.001
+    fixed: float = 0.002
+    since: int = 0
+    """Steps since a slow one."""
+
+    def alone(self, streams: int) -> float:
+        """Seconds of a step without prompts."""
+        return self.fixed + self.per_stream * streams
+
+    def seconds(self, step: StepInput) -> float:
+        """What a step takes: about what it costs, or LONGEST_STEP. Slow steps are accidents: never two of five."""
+        streams = sum(
+            count - len(step.drafts.get(name, ())) == 1 for name, count in zip(step.request_ids, step.counts, strict=True)
+        )
+        self.since = 0 if self.since > 3 and self.dice.random() < 0.1 else self.since + 1
+        clean = self.alone(streams) + self.per_token * (step.num_tokens - streams)
+        return clean * self.dice.uniform(0.95, 1.1) if self.since else LONGEST_STEP
 
 
-class SlotRunner(FakeRunner):
-    """Keeps each token in its slot as a cache does, and reads every context back from the slots."""
+class SlotRunner(GroupsRunner):
+    """Keeps what each group of layers has of a token in its slot, and reads every context back from the slots."""
 
-    def __init__(self, block_size: int, machine: Machine) -> None:
-        super().__init__(block_size)
+    def __init__(self, config: EngineConfig, machine: Machine) -> None:
+        super().__init__(config)
         self.machine = machine
+        self.least = min(config.max_batch_tokens, max(config.chunk_size, config.max_batch_requests))
+        """Tokens for which the memory always suffices."""
+        self.is_plain = len(config.groups) == 1 and config.groups[0].window is None
         self.failed: set[str] = set()
         """Requests that were in a step that failed."""
 
@@ -124,7 +154,11 @@ class SlotRunner(FakeRunner):
             machine.step_fails = False
             self.failed |= set(step.request_ids)
             raise RuntimeError("the step failed")
+        if step.num_tokens - sum(map(len, step.drafts.values())) > max(machine.most_tokens, self.least):
+            self.failed |= set(step.request_ids) if self.groups[-1].has_state else set()  # such a step is not repeated
+            raise OutOfMemory("no memory for the step")
         rows = list(zip(step.request_ids, zip(*step.tables, strict=True), step.starts, step.counts, strict=True))
+        self.states_before = dict(self.states)
         tokens = list(step.tokens)
         for name, at in step.pending.items():
             tokens[at] = self.drawn.get(name, 0)
@@ -132,12 +166,23 @@ class SlotRunner(FakeRunner):
         at = 0
         parts = []
         for name, tables, start, count in rows:
-            parts.append((start, tables, tokens[at : at + count]))
+            parts.append((start, tables, tokens[at : at + count], count - len(step.drafts.get(name, ()))))
             places[name] = tables
             at += count
-        for start, tables, some in sorted(parts, key=lambda part: part[0]):  # who shares what this step fills comes after it
-            self.write(tables, start, some, len(some))
+        for start, tables, some, kept in sorted(parts, key=lambda part: part[0]):  # who shares what is filled comes after it
+            self.write(tables, start, some, kept)
         return Pending(self, step, places, tokens)
+
+    def write(self, tables: Tables, start: int, tokens: list[int], kept: int) -> None:
+        """See `FakeRunner`: the groups cost time."""
+        (FakeRunner if self.is_plain else GroupsRunner).write(self, tables, start, tokens, kept)
+
+    def read(self, tables: Tables, end: int, early: bool) -> list[int]:
+        """See `FakeRunner`. A context that some group does not have ends with a token that is none."""
+        if self.is_plain:
+            return FakeRunner.read(self, tables, end, early=True)  # who shares what a step did not fill begins again
+        tokens = GroupsRunner.read(self, tables, end, early)
+        return tokens if tokens[-1] >= 0 else [*tokens[:-1], 255]
 
 
 class Pending:

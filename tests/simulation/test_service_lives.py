@@ -13,12 +13,11 @@ from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.request import FinishReason
 from attend.service.chat.parts import CallArguments, Reasoning
 from attend.service.observe.metrics import OUTCOMES, REASONS
-from tests.simulation import simulate
 from tests.simulation.events import events_of, told
 from tests.simulation.life import Life
-from tests.simulation.simulate import breaks, main, service_life, shrunk
+from tests.simulation.simulate import breaks, live, main, shrunk
 
-LIVES, PART, STEPS = 400, 25, 60
+LIVES, PART, STEPS = 300, 25, 60
 """Lives in all, in a test, and the steps that a life has at least, as a mean."""
 HARD = 200
 """Lives in which all that may happen must have happened."""
@@ -26,7 +25,7 @@ HARD = 200
 
 @pytest.mark.parametrize("first", range(0, LIVES, PART))
 def test_every_law_holds_after_every_step_of_every_life(first):
-    reports = [service_life(seed) for seed in range(first, first + PART)]
+    reports = [live(seed) for seed in range(first, first + PART)]
     assert [] == [fault for fault, _ in reports if fault]
     assert sum(steps for _, steps in reports) >= STEPS * PART
 
@@ -44,6 +43,7 @@ def test_the_lives_are_hard():
                 "right guesses": scheduler.num_accepted,
                 "wrong guesses": scheduler.num_drafted - scheduler.num_accepted,
                 "deaths": life.died,
+                "parts begun early": scheduler.num_early_parts,
             }
         )
         for caller in life.callers:
@@ -56,6 +56,7 @@ def test_the_lives_are_hard():
                 seen.update(["resumed"] if answer.resumed else [])
             seen.update(["vectors"] if caller.vectors else [])
     wanted = {"preemptions", "hits", "right guesses", "wrong guesses", "deaths", "left", "left in preparation", "vectors"}
+    wanted |= {"parts begun early"}
     wanted |= {"expired in preparation", "stop string", "resumed", Reasoning.__name__, CallArguments.__name__}
     wanted |= {*OUTCOMES} | {f"rejected: {reason}" for reason in REASONS if reason != "busy"}
     wanted |= {f"answer: {reason}" for reason in FinishReason if reason is not FinishReason.ERROR}
@@ -90,19 +91,14 @@ def test_a_life_that_fails_is_shown_by_the_few_events_that_it_takes():
         events = shrunk(events_of(seed), lambda events: breaks(seed, events))
         assert breaks(seed, events)
         assert 1 <= len(events) <= 3
-        assert told(events) in service_life(seed)[0]
+        assert told(events) in live(seed)[0]
     assert len(told(events).splitlines()) == len(events)
     assert not breaks(seed, events)
 
 
 def test_make_simulate_names_the_seeds_that_broke_a_law(capsys):
     assert main(["--lives", "2", "--workers", "1"]) == 0
-    assert "service: 2 lives" in capsys.readouterr().out
-    with patch.dict(simulate.KINDS, service=broken):
-        assert main(["--lives", "3", "--only", "service", "--workers", "1"]) == 3
-    assert "seed 10002 is broken" in capsys.readouterr().out
-
-
-def broken(seed: int) -> simulate.Report:
-    """A life that fails."""
-    return f"seed {seed} is broken", 0
+    assert "2 lives" in capsys.readouterr().out
+    with patch.object(AsyncEngine, "abort", silent_reader):
+        assert main(["--lives", "1", "--first", str(next(seed for seed in range(100) if live(seed)[0])), "--workers", "1"]) == 1
+    assert "these events are enough" in capsys.readouterr().out

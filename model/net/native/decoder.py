@@ -118,8 +118,7 @@ class NativeDecoder:
         weakref.finalize(self, self._library.attend_free, self._net).atexit = False
         self.library, self.handle = self._library, self._net
         self._per_layer = net.per_layer
-        self.reading = pack_decoder(self, net, spend=spend, report=report)
-        """Seconds in which files were read, of those that packing took."""
+        pack_decoder(self, net, spend=spend, report=report)
         self._viewed: tuple[KVCache | None, Caches] = (None, Caches())
         self._scores_SV = torch.empty(0, config.vocab_size)  # kept from step to step
 

@@ -4,7 +4,6 @@ Shapes: R rows · I columns.
 """
 
 import ctypes
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -50,13 +49,13 @@ class _BlockRows(ctypes.Structure):
     )
 
 
-def pack_decoder(holder: Holder, net: Decoder, *, spend: bool, report: Callable[[int, int], None]) -> float:
-    """Copy all matrices of a decoder; returns the seconds in which files were read. `report`: see `checkpoint.load_decoder`.
+def pack_decoder(holder: Holder, net: Decoder, *, spend: bool, report: Callable[[int, int], None]) -> None:
+    """Copy all matrices of a decoder. `report`: see `checkpoint.load_decoder`.
 
     With `spend` each is freed as soon as it is copied, and an UnpackedLinear stands in its place. Raises CheckpointError where
     one is not finite, and MemoryError.
     """
-    matrices, mapped, number, left, reading = list(_matrices(net)), net.mapped_files, 0, {}, 0.0
+    matrices, mapped, number, left = list(_matrices(net)), net.mapped_files, 0, {}
     read = 0 if mapped is None else mapped.read
     if spend and net.config.tied_head:
         net.embedding.tokens = None  # it is the head
@@ -64,7 +63,10 @@ def pack_decoder(holder: Holder, net: Decoder, *, spend: bool, report: Callable[
         firsts = accumulate((part.out_features for part in parts), initial=0)
         left |= {part: UnpackedLinear.inside(holder, part, number, first) for part, first in zip(parts, firsts, strict=False)}
         unread = [each for part in parts for each in part.mapped_rows]
-        reading += _read(unread, [each for part in following for each in part.mapped_rows])
+        for each in unread:
+            read_now(each.memory)
+        for each in (rows for part in following for rows in part.mapped_rows):  # the system begins with them meanwhile
+            read_ahead(each.memory)
         linear = _join_linears(parts)
         for function, arguments, origins in _pieces(linear):
             _check(getattr(holder.library, function)(holder.handle, number, *arguments), origins, mapped)
@@ -80,17 +82,6 @@ def pack_decoder(holder: Holder, net: Decoder, *, spend: bool, report: Callable[
             holder.library.attend_trim()
     if spend:
         replace_linears(net, lambda _, linear: left.get(linear, linear))  # vectors for each layer stay where they are
-    return reading
-
-
-def _read(unread: Sequence[MappedRows], following: Sequence[MappedRows]) -> float:
-    """Bring rows into memory, while the system begins with those that follow. Returns the seconds."""
-    began = time.perf_counter()
-    for each in unread:
-        read_now(each.memory)
-    for each in following:
-        read_ahead(each.memory)
-    return time.perf_counter() - began
 
 
 def _check(result: int, origins: Sequence[str], mapped: MappedFiles | None) -> None:

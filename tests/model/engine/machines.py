@@ -22,6 +22,7 @@ from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.attention import BACKENDS
+from tests.model.engine.integrity import check_integrity
 
 FAKE_VOCAB = 16
 Tables = Sequence[Sequence[int]]
@@ -244,7 +245,7 @@ def run(engine: Engine, requests: Iterable[Request], steps: int = 1000) -> dict[
         assert steps > 0, "the engine does not come to an end"
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert engine.scheduler.tables.num_free == engine.scheduler.config.num_blocks, "blocks are lost"
     return outputs
 
@@ -301,7 +302,7 @@ def threaded(
     assert dies or not engine._queued_tokens
     assert not engine._thread.is_alive(), "the thread outlives its engine"
     if not dies:
-        inner.scheduler.check_integrity()
+        check_integrity(inner.scheduler)
         assert inner.scheduler.tables.num_free == config.num_blocks, "blocks are lost"
 
 

@@ -82,13 +82,6 @@ def test_a_step_is_handed_over_before_the_result_of_the_one_before_it_is_asked_f
     assert order == engine.runner.events
 
 
-def test_without_it_each_step_waits_for_the_one_before_it():
-    engine = logging_engine()
-    engine.async_scheduling = False
-    run(engine, [ask("a", max_tokens=2)])
-    assert ["submit 0", "result 0", "submit 1", "result 1"] == engine.runner.events
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -113,23 +106,6 @@ def early(engine) -> list[bool]:
     """Of each step, whether it was handed over before the result of the one before it was asked for."""
     events = engine.runner.events
     return [f"result {at - 1}" not in events[: events.index(f"submit {at}")] for at in range(1, len(engine.runner.plans))]
-
-
-def test_the_parts_of_a_prompt_follow_each_other_without_a_wait():
-    engine = logging_engine(max_batch_tokens=4)
-    request = ask("a", range(18), 3)
-    assert {"a": fake_answer(request)} == answers(engine, [request])
-    assert [[("a", at, min(4, 18 - at))] for at in range(0, 18, 4)] == engine.runner.plans[:5]
-    assert all(early(engine)) and len(engine.runner.plans) == 7
-
-
-def test_a_part_of_a_prompt_beside_streams_follows_them_without_a_wait():
-    """The streams' tokens are still under way when the part is handed over with them."""
-    engine = logging_engine(max_batch_tokens=6)
-    requests = [ask("a", [1, 2], 9), ask("b", range(30), 4)]
-    assert {each.request_id: fake_answer(each) for each in requests} == answers(engine, requests)
-    assert any(len(plan) == 2 and plan[1][2] > 1 for plan in engine.runner.plans)
-    assert all(early(engine))
 
 
 def test_under_steady_arrivals_no_step_waits_for_the_one_before_it():
@@ -163,6 +139,45 @@ def test_what_is_added_up_over_a_prompt_is_not_computed_ahead(fields):
     engine.step()
     engine.step()
     assert [False] == early(engine)
+
+
+def test_a_step_whose_requests_were_all_aborted_is_not_waited_for():
+    """It counts for nobody: neither in the reports, nor in what a step is thought to cost."""
+    engine, reports = logging_engine(), []
+    engine.add(ask("a", max_tokens=30))
+    engine.step()
+    engine.abort("a", FinishReason.ABORT)
+    engine.observer = reports.append
+    assert {"b": fake_answer(ask("b", max_tokens=2))} == answers(engine, [ask("b", max_tokens=2)])
+    assert 2 == len(reports)
+    assert "result 1" not in engine.runner.events
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_blocks": 6},
+        {"max_batch_requests": 2},
+        {"max_batch_tokens": 4},
+        {"max_batch_tokens": 7, "prefix_caching": True},
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_an_engine_that_waits(net, changes):
+    waiting, early = tiny_engine(net, **changes), tiny_engine(net, async_scheduling=True, **changes)
+    wanted = answers(waiting, crowd())
+    assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in wanted.values()}
+    assert wanted == answers(early, crowd())
+
+
+def test_a_row_without_a_score_is_followed_harmlessly(net):
+    """Its request fails; the step that computes it all the same reads no token that there is none of."""
+    engine = tiny_engine(net, async_scheduling=True)
+    found = run(engine, [ask("bad", [3, POISON], 5), *crowd()])
+    [last] = found.pop("bad")
+    assert ((), FinishReason.ERROR) == (last.token_ids, last.finish_reason)
+    assert answers(tiny_engine(net), crowd()) == {name: told(outputs) for name, outputs in found.items()}
 
 
 @pytest.mark.parametrize("failing", range(3, 8))
@@ -205,121 +220,6 @@ def test_blocks_of_a_step_that_nobody_waits_for_are_not_known():
     engine.runner.submit = submit
     again = ask("b", range(20), 3)
     assert {"b": fake_answer(again)} == answers(engine, [again])
-
-
-def test_a_prompt_is_let_in_before_the_streams_go_on():
-    """It waits for the two steps that are under way when it comes, and for no other."""
-    engine = logging_engine()
-    engine.add(ask("a", max_tokens=30))
-    engine.step()
-    engine.add(ask("b", max_tokens=30))
-    engine.step()
-    engine.step()
-    engine.step()
-    assert [["a"], ["a"], ["a", "b"]] == [[name for name, *_ in plan] for plan in engine.runner.plans][:3]
-
-
-def test_who_waits_for_a_place_in_a_full_batch_holds_no_stream_up():
-    engine = logging_engine(max_batch_requests=1)
-    engine.add(ask("a", max_tokens=9))
-    engine.add(ask("b", max_tokens=9))
-    engine.step()
-    assert ["submit 0", "submit 1", "result 0"] == engine.runner.events
-
-
-def test_a_step_waits_where_guesses_follow_the_tokens():
-    engine = logging_engine(draft_tokens=2)
-    engine.add(ask("a", max_tokens=9))
-    engine.step()
-    engine.step()
-    assert ["submit 0", "result 0", "submit 1", "result 1"] == engine.runner.events
-
-
-def test_what_was_computed_for_one_who_has_ended_goes_nowhere():
-    """A stop token shows when the next step is under way already: its row is lost, its blocks are not."""
-    request = ask("a", [1], 60, seed=2, stop_token_ids=frozenset(range(0, 16, 3)))
-    engine = logging_engine()
-    assert {"a": fake_answer(request)} == answers(engine, [request])
-    assert FinishReason.STOP is request.finish_reason
-    assert len(engine.runner.plans) == len(request.output) + 1
-    assert {"b": fake_answer(ask("b"))} == answers(engine, [ask("b")])
-
-
-def test_an_answer_under_way_can_be_aborted():
-    engine = logging_engine()
-    engine.add(ask("a", max_tokens=30))
-    engine.add(ask("b", max_tokens=30))
-    engine.step()
-    assert engine.abort("a", FinishReason.ABORT) is not None
-    found = run(engine, [])
-    assert {"b"} == set(found)
-    assert engine.abort("b", FinishReason.ABORT) is None
-
-
-def test_a_step_whose_requests_were_all_aborted_is_not_waited_for():
-    """It counts for nobody: neither in the reports, nor in what a step is thought to cost."""
-    engine, reports = logging_engine(), []
-    engine.add(ask("a", max_tokens=30))
-    engine.step()
-    engine.abort("a", FinishReason.ABORT)
-    engine.observer = reports.append
-    assert {"b": fake_answer(ask("b", max_tokens=2))} == answers(engine, [ask("b", max_tokens=2)])
-    assert 2 == len(reports)
-    assert "result 1" not in engine.runner.events
-
-
-@pytest.mark.parametrize("failing", range(5))
-def test_a_step_that_fails_ends_its_requests_and_nobody_elses(failing):
-    """True if it was submitted early, or another was after it."""
-    engine = logging_engine()
-    submit = engine.runner.submit
-
-    def fail_once(step):
-        if len(engine.runner.plans) == failing:
-            engine.runner.plans.append([])
-            raise RuntimeError("CUDA error")
-        return submit(step)
-
-    engine.runner.submit = fail_once
-    [(tokens, reason)] = answers(engine, [ask("a", max_tokens=5)]).values()
-    assert (fake_answer(ask("a", max_tokens=5))[0][:failing], FinishReason.ERROR) == (tokens, reason)
-    assert {"b": fake_answer(ask("b"))} == answers(engine, [ask("b")])
-
-
-def test_blocks_that_early_steps_filled_are_known_afterwards():
-    engine = fake_engine(async_scheduling=True, prefix_caching=True)
-    first = ask("a", [1, 2, 3], 10)
-    run(engine, [first])
-    again = ask("b", [*first.prompt, *first.output], 4)
-    assert {"b": fake_answer(again)} == answers(engine, [again])
-    assert 12 == again.num_cached
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"num_blocks": 6},
-        {"max_batch_requests": 2},
-        {"max_batch_tokens": 4},
-        {"max_batch_tokens": 7, "prefix_caching": True},
-    ],
-    ids=str,
-)
-def test_answers_are_those_of_an_engine_that_waits(net, changes):
-    waiting, early = tiny_engine(net, **changes), tiny_engine(net, async_scheduling=True, **changes)
-    wanted = answers(waiting, crowd())
-    assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in wanted.values()}
-    assert wanted == answers(early, crowd())
-
-
-def test_a_row_without_a_score_is_followed_harmlessly(net):
-    """Its request fails; the step that computes it all the same reads no token that there is none of."""
-    engine = tiny_engine(net, async_scheduling=True)
-    found = run(engine, [ask("bad", [3, POISON], 5), *crowd()])
-    [last] = found.pop("bad")
-    assert ((), FinishReason.ERROR) == (last.token_ids, last.finish_reason)
-    assert answers(tiny_engine(net), crowd()) == {name: told(outputs) for name, outputs in found.items()}
 
 
 PROTOTYPE = "Synchronization debug mode is a prototype feature"

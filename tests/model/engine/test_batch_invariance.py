@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from attend.model.engine.batch_invariance import check_batch_invariance
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
+from attend.model.engine.startup import check_batch_invariance
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import save
 from attend.model.net.native.library import load_library

@@ -121,12 +121,6 @@ def test_without_snapshots_of_states_prefix_caching_is_off_where_layers_keep_the
         assert (on, on and share > 0) == (sized.prefix_caching, sized.num_snapshots > 0)
 
 
-def test_a_context_that_is_asked_for_has_room_before_snapshots():
-    memory = (1 + 4 + 2) * 11 * 1000 + 101 * STATEFUL.block_bytes(STATEFUL.memory_groups[0], SIZE, 4)
-    options = replace(OPTIONS, kv_cache_memory=memory, state_cache_share=0.5, max_model_len=100 * SIZE)
-    assert (GroupSize(100), GroupSize(6, has_state=True)) == size_engine(STATEFUL, torch.float32, "cpu", options).groups
-
-
 def test_where_nothing_is_set_there_are_snapshots_for_sixteen_talks(monkeypatch):
     sizes, _ = usual(monkeypatch, STATEFUL, 1 << 50)
     kept = SNAPSHOTS_PER_CONTEXT * USUAL_CONTEXTS
@@ -178,20 +172,6 @@ def test_what_is_set_is_neither_cut_nor_raised(monkeypatch):
         sizes, taken = usual(monkeypatch, FULL, 1 << 50, kv_cache_memory=memory)
         assert memory - FULL.kv_bytes_per_token(4) * SIZE < taken <= memory
         assert (memory > GIB) == (sizes.num_blocks > 16 * (1 << 17) // SIZE)
-
-
-def test_a_gpus_cache_takes_all_that_was_measured():
-    memory = 40 * GIB
-    sizes = size_engine(FULL, torch.float32, "cuda", EngineOptions(), memory)
-    assert sizes.num_blocks == memory // (FULL.kv_bytes_per_token(4) * SIZE) - 1 > 16 * (1 << 17) // SIZE
-
-
-def test_windows_and_states_have_room_for_every_request_where_nothing_is_set(monkeypatch):
-    """Sixteen contexts are of layers that keep all tokens: a request needs no more of the others, however long it is."""
-    windowed, _ = usual(monkeypatch, GEMMA, 1 << 50)
-    assert [16 * (1 << 17) // SIZE, 64 * 18 + 32] == [group.num_blocks for group in windowed.groups]
-    stateful, _ = usual(monkeypatch, STATEFUL, 1 << 50, max_model_len=32)
-    assert [16, 64] == [group.num_blocks for group in stateful.groups]
 
 
 def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(monkeypatch):

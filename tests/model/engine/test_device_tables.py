@@ -5,36 +5,38 @@ the texts.
 import random
 from array import array
 
-import pytest
 import torch
 
 from attend.model.engine.device_tables import TableLines
 from attend.model.engine.tables import BlockTables
 from attend.model.net.paged_attention import BatchLayout, Row
 from tests.model.engine.machines import ask, sizes
-from tests.model.engine.simulation import Simulation
+from tests.simulation.life import Life
 
 WIDTH = 64
-LIVES = 60
+LIVES = 40
 
 
 class Watched:
-    """Stands before a runner: of most steps the tables go to the device too, and must then be what `BatchLayout` makes."""
+    """Looks at the steps of a life: of most of them the tables go to the device too, and must be what `BatchLayout` makes."""
 
-    def __init__(self, life: Simulation, seed: int) -> None:
-        self.dice, self.submit = random.Random(seed), life.runner.submit
-        self.num_groups = len(life.config.groups) - any(group.has_state for group in life.config.groups)
-        self.block_size = life.config.block_size
-        self.lines = TableLines(self.num_groups, life.config.max_batch_requests, WIDTH, "cpu")
+    def __init__(self, life: Life, seed: int) -> None:
+        config = life.setting.config
+        self.dice = random.Random(seed)
+        self.num_groups = len(config.groups) - any(group.has_state for group in config.groups)
+        self.block_size = config.block_size
+        self.lines = TableLines(self.num_groups, config.max_batch_requests, WIDTH, "cpu")
         self.lines.tables_GLB[:, :-1] = -5  # what is left of steps that nobody knows
         self.lines.forget()
         self.num_sent = self.num_entries = 0
-        life.runner.submit = self
+        submitted = life.check_submitted
 
-    def __call__(self, step):
-        if step.counts and self.dice.random() < 0.9:  # another step is not recorded
-            self.check(step)
-        return self.submit(step)
+        def check_submitted(step):
+            submitted(step)
+            if step.counts and self.dice.random() < 0.9:  # another step is not recorded
+                self.check(step)
+
+        life.check_submitted = check_submitted
 
     def check(self, step):
         tables = step.tables[: self.num_groups]
@@ -54,18 +56,16 @@ class Watched:
         self.num_entries += sum(len(table) for of in tables for table in of)
 
 
-@pytest.mark.parametrize("groups", ["full", "windows", "states"])
-def test_lines_hold_the_tables_of_every_step_of_every_life(groups):
+def test_lines_hold_the_tables_of_every_step_of_every_life():
     """Rows join, leave and move; requests are preempted, share prefixes and give back blocks; steps raise, or come early."""
     sent = entries = preemptions = hits = 0
-    for seed in range(LIVES if groups == "full" else LIVES // 3):
-        life = Simulation(seed, groups=groups)
+    for seed in range(LIVES):
+        life = Life(seed)
         watched = Watched(life, seed)
         life.run()
         sent, entries = sent + watched.num_sent, entries + watched.num_entries
         preemptions, hits = preemptions + life.scheduler.num_preemptions, hits + life.scheduler.num_prefix_hits
-    assert preemptions > LIVES
-    assert groups == "states" or hits > LIVES / 3
+    assert preemptions > LIVES < hits
     assert sent < entries, "as much is sent as there is"
 
 

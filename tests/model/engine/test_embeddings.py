@@ -155,20 +155,6 @@ def test_a_prompt_preempted_in_its_midst_is_summed_once():
     assert np.abs(vector(outputs) - pooled(hidden_states(net, torch.tensor([text])), Pooling.MEAN)).max() < NEAR
 
 
-def test_an_embedding_leaves_its_prefix_to_others(machine):
-    run(machine, [embed("a", [*range(40)], Pooling.MEAN)])
-    [*_, last] = run(machine, [ask("b", range(40), 1)])["b"]
-    assert last.times.cached_tokens == 36
-
-
-@each_pooling
-def test_an_aborted_embedding_gives_its_blocks_back_and_no_vector(machine, pooling):
-    machine.add(embed("a", [*range(60)], pooling))
-    assert machine.step() == []
-    assert machine.abort("a", FinishReason.ABORT).hidden is None
-    machine.scheduler.tables.check_all_free()
-
-
 @each_pooling
 @pytest.mark.parametrize("budget", [4, 256])
 def test_hidden_states_that_are_not_finite_end_their_own_request_alone(pooling, budget):
@@ -184,8 +170,3 @@ def test_hidden_states_that_are_not_finite_end_their_own_request_alone(pooling, 
     assert (last.finish_reason, last.error, last.hidden) == (FinishReason.ERROR, NO_HIDDEN, None)
     assert np.isfinite(vector(found.pop("good"))).all()
     assert {told(outputs)[1] for outputs in found.values()} == {FinishReason.LENGTH}
-
-
-def test_who_does_not_ask_gets_no_vector(machine):
-    found = run(machine, streams())
-    assert {output.hidden for outputs in found.values() for output in outputs} == {None}

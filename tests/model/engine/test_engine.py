@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attend.model.engine.config import GroupSize
 from attend.model.engine.request import EngineStats, FinishReason, StepReport
 from attend.model.errors import OutOfMemory
 from attend.model.net.transformer import Decoder
@@ -112,48 +111,11 @@ def test_what_a_model_bans_is_drawn_in_no_way_and_the_rest_as_if_it_alone_were_a
     assert bool(engine.stats().num_accepted) == ("draft_tokens" in changes)
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_the_size_of_a_block_does_not_matter(net, alone, block_size):
-    assert alone == answers(tiny_engine(net, block_size=block_size, num_blocks=256), crowd())
-
-
 @pytest.mark.parametrize("budget", [4, 256])
 def test_a_preempted_request_resumes_as_if_undisturbed(net, alone, budget):
     engine = tiny_engine(net, num_blocks=17, block_size=2, max_batch_tokens=budget)
     assert alone == answers(engine, crowd())
     assert engine.scheduler.num_preemptions >= 3
-
-
-def test_the_order_of_arrival_does_not_matter(net, alone):
-    for seed in range(3):
-        requests = crowd()
-        random.Random(seed).shuffle(requests)
-        assert alone == answers(tiny_engine(net, max_batch_tokens=16, max_batch_requests=3), requests)
-
-
-def test_requests_that_come_and_go_in_between_do_not_matter(net, alone):
-    """One of the crowd arrives with each step, beside a stranger that is aborted in the step after."""
-    engine, outputs = tiny_engine(net, max_batch_tokens=16), {}
-    arriving = crowd()
-    while arriving or engine.has_work:
-        if arriving:
-            engine.add(arriving.pop())
-            engine.add(ask(f"stranger{len(arriving)}", [len(arriving)] * 9, 50))
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-        engine.abort(f"stranger{len(arriving)}", FinishReason.ABORT)
-    assert alone == {name: told(pieces) for name, pieces in outputs.items() if name in alone}
-
-
-def test_choices_of_one_prompt_differ_by_their_number_alone(net):
-    def choices(**way):
-        requests = [ask(f"c{at}", [5, 6, 7], 8, sampling=SamplingParams(**way), seed=1, answer_index=at % 4) for at in range(8)]
-        return [tokens for tokens, _ in answers(tiny_engine(net), requests).values()]
-
-    drawn = choices(temperature=1.0)
-    assert drawn[:4] == drawn[4:]
-    assert 4 == len(set(map(tuple, drawn)))
-    assert 1 == len(set(map(tuple, choices(temperature=0))))
 
 
 def test_a_row_that_is_not_a_number_fails_alone(net, alone):
@@ -215,35 +177,6 @@ def test_a_step_that_raises_once_ends_nobody(net, alone, early, at):
     assert alone == found
 
 
-def test_who_shares_blocks_that_a_failed_request_was_to_fill_computes_them(net):
-    """Both come in the same step, and the second would find the first one's blocks."""
-    engine = tiny_engine(net, prefix_caching=True, block_size=2)
-    raising(engine, lambda step: "bad" in step.request_ids)
-    prompt = [5, 6, 7, 8, 9]
-    found = answers(engine, [ask("bad", prompt), ask("good", prompt)])
-    assert found["bad"][1] is FinishReason.ERROR
-    assert found["good"] == answers(tiny_engine(net), [ask("good", prompt)])["good"]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_repeated_step_fills_shared_blocks_before_they_are_read(size):
-    """As the step itself does. The fake fails where a block is read that nobody has filled."""
-    engine, steps = fake_engine(prefix_caching=True, block_size=size), []
-    raising(engine, lambda step: not steps.append(step) and len(steps) == 1)
-    requests = [ask(name, [5, 6, 7, 8, 9]) for name in "abcd"]
-    assert answers(engine, requests) == {request.request_id: fake_answer(request) for request in requests}
-    assert [request.num_cached for request in requests] == [0, 4, 4, 4]
-
-
-def test_a_model_with_states_repeats_no_step():
-    """A step changes a state: computed twice, it would be another."""
-    engine = fake_engine(max_batch_requests=4, groups=(GroupSize(64), GroupSize(4, has_state=True)))
-    raised = raising(engine, lambda step: "bad" in step.request_ids)
-    found = run(engine, [ask("a"), ask("bad")])
-    assert {FinishReason.ERROR} == {outputs[-1].finish_reason for outputs in found.values()}
-    assert raised == [2]
-
-
 @pytest.mark.parametrize("error", [OutOfMemory, RuntimeError], ids=["memory", "another"])
 def test_a_step_without_memory_is_computed_in_smaller_parts(net, alone, error):
     """From then on all steps are smaller. Another error of so large a step ends its request."""
@@ -301,31 +234,6 @@ def test_a_request_that_fails_among_early_steps_sends_nobody_back_to_its_first_t
     while engine.has_work:
         engine.step()
     assert [request.num_preemptions for request in requests] == [0, 0, 0]
-
-
-def test_a_request_that_fits_into_no_step_ends_with_an_error():
-    engine = fake_engine(max_batch_requests=2, max_batch_tokens=64)
-    raising(engine, lambda step: "bad" in step.request_ids, OutOfMemory)
-    found = answers(engine, [ask("a"), ask("bad", range(1, 9)), ask("b")])
-    assert found.pop("bad") == ([], FinishReason.ERROR)
-    assert found == {name: fake_answer(ask(name)) for name in "ab"}
-
-
-def test_a_failed_step_is_told_in_the_last_output():
-    engine = fake_engine()
-    engine.runner.error = RuntimeError("a step fell over")
-    found = run(engine, [ask("a"), ask("b")])
-    reasons = {(o.request_id, o.token_ids, o.finish_reason, o.error) for outputs in found.values() for o in outputs}
-    assert {(name, (), FinishReason.ERROR, "the step failed: RuntimeError") for name in "ab"} == reasons
-
-
-def test_after_a_failed_step_the_same_engine_answers():
-    engine = fake_engine()
-    engine.runner.error = RuntimeError("a step fell over")
-    run(engine, [ask("a")])
-    engine.runner.error = None
-    again = ask("a")
-    assert {"a": fake_answer(again)} == answers(engine, [again])
 
 
 def test_a_step_reports_its_seconds_requests_and_tokens():
@@ -398,16 +306,3 @@ def test_going_idle_costs_the_same_however_large_the_pool_is():
     engine.add(ask("a", max_tokens=1))
     engine.step()
     assert not engine.has_work
-
-
-def test_every_token_of_the_vocabulary_can_be_read_and_drawn(net):
-    """The first and the last id: no off-by-one between embedding, head and draw."""
-    tokens, reason = answers(tiny_engine(net), [ask("a", [0, VOCAB - 2], 3)])["a"]
-    assert (3, FinishReason.LENGTH) == (len(tokens), reason)
-    assert all(0 <= token < VOCAB for token in tokens)
-
-
-def test_a_request_that_names_no_seed_draws_as_with_seed_0():
-    drawn = {"sampling": SamplingParams(temperature=1), "max_tokens": 12}
-    given = answers(fake_engine(), [ask("none", **drawn), ask("zero", seed=0, **drawn), ask("one", seed=1, **drawn)])
-    assert given["none"] == given["zero"] != given["one"]

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from attend.model.engine.engine import Engine
-from tests.model.engine.machines import ask, fake_answer, fake_engine, run, told
+from tests.model.engine.machines import ask, run, told
 from tests.model.engine.test_fairness import chunks, machine, steps_until_first
 
 BATCH = {"max_batch_requests": 16, "num_blocks": 4096, "max_model_len": 4096}
@@ -71,22 +71,6 @@ def test_who_asks_for_more_than_others_hold_waits_for_room():
     assert len(outputs) == 9
 
 
-def test_answers_are_what_they_are_alone_however_often_others_are_let_in():
-    engine = fake_engine(max_batch_requests=5, num_blocks=32)
-    requests = [ask(f"{owner}{at}", [at, 7], 12, owner=owner, seed=at) for owner in "abcde" for at in range(6)]
-    outputs: dict[str, list] = {}
-    for at in range(0, 30, 6):
-        for request in requests[at : at + 6]:
-            engine.add(request)
-        for _ in range(3):
-            for output in engine.step():
-                outputs.setdefault(output.request_id, []).append(output)
-    for name, more in run(engine, []).items():
-        outputs.setdefault(name, []).extend(more)
-    assert engine.scheduler.num_preemptions > 0
-    assert {r.request_id: fake_answer(r) for r in requests} == {name: told(got) for name, got in outputs.items()}
-
-
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 @pytest.mark.parametrize("kind", ["streams", "prompts"])
 def test_two_owners_who_ask_without_end_are_served_by_their_weights(weight, kind):
@@ -116,27 +100,6 @@ def test_idleness_saves_up_nothing():
         engine.add(request)
     tokens = served(engine, 300)
     assert tokens["bob"] < 1.3 * tokens["alice"]
-
-
-def test_priority_orders_an_owners_own_requests_and_nobody_elses():
-    engine = machine(max_batch_requests=1, **{k: v for k, v in BATCH.items() if k != "max_batch_requests"})
-    for request in calls("alice", 20, 4, 4, priority=9):
-        engine.add(request)
-    engine.step()
-    for at, priority in enumerate((0, 9)):
-        engine.add(ask(f"bob{at}", [at], 4, owner="bob", priority=priority))
-    ended = [output.request_id for _ in range(300) for output in engine.step() if output.finish_reason is not None]
-    assert ended.index("bob1") < ended.index("bob0") < 6
-
-
-def test_one_owner_alone_gives_way_to_nobody():
-    engine = machine(**BATCH)
-    run(engine, calls("alice", 60, 5, 5))
-    assert engine.scheduler.num_preemptions == 0
-    few = {"max_batch_requests": 4, "num_blocks": 64, "max_model_len": 256}
-    engine = machine(**few)
-    run(engine, [ask(f"owner{at}", [at], 9, owner=f"owner{at}") for at in range(16)])
-    assert engine.scheduler.num_preemptions == 0, "each has one: there is nobody to take a place from"
 
 
 def test_a_request_is_let_in_at_others_cost_once():

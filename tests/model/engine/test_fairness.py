@@ -118,24 +118,6 @@ def test_beside_many_streams_it_takes_little_longer_than_it_will_for_good(stream
     assert longest - 2 * 0.001 * CHUNK < max(engine.runner.seconds[before:]) < 1.25 * longest
 
 
-def test_without_a_known_cost_a_prompt_beside_a_stream_moves_by_a_chunk():
-    scheduler = Scheduler(sizes(**ROOMY), Clock())
-    scheduler.add(ask("long", range(600), 1))
-    [request] = scheduler._waiting
-    assert CHUNK == scheduler._share(request, scheduler.cost.room(1, 1, scheduler.config.step_goal), CHUNK, 63, delays=True)
-
-
-def test_the_first_measured_step_is_no_licence():
-    """It may have paid for a lazy set-up: what follows is still of the order of a chunk."""
-    engine = machine()
-    engine.runner.hiccups = [1000]
-    engine.add(ask("stream", [1], 50))
-    engine.step()
-    engine.add(ask("long", range(200), 1))
-    engine.step()
-    assert prompt_tokens(engine, 1)[0] <= 3 * CHUNK
-
-
 def test_one_slow_step_changes_a_share_by_at_most_a_fifth_and_a_chunk():
     engine, spoilt = with_streams(8), with_streams(8)
     spoilt.runner.hiccups = [500]
@@ -145,27 +127,6 @@ def test_one_slow_step_changes_a_share_by_at_most_a_fifth_and_a_chunk():
         each.step()
     calm, slow = (prompt_tokens(each, 61)[-1] for each in (engine, spoilt))
     assert calm <= slow <= 1.2 * calm + CHUNK
-
-
-def test_a_machine_that_becomes_slower_as_a_whole_errs_on_the_side_of_the_streams():
-    """Nothing tells a slower machine from dearer prompts while every step has some."""
-    engine = with_streams(12)
-    engine.add(ask("long", range(3000), 1))
-    engine.runner.hiccups = [1] * 40 + [3] * 60
-    for _ in range(100):
-        engine.step()
-    shares = prompt_tokens(engine, 60)
-    assert CHUNK <= min(shares[80:]) <= max(shares[80:]) <= max(shares[20:40])
-
-
-def test_steps_without_prompts_teach_nothing_about_them():
-    cost = StepCost(8)
-    cost.learn(4, 20, 0, 0.028)
-    before = cost.token_seconds
-    for _ in range(5000):
-        cost.learn(4, 0, 0, 0.002)
-    assert before == cost.token_seconds
-    assert cost.fixed_seconds + 4 * cost.stream_seconds == pytest.approx(0.002)
 
 
 @pytest.mark.parametrize("truth", [(0.02, 0.0006, 0.0003), (0.001, 0.0002, 0.00004), (0.005, 0.00002, 0.000003)])
@@ -178,32 +139,6 @@ def test_the_cost_is_learned_within_three_hundred_steps(truth):
         cost.learn(streams, tokens, 0, truth[0] + truth[1] * streams + truth[2] * tokens)
     alone = truth[0] + 8 * truth[1]
     assert cost.room(8, 1, 0.0) == pytest.approx((longest_step(*truth[:2], 8) - alone) / truth[2], rel=0.25)
-
-
-def test_a_step_shorter_than_the_goal_is_filled_up_to_it():
-    engine = with_streams(2, step_goal=0.03)
-    before = len(engine.runner.seconds)
-    engine.add(ask("long", range(600), 1))
-    steps_until_first(engine, "long")
-    assert 0.02 < max(engine.runner.seconds[before:]) < 0.03 + 0.001 * CHUNK + 1e-6
-
-
-def test_many_prompts_get_the_time_that_they_will_take_as_streams():
-    """Four streams beside twenty prompts: a step of 24 streams is the measure, being the longest."""
-    engine = with_streams(4, max_batch_requests=32)
-    for at in range(20):
-        engine.add(ask(f"p{at}", range(100), 1))
-    engine.step()
-    alone, later = 0.004 + 0.004, 0.004 + 0.024
-    others = max(LONGEST_FACTOR * 0.004, min(SHORT_FACTOR * alone, SHORT_SECONDS))
-    assert others + 0.001 * CHUNK < engine.runner.seconds[-1] <= LASTING_FACTOR * later + 0.001 * CHUNK
-
-
-def test_without_streams_prompts_lose_nothing():
-    engine = machine()
-    requests = [ask(f"p{at}", range(160), 1) for at in range(4)]
-    run(engine, requests)
-    assert [64] * 10 == [sum(number for _, _, number in plan) for plan in engine.runner.plans]
 
 
 # Long prompts.
@@ -254,28 +189,6 @@ def test_a_step_without_streams_takes_some_seconds_however_long_the_past_is(slow
         count == 32 or seconds < 1.1 * MAX_SECONDS + more for (_, count, seconds), more in zip(steps, chunk, strict=True)
     )
     assert all(seconds > 0.8 * MAX_SECONDS for *_, seconds in steps), "smaller ones would read the weights more often"
-
-
-def test_a_part_late_in_a_long_prompt_is_smaller_than_an_early_one():
-    engine = long_prompt()
-    while engine.has_work:
-        engine.step()
-    counts = {start: count for start, count, _ in engine.runner.steps}
-    early, late = (
-        [count for start, count in counts.items() if low <= start < high] for low, high in ((0, 4000), (25_000, 29_000))
-    )
-    assert max(late) < min(early) / 2
-    assert all(count % 32 == 0 for count in late)
-
-
-def test_a_chat_behind_a_long_prompt_waits_a_bounded_time():
-    engine = long_prompt()
-    for _ in range(40):
-        engine.step()
-    arrived = engine._clock()
-    engine.add(ask("chat", range(20), 5))
-    steps_until_first(engine, "chat")
-    assert engine._clock() - arrived < 2.5 * MAX_SECONDS, "one step of the long prompt, and one with both"
 
 
 def test_beside_a_stream_late_parts_take_no_longer_than_early_ones():
@@ -334,36 +247,7 @@ def test_a_window_bounds_what_a_token_costs():
         assert cost.pairs(20_000, 8) == 8 * min(20_004, reach)
 
 
-def test_where_no_time_passes_the_budget_is_all_there_is():
-    engine = fake_engine(max_batch_tokens=64)
-    engine.add(ask("stream", [1], 20))
-    engine.step()
-    engine.add(ask("long", range(100), 1))
-    engine.step()
-    assert [("stream", 1, 1), ("long", 0, 63)] == engine.runner.plans[-1]
-
-
 # Parts of prompts.
-
-
-def test_a_part_ends_at_a_multiple_of_the_chunk_size_also_after_a_prefix_from_the_cache():
-    engine = machine(prefix_caching=True, block_size=4, num_blocks=1024, max_model_len=2048)
-    run(engine, [ask("a", range(13), 1)])
-    engine.add(ask("stream", [1], 300))
-    engine.step()
-    requests = [ask("b", [*range(13), *range(50)], 1), ask("c", range(100, 190), 1)]
-    for request in requests:
-        engine.add(request)
-    since = len(engine.runner.plans)
-    steps_until_first(engine, "c")
-    ends = [(name, start + number) for plan in engine.runner.plans[since:] for name, start, number in plan if name in "bc"]
-    assert 12 == requests[0].num_cached
-    assert all(end % CHUNK == 0 or end == {"b": 63, "c": 90}[name] for name, end in ends)
-
-
-def test_a_budget_smaller_than_a_chunk_still_moves_a_prompt():
-    request = ask("a", range(20), 3)
-    assert {"a": fake_answer(request)} == {name: told(got) for name, got in run(machine(max_batch_tokens=3), [request]).items()}
 
 
 def test_a_prompt_that_another_computes_meanwhile_is_not_computed_again():
@@ -416,25 +300,6 @@ def test_a_short_prompt_is_answered_in_bounded_time_under_an_endless_stream_of_l
         assert steps_until_first(engine, f"short{at}", long) <= 2 * chunks(20) + 1
 
 
-def test_without_streams_a_short_prompt_behind_a_long_one_waits_for_two_steps():
-    engine = machine()
-    engine.add(ask("long", range(2000), 1))
-    engine.step()
-    engine.add(ask("short", range(20), 1))
-    assert steps_until_first(engine, "short") <= 2
-
-
-def test_streams_advance_in_every_step_while_prompts_of_all_lengths_come_without_end():
-    engine, numbers, dice = with_streams(3), count(), random.Random(2)
-    since = len(engine.runner.plans)
-    for _ in range(300):
-        if engine.scheduler.num_waiting < 3:
-            engine.add(ask(f"p{next(numbers)}", range(dice.choice([1, 1, 9, 300])), dice.randint(1, 9)))
-        engine.step()
-    for plan in engine.runner.plans[since:]:
-        assert ["stream0", "stream1", "stream2"] == [name for name, _, _ in plan[:3]]
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_whoever_comes_later_cannot_delay_a_prompt_beyond_its_bound(seed):
     """Two steps for each chunk of its own and of the prompts that were there before it."""
@@ -458,13 +323,6 @@ def order_of(engine: Engine) -> list[str]:
     while engine.has_work:
         ended += [output.request_id for output in engine.step() if output.finish_reason is not None]
     return ended
-
-
-def test_higher_priority_goes_first_and_equal_ones_go_by_age():
-    engine = machine(max_batch_requests=1)
-    for name, priority in [("a", 5), ("b", 0), ("c", 9), ("d", 5), ("e", 9)]:
-        engine.add(ask(name, priority=priority))
-    assert order_of(engine) == ["c", "e", "a", "d", "b"]
 
 
 def test_a_level_of_priority_is_worth_ten_seconds_of_waiting():
@@ -555,15 +413,6 @@ def test_on_a_gpu_none_is_left_out():
     engine = machine(max_batch_requests=64, stream_turns=False)
     for at in range(64):
         engine.add(ask(f"{at}", [at], 2000, owner="a" if at else "b"))
-    for _ in range(100):
-        engine.step()
-    assert len(engine.runner.plans[-1]) == 64
-
-
-def test_one_owner_has_every_step_alone():
-    engine = machine(max_batch_requests=64)
-    for at in range(64):
-        engine.add(ask(f"{at}", [at], 2000, owner="a"))
     for _ in range(100):
         engine.step()
     assert len(engine.runner.plans[-1]) == 64

@@ -155,23 +155,3 @@ def test_a_grammar_that_raises_ends_its_request_alone(method):
     alone = answers(tiny_engine(net), crowd([None, None, From(5), None]))
     del alone["r1"]
     assert found == alone
-
-
-class Unreadable(list):
-    """A list of bad words that raises when it is read."""
-
-    def __iter__(self):
-        raise ZeroDivisionError
-
-
-@pytest.mark.parametrize("field", ["bad_words", "stop_token_ids"])
-def test_a_parameter_that_raises_ends_its_request_alone(field):
-    net = tiny_decoder(tiny_config())
-    requests = crowd([None] * 4)
-    setattr(requests[1], field, Unreadable([[3]]))
-    requests[1].min_tokens = 2
-    found = answers(tiny_engine(net), requests)
-    assert found.pop("r1") == ([], FinishReason.ERROR)
-    alone = answers(tiny_engine(net), crowd([None] * 4))
-    del alone["r1"]
-    assert found == alone

@@ -10,9 +10,10 @@ from attend.model.engine.blocks import Texts
 from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput
-from attend.model.engine.request import FinishReason, Request
+from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.engine.snapshots import LEAST
+from tests.model.engine.integrity import check_tables
 from tests.model.engine.machines import Clock, ask, fake_answer, run, told
 from tests.model.engine.windows import GroupsRunner
 
@@ -45,39 +46,6 @@ def text(name: str, length: int = 100, max_tokens: int = 20, **fields):
 
 
 @both_kinds
-def test_a_prompt_longer_than_its_window_holds_at_once_runs_part_by_part(kind):
-    """100 tokens are 25 blocks, and there are 20."""
-    machine, request = kind(), text("a")
-    assert fake_answer(text("a"))[0] == told(run(machine, [request])["a"])[0]
-
-
-@both_kinds
-def test_an_entry_of_a_block_that_went_back_is_0(kind):
-    machine, request = kind(), text("a", 30)
-    machine.add(request)
-    while not request.output:
-        machine.step()
-    seen = (30 - WINDOW + 1) // SIZE
-    assert [False] * seen + [True] * (8 - seen) == [bool(block) for block in request.tables[-1]]
-
-
-@both_kinds
-def test_what_a_window_needs_no_more_is_there_for_others(kind):
-    """Four requests of 29 blocks each run side by side in 24 blocks of the window."""
-    machine = kind(24)
-    requests = [text(f"r{at}", 90, 26, seed=at) for at in range(2 if kind is with_window else 4)]
-    for request in requests:
-        machine.add(request)
-    most = 0
-    while machine.has_work:
-        machine.step()
-        machine.scheduler.check_integrity()
-        most = max(most, machine.stats().num_running)
-    assert len(requests) == most
-    assert [fake_answer(request)[0] for request in requests] == [request.output for request in requests]
-
-
-@both_kinds
 def test_a_prefix_is_found_where_the_window_still_has_its_end(kind):
     machine = kind(40)
     run(machine, [text("a", 40, 1)])
@@ -101,17 +69,6 @@ def test_a_prefix_ends_where_the_windows_blocks_were_reused(kind):
     shorter = text("c", 38, 4)
     assert fake_answer(shorter)[0] == told(run(machine, [shorter])["c"])[0]
     assert 0 == shorter.num_cached
-
-
-@both_kinds
-def test_a_hit_takes_no_block_of_a_window_that_the_next_token_does_not_see(kind):
-    machine = kind(40)
-    run(machine, [text("a", 60, 1)])
-    machine.add(again := text("b", 60, 4))
-    machine.scheduler.schedule()
-    assert 56 == again.num_computed
-    assert [0] * 11 == list(again.tables[-1][:11])
-    assert all(again.tables[-1][11:])
 
 
 def test_texts_are_known_after_their_first_blocks_were_reused():
@@ -152,35 +109,6 @@ def with_states(**changes) -> Engine:
     return engine(GroupSize(64), GroupSize(slots, has_state=True), **values)
 
 
-def test_a_state_is_one_requests_alone_and_comes_back():
-    machine = with_states()
-    requests = [text(f"r{at}", 20 + at, 3 + at, seed=at) for at in range(8)]
-    for request in requests:
-        machine.add(request)
-    seen = set()
-    while machine.has_work:
-        running = [request.tables[1] for request in machine.scheduler._running]
-        assert all(len(table) == 1 for table in running)
-        places = [table[0] for table in running]
-        assert len(places) == len(set(places))
-        seen |= set(places)
-        machine.step()
-        machine.scheduler.check_integrity()
-    assert {1, 2, 3} == seen
-    assert 3 == machine.scheduler.tables.groups[1].pool.num_free
-    assert [fake_answer(request)[0] for request in requests] == [request.output for request in requests]
-
-
-def test_without_snapshots_a_state_stays_in_its_place_from_the_admission_to_the_end():
-    machine, request = with_states(), text("a", 50, 9)
-    machine.add(request)
-    places = set()
-    while machine.has_work:
-        machine.step()
-        places |= set(request.tables[1])
-    assert 1 == len(places)
-
-
 def test_the_table_of_a_state_has_one_entry_in_a_step_that_keeps_none():
     machine, steps = with_states(), []
     submit = machine.runner.submit
@@ -203,7 +131,7 @@ def keeping(num_snapshots: int = 8, **changes) -> Engine:
 def cached(machine: Engine, request: Request) -> int:
     """Tokens that it finds, once its answer was right."""
     assert fake_answer(request)[0] == told(run(machine, [request])[request.request_id])[0]
-    machine.scheduler.tables.check_integrity([])
+    check_tables(machine.scheduler.tables, [])
     return request.num_cached
 
 
@@ -216,11 +144,6 @@ def test_the_next_turn_goes_on_from_the_last_block_of_the_answer():
     assert 0 == cached(machine, first)
     assert 40 == cached(machine, second := ask("b", [*told_before(first), 1, 2, 3], 9)), "its last token was not computed"
     assert 52 == cached(machine, ask("c", [*told_before(second), 4], 2))
-
-
-def test_the_same_prompt_goes_on_from_its_own_last_block():
-    machine = keeping()
-    assert [0, 32, 32] == [cached(machine, text(name, 34, 30, seed=at)) for at, name in enumerate("abc")]
 
 
 def test_of_an_answer_only_the_last_snapshot_stays():
@@ -253,12 +176,6 @@ def test_a_long_prompt_has_snapshots_on_its_way(monkeypatch):
     assert 40 == cached(machine, ask("b", [*text("", 64).prompt[:50], *[7] * 9], 1))
 
 
-def test_a_snapshot_belongs_to_its_salt():
-    machine = keeping()
-    asks = [text(name, 34, 2, cache_salt=salt) for name, salt in [("a", ""), ("b", "x"), ("c", "x"), ("d", "")]]
-    assert [0, 0, 32, 32] == [cached(machine, request) for request in asks]
-
-
 def test_a_snapshot_belongs_to_its_adapter():
     machine, (one, other) = keeping(), (SimpleNamespace(digest=name) for name in ("one", "other"))
     asks = [text(name, 34, 2, adapter=adapter) for name, adapter in [("a", None), ("b", one), ("c", other), ("d", one)]]
@@ -289,24 +206,6 @@ def test_with_a_block_of_its_text_a_snapshot_goes_too():
     assert not machine.scheduler.tables._states.evicted
 
 
-def test_a_request_that_is_ended_between_two_steps_leaves_no_slot_behind():
-    machine = keeping()
-    machine.add(request := text("a", 34, 40))
-    while not request.output:
-        machine.step()
-    machine.abort("a", FinishReason.ABORT)
-    machine.scheduler.tables.check_integrity([])
-    assert 32 == cached(machine, text("b", 34, 3))
-
-
-def test_what_a_failed_step_should_have_kept_is_not_found():
-    machine = keeping()
-    machine.runner.error = RuntimeError("a step fell over")
-    run(machine, [text("a", 34, 1)])
-    machine.runner.error = None
-    assert 0 == cached(machine, text("b", 34, 1))
-
-
 def test_what_is_not_looked_up_is_counted():
     machine = with_states()
     run(machine, [text("a", 34, 1)])
@@ -323,22 +222,6 @@ def test_answers_to_one_prompt_compute_it_once():
     assert not machine.scheduler.tables.lost
 
 
-def test_a_right_draft_is_computed_once_more_and_moves_the_state_on_then():
-    """Under this seed the answer repeats itself."""
-    machine = with_states(draft_tokens=8)
-    machine.add(request := ask("a", fake_answer(text("b", 1, 20, seed=2))[0], 40, seed=2))
-    while not request.output:
-        machine.step()
-    while machine.has_work:
-        computed, again = request.num_computed, request.num_replayed
-        machine.step()
-        assert [("a", computed, 1 + again)] == machine.runner.plans[-1]
-        machine.scheduler.check_integrity()
-    assert fake_answer(request)[0] == request.output
-    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
-    assert any(count > 1 for _, start, count in chain(*machine.runner.plans) if start > 20)
-
-
 def test_beside_snapshots_drafts_stop_before_the_end_of_a_block():
     """A state is kept at each: the next turn goes on from the last one, whatever was drafted."""
     machine = keeping(draft_tokens=15)
@@ -346,3 +229,11 @@ def test_beside_snapshots_drafts_stop_before_the_end_of_a_block():
     assert 0 == cached(machine, first)
     assert machine.stats().num_accepted > 0
     assert 68 == cached(machine, ask("c", [*told_before(first), 1, 2], 2))
+
+
+def test_what_a_failed_step_should_have_kept_is_not_found():
+    machine = keeping()
+    machine.runner.error = RuntimeError("a step fell over")
+    run(machine, [text("a", 34, 1)])
+    machine.runner.error = None
+    assert 0 == cached(machine, text("b", 34, 1))

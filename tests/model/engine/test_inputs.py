@@ -64,10 +64,6 @@ def crowd(*ways: str) -> list[Request]:
     return asked
 
 
-def repeating() -> list[Request]:
-    return [ask(f"r{at}", [11, 12, 13, 14] * 5, 20, sampling=SamplingParams(temperature=at / 2), seed=at) for at in range(3)]
-
-
 def sent(engine: Engine) -> Engine:
     """The same engine, whose steps, masks drawn late and results cross as bytes."""
     submit = engine.runner.submit
@@ -107,19 +103,6 @@ def test_a_step_that_crossed_as_bytes_gives_the_same_tokens_and_scores(net, chan
     assert FinishReason.ERROR is ends["failing"]
 
 
-@pytest.mark.usefixtures("bold_drafts")
-def test_so_does_one_with_drafts(net):
-    near, far = tiny_engine(net, draft_tokens=9), sent(tiny_engine(net, draft_tokens=9))
-    assert seen(run(near, repeating())) == seen(run(far, repeating()))
-    assert 0 < far.scheduler.num_accepted < far.scheduler.num_drafted
-
-
-def test_so_does_one_that_is_submitted_before_the_sample_of_the_step_before_has_come(net):
-    near, far = tiny_engine(net, async_scheduling=True), sent(tiny_engine(net, async_scheduling=True))
-    plain = ("greedy", "drawn", "among some")
-    assert seen(run(near, crowd(*plain))) == seen(run(far, crowd(*plain)))
-
-
 def test_nothing_that_the_scheduler_owns_can_be_reached_from_a_step(net):
     """But arrays of numbers, which it reads and does not keep."""
     engine, steps = tiny_engine(net, prefix_caching=True), []
@@ -132,15 +115,6 @@ def test_nothing_that_the_scheduler_owns_can_be_reached_from_a_step(net):
     assert 3 == len(steps)
     for step in steps:
         assert {Request, Scheduler, Multiples}.isdisjoint(map(type, reachable(step)))
-
-
-def test_what_was_worked_out_of_parameters_does_not_cross(net):
-    """It lies on this process's device."""
-    [request] = crowd("allowed")
-    run(tiny_engine(net), [request])
-    assert request.decoding.derived_values
-    there = crossed(request.sampling_plan.decoding)
-    assert (request.decoding, {}) == (there, there.derived_values)
 
 
 def reachable(start: object) -> list[object]:

@@ -47,8 +47,12 @@ def ended(lookups: Lookups, name: str, tokens: list[int], **fields) -> None:
     """A request of which drafts were made has ended with this text."""
     request = ask(name, tokens, 100, **fields)
     for _ in range(-(-len(tokens) // PART_TOKENS)):
-        lookups.draft(request, 1)
-    lookups.end(request)
+        drafted(lookups, request, 1)
+    request.lookup.end(request)
+
+
+def drafted(lookups: Lookups, request, most: int, streams: int = 1) -> list[int]:
+    return lookups.of(request).draft(request, most, streams)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -77,27 +81,19 @@ def test_a_long_prompt_is_indexed_in_parts():
 def test_a_draft_comes_from_another_request_where_the_text_itself_is_new(running):
     lookups = Lookups()
     other = ask("a", [1, 2, 3, 4, 5, 6, 7, 8], 100)
-    lookups.draft(other, 9)
+    drafted(lookups, other, 9)
     if not running:
-        lookups.end(other)
-    assert [4, 5, 6, 7] == lookups.draft(ask("b", [9, 1, 2, 3]), 9)
-    assert [8] == lookups.draft(ask("c", [5, 6, 7]), 9), "it does not go on past its end"
-
-
-def test_an_answer_is_found_as_its_prompt_is():
-    lookups, request = Lookups(), ask("a", [1, 2, 3], 100)
-    lookups.draft(request, 1)
-    request.output += [4, 5, 6]
-    lookups.end(request)
-    assert [5, 6] == lookups.draft(ask("b", [2, 3, 4]), 9)
+        other.lookup.end(other)
+    assert [4, 5, 6, 7] == drafted(lookups, ask("b", [9, 1, 2, 3]), 9)
+    assert [8] == drafted(lookups, ask("c", [5, 6, 7]), 9), "it does not go on past its end"
 
 
 def test_more_tokens_in_common_count_more_than_a_younger_text():
     lookups, stem = Lookups(), list(range(20, 20 + MATCHES[0]))
     ended(lookups, "a", [*stem, 1])
     ended(lookups, "b", [*stem[-MATCHES[1] :], 2])
-    assert [1] == lookups.draft(ask("c", stem), 1)
-    assert [2] == lookups.draft(ask("d", stem[1:]), 1)
+    assert [1] == drafted(lookups, ask("c", stem), 1)
+    assert [2] == drafted(lookups, ask("d", stem[1:]), 1)
 
 
 @pytest.mark.parametrize("streams", range(1, 9))
@@ -106,7 +102,7 @@ def test_the_more_streams_the_more_tokens_must_have_occurred(streams):
     for known in range(1, 9):
         lookups, stem = Lookups(), list(range(20, 20 + known))
         ended(lookups, "a", [0, *stem, 7])
-        assert ([7] if known >= least else []) == lookups.draft(ask("b", [1, *stem]), 1, streams)
+        assert ([7] if known >= least else []) == drafted(lookups, ask("b", [1, *stem]), 1, streams)
 
 
 ADAPTER = SimpleNamespace(digest="x")
@@ -129,11 +125,11 @@ def test_no_draft_comes_from_a_text_of_another_owner(one, other, running):
     lookups, planted = Lookups(), [1, 2, 3, 4, 5, 6]
     for fields, asking in ((one, other), (other, one)):
         request = ask("a", planted, 100, **fields)
-        lookups.draft(request, 9)
+        drafted(lookups, request, 9)
         if not running:
-            lookups.end(request)
-        assert [4, 5, 6] == lookups.draft(ask("b", planted[:3], **fields), 9)
-        assert [] == lookups.draft(ask("c", planted[1:4], **asking), 9)
+            request.lookup.end(request)
+        assert [4, 5, 6] == drafted(lookups, ask("b", planted[:3], **fields), 9)
+        assert [] == drafted(lookups, ask("c", planted[1:4], **asking), 9)
         lookups = Lookups()
 
 
@@ -151,23 +147,23 @@ def test_the_oldest_text_is_dropped_and_the_last_is_kept_whatever_its_length():
     lookups = Lookups()
     ended(lookups, "a", [1, 2, 3, 4])
     ended(lookups, "b", [9] * (MAX_TOKENS - 4))
-    assert [4] == lookups.draft(ask("c", [1, 2, 3]), 1)
+    assert [4] == drafted(lookups, ask("c", [1, 2, 3]), 1)
     ended(lookups, "d", [5, 6, 7, 8])
-    assert [] == lookups.draft(ask("e", [1, 2, 3]), 1)
-    assert [8] == lookups.draft(ask("f", [5, 6, 7]), 1)
+    assert [] == drafted(lookups, ask("e", [1, 2, 3]), 1)
+    assert [8] == drafted(lookups, ask("f", [5, 6, 7]), 1)
     ended(lookups, "g", [*[9] * MAX_TOKENS, 1, 2, 3, 4])
-    assert [] == lookups.draft(ask("h", [5, 6, 7]), 1)
-    assert [4] == lookups.draft(ask("i", [1, 2, 3]), 1)
+    assert [] == drafted(lookups, ask("h", [5, 6, 7]), 1)
+    assert [4] == drafted(lookups, ask("i", [1, 2, 3]), 1)
 
 
 def test_the_owner_who_has_asked_least_lately_is_forgotten():
     lookups = Lookups()
     for at in range(MAX_OWNERS):
         ended(lookups, "a", [1, 2, 3, 4], owner=f"{at}")
-    assert [4] == lookups.draft(ask("b", [1, 2, 3], owner="0"), 1)
+    assert [4] == drafted(lookups, ask("b", [1, 2, 3], owner="0"), 1)
     ended(lookups, "c", [1, 2, 3, 4], owner="new")
-    assert [4] == lookups.draft(ask("d", [1, 2, 3], owner="0"), 1)
-    assert [] == lookups.draft(ask("e", [1, 2, 3], owner="1"), 1)
+    assert [4] == drafted(lookups, ask("d", [1, 2, 3], owner="0"), 1)
+    assert [] == drafted(lookups, ask("e", [1, 2, 3], owner="1"), 1)
 
 
 def test_right_guesses_become_longer_and_a_wrong_one_begins_anew():

@@ -13,7 +13,7 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.request import EngineStats, FinishReason, Output
 from attend.model.engine.scheduler import Scheduler
-from attend.model.errors import ContextTooLong, DeviceFailed, EngineFailed, InvalidRequest, QueueFull, Unavailable
+from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, QueueFull, Unavailable
 from tests.model.engine.machines import Clock, FakeRunner, Gate, ask, fake_answer, info, sizes, threaded, told, until
 
 IDLE = EngineStats(0, 0, 64, 0)
@@ -35,8 +35,8 @@ async def collect(engine: AsyncEngine, requests, at_once: int | None = None) -> 
     return outputs
 
 
-async def answers(engine: AsyncEngine, requests) -> dict:
-    return {name: told(outputs) for name, outputs in (await collect(engine, requests)).items()}
+async def answers(engine: AsyncEngine, requests, at_once: int | None = None) -> dict:
+    return {name: told(outputs) for name, outputs in (await collect(engine, requests, at_once)).items()}
 
 
 def expected(requests) -> dict:
@@ -70,16 +70,6 @@ def test_all_requests_of_one_call_get_all_their_outputs():
         assert is_idle(engine)
 
 
-def test_calls_side_by_side_get_their_own_outputs():
-    async def many(engine):
-        calls = [[ask(f"{call}-{at}", [call, at], 6) for at in range(3)] for call in range(8)]
-        return calls, await asyncio.gather(*(answers(engine, call) for call in calls))
-
-    with threaded(num_blocks=24, block_size=1) as engine:
-        calls, found = asyncio.run(many(engine))
-        assert [expected(call) for call in calls] == found
-
-
 def test_a_call_without_requests_ends_at_once():
     with threaded() as engine:
         assert {} == asyncio.run(answers(engine, []))
@@ -94,52 +84,6 @@ def test_closing_the_iterator_aborts_the_request_and_frees_its_blocks():
 
     with threaded() as engine:
         asyncio.run(leave(engine))
-
-
-def test_a_cancelled_reader_aborts_its_request():
-    async def leave(engine):
-        gate(engine).shut()
-        task = await in_flight(engine, "a")
-        gate(engine).allow(1)
-        await until(lambda: engine.stats().num_running == 1)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert {} == engine._streams
-        gate(engine).open()
-        await until(lambda: is_idle(engine))
-
-    with threaded() as engine:
-        asyncio.run(leave(engine))
-
-
-def test_closing_one_stream_leaves_the_others_undisturbed():
-    async def leave(engine):
-        stream, _ = await begun(engine, ask("a", max_tokens=200))
-        rest = await in_flight(engine, "b", "c")
-        await stream.aclose()
-        gate(engine).open()
-        return await rest
-
-    with threaded() as engine:
-        assert expected([ask("b"), ask("c")]) == asyncio.run(leave(engine))
-
-
-@pytest.mark.parametrize("reason", [FinishReason.DEADLINE, FinishReason.STOP])
-def test_an_abort_with_a_reason_reaches_the_reader(reason):
-    async def expire(engine):
-        stream, first = await begun(engine, ask("a", max_tokens=200), ask("b", max_tokens=5))
-        engine.abort("a", reason)
-        engine.abort("nobody", reason)
-        gate(engine).open()
-        async for batch in stream:
-            first += batch
-        return [told([o for o in first if o.request_id == name]) for name in "ab"]
-
-    with threaded() as engine:
-        (tokens, ended), other = asyncio.run(expire(engine))
-    whole, _ = fake_answer(ask("a", max_tokens=200))
-    assert (whole[: len(tokens)], reason) == (tokens, ended)
-    assert fake_answer(ask("b", max_tokens=5)) == other
 
 
 def test_a_full_queue_refuses_without_a_trace():
@@ -185,22 +129,6 @@ def test_an_owner_leaves_room_in_the_queue_for_the_next():
         await answers(engine, [ask(f"z{at}", owner="alice") for at in range(16)])  # one call, and nothing of hers in flight
 
     with threaded(max_queued_requests=8, max_batch_requests=8) as engine:
-        asyncio.run(crowd(engine))
-
-
-def test_prompts_of_an_owner_leave_tokens_of_the_queue_for_the_next():
-    async def crowd(engine):
-        gate(engine).shut()
-        running = [await in_flight(engine, f"a{at}", prompt=[1] * 10, owner="alice") for at in range(7)]
-        with pytest.raises(QueueFull, match="no room for more prompts of 'alice', who has 70 of 70 tokens"):
-            await collect(engine, [ask("a7", [1] * 10, owner="alice")])
-        running.append(await in_flight(engine, "b", prompt=[1] * 20, owner="bob"))
-        gate(engine).open()
-        for task in running:
-            await task
-        assert not engine._owned_tokens
-
-    with threaded(max_queued_requests=64, max_queued_tokens=100, max_batch_requests=2) as engine:
         asyncio.run(crowd(engine))
 
 
@@ -327,38 +255,6 @@ def test_a_dead_thread_fails_every_stream(calls):
         asyncio.run(die(engine))
 
 
-def test_after_a_device_error_the_replica_is_over():
-    """Such an error comes again in every later step of the process, so another process must take over."""
-
-    async def break_the_device(engine):
-        gate(engine).shut()
-        tasks = [await in_flight(engine, name) for name in "abc"]
-        engine._engine.runner.error = DeviceFailed("CUDA error: an illegal memory access was encountered")
-        gate(engine).open()
-        failures = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [(EngineFailed, "the engine stopped: DeviceFailed")] * 3 == [(type(e), str(e)) for e in failures]
-        assert float("inf") == engine.heartbeat_age()
-        with pytest.raises(Unavailable, match="try another replica"):
-            await collect(engine, [ask("late")])
-
-    with threaded(dies=True) as engine:
-        asyncio.run(break_the_device(engine))
-
-
-def test_a_step_without_memory_ends_its_requests_and_the_replica_goes_on():
-    async def run_out(engine):
-        engine._engine.runner.error = RuntimeError("out of memory")
-        failed = await answers(engine, [ask("a"), ask("b")])
-        assert {FinishReason.ERROR} == {reason for _, reason in failed.values()}
-        engine._engine.runner.error = None
-        again = ask("c")
-        assert expected([again]) == await answers(engine, [again])
-        assert engine.heartbeat_age() < float("inf")
-
-    with threaded() as engine:
-        asyncio.run(run_out(engine))
-
-
 def prepared(prepare) -> AsyncEngine:
     def whole():
         prepare()
@@ -375,18 +271,6 @@ def test_an_engine_is_prepared_on_its_step_thread_before_it_has_started():
     assert [engine._thread] == threads
     assert engine.info.recorded_sizes == (3, 1), "what it learns meanwhile is told"
     engine.close()
-
-
-def test_an_engine_that_cannot_be_prepared_does_not_start():
-    def fail():
-        raise EngineFailed("the model's first step failed")
-
-    engine = prepared(fail)
-    with pytest.raises(EngineFailed, match="first step failed"):
-        engine.start()
-    assert float("inf") == engine.heartbeat_age()
-    with pytest.raises(Unavailable):
-        asyncio.run(collect(engine, [ask("a")]))
 
 
 def test_a_stream_opened_while_the_thread_dies_fails_too():
@@ -461,22 +345,6 @@ def test_a_step_that_advances_is_alive_however_long_it_takes_and_one_that_stands
         ages, stands = asyncio.run(hang(engine, clock))
     assert max(ages) <= 2
     assert list(range(15)) == stands, "stuck for ten seconds is seen within fifteen"
-
-
-def test_the_heart_stands_still_while_a_step_hangs():
-    async def hang(engine, clock):
-        gate(engine).shut()
-        task = await in_flight(engine, "a")
-        await until(lambda: engine._commands == [])
-        clock.now += 60
-        age = engine.heartbeat_age()
-        gate(engine).open()
-        await task
-        return age
-
-    clock = Clock()
-    with threaded(clock=clock) as engine:
-        assert 60 == asyncio.run(hang(engine, clock))
 
 
 def test_a_slow_reader_finds_all_that_came_in_one_list():
@@ -605,25 +473,6 @@ def test_a_call_in_parts_has_no_more_requests_and_tokens_in_the_engine_than_its_
         assert is_idle(engine) and crowded(engine) == (0, 0)
 
 
-def test_others_find_room_beside_a_call_in_parts():
-    async def crowd(engine):
-        gate(engine).shut()
-        many = engine.generate([ask(f"m{at}") for at in range(40)], 2)
-        first = asyncio.create_task(anext(many))
-        await until(lambda: len(engine._streams) == 2)
-        other = await in_flight(engine, "other")
-        gate(engine).open()
-        found = await other
-        await first
-        left = len(engine._streams)
-        await many.aclose()
-        return found, left
-
-    with threaded(max_batch_requests=2, max_queued_requests=2) as engine:
-        found, left = asyncio.run(crowd(engine))
-        assert (expected([ask("other")]), left) == (found, 2)
-
-
 def test_a_drain_whose_time_is_up_gives_up_the_parts_that_come_later():
     async def drain(engine, clock):
         gate(engine).shut()
@@ -644,27 +493,11 @@ def test_a_drain_whose_time_is_up_gives_up_the_parts_that_come_later():
         assert {FinishReason.ABORT} == {found[f"m{at}"][-1].finish_reason for at in range(2, 40)}
 
 
-def test_leaving_a_call_in_parts_leaves_nothing_in_the_engine():
-    async def leave(engine):
-        gate(engine).shut()
-        many = engine.generate([ask(f"m{at}") for at in range(40)], 2)
-        gate(engine).allow(1)
-        await anext(many)
-        await many.aclose()
-        assert {} == engine._streams
-        gate(engine).open()
-        await until(lambda: is_idle(engine))
-        return {name for plan in engine._engine.runner.plans for name, _, _ in plan}
-
-    with threaded(max_batch_requests=2) as engine:
-        assert {"m0", "m1"} == asyncio.run(leave(engine))
-
-
 def test_a_drain_lets_a_call_in_parts_end():
     async def drain(engine):
         gate(engine).shut()
         requests = [ask(f"m{at}") for at in range(9)]
-        running = asyncio.create_task(collect_parts(engine, requests, 2))
+        running = asyncio.create_task(answers(engine, requests, 2))
         await until(lambda: len(engine._streams) == 2)
         draining = asyncio.create_task(engine.drain(30))
         await until(lambda: engine.draining)
@@ -675,28 +508,3 @@ def test_a_drain_lets_a_call_in_parts_end():
     with threaded(max_batch_requests=2) as engine:
         wanted, found = asyncio.run(drain(engine))
         assert wanted == found
-
-
-async def collect_parts(engine: AsyncEngine, requests, at_once: int) -> dict:
-    outputs: dict[str, list[Output]] = {}
-    async with aclosing(engine.generate(requests, at_once)) as stream:
-        async for batch in stream:
-            for output in batch:
-                outputs.setdefault(output.request_id, []).append(output)
-    return {name: told(found) for name, found in outputs.items()}
-
-
-def test_every_request_of_a_call_in_parts_ends_when_the_engine_is_closed():
-    async def stop(engine):
-        gate(engine).shut()
-        running = asyncio.create_task(collect_parts(engine, [ask(f"m{at}") for at in range(9)], 2))
-        await until(lambda: len(engine._streams) == 2)
-        threading.Thread(target=engine.close).start()
-        await until(lambda: engine._stopping)
-        gate(engine).allow(1)
-        async with asyncio.timeout(2):
-            return await running
-
-    with threaded(max_batch_requests=2) as engine:
-        found = asyncio.run(stop(engine))
-    assert dict.fromkeys([f"m{at}" for at in range(9)], FinishReason.ABORT) == {n: reason for n, (_, reason) in found.items()}

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from attend.model.engine.blocks import BlockPool
-from attend.model.engine.plan import StepResult
 from attend.model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+from tests.model.engine.integrity import check_integrity, check_pool
 from tests.model.engine.machines import answers, ask, fake_answer, fake_engine, run, tiny_engine, told
 
 SIZE = 4
@@ -68,7 +68,7 @@ def test_a_shared_block_is_free_only_when_its_last_holder_lets_go():
     pool.share(block)
     pool.free(block)
     assert 1 == pool.num_free
-    pool.check_integrity(block)
+    check_pool(pool, block)
     pool.free(block)
     assert 2 == pool.num_free
     with pytest.raises(AssertionError, match="not all held"):
@@ -80,20 +80,8 @@ def test_the_older_of_two_blocks_with_the_same_text_is_the_known_one():
     first, second = pool.allocate(2)
     assert pool.remember("", [1], first) == pool.remember("", [1], second)
     pool.free([second])
-    pool.check_integrity([first])
+    check_pool(pool, [first])
     assert first == pool.find("", [1])[0]
-
-
-def test_what_became_known_since_a_number_can_be_forgotten():
-    pool = BlockPool(3)
-    blocks = pool.allocate(3)
-    pool.remember("a", [1], blocks[0])
-    since = pool.next_number
-    pool.remember("b", [1], blocks[1])
-    pool.remember("c", [1], blocks[2])
-    pool.forget_since(since)
-    assert [True, False, False] == [pool.find(name, [1]) is not None for name in "abc"]
-    pool.check_integrity(blocks)
 
 
 # The scheduler.
@@ -131,14 +119,6 @@ def test_a_conversation_goes_on_from_its_own_answer():
     assert 16 == second.num_cached, "the last token of an answer is never computed; the four blocks before it are"
 
 
-def test_requests_share_only_within_one_salt():
-    machine = engine()
-    for name, salt, found in [("a", "", 0), ("b", "x", 0), ("c", "x", 8), ("d", "", 8), ("e", "y", 0)]:
-        request = ask(name, PROMPT, 1, cache_salt=salt)
-        run(machine, [request])
-        assert found == request.num_cached
-
-
 def test_a_request_that_wants_its_prompt_scored_computes_all_of_it():
     machine = tiny_engine(tiny_decoder(tiny_config()), prefix_caching=True, block_size=SIZE)
     for name in "ab":
@@ -148,49 +128,6 @@ def test_a_request_that_wants_its_prompt_scored_computes_all_of_it():
     assert (0, 0) == (machine.stats().num_prefix_queries, machine.stats().num_prefix_hits)
 
 
-def test_a_preempted_request_finds_what_is_left_of_its_blocks():
-    machine = engine(num_blocks=8, max_model_len=32)
-    old, young = ask("old", range(4), 25), ask("young", [9] * 13, 10)
-    answered = answers(machine, [old, young])
-    assert 1 <= young.num_preemptions
-    assert 0 == young.num_cached, "it counts what was found at the first admission"
-    assert answered == {"old": fake_answer(ask("", range(4), 25)), "young": fake_answer(ask("", [9] * 13, 10))}
-    returns = [start for name, start, _ in computed(machine) if name == "young"]
-    assert any(start > 0 and start % SIZE == 0 and start < max(returns[:at]) for at, start in enumerate(returns) if at)
-
-
-def test_what_a_failed_step_should_have_written_is_not_found():
-    machine = engine()
-    machine.runner.error = RuntimeError("a step fell over")
-    run(machine, [ask("a", PROMPT, 1)])
-    machine.runner.error = None
-    request = ask("b", PROMPT, 1)
-    assert fake_answer(ask("", PROMPT, 1)) == answers(machine, [request])["b"]
-    assert 0 == request.num_cached
-
-
-def test_a_failed_step_is_forgotten_also_of_a_request_that_was_aborted_meanwhile():
-    scheduler = engine().scheduler
-    scheduler.add(ask("a", PROMPT, 1))
-    plan = scheduler.schedule()
-    scheduler.abort("a")
-    scheduler.commit(plan, StepResult(errors={"a": "the step failed"}))
-    scheduler.add(again := ask("b", PROMPT, 1))
-    scheduler.schedule()
-    assert 0 == again.num_cached
-
-
-def test_a_waiting_request_holds_none_of_the_blocks_it_has_found():
-    machine = engine(num_blocks=8, max_model_len=32)
-    run(machine, [ask("a", PROMPT, 1)])
-    machine.add(ask("large", range(20, 45), 7))  # seven blocks
-    machine.step()
-    machine.add(ask("b", PROMPT, 1))
-    machine.step()
-    machine.scheduler.check_integrity()
-    assert 1 == machine.stats().num_waiting
-
-
 # A request that waits.
 
 LONG = tuple(range(200))  # 50 blocks
@@ -198,7 +135,7 @@ LONG = tuple(range(200))  # 50 blocks
 
 def step(machine) -> None:
     machine.step()
-    machine.scheduler.check_integrity()
+    check_integrity(machine.scheduler)
 
 
 def waiting(kind: str):
@@ -230,17 +167,6 @@ def test_what_a_step_costs_does_not_depend_on_the_length_of_a_request_that_waits
     assert len(seen) <= 20
 
 
-@pytest.mark.parametrize("kind", ["known", "preempted"])
-def test_a_request_that_waited_gets_its_own_tokens_whatever_was_lost_meanwhile(kind):
-    """The other's growth takes known blocks: what is found at the admission counts, not what was found before."""
-    machine, request = waiting(kind)
-    before = machine.stats().num_prefix_hits
-    while machine.has_work:
-        step(machine)
-    assert fake_answer(ask("", LONG, 60))[0] == request.output
-    assert kind == "preempted" or 0 < machine.stats().num_prefix_hits - before == request.num_cached < 196
-
-
 def test_a_request_that_waits_starts_once_the_blocks_it_shares_have_become_known():
     """Answers to one prompt that fits the cache once: they run side by side as soon as the first has computed it."""
     machine = engine(num_blocks=70, max_model_len=264, max_batch_tokens=40)
@@ -254,14 +180,6 @@ def test_a_request_that_waits_starts_once_the_blocks_it_shares_have_become_known
     assert 4 == most
     assert [196] * 3 == [request.num_cached for request in requests[1:]]
     assert [fake_answer(ask("", LONG, 8, answer_index=at))[0] for at in range(4)] == [request.output for request in requests]
-
-
-def test_nothing_is_looked_up_where_it_is_switched_off():
-    machine = fake_engine(prefix_caching=False)
-    requests = [ask(name, PROMPT, 1) for name in "ab"]
-    run(machine, requests)
-    assert [0, 0] == [request.num_cached for request in requests]
-    assert (0, 0) == (machine.stats().num_prefix_queries, machine.stats().num_prefix_hits)
 
 
 # The network.
@@ -284,19 +202,3 @@ def test_tokens_are_the_same_cold_and_warm_in_any_batch(budget):
     assert cold == answers(warm, crowd())
     assert cold == answers(warm, reversed(crowd()))
     assert 200 < warm.stats().num_prefix_hits
-
-
-def test_who_shares_what_a_failed_step_should_have_written_computes_it_anew():
-    machine = engine(max_batch_tokens=4 * SIZE, chunk_size=SIZE, num_blocks=64)
-    writer = ask("writer", [1, 2, 3, 4, 5, 6], 5)
-    machine.add(writer)
-    machine.step()
-    machine.add(ask("turn", [7], 1))  # the next step's prompts go by age
-    machine.step()
-    late = ask("late", [*writer.prompt, *writer.output, *[3] * 8], 4)
-    machine.add(ask("long", [9] * 60, 2))
-    machine.add(late)
-    machine.runner.error = RuntimeError("a step fell over")
-    assert {"writer", "long"} == {output.request_id for output in machine.step()}
-    machine.runner.error = None
-    assert answers(machine, [])["late"] == fake_answer(late)

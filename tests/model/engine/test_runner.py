@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attend.model.engine.plan import Plan, ScheduledTokens
-from attend.model.engine.request import NO_SCORE, NO_TOKEN_LEFT, Request
+from attend.model.engine.request import NO_SCORE, Request
 from attend.model.engine.runner import ModelRunner, PendingStep
 from attend.model.errors import DeviceFailed, OutOfMemory
 from attend.model.net.paged_attention import KVCache, ReferenceBackend
@@ -79,37 +79,12 @@ def test_a_plan_in_which_nobody_catches_up_draws_nothing_but_fills_the_cache(run
     assert [12, 13, 14, 15, 20] == written
 
 
-def test_a_row_draws_from_its_own_last_token(runner):
-    """Mixed or alone, chunked or whole, in whatever blocks: the same prompt gives the same greedy token."""
-    plan = Plan(
-        (
-            ScheduledTokens(at_work("long", [1, 2, 3], 9), 0, 9),
-            ScheduledTokens(at_work("short", [4, 5], 3), 0, 3),
-            ScheduledTokens(at_work("one", [6], 1), 0, 1),
-        )
-    )
-    together = runner.submit(given(plan)).result()
-    for name, length in (("long", 9), ("short", 3), ("one", 1)):
-        [token] = (
-            runner.submit(given(Plan((ScheduledTokens(at_work(name, [9, 8, 7], length), 0, length),)))).result().tokens.values()
-        )
-        assert token == together.tokens[name]
-
-
 def test_a_row_that_is_not_finite_is_an_error_of_its_request_alone(runner):
     bad = ask("bad", [1, POISON, 2])
     bad.tables = [[1]]
     result = runner.submit(given(Plan((ScheduledTokens(bad, 0, 3), ScheduledTokens(at_work("good", [2, 3]), 0, 8))))).result()
     assert {"good"} == result.tokens.keys()
     assert {"bad": NO_SCORE} == result.errors
-
-
-def test_a_request_whose_parameters_leave_no_token_is_told_so(runner):
-    nothing = DecodingParams(allowed_token_ids=(5,))
-    stuck = at_work("stuck", [1, 2], decoding=nothing, bad_words=[[5]])
-    result = runner.submit(given(Plan((ScheduledTokens(stuck, 0, 8), ScheduledTokens(at_work("good", [2, 3]), 0, 8))))).result()
-    assert {"good"} == result.tokens.keys()
-    assert {"stuck": NO_TOKEN_LEFT} == result.errors
 
 
 def test_a_draw_is_keyed_by_seed_answer_and_position_of_the_new_token(runner, monkeypatch):
@@ -119,24 +94,6 @@ def test_a_draw_is_keyed_by_seed_answer_and_position_of_the_new_token(runner, mo
     request.output = [11, 12]
     runner.submit(given(Plan((ScheduledTokens(request, 9, 1),))))
     assert [Draw(SamplingPlan(SamplingParams(top_k=3), -5, 2), 10)] == draws
-
-
-@pytest.mark.parametrize(("made", "banned"), [(0, (7,)), (1, (7,)), (2, ())])
-def test_stop_tokens_are_banned_until_min_tokens_are_made(runner, monkeypatch, made, banned):
-    draws = []
-    monkeypatch.setattr(runner, "draw", lambda logits, asked: draws.extend(asked) or torch.zeros(len(asked)))
-    request = at_work("a", [1, 2, 3], stop_token_ids=frozenset({7}), min_tokens=2)
-    request.output = [20] * made
-    runner.submit(given(Plan((ScheduledTokens(request, 0, request.num_tokens),))))
-    assert [banned] == [draw.banned_tokens for draw in draws]
-
-
-def test_prompt_and_output_are_one_sequence():
-    request = ask("a", [1, 2, 3])
-    request.output = [4, 5]
-    for start in range(5):
-        for count in range(6 - start):
-            assert [1, 2, 3, 4, 5][start : start + count] == request.tokens(start, count)
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "top_p": 0.9}], ids=str)

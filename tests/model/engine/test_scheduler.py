@@ -9,7 +9,8 @@ from attend.model.engine.plan import Plan, StepResult
 from attend.model.engine.request import FinishReason, Output, check_fits
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import ContextTooLong, InvalidRequest
-from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_answer, fake_engine, given, sizes, told
+from tests.model.engine.integrity import check_integrity
+from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_engine, given, sizes, told
 
 
 def machine(**changes) -> tuple[Scheduler, FakeRunner]:
@@ -31,19 +32,8 @@ def plans(scheduler: Scheduler, runner: FakeRunner, count: int) -> list[list[tup
 
 
 def free(scheduler: Scheduler) -> bool:
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     return scheduler.tables.num_free == scheduler.config.num_blocks
-
-
-def test_a_requests_blocks_are_one_piece_of_memory_that_a_step_copies_at_once():
-    scheduler, runner = machine(num_blocks=9, block_size=1, max_model_len=9, prefix_caching=True)
-    requests = [ask("old", [1, 2], 7), ask("young", [1, 2, 3], 6)]
-    for request in requests:
-        scheduler.add(request)
-    while scheduler.num_running + scheduler.num_waiting:
-        step(scheduler, runner)
-        assert all("q" == memoryview(table).format for request in requests for table in request.tables)
-    assert requests[1].num_preemptions
 
 
 @pytest.mark.parametrize("name", ["request", "blocks", "scheduler"])
@@ -66,40 +56,6 @@ def test_a_request_computes_its_prompt_at_once_and_then_token_by_token():
     scheduler.add(ask("a", [5, 6, 7], max_tokens=3))
     assert [[("a", 0, 3)], [("a", 3, 1)], [("a", 4, 1)], []] == [*plans(scheduler, runner, 3), shown(scheduler.schedule())]
     assert free(scheduler)
-
-
-def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
-    scheduler, runner = machine(max_batch_tokens=4)
-    scheduler.add(ask("a", range(10), max_tokens=2))
-    steps = [step(scheduler, runner) for _ in range(4)]
-    assert [[("a", 0, 4)], [("a", 4, 4)], [("a", 8, 2)], [("a", 10, 1)]] == [plan for plan, _ in steps]
-    assert [0, 0, 1, 1] == [len(outputs) for _, outputs in steps]
-
-
-def test_running_requests_decode_before_newcomers_prefill():
-    scheduler, runner = machine(max_batch_tokens=5)
-    scheduler.add(ask("a", [1, 2], max_tokens=9))
-    step(scheduler, runner)
-    scheduler.add(ask("b", range(8), max_tokens=9))
-    assert [[("a", 2, 1), ("b", 0, 4)], [("a", 3, 1), ("b", 4, 4)], [("a", 4, 1), ("b", 8, 1)]] == plans(scheduler, runner, 3)
-
-
-def test_older_requests_come_first_and_the_budget_is_never_exceeded():
-    scheduler, _ = machine(max_batch_tokens=7)
-    for name in "abcd":
-        scheduler.add(ask(name, [1, 2, 3]))
-    plan = scheduler.schedule()
-    assert [("a", 0, 3), ("b", 0, 3), ("c", 0, 1)] == shown(plan)
-    assert 7 == plan.num_tokens
-
-
-def test_no_more_requests_run_than_a_batch_may_hold():
-    scheduler, runner = machine(max_batch_requests=2)
-    for name in "abc":
-        scheduler.add(ask(name, max_tokens=2))
-    assert [("a", 0, 3), ("b", 0, 3)] == step(scheduler, runner)[0]
-    assert (2, 1) == (scheduler.num_running, scheduler.num_waiting)
-    assert [[("a", 3, 1), ("b", 3, 1)], [("c", 0, 3)]] == plans(scheduler, runner, 2)
 
 
 def test_a_large_request_at_the_head_of_the_queue_is_not_overtaken():
@@ -126,14 +82,6 @@ def test_preemption_takes_the_youngest_and_puts_it_at_the_head_of_the_queue():
     assert [("a", 4, 1)] == step(scheduler, runner)[0]
     assert [("b", 0, 4)] == step(scheduler, runner)[0]  # all that b had goes at once, and b before c before d
     assert [[("b", 4, 1)], [("c", 0, 3), ("d", 0, 1)]] == plans(scheduler, runner, 2)
-
-
-def test_a_preempted_request_resumes_with_the_same_tokens():
-    requests = [ask(name, [at], max_tokens=7, seed=at) for at, name in enumerate("abcd")]
-    engine = fake_engine(num_blocks=8, block_size=1)
-    assert {request.request_id: fake_answer(request) for request in requests} == answers(engine, requests)
-    assert engine.scheduler.num_preemptions >= 3
-    assert [0] == [request.num_preemptions for request in requests[:1]]
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
@@ -170,12 +118,6 @@ def test_the_scheduler_is_given_only_what_has_passed_that_check(prompt, max_toke
     assert (0, 0) == (scheduler.num_running, scheduler.num_waiting)
 
 
-def test_the_largest_request_that_fits_runs_to_its_end_in_a_pool_of_its_size():
-    request = ask("a", range(5), max_tokens=7)
-    engine = fake_engine(num_blocks=6, block_size=2, max_batch_tokens=1)
-    assert {"a": fake_answer(request)} == answers(engine, [request])
-
-
 def test_an_id_in_flight_cannot_be_added_again_but_an_ended_one_can():
     scheduler, runner = machine()
     scheduler.add(ask("a", max_tokens=1))
@@ -202,86 +144,11 @@ def test_an_abort_ends_a_waiting_request(reason):
     check_abort(scheduler, reason)
 
 
-def test_an_abort_ends_a_running_request():
-    scheduler, runner = machine()
-    scheduler.add(ask("a"))
-    step(scheduler, runner)
-    check_abort(scheduler)
-
-
 def test_an_abort_ends_a_request_in_the_middle_of_its_prompt():
     scheduler, runner = machine(max_batch_tokens=2)
     scheduler.add(ask("a", range(7)))
     step(scheduler, runner)
     check_abort(scheduler)
-
-
-def test_an_abort_ends_a_preempted_request():
-    scheduler, runner = machine(num_blocks=4, block_size=1)
-    scheduler.add(ask("old", [1], max_tokens=3))
-    scheduler.add(ask("a", [1], max_tokens=3))
-    plans(scheduler, runner, 3)
-    assert 1 == scheduler.num_preemptions
-    assert FinishReason.ABORT is scheduler.abort("a").finish_reason
-    assert free(scheduler)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_abort_between_schedule_and_commit_lets_no_token_and_no_error_follow(fails):
-    scheduler, runner = machine()
-    for name in "ab":
-        scheduler.add(ask(name))
-    plan = scheduler.schedule()
-    pending = runner.submit(given(plan))
-    assert FinishReason.ABORT is scheduler.abort("a").finish_reason
-    result = StepResult(errors={"a": "late", "b": "late"}) if fails else pending.result()
-    assert ["b"] == [output.request_id for output in scheduler.commit(plan, result)]
-
-
-def test_an_unknown_id_is_ignored():
-    scheduler, _ = machine()
-    assert None is scheduler.abort("nobody")
-
-
-def test_an_error_ends_its_request_alone_and_carries_its_reason():
-    scheduler, runner = machine()
-    runner.broken.add("a")
-    for name in "ab":
-        scheduler.add(ask(name))
-    _, (first, second) = step(scheduler, runner)
-    assert ("a", (), FinishReason.ERROR, "no finite score") == (
-        first.request_id,
-        first.token_ids,
-        first.finish_reason,
-        first.error,
-    )
-    assert ("b", None) == (second.request_id, second.finish_reason)
-    assert [("b", 3, 1)] == step(scheduler, runner)[0]
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 5])
-def test_max_tokens_is_exact(max_tokens):
-    request = ask("a", max_tokens=max_tokens)
-    tokens, reason = answers(fake_engine(), [request])["a"]
-    assert (max_tokens, FinishReason.LENGTH) == (len(tokens), reason)
-
-
-def undisturbed(count: int = 12) -> list[int]:
-    return fake_answer(ask("a", max_tokens=count))[0]
-
-
-def test_a_stop_token_ends_the_request_and_is_its_last_token():
-    free_run = undisturbed()
-    stop = free_run[4]
-    tokens, reason = answers(fake_engine(), [ask("a", max_tokens=12, stop_token_ids=frozenset({stop}))])["a"]
-    assert (free_run[: free_run.index(stop) + 1], FinishReason.STOP) == (tokens, reason)
-
-
-def test_a_stop_token_in_the_last_place_is_a_stop():
-    free_run = undisturbed()
-    place = next(at for at, token in enumerate(free_run) if at and token not in free_run[:at])
-    request = ask("a", max_tokens=place + 1, stop_token_ids=frozenset({free_run[place]}))
-    assert (free_run[: place + 1], FinishReason.STOP) == answers(fake_engine(), [request])["a"]
 
 
 @pytest.mark.parametrize("fewest", [1, 3, 6])
@@ -321,4 +188,19 @@ def test_the_integrity_check_sees_a_request_in_two_places():
     step(scheduler, runner)
     scheduler._waiting.append(scheduler._running[0])
     with pytest.raises(AssertionError):
-        scheduler.check_integrity()
+        check_integrity(scheduler)
+
+
+def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
+    scheduler, runner = machine(max_batch_tokens=4)
+    scheduler.add(ask("a", range(10), max_tokens=2))
+    steps = [step(scheduler, runner) for _ in range(4)]
+    assert [[("a", 0, 4)], [("a", 4, 4)], [("a", 8, 2)], [("a", 10, 1)]] == [plan for plan, _ in steps]
+    assert [0, 0, 1, 1] == [len(outputs) for _, outputs in steps]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_max_tokens_is_exact(max_tokens):
+    request = ask("a", max_tokens=max_tokens)
+    tokens, reason = answers(fake_engine(), [request])["a"]
+    assert (max_tokens, FinishReason.LENGTH) == (len(tokens), reason)

@@ -9,6 +9,7 @@ from attend.model.engine.request import FinishReason, Output, Request, TokenLogp
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import EngineFailed
 from attend.model.pooling import Pooling
+from tests.model.engine.integrity import check_integrity
 from tests.model.engine.machines import Clock, ask, sizes
 
 
@@ -34,7 +35,7 @@ def step(scheduler: Scheduler, token: int = 7, **more) -> list[Output]:
 
 
 def check_all_gone(scheduler: Scheduler, ended: int) -> None:
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     scheduler.tables.check_all_free()
     assert (0, 0, ended) == (scheduler.num_running, scheduler.num_waiting, scheduler.num_ended)
 
@@ -48,12 +49,6 @@ def test_all_in_flight_end_at_once_each_with_the_reason_and_its_id(reason):
     assert [(name, (), reason) for name in "abc"] == [each[:3] for each in outputs]
     check_all_gone(scheduler, 3)
     assert [] == scheduler.abort_all()
-
-
-def test_unless_told_otherwise_an_end_from_outside_is_an_abort():
-    scheduler = machine(*[ask(name) for name in "ab"])
-    assert FinishReason.ABORT is scheduler.abort("a").finish_reason
-    assert [FinishReason.ABORT] == [output.finish_reason for output in scheduler.abort_all()]
 
 
 def test_a_token_carries_its_score_where_asked_for_and_no_other():
@@ -100,13 +95,6 @@ def test_no_token_and_no_vector_asked_for_ends_with_the_prompt():
     check_all_gone(scheduler, 1)
 
 
-def test_a_part_of_a_prompt_does_not_hide_the_token_of_a_whole_one_behind_it():
-    scheduler = machine(ask("long", range(20)), ask("short", [1, 2]), max_batch_tokens=10, chunk_size=4)
-    plan = scheduler.schedule()
-    assert [("long", 0, 8), ("short", 0, 2)] == parts(plan)
-    assert ["short"] == [output.request_id for output in scheduler.commit(plan, drawn(plan))]
-
-
 @pytest.mark.parametrize(("failed", "learned"), [({}, 1), ({"errors": {"a": "no"}}, 0), ({"put_off": {"a": "no"}}, 0)], ids=str)
 def test_what_a_step_costs_is_learned_of_whole_steps_alone(failed, learned):
     scheduler = machine(ask("a"), ask("b"))
@@ -137,25 +125,7 @@ def test_who_begins_after_a_block_that_was_not_filled_begins_again_too(name, aga
     assert again == [request.request_id for request in requests if request.num_preemptions]
     assert [each for each in "abc" if each not in again] == [output.request_id for output in outputs]
     assert again == [request.request_id for request in requests if not request.num_computed]
-    scheduler.check_integrity()
-
-
-def test_a_step_handed_over_early_needs_room_for_its_own_token_and_no_more():
-    scheduler = machine(ask("a", [1], 3), ask("b", [2], 3), num_blocks=2, block_size=2)
-    assert [("a", 1, 1), ("b", 1, 1)] == parts(scheduler.schedule_async(scheduler.schedule()))
-
-
-@pytest.mark.parametrize("field", ["room", "tables", "num_computed"])
-def test_the_integrity_check_sees_whatever_a_waiting_request_holds(field):
-    request = ask("a")
-    scheduler = machine(request)
-    scheduler.check_integrity()
-    if field == "tables":
-        request.tables[0].append(1)
-    else:
-        setattr(request, field, 1)
-    with pytest.raises(AssertionError):
-        scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 class Grammar:
@@ -172,14 +142,6 @@ class Grammar:
     @property
     def is_finished(self) -> bool:
         return self.left == 0
-
-
-def test_an_answer_stops_with_its_grammar_and_the_token_is_part_of_it():
-    scheduler = machine(ask("a", grammar=Grammar(2)))
-    [[first], [last]] = [step(scheduler), step(scheduler)]
-    assert ((7,), None) == (first.token_ids, first.finish_reason)
-    assert ((7,), FinishReason.STOP) == (last.token_ids, last.finish_reason)
-    check_all_gone(scheduler, 1)
 
 
 def test_a_stop_token_is_none_of_the_grammars_business():
@@ -216,12 +178,6 @@ def test_a_step_is_halved_down_to_a_chunk_and_to_a_token_for_everybody(changes, 
         assert budget == scheduler.budget
 
 
-def test_a_step_that_was_halved_computes_no_more_tokens_than_that():
-    scheduler = machine(ask("a", range(40)), max_batch_tokens=32)
-    scheduler.shrink()
-    assert [("a", 0, 16)] == parts(scheduler.schedule())
-
-
 @pytest.mark.parametrize(("budget", "least"), [(64, 4), (256, 8), (512, 16)])
 def test_beside_a_stream_a_prompt_moves_by_a_thirty_second_of_the_budget_however_slow_a_token_is(budget, least):
     scheduler = machine(ask("stream", [1], 9), max_batch_tokens=budget, chunk_size=4, block_size=4, num_blocks=256)
@@ -239,20 +195,22 @@ def drafts(plan: Plan) -> dict[str, list[int]]:
     return {item.request.request_id: list(item.draft) for item in plan.scheduled_tokens if item.draft}
 
 
-def test_right_guesses_follow_the_token_and_each_is_counted():
-    request = ask("a", REPEATED, 30)
-    scheduler = machine(request, draft_tokens=4)
+@pytest.mark.parametrize(("draft_tokens", "length"), [(1, 0), (2, 1), (5, 2), (8, 4)])
+def test_streams_share_the_guesses_evenly_or_have_none(draft_tokens, length):
+    scheduler = machine(ask("a", REPEATED, 30), ask("b", REPEATED, 30), draft_tokens=draft_tokens)
     step(scheduler, 1)
-    for guessed, more, total in [(4, [3, 1], (4, 2)), (3, [3, 1, 2], (7, 5)), (4, [], (11, 5))]:
-        plan = scheduler.schedule()
-        token = (request.output[-1]) % 3 + 1
-        assert guessed == plan.num_drafted == len(drafts(plan)["a"])
-        before = request.num_tokens
-        [output] = scheduler.commit(plan, StepResult(tokens={"a": token}, more={"a": more}))
-        assert ((token, *more), None) == (output.token_ids, output.finish_reason)
-        assert (before + 1 + len(more), before + len(more)) == (request.num_tokens, request.num_computed)
-        assert total == (scheduler.num_drafted, scheduler.num_accepted)
-        scheduler.check_integrity()
+    plan = scheduler.schedule()
+    assert 2 * length == plan.num_drafted == sum(map(len, drafts(plan).values()))
+    assert {length} == {len(item.draft) for item in plan.scheduled_tokens}
+
+
+def test_for_a_guess_nobody_gives_way():
+    """Ten tokens lie in three blocks of four; the fourth block is another's: there is room for two guesses."""
+    scheduler = machine(ask("a", REPEATED, 7), ask("b", [5], 2), num_blocks=4, draft_tokens=8)
+    step(scheduler, 1)
+    assert {"a": [2, 3]} == drafts(scheduler.schedule())
+    assert (2, 0) == (scheduler.num_running, scheduler.num_preemptions)
+    check_integrity(scheduler)
 
 
 @pytest.mark.parametrize(
@@ -270,42 +228,3 @@ def test_nothing_follows_the_token_that_ends_an_answer_however_right_it_is(field
     [output] = scheduler.commit(plan, StepResult(tokens={"a": 2}, more={"a": [3, 1][: plan.num_drafted]}))
     assert (tokens, reason) == (output.token_ids, output.finish_reason)
     check_all_gone(scheduler, 1)
-
-
-@pytest.mark.parametrize(("max_tokens", "length"), [(2, 0), (3, 1), (5, 3), (6, 4), (30, 4)])
-def test_no_token_is_guessed_that_the_answer_may_not_have(max_tokens, length):
-    scheduler = machine(ask("a", REPEATED, max_tokens), draft_tokens=9)
-    step(scheduler, 1)
-    assert length == scheduler.schedule().num_drafted
-
-
-@pytest.mark.parametrize(("draft_tokens", "length"), [(1, 0), (2, 1), (5, 2), (8, 4)])
-def test_streams_share_the_guesses_evenly_or_have_none(draft_tokens, length):
-    scheduler = machine(ask("a", REPEATED, 30), ask("b", REPEATED, 30), draft_tokens=draft_tokens)
-    step(scheduler, 1)
-    plan = scheduler.schedule()
-    assert 2 * length == plan.num_drafted == sum(map(len, drafts(plan).values()))
-    assert {length} == {len(item.draft) for item in plan.scheduled_tokens}
-
-
-def test_a_step_of_guesses_keeps_to_its_budget():
-    scheduler = machine(ask("a", REPEATED, 30), draft_tokens=9, max_batch_tokens=3)
-    while not step(scheduler, 1):
-        pass
-    assert (2, 3) == ((plan := scheduler.schedule()).num_drafted, plan.num_tokens)
-
-
-def test_beside_a_prompt_nothing_is_guessed():
-    scheduler = machine(ask("a", REPEATED, 30), draft_tokens=4)
-    step(scheduler, 1)
-    scheduler.add(ask("b"))
-    assert ({}, 0) == (drafts(plan := scheduler.schedule()), plan.num_drafted)
-
-
-def test_for_a_guess_nobody_gives_way():
-    """Ten tokens lie in three blocks of four; the fourth block is another's: there is room for two guesses."""
-    scheduler = machine(ask("a", REPEATED, 7), ask("b", [5], 2), num_blocks=4, draft_tokens=8)
-    step(scheduler, 1)
-    assert {"a": [2, 3]} == drafts(scheduler.schedule())
-    assert (2, 0) == (scheduler.num_running, scheduler.num_preemptions)
-    scheduler.check_integrity()

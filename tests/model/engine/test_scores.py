@@ -153,13 +153,6 @@ def test_who_does_not_ask_gets_no_scores_beside_those_who_do(net):
     assert {()} == {scores for output in found for scores in (output.logprobs, output.prompt_logprobs)}
 
 
-def test_one_kind_of_scores_comes_without_the_other(net):
-    only = [ask("prompt", range(9), 3, prompt_logprobs=1), ask("tokens", range(9), 3, logprobs=1)]
-    found = run(tiny_engine(net), only)
-    assert [(8, 0), (0, 0), (0, 0)] == [(len(o.prompt_logprobs), len(o.logprobs)) for o in found["prompt"]]
-    assert [(0, 1), (0, 1), (0, 1)] == [(len(o.prompt_logprobs), len(o.logprobs)) for o in found["tokens"]]
-
-
 def test_a_long_prompt_is_scored_in_pieces_of_the_vocabulary(net, monkeypatch):
     monkeypatch.setattr("attend.model.engine.runner.SCORED_AT_ONCE", 4)
     requests = crowd()
@@ -190,27 +183,6 @@ def test_no_tokens_asked_for_gives_the_scores_of_the_prompt_and_no_token(net, ch
         assert ((), (), FinishReason.LENGTH, None) == (last.token_ids, last.logprobs, last.finish_reason, last.error)
         assert last.times is not None
         check_prompt(net, request, [last])
-
-
-def test_no_tokens_asked_for_beside_those_who_draw(net):
-    expected = answers(tiny_engine(net), crowd())
-    silent = [ask(f"s{at}", range(3 * at + 1), 0, prompt_logprobs=at) for at in range(3)]
-    found = run(tiny_engine(net, max_batch_tokens=7), [*silent[:2], *crowd(), silent[2]])
-    for request in silent:
-        [last] = found.pop(request.request_id)
-        assert ((), FinishReason.LENGTH) == (last.token_ids, last.finish_reason)
-        check_prompt(net, request, [last])
-    assert expected == {name: told(outputs) for name, outputs in found.items()}
-
-
-def test_no_tokens_asked_for_without_scores_ends_as_well(net):
-    [last] = run(tiny_engine(net), [ask("a", range(5), 0)])["a"]
-    assert ((), (), FinishReason.LENGTH) == (last.token_ids, last.prompt_logprobs, last.finish_reason)
-
-
-def test_a_prompt_as_long_as_the_context_can_be_scored(net):
-    prompt = ask("a", range(16), 0, prompt_logprobs=1)
-    check_prompt(net, prompt, run(tiny_engine(net, num_blocks=4), [prompt])["a"])
 
 
 # Resuming
@@ -280,22 +252,6 @@ def test_changed_scores_leave_the_tokens_of_neighbours_as_they_are_alone(net, de
 
 
 @each_sampling
-def test_one_allowed_token_is_all_that_comes(net, sampling):
-    only = ask("only", [1, 2], 6, sampling=sampling, decoding=DecodingParams(allowed_token_ids=(42,)))
-    found = answers(tiny_engine(net), [only, *crowd()])
-    assert ([42] * 6, FinishReason.LENGTH) == found.pop("only")
-    assert answers(tiny_engine(net), crowd()) == found
-
-
-@each_sampling
-def test_only_allowed_tokens_come(net, sampling):
-    allowed = (7, 8, 9)
-    request = ask("a", [1, 2], 30, sampling=sampling, decoding=DecodingParams(allowed_token_ids=allowed, repetition_penalty=2))
-    tokens, _ = answers(tiny_engine(net), [request])["a"]
-    assert set(tokens) <= set(allowed)
-
-
-@each_sampling
 @pytest.mark.parametrize("made", [1, 2, 3])
 def test_bad_words_never_appear(net, sampling, made):
     """Among so few tokens that they would, again and again; ban by ban, the words are what the answer holds."""
@@ -349,11 +305,3 @@ def test_a_request_with_every_token_banned_ends_with_an_error_alone(net, samplin
         request.output = expected[request.request_id][0]
         check_prompt(net, request, found[request.request_id])
         check_tokens(net, request, found[request.request_id])
-
-
-def test_tokens_may_run_out_in_the_midst_of_an_answer(net):
-    """A word of two tokens leaves none after the first."""
-    request = ask("a", [1, 2], 6, decoding=DecodingParams(allowed_token_ids=(42,)), bad_words=[[42, 42]])
-    first, last = run(tiny_engine(net), [request])["a"]
-    assert ((42,), None) == (first.token_ids, first.finish_reason)
-    assert ((), FinishReason.ERROR) == (last.token_ids, last.finish_reason)

@@ -3,15 +3,14 @@
 import pytest
 import torch
 
-import attend.model.engine.slower_path as slower
 from attend.model.backends.backend import Placement
 from attend.model.backends.native import Native
 from attend.model.backends.torch import Torch
 from attend.model.backends.triton import Triton
+from attend.model.engine import fallback
 from attend.model.engine.build import build_engine
+from attend.model.engine.fallback import slower_path
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.slower_path import slower_path
-from attend.model.net.checkpoint import load_decoder
 from attend.model.net.native.library import variant
 from tests.model.checkpoints import tiny_config, write_checkpoint
 
@@ -22,7 +21,7 @@ needs_native = pytest.mark.skipif(variant() in ("", "portable"), reason="no fast
 def built(monkeypatch):
     """As if the native decoder were built, with vectors of AVX2."""
     monkeypatch.setattr("attend.model.backends.native.load_library", lambda: object())
-    monkeypatch.setattr(slower, "native_variant", lambda: "avx2")
+    monkeypatch.setattr(fallback, "native_variant", lambda: "avx2")
 
 
 def path(kind=Torch, dtype=torch.bfloat16, device="cpu", block_size=32, shared=False, **changes):
@@ -56,7 +55,7 @@ def test_a_feature_that_is_not_computed_is_the_reason(built, monkeypatch):
 
 def test_a_native_decoder_that_is_not_there_is_named_with_what_to_do(monkeypatch):
     monkeypatch.setattr("attend.model.backends.native.load_library", lambda: None)
-    monkeypatch.setattr(slower, "native_variant", lambda: "")
+    monkeypatch.setattr(fallback, "native_variant", lambda: "")
     monkeypatch.setattr("attend.model.backends.native.absence", lambda: ("no_cache", "others can write there"))
     loss = "the torch backend serves, slower than the native decoder: others can write there"
     assert path(dtype=torch.float32) == ("no_cache", loss)
@@ -65,7 +64,7 @@ def test_a_native_decoder_that_is_not_there_is_named_with_what_to_do(monkeypatch
 def test_the_fastest_backend_is_no_slower_path(built, monkeypatch):
     assert path(Native) is None
     assert path(Triton, device="cuda") is None
-    monkeypatch.setattr(slower, "native_variant", lambda: "portable")
+    monkeypatch.setattr(fallback, "native_variant", lambda: "portable")
     assert path() is None, "torch is the fastest there"
 
 
@@ -89,34 +88,3 @@ def test_an_engine_warns_of_its_slower_path_in_one_line_and_says_it_in_its_facts
     told = [record.getMessage() for record in caplog.records]
     assert told == ([info.slower_path.cause] if reason else [])
     assert (info.slower_path and info.slower_path.reason) == reason
-
-
-@needs_native
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weights_in_whole_numbers_are_warned_of_where_the_native_decoder_does_not_serve_and_only_there(tmp_path, caplog, kind):
-    folder = write_checkpoint("llama-tied", tmp_path / "tiny")
-    options = EngineOptions(device="cpu", kv_cache_memory=1 << 20, quantize=kind)
-    with caplog.at_level("WARNING"):
-        assert build_engine(folder, options).info.backend.startswith("native-")
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(3.0, "about 4 times slower than the native decoder (3000.0 ms for a"), (0.9, "slower")]
-)
-def test_the_loss_is_told_in_times_a_read_of_the_weights(tmp_path, monkeypatch, seconds, told):
-    """A read of all weights at the speed of memory takes 0.5 s here, of which the native decoder reaches three quarters."""
-    turns = []
-
-    def least_seconds(work) -> float:
-        turns.append(work())
-        return seconds if len(turns) == 1 else 0.5625 * part
-
-    folder = write_checkpoint("llama", tmp_path)
-    size = 2 * load_decoder(folder, torch.float32, "cpu").num_parameters
-    part = 8 * (min(size, slower.READ) // 8 + 1) / size
-    monkeypatch.setattr(slower, "_least_seconds", least_seconds)
-    engine = build_engine(folder, EngineOptions(dtype="float32", kv_cache_memory=1 << 20, device="cpu"))
-    engine.close()
-    assert len(turns) == 2
-    assert engine.info.slower_path.cause.startswith(f"the torch backend serves, {told}")

@@ -22,9 +22,18 @@ from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import device_errors
-from attend.model.engine.small_models import NARROW, VOCAB, WINDOW, reduce_config
-from attend.model.engine.startup import check_decoder, check_draws, check_recorded, differs, look
-from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
+from attend.model.engine.startup import (
+    NARROW,
+    VOCAB,
+    WINDOW,
+    check_decoder,
+    check_draws,
+    check_recorded,
+    differs,
+    look,
+    reduce_config,
+)
+from attend.model.errors import EngineFailed, OutOfMemory
 from attend.model.net.checkpoint import read_config
 from attend.model.net.formats.codes import INT4, INT8, IQ4_NL, MXFP4
 from attend.model.net.native.decoder import NativeDecoder
@@ -366,14 +375,6 @@ def test_ranks_record_or_end_in_a_sentence():
         Fallback(EngineOptions(), "cpu", 2).record_steps(machine.recorded, machine.net, machine.backend, machine.cache)
 
 
-def test_without_the_check_a_recorder_that_fails_is_a_sentence():
-    machine = Machine(raising(OutOfResources("shared memory")))
-    with pytest.raises(EngineFailed, match="OutOfResources: shared memory"):
-        Fallback(EngineOptions(kernel_check="off"), "cpu", 1).record_steps(
-            machine.recorded, machine.net, machine.backend, machine.cache
-        )
-
-
 def test_pieces_are_compared_too():
     machine = Machine(None)
     for broken in (False, True):
@@ -408,8 +409,3 @@ def test_what_breaks_a_recording_is_told_and_not_what_ends_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.no_grad())
     with pytest.raises(OutOfResources):
         recorder.in_pieces(step)
-
-
-def test_a_device_that_fails_in_a_step_is_still_a_failed_device():
-    with pytest.raises(DeviceFailed), device_errors():
-        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")

@@ -240,19 +240,6 @@ def test_drafts_change_no_token(backend, dtype, coming, draft_tokens, monkeypatc
     assert ("preempted" in coming) <= (machine.stats().num_preemptions > 0)
 
 
-@needs_library
-def test_scores_beside_drafts_have_the_same_bits(monkeypatch):
-    """Those of requests that report them, which have no drafts, beside requests that have some."""
-    wanted = without_drafts("native", torch.bfloat16)
-    draft_from({name: tokens for name, (tokens, _) in wanted.items()}, monkeypatch)
-    machine = stateful(**NATIVE, draft_tokens=30)
-    both = [*repeating()[::2], *[replace(request, logprobs=0) for request in repeating()[1::2]]]
-    found = run(machine, both)
-    assert {name: told(outputs)[0] for name, outputs in found.items()} == {name: tokens for name, (tokens, _) in wanted.items()}
-    assert all(answer(found[request.request_id]) == wanted[request.request_id] for request in repeating()[1::2])
-    assert machine.stats().num_accepted > 0
-
-
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_state_that_is_not_a_number_ends_its_request_alone(async_scheduling):
     """And who takes its place next is not harmed."""
@@ -309,27 +296,6 @@ def test_in_bfloat16_the_native_backend_serves_it_and_may_be_deterministic(folde
     assert served.info.backend.startswith("native-")
 
 
-@pytest.mark.parametrize(
-    "way", [{}, pytest.param({"dtype": "bfloat16", "backend": "native"}, marks=needs_library)], ids=["torch", "native"]
-)
-def test_a_built_engine_answers_with_drafts_as_without(folder, way, monkeypatch):
-    async def read(served):
-        async with aclosing(served.generate([ask("a", [5, 17, 80, 3] * 6, 100)])) as stream:
-            return told([output async for batch in stream for output in batch])[0]
-
-    found = []
-    for draft_tokens in (0, 8):
-        draft_from({"a": found[0] if found else [], "warm-up": []}, monkeypatch)
-        served = build_engine(folder, replace(OPTIONS, draft_tokens=draft_tokens, **way))
-        served.start()
-        try:
-            found.append(asyncio.run(read(served)))
-        finally:
-            served.close()
-    assert found[0] == found[1]
-    assert 0 < served.stats().num_accepted
-
-
 def test_drafts_are_refused_where_a_wrong_one_would_stay_in_the_state():
     options = replace(OPTIONS, draft_tokens=4)
     with pytest.raises(SettingError, match="the triton backend would leave a rejected draft token in a recurrent state"):
@@ -339,13 +305,6 @@ def test_drafts_are_refused_where_a_wrong_one_would_stay_in_the_state():
 
 STATE = 2 * CONFIG.layers[0].state_bytes
 BLOCK = 32 * CONFIG.kv_bytes_per_token(4)
-
-
-def test_states_are_counted_in_the_memory_of_the_cache():
-    memory = 5 * STATE + 11 * BLOCK
-    options = replace(OPTIONS, kv_cache_memory=memory, state_cache_share=0.0)
-    config = size_engine(CONFIG, torch.float32, "cpu", options)
-    assert config.groups == (GroupSize(10), GroupSize(4, has_state=True))
 
 
 def test_snapshots_take_their_share_of_the_memory_where_keys_and_values_have_room():

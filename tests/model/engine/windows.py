@@ -106,7 +106,7 @@ def with_groups(config: EngineConfig, dice: random.Random, *, states: bool = Fal
     for window in windows:
         least = config.window_blocks(window or 1) + config.step_blocks
         groups.append(GroupSize(config.num_blocks if window is None else least + dice.randint(0, 5), window))
-    longest = config.max_model_len if windows[0] is None else dice.randint(config.max_model_len, 40)
+    longest = config.max_model_len if windows[0] is None else dice.randint(config.max_model_len, max(config.max_model_len, 40))
     if states:
         groups.append(GroupSize(config.max_batch_requests + config.num_snapshots, has_state=True))
     return replace(config, max_model_len=longest, num_blocks=groups[0].num_blocks, groups=tuple(groups))

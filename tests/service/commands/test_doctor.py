@@ -9,8 +9,8 @@ import torch
 
 from attend.model import devices
 from attend.model.engine import speed
-from attend.model.engine.small_models import layers_by_kind, on_meta
 from attend.model.engine.speed import Speed, count_parameters, measured_layers, products, read_bytes
+from attend.model.engine.startup import layers_by_kind, on_meta
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import read_config
 from attend.model.net.formats.codes import INT4

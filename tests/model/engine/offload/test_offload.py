@@ -29,6 +29,7 @@ from attend.model.errors import SettingError
 from attend.model.net.native.library import load_library
 from tests.conftest import examples
 from tests.model.checkpoints import KINDS, TORCH_ALONE, VOCAB, write_checkpoint
+from tests.model.engine.integrity import check_integrity
 from tests.model.engine.machines import Clock, ask, fake_answer, sizes, told
 from tests.model.engine.windows import GroupsRunner, with_groups
 
@@ -94,7 +95,7 @@ def finished(engine: Engine, requests: Iterable[Request], seconds: float = 30.0)
             time.sleep(0.0005)  # the thread that reads is at work
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
-        scheduler.check_integrity()
+        check_integrity(scheduler)
     return outputs
 
 

@@ -12,6 +12,7 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config
+from tests.model.engine.integrity import check_integrity
 from tests.model.engine.machines import answers, ask, run
 from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine, repeating
 from tests.model.net.laws.ways import Way, each_guessing_way, each_pair, leaves
@@ -134,5 +135,5 @@ def test_a_request_never_holds_more_than_its_window_spans_beside_a_steps_chunk(c
     while machine.has_work:
         machine.step()
         most["idle"] = max(most["idle"], sum(map(bool, request.tables[place])))
-        machine.scheduler.check_integrity()
+        check_integrity(machine.scheduler)
     assert 0 < most["idle"] <= -(-(window - 1) // BLOCK) + 1
