@@ -8,9 +8,10 @@ from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import MAX_INT32, integer
-from attend.service.contract.answers import Count, ObjectKind, PromptUsage, record
+from attend.service.contract.answers import AnyText, Count, Id, ModelName, PromptUsage, Seconds, record
 from attend.service.contract.commands import fields_of
-from attend.service.contract.requests import DeadlineMs, List, ModelName, RequestId, User
+from attend.service.contract.requests import DeadlineMs, List, RequestId, User
+from attend.service.contract.requests import ModelName as AskedModel
 from attend.service.contract.shapes import TEXT, Schema, Shape, between, body, list_of, one_of, optional_field
 from attend.service.records import MAX_INPUT_TOKENS, MAX_INPUTS, Command
 
@@ -29,7 +30,7 @@ class Document(Shape):
 class Scoring(Shape):
     """What the bodies of both routes have in common."""
 
-    model: ModelName = optional_field()
+    model: AskedModel = optional_field()
     instruction: StrictStr | None = optional_field()
     """What a document must do to be relevant, for models that answer yes or no. Default: answer a web search query."""
     max_tokens_per_doc: StrictInt | None = optional_field(**between(1, MAX_INT32))
@@ -114,61 +115,57 @@ def _many(name: str, texts: Sequence[str] | None) -> tuple[str, tuple[str, ...]]
     return name, tuple(texts)
 
 
-_SCORE = "The probability of yes beside no, from 0 to 1; or the cosine of the two vectors, from -1 to 1."
-ScoreUsage = Annotated[PromptUsage, Field(description="Token counts: of the prompts of all pairs, or of all texts.")]
+Score = Annotated[
+    float,
+    Field(
+        description="The probability of yes beside no, from 0 to 1; or the cosine of the two vectors, from -1 to 1.",
+        examples=[0.9],
+    ),
+]
 
 
 @record
 class RerankedDocument(TypedDict):
     """A document that was ranked."""
 
-    text: Annotated[str, Field(examples=["It rains."])]
-    """The text, as the request has it."""
+    text: AnyText
 
 
 @record
 class RerankResult(TypedDict):
-    """The score of a document."""
+    """The score of a document, by its place in `documents`."""
 
     index: Count
-    """The document's place in `documents`."""
-    relevance_score: Annotated[float, Field(description=_SCORE, examples=[0.9])]
-    document: NotRequired[Annotated[RerankedDocument, Field(description="Where the request has `return_documents`.")]]
+    relevance_score: Score
+    document: NotRequired[RerankedDocument]
 
 
 @record
 class Reranked(TypedDict):
-    """Documents in the order of their scores."""
+    """Documents in the order of their scores; of equal scores the document that comes first."""
 
-    id: Annotated[str, Field(examples=["rerank-8d3f"])]
-    """The call's id after `rerank-`."""
-    model: Annotated[str, Field(examples=["attend"])]
-    """The model's name, as the request has it."""
-    usage: ScoreUsage
+    id: Id
+    model: ModelName
+    usage: PromptUsage
     results: list[RerankResult]
-    """The best first; of equal scores the document that comes first."""
 
 
 @record
 class PairScore(TypedDict):
-    """The score of a pair."""
+    """The score of a pair, by the place of its document."""
 
     index: Count
-    """Place of the document in the request, from 0."""
-    object: ObjectKind[Literal["score"]]
-    score: Annotated[float, Field(description=_SCORE, examples=[0.9])]
+    object: Literal["score"]
+    score: Score
 
 
 @record
 class Scores(TypedDict):
-    """The scores of pairs of texts."""
+    """The scores of pairs of texts, in the order of the documents."""
 
-    id: Annotated[str, Field(examples=["score-8d3f"])]
-    """The call's id after `score-`."""
-    object: ObjectKind[Literal["list"]]
-    created: Annotated[int, Field(description="When the call began, in seconds since 1970.", examples=[1767225600])]
-    model: Annotated[str, Field(examples=["attend"])]
-    """The model's name, as the request has it."""
+    id: Id
+    object: Literal["list"]
+    created: Seconds
+    model: ModelName
     data: list[PairScore]
-    """The scores, in the order of the documents."""
-    usage: ScoreUsage
+    usage: PromptUsage
