@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
@@ -90,30 +90,37 @@ _SPECIAL = re.compile(r"<\[\d+\]>")
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What the answer must look like. Hashable. `kind` is the field that an error names."""
+    """What the answer must look like. Hashable."""
 
     kind: Kind
     text: str
     """A JSON schema, a regular expression (Rust's syntax; it matches the whole answer), a JSON list of strings, a grammar
     (Lark as in llguidance's docs/syntax.md, or llama.cpp's GBNF), each at most 64 KiB; "" for json_object. "tools" is a grammar
     in Lark that the server wrote for calls of tools; it may name special tokens by their ids."""
+    place: str = field(default="", compare=False)
+    """What the caller calls it."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self.place or self.kind
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InvalidRequest(f"structured output must be one of {', '.join(get_args(Kind))}; got {self.kind!r:.64}")
         if not isinstance(self.text, str):
-            raise InvalidRequest(f"{self.kind} must be text", self.kind)
+            raise InvalidRequest(f"{self.name} must be text", self.name)
         try:
             size = len(self.text.encode())
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{self.kind}: lone surrogate at character {error.start}", self.kind) from error
+            raise InvalidRequest(f"{self.name}: lone surrogate at character {error.start}", self.name) from error
         if size > MAX_TEXT_BYTES:
-            raise InvalidRequest(f"{self.kind} must be at most {MAX_TEXT_BYTES} bytes; got {size}", self.kind)
+            raise InvalidRequest(f"{self.name} must be at most {MAX_TEXT_BYTES} bytes; got {size}", self.name)
         if self.kind == "json_object":
             if self.text:
-                raise InvalidRequest("json_object takes no text", self.kind)
+                raise InvalidRequest("json_object takes no text", self.name)
         elif not self.text:
-            raise InvalidRequest(f"{self.kind} must not be empty", self.kind)
+            raise InvalidRequest(f"{self.name} must not be empty", self.name)
         if self.kind == "choice":
             choices(self.text)
 

@@ -3,16 +3,13 @@
 import re
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest
-from attend.model.params import at_most
 from attend.service.chat.messages import MAX_MESSAGES, wrong
-from attend.service.contract.conversation import Name
-from attend.service.contract.media import refuse_media, without_media
-from attend.service.contract.shapes import NullAsAbsent, Shape, closed, open_to_more
-from attend.service.contract.validation import validate
+from attend.service.contract.conversation import TEXT_ALONE, Name, Other, TextPart, refuse_media, text_parts, without_media
+from attend.service.contract.shapes import ByType, closed
 from attend.service.remarks import Remarks
 
 BILLING = re.compile(r"x-anthropic-billing-header:")
@@ -22,27 +19,12 @@ BILLED = "system.x-anthropic-billing-header"
 
 
 @closed
-class TextBlock(TypedDict):
-    """A text in a message."""
-
-    type: Literal["text"]
-    """What kind of block it is."""
-    text: StrictStr
-    """What is said."""
-    citations: NotRequired[Any]
-    """Of an answer, as clients send it back; left out."""
-
-
-@closed
 class ThinkingBlock(TypedDict):
-    """What the model wrote for itself. The chat template keeps it or drops it."""
+    """What the model wrote for itself. The chat template keeps it or drops it. Nothing is signed here."""
 
     type: Literal["thinking"]
-    """What kind of block it is."""
     thinking: StrictStr
-    """The text of the reasoning."""
     signature: NotRequired[Any]
-    """Taken, and not used: nothing is signed here."""
 
 
 @closed
@@ -50,188 +32,117 @@ class ToolUseBlock(TypedDict):
     """A call of a tool, as the model made it."""
 
     type: Literal["tool_use"]
-    """What kind of block it is."""
     id: Name
-    """What the block with the tool's answer names."""
     name: Name
-    """The name of the tool."""
     input: dict[StrictStr, Any]
-    """The arguments of the call."""
     caller: NotRequired[Any]
     """Taken, and not used."""
 
 
-Texts = StrictStr | Annotated[list[Annotated[TextBlock, NullAsAbsent()]], Field(fail_fast=True)]
-
-
-@open_to_more
-class OtherBlock(TypedDict):
-    """A block of a tool that runs elsewhere. It is left out."""
-
-    type: StrictStr
-    """What kind of block it is."""
-
-
-ResultBlock = Annotated[
-    Annotated[TextBlock, NullAsAbsent(), Tag("a text")] | Annotated[OtherBlock, Tag("another block")],
-    Discriminator(lambda block: "a text" if _kind(block) == "a text" else "another block"),
-]
+Texts = StrictStr | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 @closed
 class ToolResultBlock(TypedDict):
-    """What a tool answers."""
+    """What a tool answers to a call of a message before."""
 
     type: Literal["tool_result"]
-    """What kind of block it is."""
     tool_use_id: Name
-    """The call, of a message before."""
-    content: NotRequired[StrictStr | Annotated[list[ResultBlock], Field(fail_fast=True)] | None]
-    """What the tool answered."""
-    is_error: NotRequired[StrictBool | None]
+    content: NotRequired[StrictStr | Annotated[list[Annotated[TextPart | Other, ByType("text")]], Field(fail_fast=True)]]
+    is_error: NotRequired[StrictBool]
     """Not used: the answer says what went wrong."""
 
 
-_BLOCKS = ("thinking", "tool_use", "tool_result")
-
-
-def _kind(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if kind in _BLOCKS:
-        return f"a {kind}"
-    return "another block" if isinstance(kind, str) and kind != "text" else "a text"
-
-
-Block = Annotated[
-    Annotated[TextBlock, NullAsAbsent(), Tag("a text")]
-    | Annotated[ThinkingBlock, NullAsAbsent(), Tag("a thinking")]
-    | Annotated[ToolUseBlock, NullAsAbsent(), Tag("a tool_use")]
-    | Annotated[ToolResultBlock, NullAsAbsent(), Tag("a tool_result")]
-    | Annotated[OtherBlock, Tag("another block")],
-    Discriminator(_kind),
-]
+Block = Annotated[TextPart | ThinkingBlock | ToolUseBlock | ToolResultBlock | Other, ByType("text")]
 
 
 @closed
 class MessageParam(TypedDict):
-    """One message of the conversation."""
+    """One message of the conversation. Where the last one is the assistant's, the answer goes on in it."""
 
     role: Literal["user", "assistant", "system"]
-    """Who says it."""
     content: StrictStr | Annotated[list[Block], Field(fail_fast=True)]
-    """A text, or blocks. Where the last message is the assistant's, the answer goes on in it."""
 
 
-MessageParams = Annotated[
-    list[Annotated[MessageParam, NullAsAbsent()]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-]
-
-
-class _Conversation(Shape):
-    system: Texts | None = None
-    messages: MessageParams
+MessageParams = Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def messages_of_anthropic(system: Any, messages: Any, remarks: Remarks) -> list[dict[str, Any]]:
     """A conversation as templates take it. Raises InvalidRequest with the place named."""
-    if not isinstance(messages, list):
-        raise wrong("messages", "must be a list", messages)
-    at_most("messages", messages, MAX_MESSAGES, "messages")
-    read = validate(_Conversation, {"system": system, "messages": messages}, remarks, exact=True)
-    newest = max((index for index, message in enumerate(read.messages) if message["role"] == "user"), default=-1)
-    if newest >= 0 and isinstance(content := read.messages[newest]["content"], list):
-        refuse_media(content, f"messages[{newest}].content", ": this model reads text alone, and no {kind}")
-    reader = _Reader(remarks)
-    if read.system is not None:
-        reader.system(read.system)
-    for index, message in enumerate(read.messages):
-        reader.take(message, f"messages[{index}]")
-    if not reader.messages:
-        raise InvalidRequest("messages holds nothing that the model can be told", "messages")
-    return reader.messages
-
-
-class _Reader:
-    """Takes blocks apart: an answer of a tool is a message of its own."""
-
-    def __init__(self, remarks: Remarks) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._remarks = remarks
-        self._called: set[str] = set()
-
-    def system(self, content: Any) -> None:
-        """What the model is told first."""
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        kept = [block for block in blocks if not (self._remarks.drops_billing and BILLING.match(block["text"]))]
-        if len(kept) < len(blocks):
-            self._remarks.ignore(BILLED)
-        if text := self._texts(kept):
-            self.messages.append({"role": "system", "content": text})
-
-    def take(self, message: Any, place: str) -> None:
-        """Take apart one message of the conversation."""
+    refuse_media(messages, "messages", TEXT_ALONE)
+    made: list[dict[str, Any]] = []
+    if told := _system(system or "", remarks):
+        made.append({"role": "system", "content": told})
+    called: set[str] = set()
+    for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if isinstance(content, str):
-            self.messages.append({"role": role, "content": content})
-            return
-        if role == "assistant":
-            self._assistant(content)
+            made.append({"role": role, "content": content})
+        elif role == "assistant":
+            made.append(_assistant(content, called, remarks))
         else:
-            self._user(role, without_media(content, self._remarks), place)
+            made += _user(role, without_media(content, remarks), f"messages[{index}]", called, remarks)
+    if not made:
+        raise InvalidRequest("messages holds nothing that the model can be told", "messages")
+    return made
 
-    def _assistant(self, blocks: list[Any]) -> None:
-        said: dict[str, Any] = {"role": "assistant", "content": self._texts(self._of(blocks, "text"))}
-        if thoughts := [block["thinking"] for block in self._of(blocks, "thinking")]:
-            said["reasoning_content"] = "\n".join(thoughts)
-        if calls := self._of(blocks, "tool_use"):
-            self._called.update(call["id"] for call in calls)
-            said["tool_calls"] = [
-                {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["input"]}}
-                for call in calls
-            ]
-        self._leave(blocks, ("text", "thinking", "tool_use"))
-        self.messages.append(said)
 
-    def _user(self, role: str, blocks: list[Any], place: str) -> None:
-        self._leave(blocks, ("text", "tool_result"))
-        texts: list[Any] = []
-        for index, block in enumerate(blocks):
-            if block["type"] == "tool_result":
-                self._say(role, texts)
-                self._result(block, f"{place}.content[{index}].tool_use_id")
-            elif block["type"] == "text":
-                texts.append(block)
-        self._say(role, texts)
-        if not blocks:
-            self.messages.append({"role": role, "content": ""})
+def _system(content: str | list[Any], remarks: Remarks) -> str | list[dict[str, str]]:
+    """What the model is told first."""
+    blocks = [{"text": content}] if isinstance(content, str) else content
+    kept = [block for block in blocks if not (remarks.drops_billing and BILLING.match(block["text"]))]
+    if len(kept) < len(blocks):
+        remarks.ignore(BILLED)
+    return text_parts(kept)
 
-    def _say(self, role: str, texts: list[Any]) -> None:
+
+def _by_type(blocks: list[Any], kinds: tuple[str, ...], remarks: Remarks) -> list[list[Any]]:
+    """The blocks of each of these types. That others are left out is said."""
+    for block in blocks:
+        if block["type"] not in kinds:
+            remarks.ignore(f"content.{block['type']}")
+    return [[block for block in blocks if block["type"] == kind] for kind in kinds]
+
+
+def _assistant(blocks: list[Any], called: set[str], remarks: Remarks) -> dict[str, Any]:
+    texts, thoughts, calls = _by_type(blocks, ("text", "thinking", "tool_use"), remarks)
+    said: dict[str, Any] = {"role": "assistant", "content": text_parts(texts)}
+    if thoughts:
+        said["reasoning_content"] = "\n".join(block["thinking"] for block in thoughts)
+    if calls:
+        called.update(call["id"] for call in calls)
+        functions = [(call["id"], {"name": call["name"], "arguments": call["input"]}) for call in calls]
+        said["tool_calls"] = [{"id": number, "type": "function", "function": function} for number, function in functions]
+    return said
+
+
+def _user(role: str, blocks: list[Any], place: str, called: set[str], remarks: Remarks) -> list[dict[str, Any]]:
+    """Messages of texts that follow each other, and of the answers of tools between them."""
+    made: list[dict[str, Any]] = []
+    texts: list[Any] = []
+
+    def say() -> None:
         if texts:
-            self.messages.append({"role": role, "content": self._texts(texts)})
+            made.append({"role": role, "content": text_parts(texts)})
             texts.clear()
 
-    def _result(self, block: Any, place: str) -> None:
-        number, content = block["tool_use_id"], block.get("content") or ""
-        if number not in self._called:
-            raise wrong(place, "must be the id of a tool_use in an assistant's message before this one", number)
-        if block.get("is_error"):
-            self._remarks.ignore("is_error")
-        if not isinstance(content, str):
-            content = without_media(content, self._remarks)
-            self._leave(content, ("text",))
-            content = self._texts(self._of(content, "text"))
-        self.messages.append({"role": "tool", "content": content, "tool_call_id": number})
+    _by_type(blocks, ("text", "tool_result"), remarks)
+    for index, block in enumerate(blocks):
+        if block["type"] == "text":
+            texts.append(block)
+        elif block["type"] == "tool_result":
+            say()
+            made.append(_result(block, f"{place}.content[{index}].tool_use_id", called, remarks))
+    say()
+    return made if blocks else [{"role": role, "content": ""}]
 
-    def _of(self, blocks: list[Any], kind: str) -> list[Any]:
-        return [block for block in blocks if block["type"] == kind]
 
-    def _leave(self, blocks: list[Any], kept: tuple[str, ...]) -> None:
-        """Name the blocks that are left out."""
-        for block in blocks:
-            if block["type"] not in kept:
-                self._remarks.ignore(f"content.{block['type']}")
-
-    def _texts(self, blocks: list[Any]) -> str | list[dict[str, str]]:
-        """One text, or several as parts, which templates join."""
-        parts = [{"type": "text", "text": block["text"]} for block in blocks]
-        return parts[0]["text"] if len(parts) == 1 else parts or ""
+def _result(block: Any, place: str, called: set[str], remarks: Remarks) -> dict[str, Any]:
+    number, content = block["tool_use_id"], block.get("content") or ""
+    if number not in called:
+        raise wrong(place, "must be the id of a tool_use in an assistant's message before this one", number)
+    if block.get("is_error"):
+        remarks.ignore("is_error")
+    if not isinstance(content, str):
+        content = text_parts(*_by_type(without_media(content, remarks), ("text",), remarks))
+    return {"role": "tool", "content": content, "tool_call_id": number}

@@ -6,7 +6,7 @@ from pydantic import Field, StrictStr
 from typing_extensions import TypedDict
 
 from attend.service.contract.answers import CompletionTokensDetails, Count, PromptTokensDetails, Seconds, record
-from attend.service.contract.shapes import Shape, body, optional_field
+from attend.service.contract.shapes import Shape
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 """Pairs of a batch's metadata, and characters of a key and of a value, as OpenAI has them."""
@@ -18,27 +18,22 @@ BatchId = Annotated[str, Field(examples=["batch_0123456789abcdef0123456789abcdef
 class BatchRequest(Shape):
     """The body of POST /v1/batches."""
 
-    model_config = body("input_file_id", "endpoint", "completion_window")
-
-    input_file_id: StrictStr | None = optional_field(examples=["file-0123456789abcdef0123456789abcdef"])
+    input_file_id: StrictStr = Field(examples=["file-0123456789abcdef0123456789abcdef"])
     """A file that was uploaded with the purpose `batch`."""
-    endpoint: StrictStr | None = optional_field(examples=["/v1/chat/completions"])
+    endpoint: StrictStr = Field(examples=["/v1/chat/completions"])
     """The route of all lines: /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses."""
-    completion_window: StrictStr | None = optional_field(examples=["24h"])
+    completion_window: StrictStr = Field(examples=["24h"])
     """In which the batch is to be computed: 24h, the only one."""
-    metadata: dict[StrictStr, Any] | None = optional_field()
+    metadata: dict[StrictStr, Any] | None = None
     """At most 16 pairs of texts, of 64 and of 512 characters."""
 
 
 class FileForm(Shape):
     """The form of POST /v1/files."""
 
-    model_config = body("file", "purpose")
-
-    file: StrictStr | None = optional_field(format="binary")
+    file: StrictStr = Field(json_schema_extra={"format": "binary"})
     """JSONL: a request a line, with `custom_id`, `method`, `url` and `body`."""
-    purpose: StrictStr | None = optional_field(enum=["batch"])
-    """What it is for: batch, the only purpose."""
+    purpose: Literal["batch"]
 
 
 @record

@@ -18,8 +18,9 @@ from attend.service.contract.answers import (
     Seed,
     record,
 )
-from attend.service.contract.chat_answers import ChatTokenLogprob as ResponseLogprob
+from attend.service.contract.chat_answers import ChatTokenLogprob
 
+ResponseLogprob = ChatTokenLogprob
 ItemId = Annotated[str, Field(examples=["msg_8d3f_0"])]
 Status = Literal["completed", "in_progress", "incomplete", "failed"]
 """`incomplete` where the answer was cut."""

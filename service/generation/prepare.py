@@ -136,7 +136,7 @@ class Preparation:
             if content is not None and error.field == "tools":
                 await self.compile_grammar(content, turn)
                 if command.chat is not None and not command.chat.calling.tools:
-                    raise InvalidRequest(content.kind + str(error).removeprefix("tools"), content.kind) from error
+                    raise InvalidRequest(content.name + str(error).removeprefix("tools"), content.name) from error
             raise
 
     async def _grammar_spec(self, command: Command, read: _ReadPrompts) -> GrammarSpec | None:
@@ -151,7 +151,12 @@ class Preparation:
 
     async def compile_grammar(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
         """A grammar, compiled in a thread pool. Raises InvalidRequest that says where it is wrong."""
-        return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
+        try:
+            return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
+        except InvalidRequest as error:
+            if not spec.place:
+                raise
+            raise InvalidRequest(spec.place + str(error).removeprefix(spec.kind), spec.place) from error
 
     async def _prompt_text(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""

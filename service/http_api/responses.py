@@ -255,7 +255,7 @@ class ResponseWriter(BlockWriter):
 _SHOWN = {"text", "reasoning"}
 
 
-def _tool_object(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool_object(tool: Any) -> dict[str, Any]:
     """A function as clients read it back: with every field."""
     return {"type": "function", "name": tool["name"], "description": tool.get("description")} | {
         "parameters": tool.get("parameters"),

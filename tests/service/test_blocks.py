@@ -613,7 +613,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
             read_messages,
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type",
-            "no image",
+            "no other input",
         ),
         (
             read_messages,
@@ -652,16 +652,16 @@ FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
         (
             read_messages,
             {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
-            "tool_choice.name",
+            "tool_choice",
             "one of the tools",
         ),
-        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", ": 'any' needs tools"),
+        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         (read_response, {"tools": [FUNCTION, FUNCTION]}, "tools[1].name", "must be that of no other tool"),
         (read_response, {"tools": [FUNCTION | {"parameters": {"type": 3}}]}, "tools[0].parameters", ""),
         (
             read_response,
             {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "name": "g"}},
-            "tool_choice.name",
+            "tool_choice",
             "one of the tools",
         ),
         (read_response, {"stop": [""]}, "stop", "must hold strings of 1 to 256"),

@@ -12,8 +12,9 @@ from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, check_schema
 from attend.service.chat.values import tagged_value
-from attend.service.contract.conversation import calling_of, is_callable
+from attend.service.contract.conversation import is_callable
 from attend.service.remarks import Remarks
+from tests.service.contract.asked import calling_of
 
 FORM = AnswerFormat(CALLS["hermes"])
 
