@@ -35,26 +35,17 @@ Fingerprint = Annotated[
 Seed = Annotated[int, Field(description="With which the answer can be generated again.", examples=[229101])]
 
 
-@record
-class PromptTokensDetails(TypedDict):
-    """More about the tokens of the prompts."""
-
-    cached_tokens: Count
-    """Tokens found in the prefix cache."""
-
-
-@record
-class CompletionTokensDetails(TypedDict):
-    """More about the tokens of the answers."""
-
-    reasoning_tokens: Count
+Details = Annotated[
+    dict[str, Count], Field(description="How many of these are cached, or reasoning.", examples=[{"cached_tokens": 0}])
+]
 
 
 @record
 class PromptUsage(TypedDict):
-    """Tokens of a call that makes none."""
+    """Tokens of a call that makes none. Where there are `completion_tokens` they are 0."""
 
     prompt_tokens: Count
+    completion_tokens: NotRequired[Count]
     total_tokens: Count
 
 
@@ -65,8 +56,8 @@ class Usage(TypedDict):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
+    prompt_tokens_details: Details
+    completion_tokens_details: Details
 
 
 def usage(counts: records.TokenCounts) -> Usage:
@@ -180,31 +171,15 @@ class ScoredToken(TypedDict):
 
 
 @record
-class CompletionText(Choice):
-    """What every choice of a completion has."""
+class CompletionChoice(Choice):
+    """One answer of a completion, or a piece of one."""
 
     text: AnyText
     logprobs: CompletionLogprobs | None
-    prompt_logprobs: NotRequired[
-        Annotated[
-            Iterable[dict[str, ScoredToken] | None],
-            Field(description="Of each prompt token: null for the first, then objects by token id."),
-        ]
-    ]
-
-
-@record
-class CompletionChunkChoice(CompletionText):
-    """A piece of one answer."""
-
     finish_reason: Ended | None
-
-
-@record
-class CompletionChoice(CompletionText):
-    """One answer of a completion."""
-
-    finish_reason: Ended
+    """null where the answer goes on."""
+    prompt_logprobs: NotRequired[Iterable[dict[str, ScoredToken] | None]]
+    """Of each prompt token: null for the first, then objects by token id."""
 
 
 @record
@@ -220,7 +195,7 @@ class CompletionChunk(Chunk):
     """One event of a streamed completion."""
 
     object: Literal["text_completion"]
-    choices: list[CompletionChunkChoice]
+    choices: list[CompletionChoice]
     """A piece of one answer; empty in the event that brings the usage of the whole call."""
 
 

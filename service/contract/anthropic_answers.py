@@ -42,13 +42,6 @@ AnswerBlock = TextAnswer | ThinkingAnswer | ToolUseAnswer
 
 
 @record
-class OutputTokensDetails(TypedDict):
-    """More about the tokens of the answer."""
-
-    thinking_tokens: Count
-
-
-@record
 class MessageUsage(TypedDict):
     """Tokens of the call. Nothing is charged for the prefix cache."""
 
@@ -58,7 +51,7 @@ class MessageUsage(TypedDict):
     """Tokens of the prompt that were found in the prefix cache."""
     cache_creation_input_tokens: Count
     output_tokens: Count
-    output_tokens_details: NotRequired[OutputTokensDetails]
+    output_tokens_details: NotRequired[dict[str, Count]]
 
 
 @record
@@ -93,18 +86,7 @@ class BlockDelta(TypedDict):
 class MessageEvent(TypedDict):
     """One event of a stream. Its name is its `type`."""
 
-    type: Annotated[
-        Literal[
-            "message_start",
-            "content_block_start",
-            "content_block_delta",
-            "content_block_stop",
-            "message_delta",
-            "message_stop",
-            "ping",
-        ],
-        Field(examples=["message_stop"]),
-    ]
+    type: Annotated[str, Field(examples=["message_stop"])]
     message: NotRequired[MessageAnswer]
     index: NotRequired[Count]
     content_block: NotRequired[AnswerBlock]
@@ -120,14 +102,6 @@ class TokenCount(TypedDict):
 
 
 @record
-class ThreadDetails(TypedDict):
-    """Why a conversation cannot be kept, by which Anthropic's client knows to send all of it."""
-
-    error_code: Literal["thread_unsupported_request"]
-    unsupported: list[str]
-
-
-@record
 class AnthropicProblem(TypedDict):
     """What went wrong."""
 
@@ -136,7 +110,8 @@ class AnthropicProblem(TypedDict):
     code: str
     """The error's name, as on the other routes."""
     param: str | None
-    details: NotRequired[ThreadDetails]
+    details: NotRequired[dict[str, Any]]
+    """Why a conversation cannot be kept, by which Anthropic's client knows to send all of it."""
 
 
 @record

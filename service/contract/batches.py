@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, StrictStr
 from typing_extensions import TypedDict
 
-from attend.service.contract.answers import CompletionTokensDetails, Count, PromptTokensDetails, Seconds, record
+from attend.service.contract.answers import Count, Details, Seconds, record
 from attend.service.contract.shapes import Shape
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -95,22 +95,13 @@ class BatchErrors(TypedDict):
 
 
 @record
-class BatchCounts(TypedDict):
-    """Lines of a batch: all, those in the output file, and those in the error file."""
-
-    total: Count
-    completed: Count
-    failed: Count
-
-
-@record
 class BatchUsage(TypedDict):
     """Tokens of a batch: the sum over the answers of its lines so far. Lines that failed add none."""
 
     input_tokens: Count
-    input_tokens_details: PromptTokensDetails
+    input_tokens_details: Details
     output_tokens: Count
-    output_tokens_details: CompletionTokensDetails
+    output_tokens_details: Details
     total_tokens: Count
 
 
@@ -138,7 +129,8 @@ class BatchObject(TypedDict):
     expired_at: Time
     cancelling_at: Time
     cancelled_at: Time
-    request_counts: BatchCounts
+    request_counts: Annotated[dict[str, Count], Field(examples=[{"total": 20, "completed": 5, "failed": 0}])]
+    """Lines: all, those in the output file, and those in the error file."""
     usage: BatchUsage
     metadata: dict[str, str] | None
 

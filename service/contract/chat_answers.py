@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from attend.service.contract.answers import AnyText, Choice, Chunk, Count, Ended, Logprob, Whole, record
+from attend.service.contract.answers import AnyText, Choice, Chunk, Ended, Logprob, Whole, record
 
 ChatFinishReason = Ended | Literal["tool_calls"]
 
@@ -36,37 +36,24 @@ class ChatLogprobs(TypedDict):
 
 @record
 class CalledFunction(TypedDict):
-    """The function that is called. The arguments are a JSON object; its beginning where the answer ended in it."""
-
-    name: str
-    arguments: str
-
-
-@record
-class ToolCall(TypedDict):
-    """A call of a tool. The message with the tool's answer names its `id`."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-@record
-class FunctionDelta(TypedDict):
-    """What is new in a call: its name with the first event, then the arguments in pieces."""
+    """The function that is called. The arguments are a JSON object; its beginning where the answer ended in it. In a stream the
+    name comes first, then the arguments in pieces.
+    """
 
     name: NotRequired[str]
     arguments: str
 
 
 @record
-class ToolCallDelta(TypedDict):
-    """What is new in a call of a tool. The first event has its `id` and `type`."""
+class ToolCall(TypedDict):
+    """A call of a tool. The message with the tool's answer names its `id`. In a stream it has an `index`, and only its first
+    event has the others.
+    """
 
-    index: Count
+    index: NotRequired[int]
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
-    function: FunctionDelta
+    function: CalledFunction
 
 
 @record
@@ -88,7 +75,7 @@ class Delta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[AnyText]
     reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCallDelta]]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 @record

@@ -50,8 +50,6 @@ def to_command(
         assert template is not None, "callers refuse a conversation where there is no template"
         own = conversation_of(body, template, form, remarks)
     limits: dict[str, Any] = {name: own.pop(name) for name in ("max_tokens", "stop") if name in own}
-    if body.allowed_token_ids == []:
-        raise InvalidRequest("allowed_token_ids must hold at least one token id; got an empty list", "allowed_token_ids")
     decoding = DecodingParams(**{**defaults.decoding, **given_fields(body, DecodingParams)})
     return Command(
         **given_fields(body, Command) | own | {"request_id": body.request_id or request_id},

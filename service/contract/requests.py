@@ -22,7 +22,6 @@ from attend.model.params import (
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_PRIORITY,
-    MAX_PROMPT_SCORES,
     MAX_REPETITION_PENALTY,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
@@ -141,68 +140,58 @@ class Steering(Shape):
     """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
     model: ModelName = optional_field(proto="model")
-    temperature: Annotated[float, Range(0, MAX_TEMPERATURE)] | None = param("temperature", proto="temperature")
+    temperature: Annotated[float, Range(0, MAX_TEMPERATURE)] | None = param("temperature", "temperature")
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
-    top_p: Probability | None = param("top_p", proto="sampling.top_p")
+    top_p: Probability | None = param("top_p", "sampling.top_p")
     """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability; 0 leaves one."""
     stream: StrictBool | None = optional_field(False)
     """Stream the answer as server-sent events."""
-    seed: Annotated[int, Range(SEED_LOW, SEED_HIGH)] | None = param("seed", proto="sampling.seed")
+    seed: Annotated[int, Range(SEED_LOW, SEED_HIGH)] | None = param("seed", "sampling.seed")
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
     user: User = optional_field()
-    top_k: Annotated[int, Range(-1, MAX_INT64)] | None = param("top_k", proto="sampling.top_k")
+    top_k: Annotated[int, Range(-1, MAX_INT64)] | None = param("top_k", "sampling.top_k")
     """Top-k sampling: sample among the k most likely tokens; 0 and -1 mean all."""
-    min_p: Probability | None = param("min_p", proto="sampling.min_p")
+    min_p: Probability | None = param("min_p", "sampling.min_p")
     """Min-p sampling: sample among tokens at least this likely relative to the most likely one."""
-    stop_token_ids: TokenIds | None = optional_field(
-        description=f"Tokens that end an answer. {TOKENS} Of a chat a special token, or a marker, ends it anywhere, any other "
-        "token the content alone. Default: the model's end-of-text tokens alone.",
-        maxItems=MAX_STOP_TOKENS,
-        proto="stopping.stop_token_ids",
-        flag=True,
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = optional_field(
+        proto="stopping.stop_token_ids"
     )
-    include_stop_str_in_output: StrictBool | None = optional_field(False, proto="stopping.include_stop_string", flag=True)
+    """Tokens that end an answer. Of a chat a special token, or a marker, ends it anywhere, any other token the content alone.
+    Default: the model's end-of-text tokens alone."""
+    include_stop_str_in_output: StrictBool | None = optional_field(False, proto="stopping.include_stop_string")
     """Leave the stop string, or the stop token's text, in the answer."""
-    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos", flag=True)
+    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos")
     """Do not end at the model's end-of-text token."""
-    min_tokens: NotNegative | None = param("min_tokens", proto="stopping.min_tokens")
+    min_tokens: NotNegative | None = param("min_tokens", "stopping.min_tokens")
     """Minimum number of new tokens: no stop token and no stop string ends the answer before. At most `max_tokens`."""
-    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens", flag=True)
+    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens")
     """Leave special tokens out of the answer's text."""
     request_id: RequestId = optional_field(proto="request_id")
     deadline_ms: Annotated[int, Range(1, MAX_DEADLINE_MS)] | None = optional_field(proto="deadline_ms")
     """Milliseconds in which to finish what fits; then `stop_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
-    presence_penalty: Penalty | None = param("presence_penalty", flag=False, proto="decoding.presence_penalty")
+    presence_penalty: Penalty | None = param("presence_penalty", "decoding.presence_penalty")
     """Subtracted from the logit of every token that the answer already has."""
-    frequency_penalty: Penalty | None = param("frequency_penalty", flag=False, proto="decoding.frequency_penalty")
+    frequency_penalty: Penalty | None = param("frequency_penalty", "decoding.frequency_penalty")
     """Subtracted from a token's logit once for each time that the answer has it."""
     repetition_penalty: Annotated[float, Range(0, MAX_REPETITION_PENALTY, above=True)] | None = param(
-        "repetition_penalty", flag=False, proto="decoding.repetition_penalty"
+        "repetition_penalty", "decoding.repetition_penalty"
     )
     """Divides the positive, and multiplies the negative, logits of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[int, float], PlainValidator(bias_tokens), WithJsonSchema(_BIASES)] | None = optional_field(
-        description=f"Added to the logits of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none.",
-        proto="decoding.logit_bias",
+        proto="decoding.logit_bias"
     )
+    """Added to the logits of tokens, by token id in digits."""
     truncate_prompt_tokens: TruncateTokens = optional_field(proto="truncate_prompt_tokens")
     priority: Annotated[int, Range(0, MAX_PRIORITY)] | None = optional_field(DEFAULT_PRIORITY, proto="priority")
     """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting, so that no
     call waits for ever. A running call is not stopped for one of higher priority. A key's max_priority may be lower."""
-    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = optional_field(
-        description=f"Cached prefixes are shared only within one salt; 1 to {MAX_SALT} characters. Default: one salt for all. "
-        "Beside that, API keys and tenants share none with each other.",
-        proto="cache_salt",
-    )
-    allowed_token_ids: TokenIds | None = optional_field(
-        description=f"Only these tokens may be sampled. {TOKENS} Default: all.",
-        minItems=1,
-        proto="decoding.allowed_token_ids",
-    )
-    bad_words: Annotated[List[Word], Field(max_length=MAX_BAD_WORDS)] | None = optional_field(
-        description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none.",
-        proto="decoding.bad_words",
-    )
+    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = optional_field(proto="cache_salt")
+    """Cached prefixes are shared only within one salt. Default: one salt for all. API keys and tenants never share any."""
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = optional_field(proto="decoding.allowed_token_ids")
+    """Only these tokens may be sampled. Default: all."""
+    bad_words: Annotated[List[Word], Field(max_length=MAX_BAD_WORDS)] | None = optional_field(proto="decoding.bad_words")
+    """Texts whose tokens never follow each other in an answer."""
     structured_outputs: StructuredOutputs | None = optional_field(proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()))
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
@@ -211,24 +200,16 @@ class Steering(Shape):
 class Generation(Steering):
     """What completions and chats have in common."""
 
-    max_tokens: NotNegative | None = param("max_tokens", proto="max_tokens")
+    max_tokens: NotNegative | None = param("max_tokens", "max_tokens")
     """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
     together have at most `max_model_len` tokens."""
-    n: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field(
-        1,
-        description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
-        proto="sampling.n",
-        flag=True,
-    )
+    n: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field(1, proto="sampling.n")
+    """Answers to each prompt."""
     stream_options: StreamOptions | None = None
     """Options of the stream. Only where `stream` is true."""
-    stop: Stop | None = optional_field(
-        description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
-        "Of a chat they end the content: reasoning and calls of tools may hold them. Default: none.",
-        proto="stopping.stop_strings",
-        flag=True,
-    )
-    return_token_ids: StrictBool | None = optional_field(False, proto="response.output_token_ids", flag=True)
+    stop: Stop | None = optional_field(proto="stopping.stop_strings")
+    """Texts that end an answer. Of a chat they end the content: reasoning and calls of tools may hold them."""
+    return_token_ids: StrictBool | None = optional_field(False, proto="response.output_token_ids")
     """Report the token ids of prompt and answer."""
     response_format: ResponseFormat | None = optional_field()
     """What the answer must look like, in OpenAI's words. Default: anything."""
@@ -261,24 +242,17 @@ class Continuation(Generation):
         description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
         f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
     )
-    suffix: StrictStr | None = optional_field(
-        "",
-        description="What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has "
-        "the tokens for that. Needs a single prompt that is a text, without `echo`.",
-        proto="suffix",
-    )
-    echo: StrictBool | None = optional_field(False, proto="response.echo", flag=True)
+    suffix: StrictStr | None = optional_field("", proto="suffix")
+    """What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has the tokens for
+    that. Needs a single prompt that is a text, without `echo`."""
+    echo: StrictBool | None = optional_field(False, proto="response.echo")
     """Begin each answer with its prompt."""
-    prompt_logprobs: Alternatives | None = optional_field(
-        description="Report the log probability of each prompt token, and of this many of the most likely at its position. "
-        f"Must equal `logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
-        proto="response.prompt_logprobs",
-    )
-    resume_token_ids: TokenIds | None = optional_field(
-        description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them, "
-        f"and counts are those of the whole answer. {TOKENS} Needs a single prompt and `n` = 1. Default: none.",
-        proto="resume_token_ids",
-    )
+    prompt_logprobs: Alternatives | None = optional_field(proto="response.prompt_logprobs")
+    """Report the log probability of each prompt token, and of this many of the most likely at its position. With `echo` the
+    larger of it and `logprobs` counts. Default: report none."""
+    resume_token_ids: TokenIds | None = optional_field(proto="resume_token_ids")
+    """Tokens of the answer that the caller has already: with the same seed the answer goes on after them, and counts are those
+    of the whole answer. Needs a single prompt and `n` = 1."""
 
 
 class CompletionRequest(Continuation):
@@ -289,7 +263,7 @@ class CompletionRequest(Continuation):
 
     best_of: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field()
     """OpenAI's `best_of`: it must equal `n`."""
-    logprobs: Annotated[int, Range(0, MAX_COMPLETION_LOGPROBS)] | None = optional_field(flag=True)
+    logprobs: Annotated[int, Range(0, MAX_COMPLETION_LOGPROBS)] | None = optional_field()
     """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 
 

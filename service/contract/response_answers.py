@@ -8,12 +8,11 @@ from typing_extensions import TypedDict
 
 from attend.service.contract.answers import (
     AnyText,
-    CompletionTokensDetails,
     Count,
+    Details,
     Fingerprint,
     Id,
     ModelName,
-    PromptTokensDetails,
     Seconds,
     Seed,
     record,
@@ -87,37 +86,14 @@ OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 
 @record
-class InputDetails(PromptTokensDetails):
-    """More about the tokens of the prompt. Nothing is charged for the prefix cache."""
-
-    cache_write_tokens: Count
-
-
-@record
 class ResponseUsage(TypedDict):
     """Tokens of the call."""
 
     input_tokens: Count
-    input_tokens_details: InputDetails
+    input_tokens_details: Details
     output_tokens: Count
-    output_tokens_details: CompletionTokensDetails
+    output_tokens_details: Details
     total_tokens: Count
-
-
-@record
-class Incomplete(TypedDict):
-    """Why an answer is not complete: OpenAI's word, and what cut it: `length`, `deadline`, or `abort` at a shutdown."""
-
-    reason: Literal["max_output_tokens"]
-    finish_reason: str
-
-
-@record
-class ResponseError(TypedDict):
-    """What went wrong."""
-
-    code: str
-    message: str
 
 
 @record
@@ -129,8 +105,10 @@ class Response(TypedDict):
     created_at: Seconds
     completed_at: int | None
     status: Status
-    error: ResponseError | None
-    incomplete_details: Incomplete | None
+    error: dict[str, str] | None
+    """Its `code`, and a `message` for a person."""
+    incomplete_details: dict[str, str] | None
+    """OpenAI's `reason`, and in `finish_reason` what cut the answer: `length`, `deadline`, or `abort` at a shutdown."""
     model: ModelName
     output: Annotated[list[OutputItem], Field(examples=[[]])]
     usage: ResponseUsage | None
@@ -164,26 +142,7 @@ class Response(TypedDict):
 class ResponseEvent(TypedDict):
     """One event of a stream. Its name is its `type`; the others say what it is about, and all or what is new of that."""
 
-    type: Annotated[
-        Literal[
-            "response.created",
-            "response.in_progress",
-            "response.output_item.added",
-            "response.content_part.added",
-            "response.output_text.delta",
-            "response.output_text.done",
-            "response.reasoning_text.delta",
-            "response.reasoning_text.done",
-            "response.function_call_arguments.delta",
-            "response.function_call_arguments.done",
-            "response.content_part.done",
-            "response.output_item.done",
-            "response.completed",
-            "response.incomplete",
-            "response.failed",
-        ],
-        Field(examples=["response.output_text.delta"]),
-    ]
+    type: Annotated[str, Field(examples=["response.output_text.delta"])]
     sequence_number: Count
     response: NotRequired[Response]
     output_index: NotRequired[Annotated[Count, Field(examples=[0])]]

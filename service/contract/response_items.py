@@ -94,75 +94,54 @@ def messages_of_input(instructions: str | None, items: str | list[Any], remarks:
     if isinstance(items, str):
         return [*told_first, {"role": "user", "content": items}]
     refuse_media(items, "input", TEXT_ALONE)
-    read = _Reader(remarks, told_first)
+    made = [*told_first]
+    called: set[str] = set()
     for index, item in enumerate(items):
-        read.take(item, f"input[{index}]")
-    if not read.messages:
+        _take(item, f"input[{index}]", made, called, remarks)
+    if not made:
         raise InvalidRequest("input holds nothing that the model can be told", "input")
-    return read.messages
+    return made
 
 
-class _Reader:
-    """Puts items together: reasoning, a text and calls that follow each other are one message of the assistant."""
+def _take(item: Any, place: str, made: list[dict[str, Any]], called: set[str], remarks: Remarks) -> None:
+    """Take apart one item: reasoning, a text and calls that follow each other are one message of the assistant."""
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        if text := _reasoning(item, remarks):
+            made.append({"role": "assistant", "content": "", "reasoning_content": text})
+    elif kind == "function_call":
+        if not made or made[-1]["role"] != "assistant":
+            made.append({"role": "assistant", "content": ""})
+        called.add(item["call_id"])
+        made[-1].setdefault("tool_calls", []).append(past_call(item["call_id"], item["name"], item["arguments"]))
+    elif kind == "function_call_output":
+        if item["call_id"] not in called:
+            raise wrong(f"{place}.call_id", "must be the call_id of a function_call before this item", item["call_id"])
+        made.append({"role": "tool", "content": _text(item["output"], remarks), "tool_call_id": item["call_id"]})
+    elif kind == "message":
+        role = "system" if item["role"] == "developer" else item["role"]
+        last = made[-1] if made and role == "assistant" else None
+        if last is None or last["role"] != role or last["content"] or "tool_calls" in last:
+            made.append({"role": role})
+        made[-1]["content"] = _text(item["content"], remarks)
+    elif kind == "item_reference":
+        raise NotSupported(f"{place}.type: items are not kept here; send the item itself", f"{place}.type")
+    else:
+        remarks.ignore(f"input.{kind}")
 
-    def __init__(self, remarks: Remarks, messages: list[dict[str, Any]]) -> None:
-        self.messages = messages
-        self._remarks = remarks
-        self._called: set[str] = set()
-        self._answer: dict[str, Any] | None = None
 
-    def take(self, item: Any, place: str) -> None:
-        """Take apart one item of the conversation."""
-        kind = item.get("type", "message")
-        if kind == "reasoning":
-            self._reasoning(item)
-        elif kind == "function_call":
-            self._call(item)
-        elif kind == "function_call_output":
-            self._answer = None
-            if item["call_id"] not in self._called:
-                raise wrong(f"{place}.call_id", "must be the call_id of a function_call before this item", item["call_id"])
-            self.messages.append({"role": "tool", "content": self._text(item["output"]), "tool_call_id": item["call_id"]})
-        elif kind == "message":
-            self._message(item)
-        elif kind == "item_reference":
-            raise NotSupported(f"{place}.type: items are not kept here; send the item itself", f"{place}.type")
-        else:
-            self._remarks.ignore(f"input.{kind}")
+def _reasoning(item: Any, remarks: Remarks) -> str:
+    sealed, given = unseal(item.get("encrypted_content")), item.get("content")
+    if item.get("encrypted_content") and sealed is None:
+        remarks.ignore("encrypted_content")
+    if given or sealed is None:
+        return "".join(piece["text"] for piece in given or item.get("summary") or ())
+    return sealed
 
-    def _message(self, item: Any) -> None:
-        text = self._text(item["content"])
-        if item["role"] != "assistant":
-            self._answer = None
-            self.messages.append({"role": "system" if item["role"] == "developer" else item["role"], "content": text})
-            return
-        if self._answer is None or self._answer["content"] or "tool_calls" in self._answer:
-            self._begin()
-        assert self._answer is not None
-        self._answer["content"] = text
 
-    def _reasoning(self, item: Any) -> None:
-        sealed = unseal(item.get("encrypted_content"))
-        pieces = item.get("content") or item.get("summary") or ()
-        text = "".join(piece["text"] for piece in pieces) if item.get("content") or sealed is None else sealed
-        if item.get("encrypted_content") and sealed is None:
-            self._remarks.ignore("encrypted_content")
-        if text:
-            self._begin()["reasoning_content"] = text
-
-    def _call(self, item: Any) -> None:
-        answer = self._begin() if self._answer is None else self._answer
-        self._called.add(item["call_id"])
-        answer.setdefault("tool_calls", []).append(past_call(item["call_id"], item["name"], item["arguments"]))
-
-    def _begin(self) -> dict[str, Any]:
-        self._answer = {"role": "assistant", "content": ""}
-        self.messages.append(self._answer)
-        return self._answer
-
-    def _text(self, content: Any) -> str | list[dict[str, str]]:
-        """A text, or its parts as templates take them."""
-        return content if isinstance(content, str) else text_parts(without_media(content, self._remarks))
+def _text(content: Any, remarks: Remarks) -> str | list[dict[str, str]]:
+    """A text, or its parts as templates take them."""
+    return content if isinstance(content, str) else text_parts(without_media(content, remarks))
 
 
 def seal(text: str) -> str:

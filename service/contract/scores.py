@@ -6,7 +6,7 @@ from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest
-from attend.service.contract.answers import AnyText, Count, Id, ModelName, PromptUsage, Seconds, record
+from attend.service.contract.answers import Count, Id, ModelName, PromptUsage, Seconds, record
 from attend.service.contract.commands import given_fields
 from attend.service.contract.requests import DeadlineMs, List, NotNegative, Positive, RequestId, User
 from attend.service.contract.requests import ModelName as AskedModel
@@ -107,19 +107,12 @@ Score = Annotated[
 
 
 @record
-class RerankedDocument(TypedDict):
-    """A document that was ranked."""
-
-    text: AnyText
-
-
-@record
 class RerankResult(TypedDict):
     """The score of a document, by its place in `documents`."""
 
     index: Count
     relevance_score: Score
-    document: NotRequired[RerankedDocument]
+    document: NotRequired[dict[str, str]]
 
 
 @record

@@ -145,7 +145,7 @@ class ByType:
             found = f"type={kind}" if isinstance(kind, str) else default
             return next((each for each in (found, "type=*" if isinstance(kind, str) else "", default) if each in choices), None)
 
-        said = f"must have as its type one of {', '.join(each.removeprefix('type=') for each in choices)}"
+        said = f"must be an object whose type is one of {', '.join(each.removeprefix('type=') for each in choices)}"
         return core_schema.tagged_union_schema(choices, tag, custom_error_type=WRONG, custom_error_message=said)
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
@@ -156,31 +156,28 @@ class ByType:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Where else than in a body of HTTP a field stands."""
+    """Where a field of a body stands in the message of gRPC."""
 
     proto: tuple[str, ...] = ()
-    """Its places in the message of gRPC, such as `sampling.top_p`; none where it is not there."""
-    flag: bool = False
-    """True if `attend generate` has a flag of its name."""
+    """Its places, such as `sampling.top_p`; none where it is not there."""
 
 
-def optional_field(default: Any = None, *, proto: str = "", flag: bool = False, **keywords: Any) -> Any:
-    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type.
-
-    `proto` names its places in the message of gRPC, with spaces between them; `flag`: see `Wire`.
+def optional_field(default: Any = None, *, proto: str = "", **keywords: Any) -> Any:
+    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type;
+    `proto` has its places in the message of gRPC, with spaces between them.
     """
     field: Any = Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
-    field.metadata.append(Wire(tuple(proto.split()), flag))
+    field.metadata.append(Wire(tuple(proto.split())))
     return field
 
 
-def param(name: str, *, flag: bool = True, **keywords: Any) -> Any:
+def param(name: str, proto: str) -> Any:
     """A field with the default of `model/params.py`."""
-    return optional_field(_DEFAULTS[name], flag=flag, **keywords)
+    return optional_field(_DEFAULTS[name], proto=proto)
 
 
 def wires(model: type[BaseModel]) -> dict[str, Wire]:
-    """Where the fields of a body stand elsewhere, by name."""
+    """Where the fields of a body stand in a message, by name."""
     found = {name: [each for each in field.metadata if isinstance(each, Wire)] for name, field in model.model_fields.items()}
     return {name: each[-1] if each else Wire() for name, each in found.items()}
 

@@ -123,13 +123,6 @@ class LayerGuesses(TypedDict):
     """Of each token: what comes after it, the most likely first."""
 
 
-@record
-class TextUsage(PromptUsage):
-    """Tokens of the call."""
-
-    completion_tokens: Literal[0]
-
-
 _FIRST: dict[str, Any] = {"id": 5, "token": "Hi", "logprob": None, "entropy": None, "top_logprobs": None}
 _SECOND: dict[str, Any] = {"id": 7, "token": " there", "logprob": -0.5}
 _TOKENS = [_FIRST, _SECOND | {"entropy": 1.5, "top_logprobs": [_SECOND]}]
@@ -152,4 +145,4 @@ class Attention(TypedDict):
     next: NextToken
     layers: list[LayerAttention]
     logit_lens: NotRequired[list[LayerGuesses]]
-    usage: TextUsage
+    usage: PromptUsage

@@ -93,7 +93,7 @@ def _expected_value(error: ErrorDetails) -> str:
     kind = error["type"]
     if kind == "literal_error":
         return str(error["ctx"]["expected"])
-    known = _WANTED.get(kind)
-    return known or error["msg"].partition(" after ")[0].replace("String should have", "a string of").replace(
-        "List should have", "a list of"
-    )
+    said = error["msg"].removeprefix("must be ").partition(" after ")[0]
+    for one, ours in (("String", "a string"), ("List", "a list"), ("Value", "a list")):
+        said = said.replace(f"{one} should have", f"{ours} of")
+    return _WANTED.get(kind, said)

@@ -270,13 +270,13 @@ def test_logprobs_are_a_switch_and_a_number():
         ({"n": 0}, "n"),
         ({"n": 9}, "n"),
         ({"temperature": -1e-9}, "temperature"),
-        ({"stop": [""]}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_field(body, field):
-    with pytest.raises(InvalidRequest, match=f"^{field} ") as caught:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(field)} ") as caught:
         command(**body)
     assert caught.value.field == field
 

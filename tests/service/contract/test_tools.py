@@ -76,7 +76,7 @@ WRONG = [
     ([tool(parameters={"type": "string"})], None, P, "must be a JSON schema of an object"),
     ([tool(str(number)) for number in range(500)], None, "tools", "may hold at most 128 tools; got 500"),
     ([tool(parameters={"title": "x" * (1 << 20)})], None, "tools", f"may have schemas of at most {MAX_SCHEMA_BYTES} bytes"),
-    ([tool()], {"NamedTool": 1}, "tool_choice.type", "is required"),
+    ([tool()], {"NamedTool": 1}, "tool_choice", "one of function, allowed_tools"),
     ([tool()], "any", "tool_choice", "must be 'auto', 'none' or 'required', or an object"),
     ([tool()], 1, "tool_choice", "must be 'auto', 'none' or 'required', or an object"),
     ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name", "one of the tools; got 'g'"),
