@@ -127,11 +127,6 @@ def test_a_stop_string_alone_is_a_list_of_one():
     assert command(prompt="a", stop=[]).stops.stop == ()
 
 
-def test_minus_one_switches_top_k_off_and_above_the_vocabulary_is_allowed():
-    assert command(prompt="a", top_k=-1).sampling.top_k == -1
-    assert command(prompt="a", top_k=10**9).sampling.top_k == 10**9
-
-
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -147,7 +142,7 @@ def test_minus_one_switches_top_k_off_and_above_the_vocabulary_is_allowed():
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
         ({"prompt": "a", "top_p": -1}, "top_p"),
-        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": "a", "stop": [""]}, "stop[0]"),
         ({"prompt": "a", "stop": ["x"] * 5}, "stop"),
         ({"prompt": "a", "stop": "x" * 257}, "stop"),
         ({"prompt": "a", "max_tokens": 0, "logprobs": 1}, "max_tokens"),
@@ -162,7 +157,7 @@ def test_minus_one_switches_top_k_off_and_above_the_vocabulary_is_allowed():
         ({"prompt": "a", "logit_bias": {"5": -100.5}}, "logit_bias[5]"),
         ({"prompt": "a", "logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
-        ({"prompt": "a", "bad_words": [""]}, "bad_words"),
+        ({"prompt": "a", "bad_words": [""]}, "bad_words[0]"),
         ({"prompt": "a", "bad_words": ["x"] * 65}, "bad_words"),
         ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"prompt": "a", "cache_salt": "s" * 129}, "cache_salt"),
@@ -184,18 +179,6 @@ def writer(n: int = 1, **body) -> CompletionWriter:
 def chunk(index: int, text: str, total: int, reason: FinishReason | None = None, stop=None) -> Chunk:
     times = Times(0.25 * index, 0.5, 1.0) if reason else None
     return Chunk(index, text, tuple(text.encode()), total, 5, 42, reason, stop, times=times)
-
-
-def test_a_streamed_object_is_golden():
-    assert writer().chunk(chunk(1, "ab", 2)) == {
-        "id": "cmpl-r7",
-        "object": "text_completion",
-        "created": 1_700_000_000,
-        "model": "m",
-        "system_fingerprint": "fp",
-        "choices": [{"index": 1, "text": "ab", "logprobs": None, "finish_reason": None, "stop_reason": None}],
-        "seed": 42,
-    }
 
 
 def test_token_ids_are_there_when_asked_for():
@@ -241,20 +224,6 @@ def test_of_several_answers_the_one_that_found_least_in_the_cache_counts_for_its
     founds = [(0, 16), (1, 48), (2, 0), (3, 32)]
     one.usage.add([replace(chunk(at, "a", 1), prompt=PromptPart((), (), "", found)) for at, found in founds])
     assert usage_of(one.usage)["prompt_tokens_details"] == {"cached_tokens": 16}
-
-
-def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
-    one = writer(n=2)
-    one.usage.add([chunk(0, "ab", 2), chunk(1, "c", 1), chunk(2, "d", 1)])
-    last = one.last_chunk()
-    assert last["choices"] == []
-    assert last["usage"] == {
-        "prompt_tokens": 10,
-        "completion_tokens": 4,
-        "total_tokens": 14,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
 
 
 def test_usage_takes_totals_so_that_a_chunk_seen_twice_counts_once():
