@@ -12,13 +12,11 @@ from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.prompt import known_effort, prompt_of, thinking_of, without_oldest
 from attend.service.chat.tools import Calling
-from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest, ToolUseChoice
-from attend.service.contract.anthropic_blocks import messages_of_anthropic
+from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest, ToolUseChoice, messages_of_anthropic
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.contract.requests import CompletionRequest, Continuation, Generation, Scored, Steering
-from attend.service.contract.response_items import messages_of_input
-from attend.service.contract.responses import ResponsesRequest
+from attend.service.contract.responses import ResponsesRequest, messages_of_input
 from attend.service.contract.shapes import Shape
 from attend.service.contract.structured import grammar_of
 from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest

@@ -21,8 +21,7 @@ from attend.service.contract.response_answers import (
     ResponseUsage,
     Status,
 )
-from attend.service.contract.response_items import seal
-from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_response
+from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_response, seal
 from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import converse

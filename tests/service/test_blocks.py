@@ -15,8 +15,7 @@ from attend.service.chat.prompt import without_oldest
 from attend.service.contract.anthropic import read_count, read_messages
 from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of, to_command
-from attend.service.contract.response_items import seal, unseal
-from attend.service.contract.responses import read_response
+from attend.service.contract.responses import read_response, seal, unseal
 from attend.service.http_api.anthropic import MessageWriter
 from attend.service.http_api.problems import anthropic_body
 from attend.service.http_api.responses import ResponseWriter
