@@ -25,7 +25,7 @@ Status = Literal["completed", "in_progress", "incomplete", "failed"]
 """`incomplete` where the answer was cut."""
 Asked = Field(description="The request's.")
 Used = Annotated[float, Field(description="What was used.", examples=[1.0])]
-Nothing = Annotated[None, Field(description="Nothing is kept, and no tools are called here.")]
+Null = Annotated[None, Field(description="Nothing is kept, and no tools are called here.")]
 
 
 @record
@@ -116,10 +116,10 @@ class Response(TypedDict):
     seed: NotRequired[Seed]
     store: Literal[False]
     background: Literal[False]
-    previous_response_id: Nothing
+    previous_response_id: Null
     instructions: Annotated[str | None, Asked]
     max_output_tokens: Annotated[int | None, Asked]
-    max_tool_calls: Nothing
+    max_tool_calls: Null
     metadata: Annotated[dict[str, str], Field(examples=[{}])]
     parallel_tool_calls: Annotated[bool, Field(examples=[True])]
     temperature: Used
@@ -134,8 +134,8 @@ class Response(TypedDict):
     reasoning: Annotated[dict[str, Any], Field(examples=[{"effort": None}])]
     service_tier: Literal["default"]
     user: Annotated[str | None, Asked]
-    safety_identifier: Nothing
-    prompt_cache_key: Nothing
+    safety_identifier: Null
+    prompt_cache_key: Null
 
 
 @record

@@ -139,9 +139,7 @@ class ByType:
         default = f"type={self._default}"
 
         def tag(value: Any) -> str | None:
-            kind = (
-                value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-            )  # a model is written by it too
+            kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)  # of a model, to write it
             found = f"type={kind}" if isinstance(kind, str) else default
             return next((each for each in (found, "type=*" if isinstance(kind, str) else "", default) if each in choices), None)
 

@@ -92,7 +92,7 @@ def grammar_of(value: StructuredOutputs | None, response_format: Any, place: str
 
 def _given(value: StructuredOutputs) -> dict[str, Any]:
     items = {name: getattr(value, "content" if name == "json" else name) for name in KINDS}
-    return {name: item for name, item in items.items() if item not in (None, False)}
+    return {name: item for name, item in items.items() if item is not None and (name != "json_object" or item)}
 
 
 def _text(schema: Any) -> str:
