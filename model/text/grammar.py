@@ -122,23 +122,23 @@ class GrammarSpec:
         elif not self.text:
             raise InvalidRequest(f"{self.name} must not be empty", self.name)
         if self.kind == "choice":
-            choices(self.text)
+            choices(self.text, self.name)
 
 
-def choices(text: str) -> list[str]:
-    """The strings of a choice, given as a JSON list."""
+def choices(text: str, name: str = "choice") -> list[str]:
+    """The strings of a choice, given as a JSON list. Errors call it `name`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"choice must be a JSON list of strings: {str(error)[:SHOWN]}", "choice") from error
+        raise InvalidRequest(f"{name} must be a JSON list of strings: {str(error)[:SHOWN]}", name) from error
     if not isinstance(values, list) or not 1 <= len(values) <= MAX_CHOICES:
         got = f"{len(values)} of them" if isinstance(values, list) else describe(values)
-        raise InvalidRequest(f"choice must be a list of 1 to {MAX_CHOICES} strings; got {got}", "choice")
+        raise InvalidRequest(f"{name} must be a list of 1 to {MAX_CHOICES} strings; got {got}", name)
     for index, value in enumerate(values):
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_CHOICE_CHARACTERS:
-            raise InvalidRequest(f"choice[{index}] must be a string of 1 to {MAX_CHOICE_CHARACTERS} characters", "choice")
+            raise InvalidRequest(f"{name}[{index}] must be a string of 1 to {MAX_CHOICE_CHARACTERS} characters", name)
         if re.search("[\ud800-\udfff]", value):
-            raise InvalidRequest(f"choice[{index}] holds a lone surrogate", "choice")
+            raise InvalidRequest(f"{name}[{index}] holds a lone surrogate", name)
     return values
 
 

@@ -1,5 +1,6 @@
 """Validation of a document by pydantic, whose first error becomes one sentence with the place."""
 
+import re
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +13,8 @@ from attend.service.remarks import Remarks
 
 B = TypeVar("B", bound=BaseModel)
 Place = tuple[str | int, ...]
+OF_OBJECTS = ("messages", "tools", "input", "system")
+"""Lists whose items an error names as its field; of other lists it names the whole."""
 _WANTED = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -43,21 +46,25 @@ def read_body(kind: type[B], document: dict[str, Any], remarks: Remarks | None =
 
 
 def first_error(error: ValidationError, document: dict[str, Any], near: dict[str, str]) -> InvalidRequest:
-    """pydantic's first complaint, as one sentence about one place. `near` has the known names that unknown ones resemble."""
-    same = _of_first([_mistake(each, document) for each in error.errors(include_url=False)])
+    """pydantic's first complaint, of an unknown name if there is one, as one sentence about one place. `near` has the known
+    names that unknown ones resemble.
+    """
+    found = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
+    same = _of_first([_mistake(each, document) for each in found])
     (first, place, value), kind = same[0], same[0].error["type"]
     shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in place).removeprefix(".")
+    field = shown if place[0] in OF_OBJECTS else re.sub(r"(\[\d+\])+$", "", shown)
     if kind in ("extra_forbidden", "none_required"):
         meant = f": did you mean {near[place[-1]]}?" if place[-1] in near else ""
         named = shown if shown.strip() and shown.isprintable() else repr(shown)
-        return InvalidRequest(f"{named} is not a field of this request{meant}", shown)
+        return InvalidRequest(f"{named} is not a field of this request{meant}", field)
     if kind == "missing":
-        return InvalidRequest(f"{shown} is required", shown)
+        return InvalidRequest(f"{shown} is required", field)
     if kind in (UNSUPPORTED, WRONG):
         sort = NotSupported if kind == UNSUPPORTED else InvalidRequest
-        return sort(f"{shown} {first['msg']}; got {describe(value)}", shown)
+        return sort(f"{shown} {first['msg']}; got {describe(value)}", field)
     wanted = ", or ".join(dict.fromkeys(_expected_value(mistake.error) for mistake in same))
-    return InvalidRequest(f"{shown} must be {wanted}; got {describe(value)}", shown)
+    return InvalidRequest(f"{shown} must be {wanted}; got {describe(value)}", field)
 
 
 def _of_first(found: list[_Mistake]) -> list[_Mistake]:
