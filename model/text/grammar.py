@@ -1,5 +1,4 @@
-"""Structured output (guided decoding) as a token bitmask: which tokens may come next so that the text keeps a form the caller
-asked for.
+"""Structured output (guided decoding) as a token bitmask: which tokens may come next so that the text keeps a form.
 
 The engine knows only `Grammar`: `mask()`, `advance(token)`, `is_finished`. Behind it stands llguidance (Microsoft, MIT;
 https://github.com/guidance-ai/llguidance): an Earley parser over lazily built derivative automata, walked along a trie of the
@@ -100,29 +99,22 @@ class GrammarSpec:
     place: str = field(default="", compare=False)
     """What the caller calls it."""
 
-    @property
-    def name(self) -> str:
-        """What errors call it."""
-        return self.place or self.kind
-
     def __post_init__(self) -> None:
+        name = self.place or self.kind
         if self.kind not in get_args(Kind):
             raise InvalidRequest(f"structured output must be one of {', '.join(get_args(Kind))}; got {self.kind!r:.64}")
-        if not isinstance(self.text, str):
-            raise InvalidRequest(f"{self.name} must be text", self.name)
         try:
             size = len(self.text.encode())
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{self.name}: lone surrogate at character {error.start}", self.name) from error
+            raise InvalidRequest(f"{name}: lone surrogate at character {error.start}", name) from error
         if size > MAX_TEXT_BYTES:
-            raise InvalidRequest(f"{self.name} must be at most {MAX_TEXT_BYTES} bytes; got {size}", self.name)
-        if self.kind == "json_object":
-            if self.text:
-                raise InvalidRequest("json_object takes no text", self.name)
-        elif not self.text:
-            raise InvalidRequest(f"{self.name} must not be empty", self.name)
+            raise InvalidRequest(f"{name} must be at most {MAX_TEXT_BYTES} bytes; got {size}", name)
+        if self.kind == "json_object" and self.text:
+            raise InvalidRequest("json_object takes no text", name)
+        if self.kind != "json_object" and not self.text:
+            raise InvalidRequest(f"{name} must not be empty", name)
         if self.kind == "choice":
-            choices(self.text, self.name)
+            choices(self.text, name)
 
 
 def choices(text: str, name: str = "choice") -> list[str]:

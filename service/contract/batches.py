@@ -107,7 +107,7 @@ class BatchUsage(TypedDict):
 
 @record
 class BatchObject(TypedDict):
-    """A batch."""
+    """A batch of requests, and how far it is."""
 
     id: BatchId
     object: Literal["batch"]

@@ -98,7 +98,7 @@ class ResponseUsage(TypedDict):
 
 @record
 class Response(TypedDict):
-    """An answer."""
+    """The answer to a call, and what was asked for."""
 
     id: Id
     object: Literal["response"]

@@ -101,7 +101,7 @@ class Capacity(TypedDict):
     max_model_len: MaxModelLen[int | None]
     tokens_per_second: Rate
     computed_tokens_per_second: Rate
-    """Prompts included."""
+    """It counts the tokens of prompts too."""
     prompt_tokens: Count
     """Of the call, as asked for."""
     max_tokens: Count
