@@ -64,8 +64,7 @@ class _ReadPrompts:
     echoes: list[str]
     """What each answer begins with, by prompt; empty without echo."""
     bad_words: list[list[int]]
-    is_reasoning_open: bool | None = None
-    """Of a chat, see `forms.is_reasoning_open`."""
+    is_reasoning_open: bool | None = None  # of a chat, see `forms.is_reasoning_open`
     may_reason: bool = True
 
 
