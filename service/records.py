@@ -9,18 +9,13 @@ from typing import NamedTuple
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import InvalidRequest
 from attend.model.params import (
-    MAX_CHOICES,
     MAX_CHOICES_TIMES_PROMPTS,
-    MAX_INT32,
-    MAX_LOGPROBS,
-    MAX_PRIORITY,
     NO_CHANGE,
     DecodingParams,
     SamplingParams,
     StopRules,
     at_most,
     describe,
-    integer,
 )
 from attend.model.pooling import EmbeddingRules
 from attend.model.text.caller_marks import ChatText
@@ -155,16 +150,6 @@ class Command:
     """What the caller calls each prompt, where that is not `field`: `documents[3]`."""
 
     def __post_init__(self) -> None:
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                integer(name, value, 0, MAX_LOGPROBS)
-        if self.truncate_prompt_tokens is not None:
-            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32)
-        if self.priority is not None:
-            integer("priority", self.priority, 0, MAX_PRIORITY)
-        if len(self.cache_salt) > MAX_SALT:
-            raise InvalidRequest(f"cache_salt may hold at most {MAX_SALT} characters; got {len(self.cache_salt)}", "cache_salt")
         if self.stops.max_tokens == 0 and not self.computes_prompts:
             raise InvalidRequest("max_tokens must be at least 1 without echo or prompt_logprobs; got 0 (integer)", "max_tokens")
         if self.is_formed and self.stops.min_tokens:
@@ -174,9 +159,6 @@ class Command:
         if self.resume_token_ids and (self.n > 1 or len(self.prompts) > 1):
             raise InvalidRequest("resume_token_ids needs a single prompt and n = 1", "resume_token_ids")
         check_request_id(self.request_id)
-        integer("n", self.n, 1, MAX_CHOICES)
-        if self.deadline_ms is not None:
-            integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
         if not self.prompts:
             raise InvalidRequest("prompt must hold at least one prompt; got an empty list", "prompt")
         if self.in_parts:
@@ -249,10 +231,6 @@ class ExplainCommand:
 
     def __post_init__(self) -> None:
         check_request_id(self.request_id)
-        integer("top_logprobs", self.top_logprobs, 0, MAX_LOGPROBS)
-        integer("logit_lens", self.logit_lens, 0, MAX_LENS)
-        if self.deadline_ms is not None:
-            integer("deadline_ms", self.deadline_ms, 1, MAX_DEADLINE_MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Structured output (guided decoding) as a token bitmask: which tokens may come next so that the text keeps a form the caller
-asked for.
+"""Structured output (guided decoding) as a token bitmask: which tokens may come next so that the text keeps a form.
 
 The engine knows only `Grammar`: `mask()`, `advance(token)`, `is_finished`. Behind it stands llguidance (Microsoft, MIT;
 https://github.com/guidance-ai/llguidance): an Earley parser over lazily built derivative automata, walked along a trie of the
@@ -21,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
@@ -90,48 +89,48 @@ _SPECIAL = re.compile(r"<\[\d+\]>")
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What the answer must look like. Hashable. `kind` is the field that an error names."""
+    """What the answer must look like. Hashable."""
 
     kind: Kind
     text: str
     """A JSON schema, a regular expression (Rust's syntax; it matches the whole answer), a JSON list of strings, a grammar
     (Lark as in llguidance's docs/syntax.md, or llama.cpp's GBNF), each at most 64 KiB; "" for json_object. "tools" is a grammar
     in Lark that the server wrote for calls of tools; it may name special tokens by their ids."""
+    place: str = field(default="", compare=False)
+    """What the caller calls it."""
 
     def __post_init__(self) -> None:
+        name = self.place or self.kind
         if self.kind not in get_args(Kind):
             raise InvalidRequest(f"structured output must be one of {', '.join(get_args(Kind))}; got {self.kind!r:.64}")
-        if not isinstance(self.text, str):
-            raise InvalidRequest(f"{self.kind} must be text", self.kind)
         try:
             size = len(self.text.encode())
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{self.kind}: lone surrogate at character {error.start}", self.kind) from error
+            raise InvalidRequest(f"{name}: lone surrogate at character {error.start}", name) from error
         if size > MAX_TEXT_BYTES:
-            raise InvalidRequest(f"{self.kind} must be at most {MAX_TEXT_BYTES} bytes; got {size}", self.kind)
-        if self.kind == "json_object":
-            if self.text:
-                raise InvalidRequest("json_object takes no text", self.kind)
-        elif not self.text:
-            raise InvalidRequest(f"{self.kind} must not be empty", self.kind)
+            raise InvalidRequest(f"{name} must be at most {MAX_TEXT_BYTES} bytes; got {size}", name)
+        if self.kind == "json_object" and self.text:
+            raise InvalidRequest("json_object takes no text", name)
+        if self.kind != "json_object" and not self.text:
+            raise InvalidRequest(f"{name} must not be empty", name)
         if self.kind == "choice":
-            choices(self.text)
+            choices(self.text, name)
 
 
-def choices(text: str) -> list[str]:
-    """The strings of a choice, given as a JSON list."""
+def choices(text: str, name: str = "choice") -> list[str]:
+    """The strings of a choice, given as a JSON list. Errors call it `name`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"choice must be a JSON list of strings: {str(error)[:SHOWN]}", "choice") from error
+        raise InvalidRequest(f"{name} must be a JSON list of strings: {str(error)[:SHOWN]}", name) from error
     if not isinstance(values, list) or not 1 <= len(values) <= MAX_CHOICES:
         got = f"{len(values)} of them" if isinstance(values, list) else describe(values)
-        raise InvalidRequest(f"choice must be a list of 1 to {MAX_CHOICES} strings; got {got}", "choice")
+        raise InvalidRequest(f"{name} must be a list of 1 to {MAX_CHOICES} strings; got {got}", name)
     for index, value in enumerate(values):
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_CHOICE_CHARACTERS:
-            raise InvalidRequest(f"choice[{index}] must be a string of 1 to {MAX_CHOICE_CHARACTERS} characters", "choice")
+            raise InvalidRequest(f"{name}[{index}] must be a string of 1 to {MAX_CHOICE_CHARACTERS} characters", name)
         if re.search("[\ud800-\udfff]", value):
-            raise InvalidRequest(f"choice[{index}] holds a lone surrogate", "choice")
+            raise InvalidRequest(f"{name}[{index}] holds a lone surrogate", name)
     return values
 
 

@@ -169,7 +169,7 @@ class CallGrammar:
         return f"{self._text(layout.opening.removeprefix(lead))} call {more} {self._text(layout.closing)}"
 
     def _arguments(self, place: int, tool: Tool) -> str:
-        layout, schema, where = self._call_form.layout, tool.parameters, f"tools[{tool.index}].function.parameters"
+        layout, schema, where = self._call_form.layout, tool.parameters, tool.place
         check_schema(schema, where)
         if not layout.argument:
             return self._json(f"arguments_{place}", {"type": "object", **schema}, where)

@@ -1,7 +1,7 @@
 """Parts of an answer: content, reasoning, tool calls. A stream is a list of parts; equal neighbours are deltas."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -48,8 +48,8 @@ class Tool:
     """A JSON schema of its arguments, which are an object."""
     strict: bool = False
     """True if arguments must obey the schema."""
-    index: int = 0
-    """Its place among the request's tools."""
+    place: str = field(default="tools[0].function.parameters", compare=False)
+    """Where the schema stands in the request."""
 
 
 def join_deltas(parts: Iterable[Part]) -> list[Part]:

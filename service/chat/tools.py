@@ -65,16 +65,16 @@ def calling(
 ) -> Calling:
     """The tools, written as `documents`, and how they may be called: those of `names`, where not all. Raises InvalidRequest."""
     named: dict[str, Tool] = {}
-    for index, tool in enumerate(tools):
+    for tool in tools:
         if tool.name in named:
-            raise wrong(f"tools[{index}].function.name", "must be that of no other tool", tool.name)
+            raise wrong(tool.place.rpartition(".")[0] + ".name", "must be that of no other tool", tool.name)
         named[tool.name] = tool
     _check_size(documents)
     for name in names or ():
         if name not in named:
-            raise wrong("tool_choice.function.name", "must be the name of one of the tools", name)
+            raise wrong("tool_choice", "must be the name of one of the tools", name)
     if choice == "required" and not named:
-        raise InvalidRequest("tool_choice: 'required' needs tools", "tool_choice")
+        raise InvalidRequest("tool_choice: a call is required, which needs tools", "tool_choice")
     if choice == "none" or not named:
         return NO_CALLS
     if form.calls is None:

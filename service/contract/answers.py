@@ -1,6 +1,6 @@
-"""The answers, as the writers return them and /openapi.json shows them. A long list may be an iterator: see `pieces.py`.
+"""The answers, as the writers return them and /openapi.json shows them. A long list may be an iterator: see `json_pieces.py`.
 
-A field's example is part of the example of each answer that has the field.
+Fields without a text are as OpenAI describes them. A field's example is part of the example of each answer that has the field.
 """
 
 from collections.abc import Iterable
@@ -17,16 +17,12 @@ record = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
 T = TypeVar("T")
 Ended = Literal["stop", "length"]
 """Why an answer ended, in words that every client knows."""
-CUT = (FinishReason.DEADLINE, FinishReason.ABORT)
-"""What cuts an answer beside its limit of tokens. `stop_reason` has these words, since clients' lists of reasons lack them."""
 Count = Annotated[int, Field(ge=0)]
-ObjectKind = Annotated[T, Field(description="What this is.")]
+AnyText = Annotated[str, Field(examples=["Hi there"])]
+Id = Annotated[str, Field(description="The request's id, after a prefix that tells the route.", examples=["cmpl-8d3f"])]
+ModelName = Annotated[str, Field(description="The model's name, as the request has it.", examples=["attend"])]
+Seconds = Annotated[int, Field(description="In seconds since 1970.", examples=[1767225600])]
 MaxModelLen = Annotated[T, Field(description="Tokens that a prompt and its answer may have together.", examples=[1024])]
-OfLogprobs = Annotated[T | None, Field(description="null where the request does not have `logprobs`.")]
-Answers = Annotated[list[T], Field(description="The answers, by index.")]
-Pieces = Annotated[
-    list[T], Field(description="A piece of one answer; empty in the event that brings the usage of the whole call.")
-]
 Logprob = Annotated[float, Field(description="Natural logarithm; -9999 for minus infinity.", examples=[-0.5])]
 Fingerprint = Annotated[
     str,
@@ -36,53 +32,32 @@ Fingerprint = Annotated[
         examples=["fp_5f0c1d2e3a4b"],
     ),
 ]
-CompletionId = Annotated[
-    str, Field(description="The request's id, with a prefix that tells the route.", examples=["cmpl-8d3f"])
+Seed = Annotated[int, Field(description="With which the answer can be generated again.", examples=[229101])]
+
+
+Details = Annotated[
+    dict[str, Count], Field(description="How many of these are cached, or reasoning.", examples=[{"cached_tokens": 0}])
 ]
-ServedName = Annotated[str, Field(description="The served model's name.", examples=["attend"])]
-
-
-@record
-class PromptTokensDetails(TypedDict):
-    """More about the tokens of the prompts."""
-
-    cached_tokens: Count
-    """Tokens found in the prefix cache."""
-
-
-@record
-class CompletionTokensDetails(TypedDict):
-    """More about the tokens of the answers."""
-
-    reasoning_tokens: Count
-    """Tokens of reasoning."""
 
 
 @record
 class PromptUsage(TypedDict):
-    """Tokens of a call that makes none."""
+    """Tokens of a call that makes none. Where there are `completion_tokens` they are 0."""
 
-    prompt_tokens: Annotated[
-        Count,
-        Field(description="Tokens of the prompts or texts. A prompt counts once, however many answers it gets.", examples=[3]),
-    ]
-    total_tokens: Annotated[Count, Field(description="All tokens of the call.", examples=[3])]
+    prompt_tokens: Count
+    completion_tokens: NotRequired[Count]
+    total_tokens: Count
 
 
 @record
 class Usage(TypedDict):
-    """Tokens of a whole call."""
+    """Tokens of a whole call. A prompt counts once, however many answers it gets; stop tokens count."""
 
-    prompt_tokens: Annotated[Count, Field(examples=[3])]
-    """Tokens of the prompts. A prompt counts once, however many answers it gets."""
-    completion_tokens: Annotated[Count, Field(examples=[2])]
-    """Tokens of all answers, stop tokens included."""
-    total_tokens: Annotated[Count, Field(examples=[5])]
-    """All tokens of the call."""
-    prompt_tokens_details: PromptTokensDetails
-    """What else is known of the prompts' tokens."""
-    completion_tokens_details: CompletionTokensDetails
-    """What else is known of the answers' tokens."""
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: Details
+    completion_tokens_details: Details
 
 
 def usage(counts: records.TokenCounts) -> Usage:
@@ -102,28 +77,20 @@ class Timing(TypedDict):
     """What the slowest answer of the call took."""
 
     queue_ms: float
-    """Milliseconds in the queue."""
     prefill_ms: float
-    """Milliseconds of prefill: on the prompt."""
     decode_ms: float
-    """Milliseconds of decode: on the answer."""
     cached_tokens: Count
     """Tokens of the prompt that were not computed again; of several answers, the fewest."""
 
 
 @record
-class Made(TypedDict):
-    """What every object that the model makes has."""
-
-    created: Annotated[int, Field(description="When the call began, in seconds since 1970.", examples=[1767225600])]
-    model: Annotated[str, Field(description="The model's name, as the request has it.", examples=["attend"])]
-    system_fingerprint: Fingerprint
-
-
-@record
-class Event(Made):
+class Event(TypedDict):
     """What every object of a call that generates has."""
 
+    id: Id
+    created: Seconds
+    model: ModelName
+    system_fingerprint: Fingerprint
     timing: NotRequired[
         Annotated[Timing, Field(description="Where the request has `timing`: in a stream, with the last chunk of an answer.")]
     ]
@@ -133,29 +100,15 @@ class Event(Made):
 class Whole(Event):
     """What every answer that is not streamed has."""
 
-    seed: Annotated[
-        int,
-        Field(
-            description="The request's, or the one that the service chose; the answers can be generated again with it.",
-            examples=[229101],
-        ),
-    ]
-    usage: Annotated[Usage, Field(description="What the call took.")]
+    seed: Seed
+    usage: Usage
 
 
 @record
 class Chunk(Event):
     """What every event of a stream has."""
 
-    seed: NotRequired[
-        Annotated[
-            int,
-            Field(
-                description="The request's, or the one that the service chose; missing from the event that brings the "
-                "usage of the whole call."
-            ),
-        ]
-    ]
+    seed: NotRequired[Annotated[int, Field(description="Missing from the event that brings the usage of the whole call.")]]
     usage: NotRequired[
         Annotated[
             Usage | None,
@@ -169,7 +122,7 @@ class Chunk(Event):
 
 @record
 class Choice(TypedDict):
-    """What every choice has: one answer, or a piece of one."""
+    """One answer, or a piece of one."""
 
     index: Annotated[Count, Field(description="Answer i of prompt p has index p * n + i.")]
     stop_reason: Annotated[
@@ -179,30 +132,18 @@ class Choice(TypedDict):
             "`length`: `deadline`, or `abort` at a shutdown, where that cut the answer."
         ),
     ]
-    token_ids: NotRequired[
-        Annotated[
-            Iterable[int],
-            Field(
-                description="The answer's token ids, where the request has `return_token_ids`; in a stream, those of "
-                "this chunk."
-            ),
-        ]
-    ]
+    token_ids: NotRequired[Annotated[Iterable[int], Field(description="Where the request has `return_token_ids`.")]]
     prompt_token_ids: NotRequired[
-        Annotated[
-            Iterable[int],
-            Field(
-                description="The prompt's token ids, where the request has `return_token_ids`; in a stream, with an "
-                "answer's first chunk."
-            ),
-        ]
+        Annotated[Iterable[int], Field(description="The same of the prompt; in a stream, with an answer's first chunk.")]
     ]
 
 
 def finish_reason_of(chunk: records.Chunk) -> tuple[Ended | None, str | int | None]:
-    """The `finish_reason` and the `stop_reason` of a chunk. An answer that was cut has a length in any case."""
+    """The `finish_reason` and the `stop_reason` of a chunk. An answer that was cut has a length in any case, and what cut it in
+    `stop_reason`, since clients' lists of reasons lack these words.
+    """
     reason = chunk.finish_reason
-    if reason in CUT:
+    if reason in (FinishReason.DEADLINE, FinishReason.ABORT):
         return "length", str(reason)
     return (None if reason is None else cast(Ended, str(reason))), chunk.stop
 
@@ -227,64 +168,35 @@ class ScoredToken(TypedDict):
 
     logprob: Logprob
     decoded_token: str
-    """The token alone as text."""
 
 
 @record
-class CompletionText(Choice):
-    """What every choice of a completion has."""
+class CompletionChoice(Choice):
+    """One answer of a completion, or a piece of one."""
 
-    text: Annotated[
-        str,
-        Field(
-            description="The answer's text, after its prompt's where the request has `echo`; in a stream, what is new.",
-            examples=[" there was"],
-        ),
-    ]
-    logprobs: OfLogprobs[CompletionLogprobs]
-    prompt_logprobs: NotRequired[
-        Annotated[
-            Iterable[dict[str, ScoredToken] | None],
-            Field(
-                description="Of each prompt token: null for the first, then objects by token id; where the request has "
-                "`prompt_logprobs`."
-            ),
-        ]
-    ]
-
-
-@record
-class CompletionChunkChoice(CompletionText):
-    """A piece of one answer."""
-
-    finish_reason: Annotated[Ended | None, Field(examples=["length"])]
-    """Why the answer ended; null where it goes on."""
-
-
-@record
-class CompletionChoice(CompletionText):
-    """One answer of a completion."""
-
-    finish_reason: Annotated[Ended, Field(examples=["length"])]
-    """Why the answer ended."""
+    text: AnyText
+    logprobs: CompletionLogprobs | None
+    finish_reason: Ended | None
+    """null where the answer goes on."""
+    prompt_logprobs: NotRequired[Iterable[dict[str, ScoredToken] | None]]
+    """Of each prompt token: null for the first, then objects by token id."""
 
 
 @record
 class Completion(Whole):
     """The answer to a completion that is not streamed."""
 
-    id: CompletionId
-    object: ObjectKind[Literal["text_completion"]]
-    choices: Answers[CompletionChoice]
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 @record
 class CompletionChunk(Chunk):
     """One event of a streamed completion."""
 
-    id: CompletionId
-    object: ObjectKind[Literal["text_completion"]]
-    choices: Pieces[CompletionChunkChoice]
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    """A piece of one answer; empty in the event that brings the usage of the whole call."""
 
 
 @record
@@ -294,7 +206,6 @@ class Problem(TypedDict):
     message: str
     """A sentence for a person."""
     type: str
-    """The kind of error, in OpenAI's words."""
     param: str | None
     """The field of the request that is at fault; null where none is."""
     code: str
@@ -306,4 +217,3 @@ class Error(TypedDict):
     """The answer to a call that failed, and the event of a stream that failed after it began."""
 
     error: Problem
-    """Why the call failed."""

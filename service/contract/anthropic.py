@@ -1,44 +1,101 @@
-"""Request bodies of Anthropic's Messages API, converted to a chat."""
+"""Request bodies of Anthropic's Messages API, and its messages and blocks as messages of a chat."""
 
+import re
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag, WithJsonSchema
+from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
-from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.params import MAX_INT32, MAX_STOP_STRINGS, at_most
-from attend.service.chat.forms import AnswerFormat
-from attend.service.chat.messages import MAX_MESSAGES
-from attend.service.chat.tools import MAX_TOOLS, Calling, calling
-from attend.service.contract.anthropic_blocks import MessageParams, Texts
+from attend.model.errors import InvalidRequest
+from attend.model.params import MAX_STOP_STRINGS
+from attend.service.chat.messages import MAX_MESSAGES, wrong
+from attend.service.chat.tools import MAX_TOOLS
 from attend.service.contract.conversation import (
+    TEXT_ALONE,
     FunctionName,
     FunctionSchema,
     FunctionText,
-    function_tool,
-    is_callable,
-    template_tool,
+    Name,
+    Other,
+    TextPart,
+    refuse_media,
+    text_parts,
+    without_media,
 )
-from attend.service.contract.requests import ModelName, Steering, StopTexts, Templated
-from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, closed, open_to_more, optional_field
-from attend.service.contract.tolerance import SAMPLING, Off
-from attend.service.contract.validation import read_body, validate
+from attend.service.contract.requests import ModelName, NotNegative, Positive, Steering, StopTexts, Templated
+from attend.service.contract.shapes import ByType, Shape, body, closed, optional_field
+from attend.service.contract.tolerance import SAMPLING, Unsupported
+from attend.service.contract.validation import read_body
 from attend.service.remarks import Remarks
+
+BILLING = re.compile(r"x-anthropic-billing-header:")
+"""How the block of a system prompt begins that Claude Code writes for billing. It changes with every call, so that no prompt
+after it would be found in the prefix cache."""
+BILLED = "system.x-anthropic-billing-header"
+
+
+@closed
+class ThinkingBlock(TypedDict):
+    """What the model wrote for itself. The chat template keeps it or drops it. Nothing is signed here."""
+
+    type: Literal["thinking"]
+    thinking: StrictStr
+    signature: NotRequired[Any]
+
+
+@closed
+class ToolUseBlock(TypedDict):
+    """A call of a tool, as the model made it."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: dict[StrictStr, Any]
+    caller: NotRequired[Any]
+    """Taken, and not used."""
+
+
+Texts = StrictStr | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+@closed
+class ToolResultBlock(TypedDict):
+    """What a tool answers to a call of a message before."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: NotRequired[StrictStr | Annotated[list[Annotated[TextPart | Other, ByType("text")]], Field(fail_fast=True)]]
+    is_error: NotRequired[StrictBool]
+    """Not used: the answer says what went wrong."""
+
+
+Block = Annotated[TextPart | ThinkingBlock | ToolUseBlock | ToolResultBlock | Other, ByType("text")]
+
+
+@closed
+class MessageParam(TypedDict):
+    """One message of the conversation. Where the last one is the assistant's, the answer goes on in it."""
+
+    role: Literal["user", "assistant", "system"]
+    content: StrictStr | Annotated[list[Block], Field(fail_fast=True)]
+
+
+MessageParams = Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
 
 THREAD = "thread"
 """A conversation that the server keeps."""
-OFF: dict[str, Off] = {
-    "mcp_servers": Off(([],), "no tools are called here: declare them in tools"),
-    "stop": Off(([],), "use stop_sequences"),
-    "max_completion_tokens": Off((), "use max_tokens"),
-    "response_format": Off((), "use output_config.format"),
-    "output_format": Off((), "use output_config.format"),
-    "compaction": Off((), "summaries are not made here: shorten messages"),
-    THREAD: Off((), "nothing is kept here: send the whole conversation in messages"),
-    "reasoning_effort": Off((), "use output_config.effort"),
-    "n": Off((1,), "a message has one answer"),
-    "logprobs": Off((False,)),
-    "top_logprobs": Off((0,)),
+OFF: dict[str, Unsupported] = {
+    "mcp_servers": Unsupported(([],), "no tools are called here: declare them in tools"),
+    "stop": Unsupported(([],), "use stop_sequences"),
+    "max_completion_tokens": Unsupported((), "use max_tokens"),
+    **dict.fromkeys(("response_format", "output_format"), Unsupported((), "use output_config.format")),
+    "compaction": Unsupported((), "summaries are not made here: shorten messages"),
+    THREAD: Unsupported((), "nothing is kept here: send the whole conversation in messages"),
+    "reasoning_effort": Unsupported((), "use output_config.effort"),
+    "n": Unsupported((1,), "a message has one answer"),
+    "logprobs": Unsupported((False,)),
+    "top_logprobs": Unsupported((0,)),
 }
 """Fields that are not carried out here."""
 
@@ -48,51 +105,23 @@ class ToolParam(TypedDict):
     """A function that the model may call."""
 
     name: FunctionName
-    """Its name, which no other tool has."""
     description: NotRequired[FunctionText]
-    """What it does."""
     input_schema: FunctionSchema
-    """A JSON schema of its arguments, which are an object."""
-    type: NotRequired[Literal["custom"] | None]
-    """What kind of tool it is."""
-    strict: NotRequired[StrictBool | None]
-    """Arguments always obey the schema. Default: false."""
+    type: NotRequired[Literal["custom"]]
+    strict: NotRequired[StrictBool]
 
 
-@open_to_more
-class ServerTool(TypedDict):
-    """A tool that runs elsewhere. It is not shown to the model."""
-
-    type: Annotated[StrictStr, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
-    """What kind of tool it is."""
+Tools = Annotated[list[Annotated[ToolParam | Other, ByType("custom")]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-def _kind_of_tool(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return "another tool" if isinstance(kind, str) and kind != "custom" else "a function"
-
-
-AnyTool = Annotated[
-    Annotated[ToolParam, NullAsAbsent(), Tag("a function")] | Annotated[ServerTool, Tag("another tool")],
-    Discriminator(_kind_of_tool),
-]
-Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
-class ToolChoice(Shape):
+class ToolUseChoice(Shape):
     """Which tools may be called."""
 
     type: Literal["auto", "any", "none", "tool"]
     """`any`: one has to be. `tool`: the one with this name."""
     name: StrictStr | None = None
-    """The name of one of the tools."""
     disable_parallel_tool_use: StrictBool | None = None
     """An answer holds one call at most."""
-
-
-class _Toolbox(Shape):
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
 
 
 class Thinking(Shape):
@@ -100,7 +129,7 @@ class Thinking(Shape):
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`adaptive`: as the chat template has it."""
-    budget_tokens: StrictInt | None = optional_field(**between(0, MAX_INT32))
+    budget_tokens: NotNegative | None = optional_field()
     """The most tokens of reasoning: then the reasoning ends, and the answer follows."""
 
 
@@ -108,7 +137,6 @@ class JsonOutput(Shape):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
-    """That the format is a JSON schema."""
     content: dict[StrictStr, Any] = Field(alias="schema")
     """The JSON schema. At most 64 KiB."""
 
@@ -125,19 +153,15 @@ class OutputConfig(Shape):
 class CountTokensRequest(Templated):
     """The body of POST /v1/messages/count_tokens."""
 
-    model_config = body("messages")
-
     model: ModelName = optional_field(minLength=1)
-    system: Annotated[Any, ShownAs(Texts | None)] = optional_field()
+    system: Texts | None = optional_field()
     """What the model is told first."""
-    messages: Annotated[Any, ShownAs(MessageParams)] = optional_field(
-        description=f"The conversation, 1 to {MAX_MESSAGES} messages."
-    )
-    tools: Annotated[list[Any], ShownAs(Tools)] | None = optional_field(
+    messages: MessageParams = Field(description=f"The conversation, 1 to {MAX_MESSAGES} messages.")
+    tools: Tools | None = optional_field(
         description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
         "Default: none."
     )
-    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = optional_field()
+    tool_choice: ToolUseChoice | None = optional_field()
     """Which tools may be called. Default: all, and none has to be."""
     thinking: Thinking | None = optional_field()
     """True if the model is to reason. Default: as the chat template has it."""
@@ -148,10 +172,10 @@ class CountTokensRequest(Templated):
 class MessagesRequest(CountTokensRequest, Steering):
     """The body of POST /v1/messages."""
 
-    model_config = body("messages", off=OFF)
+    model_config = body(off=OFF)
     off = SAMPLING | OFF
 
-    max_tokens: StrictInt | None = optional_field(**between(1, MAX_INT32))
+    max_tokens: Positive | None = optional_field()
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
     stop_sequences: StopTexts | None = optional_field(
         description=f"Texts that end the answer: at most {MAX_STOP_STRINGS}. Default: none."
@@ -160,35 +184,90 @@ class MessagesRequest(CountTokensRequest, Steering):
 
 def read_messages(document: dict[str, Any], remarks: Remarks) -> MessagesRequest:
     """A parsed body as a MessagesRequest. Raises InvalidRequest with the field named."""
-    _need_messages(document)
     return read_body(MessagesRequest, document, remarks)
 
 
 def read_count(document: dict[str, Any], remarks: Remarks) -> CountTokensRequest:
     """A parsed body as a CountTokensRequest. Raises InvalidRequest with the field named."""
-    _need_messages(document)
     return read_body(CountTokensRequest, document, remarks)
 
 
-def _need_messages(document: dict[str, Any]) -> None:
-    if document.get("messages") is None:
-        raise InvalidRequest("messages is required: a list of objects with a role and a content", "messages")
+def messages_of_anthropic(system: Any, messages: Any, remarks: Remarks) -> list[dict[str, Any]]:
+    """A conversation as templates take it. Raises InvalidRequest with the place named."""
+    refuse_media(messages, "messages", TEXT_ALONE)
+    made: list[dict[str, Any]] = []
+    if told := _system(system or "", remarks):
+        made.append({"role": "system", "content": told})
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if isinstance(content, str):
+            made.append({"role": role, "content": content})
+        elif role == "assistant":
+            made.append(_assistant(content, called, remarks))
+        else:
+            made += _user(role, without_media(content, remarks), f"messages[{index}]", called, remarks)
+    if not made:
+        raise InvalidRequest("messages holds nothing that the model can be told", "messages")
+    return made
 
 
-def calling_of_anthropic(request: CountTokensRequest, form: AnswerFormat, remarks: Remarks) -> Calling:
-    """What the fields `tools` and `tool_choice` ask for. Raises InvalidRequest."""
-    if request.tools is not None:
-        at_most("tools", request.tools, MAX_TOOLS, "tools")
-    given = {"tools": request.tools, "tool_choice": request.tool_choice}
-    read = validate(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
-    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if is_callable(tool, at, remarks, "custom")]
-    callable_ = [function_tool(tool["name"], tool["input_schema"], tool.get("strict"), at) for at, tool in functions]
-    documents = [template_tool(tool["name"], tool.get("description"), tool["input_schema"]) for _, tool in functions]
-    choice = read.tool_choice or ToolChoice(type="auto")
-    if choice.type == "tool" and choice.name is None:
-        raise InvalidRequest("tool_choice.name is required where its type is 'tool'", "tool_choice.name")
-    parallel = not choice.disable_parallel_tool_use
-    if choice.type == "tool":
-        return calling(callable_, documents, "required", (choice.name or "",), parallel, form)
-    chosen: dict[str, Any] = {"any": "required"}
-    return calling(callable_, documents, chosen.get(choice.type, choice.type), None, parallel, form)
+def _system(content: str | list[Any], remarks: Remarks) -> str | list[dict[str, str]]:
+    """What the model is told first."""
+    blocks = [{"text": content}] if isinstance(content, str) else content
+    kept = [block for block in blocks if not (remarks.drops_billing and BILLING.match(block["text"]))]
+    if len(kept) < len(blocks):
+        remarks.ignore(BILLED)
+    return text_parts(kept)
+
+
+def _by_type(blocks: list[Any], kinds: tuple[str, ...], remarks: Remarks) -> list[list[Any]]:
+    """The blocks of each of these types. That others are left out is said."""
+    for block in blocks:
+        if block["type"] not in kinds:
+            remarks.ignore(f"content.{block['type']}")
+    return [[block for block in blocks if block["type"] == kind] for kind in kinds]
+
+
+def _assistant(blocks: list[Any], called: set[str], remarks: Remarks) -> dict[str, Any]:
+    texts, thoughts, calls = _by_type(blocks, ("text", "thinking", "tool_use"), remarks)
+    said: dict[str, Any] = {"role": "assistant", "content": text_parts(texts)}
+    if thoughts:
+        said["reasoning_content"] = "\n".join(block["thinking"] for block in thoughts)
+    if calls:
+        called.update(call["id"] for call in calls)
+        functions = [(call["id"], {"name": call["name"], "arguments": call["input"]}) for call in calls]
+        said["tool_calls"] = [{"id": number, "type": "function", "function": function} for number, function in functions]
+    return said
+
+
+def _user(role: str, blocks: list[Any], place: str, called: set[str], remarks: Remarks) -> list[dict[str, Any]]:
+    """Messages of texts that follow each other, and of the answers of tools between them."""
+    made: list[dict[str, Any]] = []
+    texts: list[Any] = []
+
+    def say() -> None:
+        if texts:
+            made.append({"role": role, "content": text_parts(texts)})
+            texts.clear()
+
+    _by_type(blocks, ("text", "tool_result"), remarks)
+    for index, block in enumerate(blocks):
+        if block["type"] == "text":
+            texts.append(block)
+        elif block["type"] == "tool_result":
+            say()
+            made.append(_result(block, f"{place}.content[{index}].tool_use_id", called, remarks))
+    say()
+    return made if blocks else [{"role": role, "content": ""}]
+
+
+def _result(block: Any, place: str, called: set[str], remarks: Remarks) -> dict[str, Any]:
+    number, content = block["tool_use_id"], block.get("content") or ""
+    if number not in called:
+        raise wrong(place, "must be the id of a tool_use in an assistant's message before this one", number)
+    if block.get("is_error"):
+        remarks.ignore("is_error")
+    if not isinstance(content, str):
+        content = text_parts(*_by_type(without_media(content, remarks), ("text",), remarks))
+    return {"role": "tool", "content": content, "tool_call_id": number}

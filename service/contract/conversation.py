@@ -1,128 +1,112 @@
-"""Messages and tools of a chat: shapes that validate them and document them in /openapi.json."""
+"""Messages and tools of a chat: shapes that validate them and document them in /openapi.json, and what templates get."""
 
-from typing import Annotated, Any, Literal, NotRequired, TypeGuard
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    StrictBool,
-    StrictStr,
-    Tag,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, Field, StrictBool, StrictStr
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from attend.model.errors import NotSupported
-from attend.model.params import at_most
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.params import describe
 from attend.service.chat.calls import MAX_NAME as MAX_TOOL_NAME
 from attend.service.chat.forms import AnswerFormat
-from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
+from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, wrong
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, TOOL_NAME, Calling, Choice, calling
-from attend.service.contract.media import MediaPart, kind_of_part, refuse_media, without_media
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, NullAsAbsent, Or, Shape, closed, null_or_one_of, open_to_more
-from attend.service.contract.validation import validate
+from attend.service.contract.shapes import UNSUPPORTED, WRONG, ByType, ErrorText, closed, open_to_more
 from attend.service.remarks import Remarks
 
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME)]
-Function = Annotated[Literal["function"], Field(description="What kind of tool it is.")]
-Nothing = Annotated[
-    Annotated[list[Any], Field(max_length=0)] | None,
-    Or("is not supported in a message with this role", UNSUPPORTED),
-    WithJsonSchema(null_or_one_of("Taken as clients send it back with an answer: only where it is empty.", [])),
-]
-
-
-_TEXT_ALONE = "must be 'text': this server takes no other input"
+TEXT_ALONE = "must be a text: this server takes no other input"
+# --- parts of a message
 
 
 @closed
 class TextPart(TypedDict):
-    """A part of a message: a text."""
+    """A text. `annotations`, `logprobs` and `citations` are of an answer, as clients send it back; left out."""
 
-    type: Annotated[Literal["text"], Or(_TEXT_ALONE, UNSUPPORTED)]
-    """Text is all that a part may be."""
+    type: Annotated[Literal["text", "input_text", "output_text"], ErrorText(TEXT_ALONE, UNSUPPORTED)]
     text: StrictStr
-    """The text of the part."""
+    annotations: NotRequired[Any]
+    logprobs: NotRequired[Any]
+    citations: NotRequired[Any]
 
 
 @closed
 class RefusalPart(TypedDict):
-    """A part that says that a model, somewhere else, did not answer. It is left out."""
+    """That a model, somewhere else, did not answer. It is left out."""
 
     type: Literal["refusal"]
-    """What kind of part it is."""
     refusal: StrictStr
-    """Why the model did not answer, in its words."""
 
 
-Part = Annotated[
-    Annotated[TextPart, NullAsAbsent(), Tag("a text")] | Annotated[MediaPart, Tag("media")],
-    Discriminator(lambda part: "media" if kind_of_part(part) == "media" else "a text"),
-]
-Parts = Annotated[list[Part], Field(fail_fast=True)]
-Content = Annotated[
-    StrictStr | Parts,
-    Field(description="The text, or parts of it, joined by line ends where the chat template writes no parts."),
-]
-"""Described here: pydantic reads no texts that a TypedDict inherits."""
-AnswerPart = Annotated[
-    Annotated[TextPart, NullAsAbsent(), Tag("a text")] | Annotated[RefusalPart, NullAsAbsent(), Tag("a refusal")],
-    Discriminator(lambda part: "a refusal" if isinstance(part, dict) and part.get("type") == "refusal" else "a text"),
-]
-AnswerParts = Annotated[list[AnswerPart], Field(fail_fast=True)]
-Left = Annotated[Any, Field(description="Of an answer, as clients send it back; left out.")]
+@open_to_more
+class MediaPart(TypedDict):
+    """Input that is no text. It is refused in what the user says last. In what was said before, and in what tools answer, it is
+    left out, and said, since a conversation that holds it could not go on otherwise.
+    """
+
+    type: Literal["image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"]
 
 
-@closed
-class _Message(TypedDict):
-    name: NotRequired[Annotated[Name | None, Field(description="Who it is, for templates that say so.")]]
-    function_call: NotRequired[Nothing]
-    refusal: NotRequired[Left]
-    audio: NotRequired[Nothing]
-    annotations: NotRequired[Left]
+@open_to_more
+class Other(TypedDict):
+    """A tool, an item or a block that the model is not shown. That it is left out is said."""
+
+    type: StrictStr
 
 
-@closed
-class _Said(_Message):
-    content: Content
-    tool_calls: NotRequired[Nothing]
-    reasoning_content: NotRequired[Nothing]
-    reasoning: NotRequired[Nothing]
-    parsed: NotRequired[Nothing]
-    provider_specific_fields: NotRequired[Nothing]
+Part = Annotated[TextPart | RefusalPart | MediaPart, ByType("text")]
+Content = StrictStr | Annotated[list[Part], Field(fail_fast=True)]
+"""A text, or parts of it, joined by line ends where the chat template writes no parts."""
+MEDIA = (
+    *("image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"),
+    *("image", "document", "search_result", "container_upload"),
+)
+"""Types of parts that are no text, in OpenAI's words and in Anthropic's."""
 
 
-@closed
-class TextMessage(_Said):
-    """A message to the model: of the system or the user."""
+def refuse_media(messages: list[Any], name: str, sentence: str) -> None:
+    """Raise NotSupported for media in what the user says last. `sentence` says why."""
+    newest = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+    content = messages[newest].get("content") if newest >= 0 else ""
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if part["type"] in MEDIA:
+            where = f"{name}[{newest}].content[{at}].type"
+            raise NotSupported(f"{where} {sentence}; got {describe(part['type'])}", where)
 
-    role: Literal["system", "developer", "user"]
-    """Who says it; `developer` is `system`."""
-    tool_call_id: NotRequired[None]
-    """Only messages of tools have one."""
+
+def without_media(parts: Iterable[Any], remarks: Remarks) -> list[Any]:
+    """The parts, with a note to the model in place of each that is media; without refusals. What is left out is said."""
+    made = []
+    for part in parts:
+        kind = part["type"]
+        if kind in MEDIA:
+            remarks.ignore(f"content.{kind}")
+            part = {"type": "text", "text": f"[{kind} left out: this model reads text alone]"}
+        if kind == "refusal":
+            remarks.ignore(kind)
+        else:
+            made.append(part)
+    return made
 
 
-@closed
-class ToolMessage(_Said):
-    """A message with the answer of a tool."""
+def text_parts(parts: list[Any]) -> str | list[dict[str, str]]:
+    """Texts as templates take them: one, or several as parts, which templates join."""
+    made = [{"type": "text", "text": part["text"]} for part in parts]
+    return made[0]["text"] if len(made) == 1 else made or ""
 
-    role: Literal["tool"]
-    """Who says it; `developer` is `system`."""
-    tool_call_id: Name
-    """The call that the tool answers, of a message before."""
+
+# --- messages
 
 
 @open_to_more
 class PastFunction(TypedDict):
-    """The function that was called."""
+    """The function that was called. The arguments are a JSON object, or as much of it as was written."""
 
     name: Name
-    """The name of one of the request's tools."""
     arguments: StrictStr
-    """A JSON object, or as much of it as was written."""
 
 
 @open_to_more
@@ -130,41 +114,100 @@ class PastCall(TypedDict):
     """A call of a tool, as it came. Clients add fields to it."""
 
     id: Name
-    """What the message with the tool's answer names."""
-    type: NotRequired[Function]
+    type: NotRequired[Literal["function"]]
     function: PastFunction
-    """Its name and its arguments."""
 
 
 @closed
-class AssistantMessage(_Message):
-    """A message that the model wrote earlier."""
+class Message(TypedDict):
+    """A message of the conversation; `developer` is `system`."""
 
-    role: Literal["assistant"]
-    """Who says it; `developer` is `system`."""
-    content: NotRequired[StrictStr | AnswerParts | None]
-    """The text of the message, or its parts."""
-    tool_call_id: NotRequired[None]
-    """Only messages of tools have one."""
-    tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None]
-    """The calls of tools in it, as they came."""
-    reasoning_content: NotRequired[StrictStr | None]
-    """What the model wrote for itself, under either name; the chat template keeps it or drops it."""
-    reasoning: NotRequired[StrictStr | None]
-    """What the model wrote for itself, under either name; the chat template keeps it or drops it."""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: NotRequired[Content]
+    name: NotRequired[Name]
+    """Who it is, for templates that say so."""
+    tool_call_id: NotRequired[Name]
+    """Of a tool's answer: the call, of a message before."""
+    tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)]]
+    """Of the assistant: the calls of tools, as they came."""
+    reasoning_content: NotRequired[StrictStr]
+    """Of the assistant: what it wrote for itself, under either name; the chat template keeps it or drops it."""
+    reasoning: NotRequired[StrictStr]
+    refusal: NotRequired[Any]
+    annotations: NotRequired[Any]
     parsed: NotRequired[Any]
-    """What a client has added to the message; not looked at."""
     provider_specific_fields: NotRequired[Any]
-    """What a client has added to the message; not looked at."""
+    function_call: NotRequired[Any]
+    audio: NotRequired[Any]
 
 
-Message = Annotated[
-    Annotated[TextMessage, NullAsAbsent()]
-    | Annotated[ToolMessage, NullAsAbsent()]
-    | Annotated[AssistantMessage, NullAsAbsent()],
-    Field(discriminator="role"),
-]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+_OF_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning", "parsed", "provider_specific_fields")
+_OF_NOBODY = ("function_call", "audio")
+
+
+def messages_of(messages: list[Message], remarks: Remarks) -> list[dict[str, Any]]:
+    """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
+    called: set[str] = set()
+    refuse_media(messages, "messages", TEXT_ALONE)
+    return [_for_template(message, f"messages[{index}]", called, remarks) for index, message in enumerate(messages)]
+
+
+def _for_template(message: Message, place: str, called: set[str], remarks: Remarks) -> dict[str, Any]:
+    """One message. `called` has the ids of the calls so far, and gets those of this message."""
+    given: Any = message
+    role = message["role"]
+    for name in _OF_NOBODY if role == "assistant" else (*_OF_NOBODY, *_OF_ASSISTANT):
+        if given.get(name):
+            raise NotSupported(f"{place}.{name} is not supported in a message with this role", f"{place}.{name}")
+    if "content" not in message and role != "assistant":
+        raise InvalidRequest(f"{place}.content is required", f"{place}.content")
+    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(message, remarks)}
+    if "name" in message:
+        shown["name"] = message["name"]
+    for name in ("reasoning", "reasoning_content"):
+        if role == "assistant" and name in message:
+            shown["reasoning_content"] = given[name]
+    if calls := message.get("tool_calls"):
+        called.update(call["id"] for call in calls)
+        shown["tool_calls"] = [past_call(call["id"], **call["function"]) for call in calls]
+    if role == "tool":
+        shown["tool_call_id"] = _answered(message, place, called)
+    elif "tool_call_id" in message:
+        raise InvalidRequest(f"{place}.tool_call_id is not a field of a message with this role", f"{place}.tool_call_id")
+    return shown
+
+
+def _answered(message: Message, place: str, called: set[str]) -> str:
+    """The call that a tool answers."""
+    if "tool_call_id" not in message:
+        raise InvalidRequest(f"{place}.tool_call_id is required", f"{place}.tool_call_id")
+    number = message["tool_call_id"]
+    if number not in called:
+        raise wrong(f"{place}.tool_call_id", "must be the id of a call in an assistant's message before this one", number)
+    return number
+
+
+def _content(message: Message, remarks: Remarks) -> str | list[Any]:
+    """The text of a message, or its parts. What is left out is said."""
+    given: Any = message
+    content = given.get("content")
+    for name in ("refusal", "annotations"):
+        if given.get(name):
+            remarks.ignore(name)
+    if content == []:
+        remarks.ignore("content")
+    if not isinstance(content, list):
+        return content or ""
+    return [{"type": "text", "text": part["text"]} for part in without_media(content, remarks)] or ""
+
+
+def past_call(number: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call as templates take it, its arguments as an object: they write them out themselves."""
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments_of(arguments)}}
+
+
+# --- tools
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -174,17 +217,15 @@ def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _OF_OBJECT = "must be a JSON schema of an object"
+_RESULT = "must be a JSON schema of what the function gives back"
 Result = Annotated[
-    Annotated[dict[StrictStr, Any], Or("must be a JSON schema of what the function gives back")] | None,
-    Field(description="A schema of what it gives back, for templates."),
+    dict[StrictStr, Any], ErrorText(_RESULT), Field(description="A schema of what it gives back, for templates.")
 ]
-
-
 FunctionName = Annotated[
-    StrictStr, Field(pattern=f"^{TOOL_NAME.pattern}$"), Or(f"must be 1 to {MAX_TOOL_NAME} letters, digits and _ . -")
+    StrictStr, Field(pattern=f"^{TOOL_NAME.pattern}$"), ErrorText(f"must be 1 to {MAX_TOOL_NAME} letters, digits and _ . -")
 ]
-FunctionText = Annotated[StrictStr, Field(max_length=MAX_DESCRIPTION)] | None
-FunctionSchema = Annotated[dict[StrictStr, Any], AfterValidator(_of_object), Or(_OF_OBJECT)] | None
+FunctionText = Annotated[StrictStr, Field(max_length=MAX_DESCRIPTION)]
+FunctionSchema = Annotated[dict[StrictStr, Any], AfterValidator(_of_object), ErrorText(_OF_OBJECT)]
 
 
 @closed
@@ -194,10 +235,9 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
     name: FunctionName
     """Its name, which no other tool has."""
     description: NotRequired[FunctionText]
-    """What the function does, for the model."""
     parameters: NotRequired[FunctionSchema]
     """A JSON schema of its arguments, which are an object: of draft 2020-12, 7 or 4 where calls are enforced."""
-    strict: NotRequired[StrictBool | None]
+    strict: NotRequired[StrictBool]
     """Arguments always obey the schema. Default: false."""
     response: NotRequired[Result]
 
@@ -206,157 +246,77 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
 class FunctionTool(TypedDict):
     """A tool that the model may call."""
 
-    type: Function
-    function: Annotated[DeclaredFunction, NullAsAbsent()]
-    """The function that may be called."""
+    type: Literal["function"]
+    function: DeclaredFunction
 
 
-@open_to_more
-class OtherTool(TypedDict):
-    """A tool that is no function. It is not shown to the model."""
-
-    type: Annotated[StrictStr, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
-    """What kind of tool it is."""
+Tools = Annotated[list[Annotated[FunctionTool | Other, ByType("function")]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-def _kind_of_tool(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return "another tool" if isinstance(kind, str) and kind != "function" else "a function tool"
-
-
-AnyTool = Annotated[
-    Annotated[FunctionTool, NullAsAbsent(), Tag("a function tool")] | Annotated[OtherTool, Tag("another tool")],
-    Discriminator(_kind_of_tool),
-]
-Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
-class NamedFunction(Shape):
+@closed
+class NamedFunction(TypedDict):
     """A function that may be called."""
 
     name: StrictStr
-    """The name of one of the request's tools."""
 
 
-class NamedTool(Shape):
+@closed
+class NamedTool(TypedDict):
     """The only tool that may be called, and has to be."""
 
     type: Literal["function"]
-    """The choice is a function by its name."""
     function: NamedFunction
-    """The function that has to be called."""
 
 
-class Allowed(Shape):
-    """A part of the tools, to which the choice is limited."""
+@closed
+class Allowed(TypedDict):
+    """A part of the tools, to which the choice is limited. The others are shown to the model too: the prompt is the same."""
 
     mode: Literal["auto", "required"]
-    """True if one has to be called."""
+    """`required`: one has to be called."""
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-    """Those that may be called. The others are shown to the model, so that the prompt stays the same."""
 
 
-class AllowedTools(Shape):
+@closed
+class AllowedTools(TypedDict):
     """Only some of the tools may be called."""
 
     type: Literal["allowed_tools"]
-    """The choice is limited to a part of the tools."""
     allowed_tools: Allowed
-    """The tools that may be called."""
 
 
-ToolChoice = Choice | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+ToolChoice = Choice | Annotated[NamedTool | AllowedTools, ByType()]
 
 
-class _Conversation(Shape):
-    messages: Messages
-
-
-class _Toolbox(Shape):
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-
-
-def messages_of(messages: list[Any], remarks: Remarks | None = None) -> list[dict[str, Any]]:
-    """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
-    check_count(messages)
-    remarks = Remarks(strict=True) if remarks is None else remarks
-    called: set[str] = set()
-    read = validate(_Conversation, {"messages": messages}, remarks, exact=True).messages
-    newest = max((index for index, message in enumerate(read) if message["role"] == "user"), default=-1)
-    if newest >= 0 and isinstance(content := read[newest]["content"], list):
-        refuse_media(content, f"messages[{newest}].content", f" {_TEXT_ALONE}; got {{got}}")
-    return [_for_template(message, index, called, remarks) for index, message in enumerate(read)]
-
-
-def _for_template(
-    message: TextMessage | ToolMessage | AssistantMessage, index: int, called: set[str], remarks: Remarks
-) -> dict[str, Any]:
-    """One message. `called` has the ids of the calls so far, and gets those of this message."""
-    role = message["role"]
-    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(message, remarks)}
-    name = message.get("name")
-    if name is not None:
-        shown["name"] = name
-    if message["role"] == "assistant":
-        for field in ("reasoning", "reasoning_content"):
-            if (reasoning := message.get(field)) is not None:
-                shown["reasoning_content"] = reasoning
-        if calls := message.get("tool_calls"):
-            called.update(call["id"] for call in calls)
-            shown["tool_calls"] = [_call_for_template(call) for call in calls]
-    elif message["role"] == "tool":
-        number = message["tool_call_id"]
-        if number not in called:
-            wanted = "must be the id of a call in an assistant's message before this one"
-            raise wrong(f"messages[{index}].tool_call_id", wanted, number)
-        shown["tool_call_id"] = number
-    return shown
-
-
-def _content(message: TextMessage | ToolMessage | AssistantMessage, remarks: Remarks) -> str | list[Any]:
-    """The text of a message, or its parts. What is left out is said."""
-    for name in ("refusal", "annotations"):
-        if message.get(name):
-            remarks.ignore(name)
-    content = message.get("content")
-    if content == []:
-        remarks.ignore("content")
-    if not isinstance(content, list):
-        return content or ""
-    if any(part["type"] == "refusal" for part in content):
-        remarks.ignore("refusal")
-        content = [part for part in content if part["type"] != "refusal"]
-    return without_media(content, remarks) or ""
-
-
-def _call_for_template(call: PastCall) -> dict[str, Any]:
-    """A call, its arguments as an object: templates write them out themselves."""
-    function = {"name": call["function"]["name"], "arguments": arguments_of(call["function"]["arguments"])}
-    return {"id": call["id"], "type": "function", "function": function}
-
-
-def calling_of(tools: Any, choice: Any, parallel: bool | None, form: AnswerFormat, remarks: Remarks | None = None) -> Calling:
-    """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for. Raises InvalidRequest."""
-    if isinstance(tools, list):
-        at_most("tools", tools, MAX_TOOLS, "tools")
-    remarks = Remarks(strict=True) if remarks is None else remarks
-    read = validate(_Toolbox, {"tools": tools, "tool_choice": choice}, remarks, exact=True, unknown=NotSupported)
-    functions = {index: tool for index, tool in enumerate(read.tools or ()) if _is_function(tool, index, remarks)}
-    declared = [_tool(tool["function"], index) for index, tool in functions.items()]
-    shown = [_template_tool(tools[index]) for index in functions]
-    parallel = parallel is not False
-    match read.tool_choice:
-        case NamedTool(function=function):
-            return calling(declared, shown, "required", (function.name,), parallel, form)
-        case AllowedTools(allowed_tools=allowed):
-            return calling(declared, shown, allowed.mode, tuple(tool.function.name for tool in allowed.tools), parallel, form)
-        case choice:
-            return calling(declared, shown, choice or "auto", None, parallel, form)
-
-
-def _is_function(tool: FunctionTool | OtherTool, index: int, remarks: Remarks) -> TypeGuard[FunctionTool]:
-    return is_callable(tool, index, remarks)
+def calling_of(
+    tools: list[Any] | None,
+    choice: Any,
+    parallel: bool | None,
+    form: AnswerFormat,
+    remarks: Remarks,
+    own: str = "function",
+    schema: str = "function.parameters",
+) -> Calling:
+    """What tools, and a choice of them in OpenAI's words, ask for. `own` is the type of those that can be called, and `schema`
+    where the schema of their arguments stands. Raises InvalidRequest.
+    """
+    declared, documents = [], []
+    for index, tool in enumerate(tools or ()):
+        if not is_callable(tool, index, remarks, own):
+            continue
+        function = tool.get("function", tool)
+        parameters = function.get(schema.rpartition(".")[2])
+        strict = bool(function.get("strict"))
+        shown = _NO_PARAMETERS if parameters is None else parameters
+        declared.append(Tool(function["name"], shown, strict, f"tools[{index}].{schema}"))
+        documents.append(tool if function is not tool else _template_tool(function, parameters))
+    named: tuple[str, ...] | None = None
+    if isinstance(choice, dict):
+        listed: Any = choice.get("allowed_tools", choice)
+        functions = [each.get("function", each) for each in listed.get("tools", [choice]) if each["type"] == "function"]
+        named = tuple(each["name"] for each in functions if "name" in each)
+        choice = listed.get("mode", "required")
+    return calling(declared, documents, choice or "auto", named, parallel is not False, form)
 
 
 def is_callable(tool: Any, index: int, remarks: Remarks, own: str = "function") -> bool:
@@ -370,29 +330,10 @@ def is_callable(tool: Any, index: int, remarks: Remarks, own: str = "function") 
     return False
 
 
-def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as templates write it: in the caller's order, without what is ignored."""
-    function = {name: value for name, value in tool["function"].items() if name in _OF_FUNCTION}
-    return {name: function if name == "function" else value for name, value in tool.items() if name in _OF_TOOL}
-
-
-_OF_FUNCTION = DeclaredFunction.__required_keys__ | DeclaredFunction.__optional_keys__
-_OF_TOOL = FunctionTool.__required_keys__
-
-
-def _tool(function: DeclaredFunction, index: int) -> Tool:
-    return function_tool(function["name"], function.get("parameters"), function.get("strict"), index)
-
-
-def function_tool(name: str, parameters: dict[str, Any] | None, strict: bool | None, index: int) -> Tool:
-    """A function that the model may call, by its place in the caller's list."""
-    return Tool(name, _NO_PARAMETERS if parameters is None else parameters, bool(strict), index)
-
-
-def template_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+def _template_tool(function: dict[str, Any], parameters: Any) -> dict[str, Any]:
     """A function as templates write it, whose caller writes it otherwise."""
-    given = {"description": description, "parameters": parameters}
-    return {"type": "function", "function": {"name": name} | {key: value for key, value in given.items() if value is not None}}
+    given = {"name": function["name"], "description": function.get("description"), "parameters": parameters}
+    return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
 
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -10,45 +10,37 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.service.chat.messages import json_object
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.chat import ChatMessageRequest
-from attend.service.contract.requests import GenerateRequest, Generation
+from attend.service.contract.requests import GenerateRequest
 from attend.service.contract.shapes import Shape, wires
 from attend.service.contract.structured import KINDS
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
-from attend.service.contract.validation import validate
+from attend.service.contract.validation import read_body
 from attend.v1 import generation_pb2 as pb
 
 NOT_ASKED = frozenset({"response.prompt_token_ids"})
 """What a message has and no body: read where the answer is written."""
 
 
-def to_generate_request(message: pb.GenerateRequest) -> GenerateRequest:
-    """A call of Generate. Raises InvalidRequest with the field named."""
+def generation(message: pb.GenerateRequest | pb.ChatRequest) -> GenerateRequest | ChatMessageRequest:
+    """A call for text; of a chat the messages have been counted. Raises InvalidRequest with the field named."""
+    if isinstance(message, pb.ChatRequest):
+        return read_body(ChatMessageRequest, fields_of(message, ChatMessageRequest))
     _needs_input(message)
     fields = fields_of(message, GenerateRequest)
     if isinstance(fields["prompt"], list):
         fields["prompt"] = [fields["prompt"]]  # one prompt, also where it is empty
-    return validate(GenerateRequest, fields)
-
-
-def to_chat_request(message: pb.ChatRequest) -> ChatMessageRequest:
-    """A call of Chat, whose messages have been counted. Raises InvalidRequest with the field named."""
-    return validate(ChatMessageRequest, fields_of(message, ChatMessageRequest))
-
-
-def generation(message: pb.GenerateRequest | pb.ChatRequest) -> Generation:
-    """A call for text. Raises InvalidRequest with the field named."""
-    return to_generate_request(message) if isinstance(message, pb.GenerateRequest) else to_chat_request(message)
+    return read_body(GenerateRequest, fields)
 
 
 def to_embed_request(message: pb.EmbedRequest) -> EmbedRequest:
     """A call of Embed. Raises InvalidRequest with the field named."""
-    return validate(EmbedRequest, {"input": []} | fields_of(message, EmbedRequest))
+    return read_body(EmbedRequest, {"input": []} | fields_of(message, EmbedRequest))
 
 
 def to_explain_request(message: pb.ExplainRequest) -> AttentionRequest:
     """A call of Explain. Raises InvalidRequest with the field named."""
     _needs_input(message)
-    return validate(AttentionRequest, fields_of(message, AttentionRequest))
+    return read_body(AttentionRequest, fields_of(message, AttentionRequest))
 
 
 def _needs_input(message: pb.GenerateRequest | pb.ExplainRequest) -> None:
@@ -110,6 +102,18 @@ def _structured_output(kind: str) -> Callable[[Any, Any], dict[str, Any]]:
     return lambda value, message: {name: _plain(value)}
 
 
+def _messages(messages: Any, call: Any) -> list[dict[str, Any]]:
+    """The messages in OpenAI's words. What is empty was not given, but a content may be empty."""
+    made = []
+    for message in messages:
+        read = {"role": message.role, "content": message.content}
+        given = {"name": message.name, "reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
+        read |= {name: value for name, value in given.items() if value}
+        calls = [{"id": each.id, "function": {"name": each.name, "arguments": each.arguments}} for each in message.tool_calls]
+        made.append(read | ({"tool_calls": calls} if calls else {}))
+    return made
+
+
 def _tools(tools: Any, message: Any) -> list[Any]:
     """The tools in OpenAI's words, in which `conversation.py` reads them and templates write them."""
     if len(tools) > MAX_TOOLS:  # refused for their number, and not looked at
@@ -138,6 +142,7 @@ def _input(given: pb.EmbedInput) -> str | list[int]:
 
 READ: dict[str, Callable[[Any, Any], Any]] = {
     "token_ids": _kept_tokens,
+    "messages": _messages,
     "tools": _tools,
     "tool_choice": lambda choice, message: choice or None,
     "tool_name": lambda name, message: {"type": "function", "function": {"name": name}},

@@ -1,22 +1,13 @@
-"""Request bodies of OpenAI's routes, and the fields that all generating routes share. Ranges are in `model/params.py`.
+"""Request bodies of OpenAI's routes, and the fields that all generating routes share.
 
 null means absent everywhere. For fields that are not known, or not carried out, see `tolerance.py`.
 """
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictInt, StrictStr, WithJsonSchema, WrapValidator
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import (
@@ -31,7 +22,6 @@ from attend.model.params import (
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_PRIORITY,
-    MAX_PROMPT_SCORES,
     MAX_REPETITION_PENALTY,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
@@ -42,32 +32,20 @@ from attend.model.params import (
     at_most,
     describe,
 )
-from attend.service.contract.shapes import (
-    TEXT,
-    Schema,
-    Shape,
-    between,
-    body,
-    list_of,
-    one_of,
-    optional_field,
-    param,
-    range_up_to,
-)
+from attend.service.contract.shapes import TEXT, Range, Schema, Shape, Wire, body, list_of, one_of, optional_field, param
 from attend.service.contract.structured import KINDS, ResponseFormat, StructuredOutputs
-from attend.service.contract.tolerance import SAMPLING, Off
+from attend.service.contract.tolerance import SAMPLING, Unsupported
 from attend.service.contract.validation import read_body
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 from attend.service.remarks import Remarks
 
 MAX_COMPLETION_LOGPROBS = 5
-Number = StrictInt | StrictFloat
 T = TypeVar("T")
 List = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first wrong item is the only one that is looked at: a body may hold half a million."""
 
 
-def _integers(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _integers(value: Any, check: Callable[[Any], Any]) -> Any:
     """A list of integers as it is, found to be one a part at a time: the validator would hold the interpreter for all of it."""
     if isinstance(value, list) and all({*map(type, value[at : at + PART])} == {int} for at in range(0, len(value), PART)):
         return value
@@ -78,21 +56,31 @@ PART = 8192
 """Items that are looked at in one go: a tenth of a millisecond."""
 TokenId = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
 TokenIds = Annotated[List[TokenId], WrapValidator(_integers)]
-TOKEN: Schema = {"type": "integer", "minimum": 0}
-SOME_TOKENS = list_of(TOKEN, minItems=1)
-_PROMPTS = {"minItems": 1, "maxItems": MAX_CHOICES_TIMES_PROMPTS}
-TEXTS = WithJsonSchema(one_of(TEXT, list_of(TEXT, **_PROMPTS), SOME_TOKENS, list_of(SOME_TOKENS, **_PROMPTS)))
-"""A text, token ids, or a list of either."""
-_WORD: Schema = TEXT | {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-Stop = Annotated[StrictStr | List[StrictStr], WithJsonSchema(one_of(_WORD, list_of(_WORD, maxItems=MAX_STOP_STRINGS)))]
-StopTexts = Annotated[List[StrictStr], WithJsonSchema(list_of(_WORD, maxItems=MAX_STOP_STRINGS))]
+SOME_TOKENS = list_of({"type": "integer", "minimum": 0}, minItems=1)
+
+
+def texts_or_tokens(most: int) -> WithJsonSchema:
+    """The schema of a text, token ids, or a list of either with so many items."""
+    limits = {"minItems": 1, "maxItems": most}
+    return WithJsonSchema(one_of(TEXT, list_of(TEXT, **limits), SOME_TOKENS, list_of(SOME_TOKENS, **limits)))
+
+
+PROMPTS = texts_or_tokens(MAX_CHOICES_TIMES_PROMPTS)
+Word = Annotated[StrictStr, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopTexts = Annotated[List[Word], Field(max_length=MAX_STOP_STRINGS)]
+Stop = Annotated[Word | StopTexts, AfterValidator(lambda stop: [stop] if isinstance(stop, str) else stop)]
 _BIASES: Schema = {
-    "type": ["object", "null"],
+    "type": "object",
     "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
-    "additionalProperties": {"type": "number", **between(-MAX_BIAS, MAX_BIAS)},
+    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
     "maxProperties": MAX_BIASES,
 }
 TOKENS = "Token ids are from 0 to one below `vocab_size` of /tokenizer_info."
+Probability = Annotated[float, Range(0, 1)]
+Penalty = Annotated[float, Range(-MAX_PENALTY, MAX_PENALTY)]
+Positive = Annotated[int, Range(1, MAX_INT32)]
+NotNegative = Annotated[int, Range(0, MAX_INT32)]
+Alternatives = Annotated[int, Range(0, MAX_LOGPROBS)]
 ModelName = Annotated[
     StrictStr | None,
     Field(description="The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."),
@@ -109,40 +97,33 @@ RequestId = Annotated[
     ),
 ]
 DeadlineMs = Annotated[
-    StrictInt | None,
-    Field(
-        description="Milliseconds in which to answer; then the status is 504. Default: the server's own limit.",
-        json_schema_extra=between(1, MAX_DEADLINE_MS),
-    ),
+    Annotated[int, Range(1, MAX_DEADLINE_MS)] | None,
+    Field(description="Milliseconds in which to answer; then the status is 504. Default: the server's own limit."),
 ]
 TruncateTokens = Annotated[
-    StrictInt | None,
-    Field(
-        description="Truncate the prompt from the left to this many tokens. Default: no truncation.",
-        json_schema_extra=between(1, MAX_INT32),
-    ),
+    Positive | None, Field(description="Truncate the prompt from the left to this many tokens. Default: no truncation.")
 ]
 
-_CHAT = Off((), "it is a field of POST /v1/chat/completions")
-OFF: dict[str, Off] = {
-    **dict.fromkeys(("messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort"), _CHAT),
-    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"), _CHAT),
-    **dict.fromkeys(("continue_final_message", "add_generation_prompt", "thinking_token_budget"), _CHAT),
-}
+OFF = dict.fromkeys(
+    (
+        *("messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort", "tools", "tool_choice"),
+        *("parallel_tool_calls", "top_logprobs", "continue_final_message", "add_generation_prompt", "thinking_token_budget"),
+    ),
+    Unsupported((), "it is a field of POST /v1/chat/completions"),
+)
 """Fields that are not carried out here."""
 
 
-def _few(biases: Any) -> Any:
-    if isinstance(biases, dict):
-        at_most("logit_bias", biases, MAX_BIASES, "entries")
-    return biases
-
-
-def bias_tokens(biases: dict[str, float]) -> dict[int, float]:
-    """logit_bias by token id: JSON has no integer keys, so they are plain digits."""
-    for key in biases:
+def bias_tokens(biases: Any) -> dict[int, float]:
+    """logit_bias by token id: JSON has no integer keys, so they are plain digits. Raises InvalidRequest."""
+    if not isinstance(biases, dict):
+        raise InvalidRequest(f"logit_bias must be an object; got {describe(biases)}", "logit_bias")
+    at_most("logit_bias", biases, MAX_BIASES, "entries")
+    for key, bias in biases.items():
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", key):
             raise InvalidRequest(f"logit_bias must have token ids as keys, in digits; got {describe(key)}", "logit_bias")
+        if type(bias) not in (int, float):
+            raise InvalidRequest(f"logit_bias must hold numbers; got {describe(bias)}", "logit_bias")
     return {int(key): bias for key, bias in biases.items()}
 
 
@@ -159,73 +140,58 @@ class Steering(Shape):
     """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
     model: ModelName = optional_field(proto="model")
-    temperature: Number | None = param("temperature", proto="temperature", **between(0, MAX_TEMPERATURE))
+    temperature: Annotated[float, Range(0, MAX_TEMPERATURE)] | None = param("temperature", "temperature")
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
-    top_p: Number | None = param("top_p", proto="sampling.top_p", **between(0, 1))
+    top_p: Probability | None = param("top_p", "sampling.top_p")
     """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability; 0 leaves one."""
     stream: StrictBool | None = optional_field(False)
     """Stream the answer as server-sent events."""
-    seed: StrictInt | None = param("seed", proto="sampling.seed", **between(SEED_LOW, SEED_HIGH))
+    seed: Annotated[int, Range(SEED_LOW, SEED_HIGH)] | None = param("seed", "sampling.seed")
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
     user: User = optional_field()
-    top_k: StrictInt | None = param("top_k", proto="sampling.top_k", **between(-1, MAX_INT64))
+    top_k: Annotated[int, Range(-1, MAX_INT64)] | None = param("top_k", "sampling.top_k")
     """Top-k sampling: sample among the k most likely tokens; 0 and -1 mean all."""
-    min_p: Number | None = param("min_p", proto="sampling.min_p", **between(0, 1))
+    min_p: Probability | None = param("min_p", "sampling.min_p")
     """Min-p sampling: sample among tokens at least this likely relative to the most likely one."""
-    stop_token_ids: TokenIds | None = optional_field(
-        description=f"Tokens that end an answer. {TOKENS} Of a chat a special token, or a marker, ends it anywhere, any other "
-        "token the content alone. Default: the model's end-of-text tokens alone.",
-        maxItems=MAX_STOP_TOKENS,
-        proto="stopping.stop_token_ids",
-        flag=True,
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = optional_field(
+        proto="stopping.stop_token_ids"
     )
-    include_stop_str_in_output: StrictBool | None = optional_field(False, proto="stopping.include_stop_string", flag=True)
+    """Tokens that end an answer. Of a chat a special token, or a marker, ends it anywhere, any other token the content alone.
+    Default: the model's end-of-text tokens alone."""
+    include_stop_str_in_output: StrictBool | None = optional_field(False, proto="stopping.include_stop_string")
     """Leave the stop string, or the stop token's text, in the answer."""
-    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos", flag=True)
+    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos")
     """Do not end at the model's end-of-text token."""
-    min_tokens: StrictInt | None = param("min_tokens", proto="stopping.min_tokens", **between(0, MAX_INT32))
+    min_tokens: NotNegative | None = param("min_tokens", "stopping.min_tokens")
     """Minimum number of new tokens: no stop token and no stop string ends the answer before. At most `max_tokens`."""
-    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens", flag=True)
+    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens")
     """Leave special tokens out of the answer's text."""
     request_id: RequestId = optional_field(proto="request_id")
-    deadline_ms: StrictInt | None = optional_field(proto="deadline_ms", **between(1, MAX_DEADLINE_MS))
+    deadline_ms: Annotated[int, Range(1, MAX_DEADLINE_MS)] | None = optional_field(proto="deadline_ms")
     """Milliseconds in which to finish what fits; then `stop_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
-    presence_penalty: Number | None = param(
-        "presence_penalty", flag=False, proto="decoding.presence_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
-    )
+    presence_penalty: Penalty | None = param("presence_penalty", "decoding.presence_penalty")
     """Subtracted from the logit of every token that the answer already has."""
-    frequency_penalty: Number | None = param(
-        "frequency_penalty", flag=False, proto="decoding.frequency_penalty", **between(-MAX_PENALTY, MAX_PENALTY)
-    )
+    frequency_penalty: Penalty | None = param("frequency_penalty", "decoding.frequency_penalty")
     """Subtracted from a token's logit once for each time that the answer has it."""
-    repetition_penalty: Number | None = param(
-        "repetition_penalty", flag=False, proto="decoding.repetition_penalty", **range_up_to(0, MAX_REPETITION_PENALTY)
+    repetition_penalty: Annotated[float, Range(0, MAX_REPETITION_PENALTY, above=True)] | None = param(
+        "repetition_penalty", "decoding.repetition_penalty"
     )
     """Divides the positive, and multiplies the negative, logits of tokens of the prompt and the answer."""
-    logit_bias: Annotated[dict[StrictStr, Number] | None, BeforeValidator(_few), WithJsonSchema(_BIASES)] = optional_field(
-        description=f"Added to the logits of tokens, by token id in digits; at most {MAX_BIASES}. {TOKENS} Default: none.",
-        proto="decoding.logit_bias",
+    logit_bias: Annotated[dict[int, float], PlainValidator(bias_tokens), WithJsonSchema(_BIASES)] | None = optional_field(
+        proto="decoding.logit_bias"
     )
+    """Added to the logits of tokens, by token id in digits."""
     truncate_prompt_tokens: TruncateTokens = optional_field(proto="truncate_prompt_tokens")
-    priority: StrictInt | None = optional_field(DEFAULT_PRIORITY, proto="priority", **between(0, MAX_PRIORITY))
+    priority: Annotated[int, Range(0, MAX_PRIORITY)] | None = optional_field(DEFAULT_PRIORITY, proto="priority")
     """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting, so that no
     call waits for ever. A running call is not stopped for one of higher priority. A key's max_priority may be lower."""
-    cache_salt: Annotated[StrictStr, Field(min_length=1)] | None = optional_field(
-        description=f"Cached prefixes are shared only within one salt; 1 to {MAX_SALT} characters. Default: one salt for all. "
-        "Beside that, API keys and tenants share none with each other.",
-        maxLength=MAX_SALT,
-        proto="cache_salt",
-    )
-    allowed_token_ids: TokenIds | None = optional_field(
-        description=f"Only these tokens may be sampled. {TOKENS} Default: all.",
-        minItems=1,
-        proto="decoding.allowed_token_ids",
-    )
-    bad_words: Annotated[List[StrictStr], WithJsonSchema(list_of(_WORD, maxItems=MAX_BAD_WORDS))] | None = optional_field(
-        description=f"Texts whose tokens never follow each other in an answer: at most {MAX_BAD_WORDS}. Default: none.",
-        proto="decoding.bad_words",
-    )
+    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = optional_field(proto="cache_salt")
+    """Cached prefixes are shared only within one salt. Default: one salt for all. API keys and tenants never share any."""
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = optional_field(proto="decoding.allowed_token_ids")
+    """Only these tokens may be sampled. Default: all."""
+    bad_words: Annotated[List[Word], Field(max_length=MAX_BAD_WORDS)] | None = optional_field(proto="decoding.bad_words")
+    """Texts whose tokens never follow each other in an answer."""
     structured_outputs: StructuredOutputs | None = optional_field(proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()))
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
@@ -234,25 +200,16 @@ class Steering(Shape):
 class Generation(Steering):
     """What completions and chats have in common."""
 
-    max_tokens: StrictInt | None = param("max_tokens", proto="max_tokens", **between(0, MAX_INT32))
+    max_tokens: NotNegative | None = param("max_tokens", "max_tokens")
     """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
     together have at most `max_model_len` tokens."""
-    n: StrictInt | None = optional_field(
-        1,
-        description=f"Answers to each prompt; times the number of prompts at most {MAX_CHOICES_TIMES_PROMPTS}.",
-        proto="sampling.n",
-        flag=True,
-        **between(1, MAX_CHOICES),
-    )
+    n: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field(1, proto="sampling.n")
+    """Answers to each prompt."""
     stream_options: StreamOptions | None = None
     """Options of the stream. Only where `stream` is true."""
-    stop: Stop | None = optional_field(
-        description=f"Texts that end an answer: one, or up to {MAX_STOP_STRINGS}, of 1 to {MAX_STOP_CHARACTERS} characters. "
-        "Of a chat they end the content: reasoning and calls of tools may hold them. Default: none.",
-        proto="stopping.stop_strings",
-        flag=True,
-    )
-    return_token_ids: StrictBool | None = optional_field(False, proto="response.output_token_ids", flag=True)
+    stop: Stop | None = optional_field(proto="stopping.stop_strings")
+    """Texts that end an answer. Of a chat they end the content: reasoning and calls of tools may hold them."""
+    return_token_ids: StrictBool | None = optional_field(False, proto="response.output_token_ids")
     """Report the token ids of prompt and answer."""
     response_format: ResponseFormat | None = optional_field()
     """What the answer must look like, in OpenAI's words. Default: anything."""
@@ -265,7 +222,7 @@ class Scored(Shape):
 
     logprobs: StrictBool | None = optional_field(False, proto="response.logprobs")
     """Report the log probability of each token."""
-    top_logprobs: StrictInt | None = optional_field(0, proto="response.top_logprobs", **between(0, MAX_LOGPROBS))
+    top_logprobs: Alternatives | None = optional_field(0, proto="response.top_logprobs")
     """How many of the most likely tokens to report at each position. Only where `logprobs` is true."""
 
 
@@ -274,60 +231,47 @@ class Templated(Shape):
 
     chat_template_kwargs: dict[StrictStr, Any] | None = optional_field(proto="chat_template_kwargs")
     """What the chat template takes beside the messages. Default: nothing."""
-    thinking_token_budget: StrictInt | None = optional_field(proto="thinking_token_budget", **between(0, MAX_INT32))
+    thinking_token_budget: NotNegative | None = optional_field(proto="thinking_token_budget")
     """The most tokens of reasoning: then the reasoning ends, and the answer follows. Default: no limit."""
-
-
-class OverGrpc(Shape):
-    """What only messages of gRPC have."""
-
-    adapter: StrictStr | None = optional_field(proto="adapter")
-    """The name of a LoRA adapter, beside the served model's."""
 
 
 class Continuation(Generation):
     """What the calls have in common that continue a prompt as it stands."""
 
-    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, TEXTS] = optional_field(
+    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds], PROMPTS, Wire(("text", "token_ids"))] = Field(
         description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
         f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
-        proto="text token_ids",
     )
-    suffix: StrictStr | None = optional_field(
-        "",
-        description="What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has "
-        "the tokens for that. Needs a single prompt that is a text, without `echo`.",
-        proto="suffix",
-    )
-    echo: StrictBool | None = optional_field(False, proto="response.echo", flag=True)
+    suffix: StrictStr | None = optional_field("", proto="suffix")
+    """What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has the tokens for
+    that. Needs a single prompt that is a text, without `echo`."""
+    echo: StrictBool | None = optional_field(False, proto="response.echo")
     """Begin each answer with its prompt."""
-    prompt_logprobs: StrictInt | None = optional_field(
-        description="Report the log probability of each prompt token, and of this many of the most likely at its position. "
-        f"Must equal `logprobs` where both are given with `echo`; at most {MAX_PROMPT_SCORES} in all. Default: report none.",
-        proto="response.prompt_logprobs",
-        **between(0, MAX_LOGPROBS),
-    )
-    resume_token_ids: TokenIds | None = optional_field(
-        description="Tokens of the answer that the caller has already: with the same seed the answer goes on after them, "
-        f"and counts are those of the whole answer. {TOKENS} Needs a single prompt and `n` = 1. Default: none.",
-        proto="resume_token_ids",
-    )
+    prompt_logprobs: Alternatives | None = optional_field(proto="response.prompt_logprobs")
+    """Report the log probability of each prompt token, and of this many of the most likely at its position. With `echo` the
+    larger of it and `logprobs` counts. Default: report none."""
+    resume_token_ids: TokenIds | None = optional_field(proto="resume_token_ids")
+    """Tokens of the answer that the caller has already: with the same seed the answer goes on after them, and counts are those
+    of the whole answer. Needs a single prompt and `n` = 1."""
 
 
 class CompletionRequest(Continuation):
     """The body of POST /v1/completions."""
 
-    model_config = body("prompt", off=OFF)
+    model_config = body(off=OFF)
     off = SAMPLING | OFF
 
-    best_of: StrictInt | None = optional_field(**between(1, MAX_CHOICES))
+    best_of: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field()
     """OpenAI's `best_of`: it must equal `n`."""
-    logprobs: StrictInt | None = optional_field(flag=True, **between(0, MAX_COMPLETION_LOGPROBS))
+    logprobs: Annotated[int, Range(0, MAX_COMPLETION_LOGPROBS)] | None = optional_field()
     """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 
 
-class GenerateRequest(OverGrpc, Scored, Continuation):
+class GenerateRequest(Scored, Continuation):
     """What a message GenerateRequest of gRPC asks for."""
+
+    adapter: StrictStr | None = optional_field(proto="adapter")
+    """The name of a LoRA adapter, beside the served model's."""
 
 
 def read_completion(document: dict[str, Any], remarks: Remarks | None = None) -> CompletionRequest:

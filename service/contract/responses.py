@@ -1,52 +1,117 @@
-"""The request body of OpenAI's Responses API. It is stateless: nothing is kept between calls."""
+"""The request body of OpenAI's Responses API, which is stateless, and its items as messages of a chat."""
 
+import base64
+import binascii
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.params import MAX_INT32, MAX_LOGPROBS, at_most
-from attend.service.chat.forms import AnswerFormat
-from attend.service.chat.messages import MAX_MESSAGES
-from attend.service.chat.tools import MAX_TOOLS, Calling, Choice, calling
+from attend.service.chat.messages import MAX_MESSAGES, wrong
+from attend.service.chat.tools import MAX_TOOLS, Choice
 from attend.service.contract.conversation import (
+    TEXT_ALONE,
+    Content,
     FunctionName,
     FunctionSchema,
     FunctionText,
-    NamedFunction,
-    OtherTool,
-    function_tool,
-    is_callable,
-    template_tool,
+    Name,
+    Other,
+    past_call,
+    refuse_media,
+    text_parts,
+    without_media,
 )
-from attend.service.contract.requests import ModelName, Steering, Stop, Templated
-from attend.service.contract.response_items import Items
-from attend.service.contract.shapes import NullAsAbsent, Shape, ShownAs, between, body, closed, open_to_more, optional_field
-from attend.service.contract.structured import JsonSchema, ObjectFormat, TextFormat
-from attend.service.contract.tolerance import SAMPLING, Off
-from attend.service.contract.validation import read_body, validate
+from attend.service.contract.requests import Alternatives, ModelName, Positive, Steering, Stop, Templated
+from attend.service.contract.shapes import ByType, Shape, body, closed, open_to_more, optional_field
+from attend.service.contract.structured import NamedSchema, ObjectFormat, TextFormat
+from attend.service.contract.tolerance import SAMPLING, Unsupported
+from attend.service.contract.validation import read_body
 from attend.service.remarks import Remarks
 
+SEALED = "attend1."
+"""What reasoning that is given back as `encrypted_content` begins with. It is base64 of the text, and no secret."""
+
+
+class _Item(TypedDict):
+    """What clients send back with an item; not used."""
+
+    id: NotRequired[Any]
+    status: NotRequired[Any]
+    phase: NotRequired[Any]
+    namespace: NotRequired[Any]
+    caller: NotRequired[Any]
+
+
+@closed
+class InputMessage(_Item):
+    """A message of the conversation; `developer` is `system`."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    type: NotRequired[Literal["message"]]
+
+
+@closed
+class InputCall(_Item):
+    """A call of a tool, as the model made it. The arguments are a JSON object, or as much of it as was written."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: StrictStr
+
+
+@closed
+class InputOutput(_Item):
+    """What a tool answers to a call of an item before."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: Content
+    name: NotRequired[Any]
+
+
+@open_to_more
+class ReasoningText(TypedDict):
+    """A piece of reasoning."""
+
+    text: StrictStr
+
+
+@closed
+class InputReasoning(_Item):
+    """What the model wrote for itself. The chat template keeps it or drops it."""
+
+    type: Literal["reasoning"]
+    summary: NotRequired[list[ReasoningText]]
+    """Used where neither of the others is there."""
+    content: NotRequired[list[ReasoningText]]
+    encrypted_content: NotRequired[StrictStr]
+    """The text as this server gave it; another server's is left out."""
+
+
+Item = Annotated[InputMessage | InputCall | InputOutput | InputReasoning | Other, ByType("message")]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 _STATELESS = "nothing is kept here: send the whole conversation in input"
-OFF: dict[str, Off] = {
-    "previous_response_id": Off((), _STATELESS),
-    "conversation": Off((), _STATELESS),
-    "prompt": Off((), "prompts are not kept here: use instructions and input"),
-    "background": Off((False,), "a call ends with its answer"),
-    "max_tokens": Off((), "use max_output_tokens"),
-    "max_completion_tokens": Off((), "use max_output_tokens"),
-    "messages": Off((), "use input"),
-    "response_format": Off((), "use text.format"),
-    "reasoning_effort": Off((), "use reasoning.effort"),
-    "logprobs": Off((False,), "use include: message.output_text.logprobs"),
-    "n": Off((1,), "a response has one answer"),
-    "best_of": Off((1,), "a response has one answer"),
+OFF: dict[str, Unsupported] = {
+    "previous_response_id": Unsupported((), _STATELESS),
+    "conversation": Unsupported((), _STATELESS),
+    "prompt": Unsupported((), "prompts are not kept here: use instructions and input"),
+    "background": Unsupported((False,), "a call ends with its answer"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), Unsupported((), "use max_output_tokens")),
+    "messages": Unsupported((), "use input"),
+    "response_format": Unsupported((), "use text.format"),
+    "reasoning_effort": Unsupported((), "use reasoning.effort"),
+    "logprobs": Unsupported((False,), "use include: message.output_text.logprobs"),
+    **dict.fromkeys(("n", "best_of"), Unsupported((1,), "a response has one answer")),
 }
 """Fields that are not carried out here."""
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What `include` may name, of what a text model has."""
-# --- tools
 
 
 @closed
@@ -54,34 +119,21 @@ class ResponseTool(TypedDict):
     """A function that the model may call."""
 
     type: Literal["function"]
-    """What kind of tool it is."""
     name: FunctionName
-    """Its name, which no other tool has."""
     description: NotRequired[FunctionText]
-    """What the function does, for the model."""
     parameters: NotRequired[FunctionSchema]
-    """A JSON schema of its arguments, which are an object."""
-    strict: NotRequired[StrictBool | None]
-    """Arguments always obey the schema. Default: false."""
+    strict: NotRequired[StrictBool]
 
 
-def _kind_of_tool(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return "another tool" if isinstance(kind, str) and kind != "function" else "a function"
+Tools = Annotated[list[Annotated[ResponseTool | Other, ByType("function")]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-AnyTool = Annotated[
-    Annotated[ResponseTool, NullAsAbsent(), Tag("a function")] | Annotated[OtherTool, Tag("another tool")],
-    Discriminator(_kind_of_tool),
-]
-Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
-class NamedTool(NamedFunction):
+@closed
+class NamedResponseTool(TypedDict):
     """The only tool that may be called, and has to be."""
 
     type: Literal["function"]
-    """The choice is a function by its name."""
+    name: StrictStr
 
 
 @open_to_more
@@ -89,52 +141,28 @@ class AllowedTool(TypedDict):
     """One of the tools; those that are no functions are left out."""
 
     type: StrictStr
-    """What kind of tool it is."""
     name: NotRequired[StrictStr]
-    """Name of the tool."""
 
 
-class AllowedTools(Shape):
+@closed
+class AllowedResponseTools(TypedDict):
     """Only some of the tools may be called. The others are shown to the model, so that the prompt stays the same."""
 
     type: Literal["allowed_tools"]
-    """The choice is limited to a part of the tools."""
     mode: Literal["auto", "required"]
-    """True if one has to be called."""
     tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-    """The tools that may be called."""
 
 
-ToolChoice = Choice | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
-
-
-class _Toolbox(Shape):
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-
-
-# --- the body
-
-
-class SchemaFormat(Shape):
+class ResponseSchemaFormat(NamedSchema):
     """An answer that fits a schema."""
 
     type: Literal["json_schema"]
-    """That the format is a JSON schema."""
-    content: JsonSchema = Field(alias="schema")
-    """A JSON schema. At most 64 KiB."""
-    name: StrictStr | None = None
-    """Taken, and not used."""
-    strict: StrictBool | None = None
-    """Not used: answers always fit."""
-    description: StrictStr | None = None
-    """Taken, and not used."""
 
 
 class TextConfig(Shape):
     """What the answer's text must look like."""
 
-    format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[TextFormat | ObjectFormat | ResponseSchemaFormat, ByType()] | None = None
     """JSON that the text must be. Default: any text."""
 
 
@@ -148,22 +176,22 @@ class ReasoningConfig(Shape):
 class ResponsesRequest(Templated, Steering):
     """The body of POST /v1/responses."""
 
-    model_config = body("input", off=OFF)
+    model_config = body(off=OFF)
     off = SAMPLING | OFF
 
     model: ModelName = optional_field(minLength=1)
-    input: Annotated[Any, ShownAs(StrictStr | Items)] = optional_field(
+    input: StrictStr | Items = Field(
         description=f"The conversation: a text, which the user says, or 1 to {MAX_MESSAGES} items."
     )
     instructions: StrictStr | None = optional_field()
     """What the model is told first, as a system message."""
-    max_output_tokens: StrictInt | None = optional_field(**between(1, MAX_INT32))
+    max_output_tokens: Positive | None = optional_field()
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
-    tools: Annotated[list[Any], ShownAs(Tools)] | None = optional_field(
+    tools: Tools | None = optional_field(
         description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
         "Default: none."
     )
-    tool_choice: Annotated[Any, ShownAs(ToolChoice | None)] = optional_field()
+    tool_choice: Choice | Annotated[NamedResponseTool | AllowedResponseTools, ByType()] | None = optional_field()
     """As `tool_choice` of a chat. Default: `auto`."""
     parallel_tool_calls: StrictBool | None = optional_field(True)
     """An answer may hold more than one call."""
@@ -177,7 +205,7 @@ class ResponsesRequest(Templated, Steering):
         description=f"What else the answer has: `{LOGPROBS}`, and `{ENCRYPTED}`, with which clients send reasoning back. Other "
         "names are ignored, and said."
     )
-    top_logprobs: StrictInt | None = optional_field(0, **between(0, MAX_LOGPROBS))
+    top_logprobs: Alternatives | None = optional_field(0)
     """How many of the most likely tokens to report at each position. Above 0 log probabilities are reported."""
     stop: Stop | None = optional_field()
     """Texts that end the answer. Not of OpenAI's API."""
@@ -195,8 +223,6 @@ class ResponsesRequest(Templated, Steering):
 
 def read_response(document: dict[str, Any], remarks: Remarks) -> ResponsesRequest:
     """A parsed body as a ResponsesRequest. Raises InvalidRequest with the field named."""
-    if document.get("input") is None:
-        raise InvalidRequest("input is required: a text, or a list of items", "input")
     request = read_body(ResponsesRequest, document, remarks)
     for name in request.include or ():
         if name not in (LOGPROBS, ENCRYPTED):
@@ -206,21 +232,72 @@ def read_response(document: dict[str, Any], remarks: Remarks) -> ResponsesReques
     return request
 
 
-def calling_of_response(request: ResponsesRequest, form: AnswerFormat, remarks: Remarks) -> Calling:
-    """What the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for. Raises InvalidRequest."""
-    if request.tools is not None:
-        at_most("tools", request.tools, MAX_TOOLS, "tools")
-    given = {"tools": request.tools, "tool_choice": request.tool_choice}
-    read = validate(_Toolbox, given, remarks, exact=True, unknown=NotSupported)
-    functions: list[Any] = [(at, tool) for at, tool in enumerate(read.tools or ()) if is_callable(tool, at, remarks)]
-    callable_ = [function_tool(tool["name"], tool.get("parameters"), tool.get("strict"), at) for at, tool in functions]
-    documents = [template_tool(tool["name"], tool.get("description"), tool.get("parameters")) for _, tool in functions]
-    parallel = request.parallel_tool_calls is not False
-    match read.tool_choice:
-        case NamedTool(name=name):
-            return calling(callable_, documents, "required", (name,), parallel, form)
-        case AllowedTools(mode=mode, tools=tools):
-            names = tuple(tool["name"] for tool in tools if tool["type"] == "function" and "name" in tool)
-            return calling(callable_, documents, mode, names, parallel, form)
-        case choice:
-            return calling(callable_, documents, choice or "auto", None, parallel, form)
+def messages_of_input(instructions: str | None, items: str | list[Any], remarks: Remarks) -> list[dict[str, Any]]:
+    """A conversation as templates take it. Raises InvalidRequest with the place named."""
+    told_first: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(items, str):
+        return [*told_first, {"role": "user", "content": items}]
+    refuse_media(items, "input", TEXT_ALONE)
+    made = [*told_first]
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        _take(item, f"input[{index}]", made, called, remarks)
+    if not made:
+        raise InvalidRequest("input holds nothing that the model can be told", "input")
+    return made
+
+
+def _take(item: Any, place: str, made: list[dict[str, Any]], called: set[str], remarks: Remarks) -> None:
+    """Take apart one item: reasoning, a text and calls that follow each other are one message of the assistant."""
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        if text := _reasoning(item, remarks):
+            made.append({"role": "assistant", "content": "", "reasoning_content": text})
+    elif kind == "function_call":
+        if not made or made[-1]["role"] != "assistant":
+            made.append({"role": "assistant", "content": ""})
+        called.add(item["call_id"])
+        made[-1].setdefault("tool_calls", []).append(past_call(item["call_id"], item["name"], item["arguments"]))
+    elif kind == "function_call_output":
+        if item["call_id"] not in called:
+            raise wrong(f"{place}.call_id", "must be the call_id of a function_call before this item", item["call_id"])
+        made.append({"role": "tool", "content": _text(item["output"], remarks), "tool_call_id": item["call_id"]})
+    elif kind == "message":
+        role = "system" if item["role"] == "developer" else item["role"]
+        last = made[-1] if made and role == "assistant" else None
+        if last is None or last["role"] != role or last["content"] or "tool_calls" in last:
+            made.append({"role": role})
+        made[-1]["content"] = _text(item["content"], remarks)
+    elif kind == "item_reference":
+        raise NotSupported(f"{place}.type: items are not kept here; send the item itself", f"{place}.type")
+    else:
+        remarks.ignore(f"input.{kind}")
+
+
+def _reasoning(item: Any, remarks: Remarks) -> str:
+    sealed, given = unseal(item.get("encrypted_content")), item.get("content")
+    if item.get("encrypted_content") and sealed is None:
+        remarks.ignore("encrypted_content")
+    if given or sealed is None:
+        return "".join(piece["text"] for piece in given or item.get("summary") or ())
+    return sealed
+
+
+def _text(content: Any, remarks: Remarks) -> str | list[dict[str, str]]:
+    """A text, or its parts as templates take them."""
+    return content if isinstance(content, str) else text_parts(without_media(content, remarks))
+
+
+def seal(text: str) -> str:
+    """Reasoning as `encrypted_content`, which clients send back as it is."""
+    return SEALED + base64.b64encode(text.encode()).decode()
+
+
+def unseal(content: str | None) -> str | None:
+    """The inverse of `seal`; None for what is not ours."""
+    if not content or not content.startswith(SEALED):
+        return None
+    try:
+        return base64.b64decode(content.removeprefix(SEALED), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None

@@ -1,22 +1,19 @@
 """POST /v1/rerank and /v1/score: request bodies and answers."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
+from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest
-from attend.model.params import MAX_INT32, integer
-from attend.service.contract.answers import Count, ObjectKind, PromptUsage, record
-from attend.service.contract.commands import fields_of
-from attend.service.contract.requests import DeadlineMs, List, ModelName, RequestId, User
-from attend.service.contract.shapes import TEXT, Schema, Shape, between, body, list_of, one_of, optional_field
+from attend.service.contract.answers import Count, Id, ModelName, PromptUsage, Seconds, record
+from attend.service.contract.commands import given_fields
+from attend.service.contract.requests import DeadlineMs, List, NotNegative, Positive, RequestId, User
+from attend.service.contract.requests import ModelName as AskedModel
+from attend.service.contract.shapes import Shape, optional_field
 from attend.service.records import MAX_INPUT_TOKENS, MAX_INPUTS, Command
 
-_MANY = {"minItems": 1, "maxItems": MAX_INPUTS}
-_DOCUMENT: Schema = {"type": "object", "properties": {"text": TEXT}, "required": ["text"]}
-_TEXTS = Annotated[StrictStr | List[StrictStr] | None, WithJsonSchema(one_of(TEXT, list_of(TEXT, **_MANY), {"type": "null"}))]
+_TEXTS = StrictStr | Annotated[List[StrictStr], Field(min_length=1, max_length=MAX_INPUTS)] | None
 
 
 class Document(Shape):
@@ -29,10 +26,10 @@ class Document(Shape):
 class Scoring(Shape):
     """What the bodies of both routes have in common."""
 
-    model: ModelName = optional_field()
+    model: AskedModel = optional_field()
     instruction: StrictStr | None = optional_field()
     """What a document must do to be relevant, for models that answer yes or no. Default: answer a web search query."""
-    max_tokens_per_doc: StrictInt | None = optional_field(**between(1, MAX_INT32))
+    max_tokens_per_doc: Positive | None = optional_field()
     """Keep only so many tokens of each document, from the first on. Default: a document that is too long is refused."""
     user: User = None
     request_id: RequestId = optional_field()
@@ -42,14 +39,12 @@ class Scoring(Shape):
 class RerankRequest(Scoring):
     """The body of POST /v1/rerank."""
 
-    model_config = body("query", "documents")
-
-    query: Annotated[StrictStr | None, WithJsonSchema(TEXT)] = None
+    query: StrictStr
     """What the documents are to answer."""
-    documents: Annotated[List[StrictStr | Document] | None, WithJsonSchema(list_of(one_of(TEXT, _DOCUMENT), **_MANY))] = (
-        optional_field(description=f"The documents: texts, or objects with a `text`. At most {MAX_INPUT_TOKENS} tokens in all.")
+    documents: Annotated[List[StrictStr | Document], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
+        description=f"The documents: texts, or objects with a `text`. At most {MAX_INPUT_TOKENS} tokens in all."
     )
-    top_n: StrictInt | None = optional_field(**between(0, MAX_INT32))
+    top_n: NotNegative | None = optional_field()
     """How many of the best to report. Default, also for 0: all."""
     return_documents: StrictBool | None = optional_field(False)
     """Report each document's text, too."""
@@ -69,13 +64,9 @@ class ScoreRequest(Scoring):
 
 
 def to_rerank(body: RerankRequest, request_id: str) -> dict[str, Any]:
-    """The arguments of `score.command_of`. Raises InvalidRequest with the field named."""
-    if body.query is None:
-        raise InvalidRequest("query is required: a string", "query")
-    if body.top_n is not None:
-        integer("top_n", body.top_n, 0, MAX_INT32)
-    documents = None if body.documents is None else [each if isinstance(each, str) else each.text for each in body.documents]
-    return _common(body, request_id) | {"queries": ("query", (body.query,)), "documents": _many("documents", documents)}
+    """The arguments of `score.command_of`."""
+    documents = tuple(each if isinstance(each, str) else each.text for each in body.documents)
+    return _common(body, request_id) | {"queries": ("query", (body.query,)), "documents": ("documents", documents)}
 
 
 def to_scores(body: ScoreRequest, request_id: str) -> dict[str, Any]:
@@ -90,85 +81,66 @@ def to_scores(body: ScoreRequest, request_id: str) -> dict[str, Any]:
 
 
 def _common(body: Scoring, request_id: str) -> dict[str, Any]:
-    if body.max_tokens_per_doc is not None:
-        integer("max_tokens_per_doc", body.max_tokens_per_doc, 1, MAX_INT32)
     fields = {"request_id": body.request_id or request_id}
     own = {"instruction": body.instruction, "max_tokens_per_doc": body.max_tokens_per_doc}
-    return fields_of(body, Command) | fields | own
+    return given_fields(body, Command) | fields | own
 
 
 def _either(body: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, ...]]:
     """A field that has two names, under the one that the caller uses."""
-    if getattr(body, name) is not None and getattr(body, other) is not None:
+    first, second = getattr(body, name), getattr(body, other)
+    if first is not None and second is not None:
         raise InvalidRequest(f"{other} is another name of {name}: only one may be given", other)
-    used = other if getattr(body, name) is None and getattr(body, other) is not None else name
-    value = getattr(body, used)
-    return _many(used, [value] if isinstance(value, str) else value)
-
-
-def _many(name: str, texts: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-    if texts is None:
+    value = second if first is None else first
+    if value is None:
         raise InvalidRequest(f"{name} is required: texts", name)
-    if not 1 <= len(texts) <= MAX_INPUTS:
-        raise InvalidRequest(f"{name} must hold 1 to {MAX_INPUTS} texts; got {len(texts)}", name)
-    return name, tuple(texts)
+    return name if second is None else other, (value,) if isinstance(value, str) else tuple(value)
 
 
-_SCORE = "The probability of yes beside no, from 0 to 1; or the cosine of the two vectors, from -1 to 1."
-ScoreUsage = Annotated[PromptUsage, Field(description="Token counts: of the prompts of all pairs, or of all texts.")]
-
-
-@record
-class RerankedDocument(TypedDict):
-    """A document that was ranked."""
-
-    text: Annotated[str, Field(examples=["It rains."])]
-    """The text, as the request has it."""
+Score = Annotated[
+    float,
+    Field(
+        description="The probability of yes beside no, from 0 to 1; or the cosine of the two vectors, from -1 to 1.",
+        examples=[0.9],
+    ),
+]
 
 
 @record
 class RerankResult(TypedDict):
-    """The score of a document."""
+    """The score of a document, by its place in `documents`."""
 
     index: Count
-    """The document's place in `documents`."""
-    relevance_score: Annotated[float, Field(description=_SCORE, examples=[0.9])]
-    document: NotRequired[Annotated[RerankedDocument, Field(description="Where the request has `return_documents`.")]]
+    relevance_score: Score
+    document: NotRequired[dict[str, str]]
 
 
 @record
 class Reranked(TypedDict):
-    """Documents in the order of their scores."""
+    """Documents in the order of their scores; of equal scores the document that comes first."""
 
-    id: Annotated[str, Field(examples=["rerank-8d3f"])]
-    """The call's id after `rerank-`."""
-    model: Annotated[str, Field(examples=["attend"])]
-    """The model's name, as the request has it."""
-    usage: ScoreUsage
+    id: Id
+    model: ModelName
+    usage: PromptUsage
     results: list[RerankResult]
-    """The best first; of equal scores the document that comes first."""
 
 
 @record
 class PairScore(TypedDict):
-    """The score of a pair."""
+    """The score of a pair, by the place of its document."""
 
     index: Count
-    """Place of the document in the request, from 0."""
-    object: ObjectKind[Literal["score"]]
-    score: Annotated[float, Field(description=_SCORE, examples=[0.9])]
+    object: Literal["score"]
+    score: Score
 
 
 @record
 class Scores(TypedDict):
-    """The scores of pairs of texts."""
+    """The scores of pairs of texts, in the order of the documents."""
 
-    id: Annotated[str, Field(examples=["score-8d3f"])]
-    """The call's id after `score-`."""
-    object: ObjectKind[Literal["list"]]
-    created: Annotated[int, Field(description="When the call began, in seconds since 1970.", examples=[1767225600])]
-    model: Annotated[str, Field(examples=["attend"])]
-    """The model's name, as the request has it."""
+    id: Id
+    object: Literal["list"]
+    created: Seconds
+    model: ModelName
     data: list[PairScore]
-    """The scores, in the order of the documents."""
-    usage: ScoreUsage
+    usage: PromptUsage

@@ -1,17 +1,24 @@
-"""The base class of request bodies and answers, and what a field says of itself (range, docs, proto)."""
+"""The base class of request bodies, and what a field says of itself: range, documentation, place in the message of gRPC."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from threading import Lock
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, model_validator, with_config
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+    with_config,
+)
 from pydantic_core import core_schema
 
 from attend.model.params import DecodingParams, SamplingParams, StopRules
-from attend.service.contract.tolerance import Off, is_ignored
-from attend.service.remarks import Remarks
+from attend.service.contract.tolerance import Unsupported, known_fields
 
 Schema = dict[str, Any]
 S = TypeVar("S", bound=BaseModel)
@@ -29,7 +36,7 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, defer_build=True)
     names: ClassVar[frozenset[str]] = frozenset()
     """The fields, as callers write them."""
-    off: ClassVar[dict[str, Off]] = {}
+    off: ClassVar[dict[str, Unsupported]] = {}
     """Fields that are not carried out."""
 
     @classmethod
@@ -39,11 +46,10 @@ class Shape(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _looked_through(cls, data: Any, info: ValidationInfo) -> Any:
-        return _drop_names(data, cls.names, info.context, cls.off)
+    def _known_fields(cls, data: Any, info: ValidationInfo) -> Any:
+        return known_fields(data, cls.names, cls.off, info.context)
 
 
-NO_OFF: Mapping[str, Off] = MappingProxyType({})
 _BUILDING = Lock()
 
 
@@ -64,39 +70,29 @@ def build_all(kind: type[Shape] = Shape) -> None:
         build_all(each)
 
 
-def _drop_names(data: Any, names: frozenset[str], remarks: Remarks | None, off: Mapping[str, Off] = NO_OFF) -> Any:
-    """Null of any name is absent, also of one that is not known. Other unknown names are left out, and said; but the first of
-    them that may not be is kept, and is an error.
-    """
-    if not isinstance(data, dict) or names.issuperset(data):
-        return data
-    unknown = [name for name, value in data.items() if name not in names and value is not None]
-    wrong = next((name for name in unknown if remarks is None or name in off or not is_ignored(name, names, remarks)), None)
-    return {name: value for name, value in data.items() if name in names or name == wrong}
+T = TypeVar("T")
 
 
-closed = with_config(Shape.model_config)
-"""For a TypedDict: no other fields, and its texts are descriptions."""
+def closed(kind: type[T]) -> type[T]:
+    """For a TypedDict, which is read three times as quickly as a Shape: other fields as there."""
+
+    def get_schema(source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        names: frozenset[str] = source.__required_keys__ | source.__optional_keys__
+
+        def check(data: Any, info: ValidationInfo) -> Any:
+            return known_fields(data, names, {}, info.context)
+
+        return core_schema.with_info_before_validator_function(check, handler(source))
+
+    kind.__get_pydantic_core_schema__ = staticmethod(get_schema)  # type: ignore[attr-defined]  # a TypedDict has no methods
+    return with_config(Shape.model_config)(kind)
+
+
 open_to_more = with_config(ConfigDict(**Shape.model_config | ConfigDict(extra="ignore")))
-"""The same, but other fields are left out."""
+"""For a TypedDict whose other fields are left out."""
 
 
-class NullAsAbsent:
-    """For an annotation of a TypedDict, which is read three times as quickly as a Shape: null is absent there too."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        """pydantic's own, after a look at the names."""
-        names = frozenset(source.__required_keys__ | source.__optional_keys__)
-
-        def drop_names(
-            data: Any, info: ValidationInfo
-        ) -> Any:  # asked for each part of each message: the usual case is told here
-            return data if isinstance(data, dict) and names.issuperset(data) else _drop_names(data, names, info.context)
-
-        return core_schema.with_info_before_validator_function(drop_names, handler(source))
-
-
-class Or:
+class ErrorText:
     """For an annotation: what is said of a value that is not of its type, after its place."""
 
     def __init__(self, text: str, kind: str = WRONG) -> None:
@@ -107,67 +103,90 @@ class Or:
         return core_schema.custom_error_schema(handler(source), self._kind, custom_error_message=self._text)
 
 
-class ShownAs:
-    """For an annotation: what /openapi.json says of a field that is read in full later, off the event loop."""
+class Range:
+    """For an annotation of an int or a float: the range, both ends included unless it is `above` the lower one."""
 
-    def __init__(self, shape: Any) -> None:
-        self._shape = shape
+    def __init__(self, low: float, high: float, *, above: bool = False) -> None:
+        self._low, self._high, self._above = low, high, above
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        """What is annotated for Python's objects, which is all that we validate; the shape for JSON, which is described."""
-        shown = handler.generate_schema(self._shape)
-        return core_schema.json_or_python_schema(json_schema=shown, python_schema=handler(source))
+        """A number in the range, and one sentence for all that is none."""
+        low, high = self._low, self._high
+        if source is int:
+            schema: Any = core_schema.int_schema(strict=True, ge=int(low), le=int(high))
+            text = f"must be an integer from {low} to {high}"
+        else:
+            least = {"gt" if self._above else "ge": low}
+            schema = {"type": "float", "strict": True, "le": high, **least}
+            text = f"must be a number {f'above {low} and at most' if self._above else f'from {low} to'} {high}"
+        return core_schema.custom_error_schema(schema, WRONG, custom_error_message=text)
+
+
+class ByType:
+    """For a union of objects that their field `type` tells apart; `default` is that of one without it, or with another. An
+    object whose type is any text takes what no other does.
+    """
+
+    def __init__(self, default: str | None = None) -> None:
+        self._default = default
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """A union by tags that are no keys of any object: places in errors have them."""
+        choices: dict[str, Any] = {}
+        for shape in get_args(source):
+            values = get_args(get_type_hints(shape)["type"]) or ("*",)
+            choices |= dict.fromkeys((f"type={value}" for value in values), handler.generate_schema(shape))
+        default = f"type={self._default}"
+
+        def tag(value: Any) -> str | None:
+            kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)  # of a model, to write it
+            found = f"type={kind}" if isinstance(kind, str) else default
+            return next((each for each in (found, "type=*" if isinstance(kind, str) else "", default) if each in choices), None)
+
+        said = f"must be an object whose type is one of {', '.join(each.removeprefix('type=') for each in choices)}"
+        return core_schema.tagged_union_schema(choices, tag, custom_error_type=WRONG, custom_error_message=said)
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        """Any of them: what takes all others takes these too."""
+        made = handler(schema)
+        return {"anyOf": made["oneOf"]} if "oneOf" in made else made
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Where else than in a body of HTTP a field stands."""
+    """Where a field of a body stands in the message of gRPC."""
 
     proto: tuple[str, ...] = ()
-    """Its places in the message of gRPC, such as `sampling.top_p`; none where it is not there."""
-    flag: bool = False
-    """True if `attend generate` has a flag of its name."""
+    """Its places, such as `sampling.top_p`; none where it is not there."""
 
 
-def optional_field(default: Any = None, *, proto: str = "", flag: bool = False, **keywords: Any) -> Any:
-    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type.
-
-    `proto` names its places in the message of gRPC, with spaces between them; `flag`: see `Wire`.
+def optional_field(default: Any = None, *, proto: str = "", **keywords: Any) -> Any:
+    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type;
+    `proto` has its places in the message of gRPC, with spaces between them.
     """
     field: Any = Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
-    field.metadata.append(Wire(tuple(proto.split()), flag))
+    field.metadata.append(Wire(tuple(proto.split())))
     return field
 
 
-def param(name: str, *, flag: bool = True, **keywords: Any) -> Any:
+def param(name: str, proto: str) -> Any:
     """A field with the default of `model/params.py`."""
-    return optional_field(_DEFAULTS[name], flag=flag, **keywords)
+    return optional_field(_DEFAULTS[name], proto=proto)
 
 
 def wires(model: type[BaseModel]) -> dict[str, Wire]:
-    """Where the fields of a body stand elsewhere, by name."""
+    """Where the fields of a body stand in a message, by name."""
     found = {name: [each for each in field.metadata if isinstance(each, Wire)] for name, field in model.model_fields.items()}
     return {name: each[-1] if each else Wire() for name, each in found.items()}
 
 
-def body(*required_fields: str, off: Mapping[str, Off] = NO_OFF) -> ConfigDict:
-    """For a body: fields whose absence ours refuse, and fields that its model lacks because they may only ask for nothing."""
+def body(off: Mapping[str, Unsupported]) -> ConfigDict:
+    """For a body: the fields that its model lacks because they may only ask for nothing."""
 
     def extend(schema: Schema) -> None:
-        schema["properties"] |= {name: _off(rule) for name, rule in off.items()}
-        schema["required"] = [*schema.get("required", ()), *required_fields]
+        schema["properties"] |= {name: rule.schema for name, rule in off.items()}
 
     return ConfigDict(json_schema_extra=extend)
-
-
-def _off(rule: Off) -> Schema:
-    instead = f": {rule.instead}" if rule.instead else ""
-    return {"enum": [None, *(rule.values or ())], "description": f"Not supported{instead}."}
-
-
-def null_or_one_of(text: str, *values: Any) -> Schema:
-    """A field that may be null or one of these values, which ask for nothing."""
-    return {"enum": [None, *values], "description": text}
 
 
 def list_of(items: Schema, **limits: int) -> Schema:
@@ -178,13 +197,3 @@ def list_of(items: Schema, **limits: int) -> Schema:
 def one_of(*shapes: Schema) -> Schema:
     """The schema of a value that fits one of the shapes."""
     return {"anyOf": list(shapes)}
-
-
-def between(low: float, high: float) -> Schema:
-    """The JSON schema of a range, both ends included."""
-    return {"minimum": low, "maximum": high}
-
-
-def range_up_to(low: float, high: float) -> Schema:
-    """A range without its lower end."""
-    return {"exclusiveMinimum": low, "maximum": high}

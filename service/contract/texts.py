@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
-from attend.model.params import MAX_LOGPROBS
 from attend.service.contract.conversation import Messages, Tools
 from attend.service.contract.requests import (
     SOME_TOKENS,
     TOKENS,
+    Alternatives,
     DeadlineMs,
     List,
     ModelName,
@@ -17,22 +17,17 @@ from attend.service.contract.requests import (
     TokenIds,
     TruncateTokens,
     User,
+    texts_or_tokens,
 )
-from attend.service.contract.shapes import TEXT, Shape, ShownAs, between, body, list_of, one_of, optional_field
+from attend.service.contract.shapes import TEXT, Range, Shape, Wire, one_of, optional_field
 from attend.service.records import MAX_INPUT_TOKENS, MAX_INPUTS, MAX_LENS, MAX_NUMBERS, MAX_TOKENS, TOP_LOGPROBS
-
-_INPUTS = {"minItems": 1, "maxItems": MAX_INPUTS}
-INPUTS = WithJsonSchema(one_of(TEXT, list_of(TEXT, **_INPUTS), SOME_TOKENS, list_of(SOME_TOKENS, **_INPUTS)))
-"""A text, token ids, or a list of either: thousands of them."""
 
 
 class EmbeddingsRequest(Shape):
     """The body of POST /v1/embeddings."""
 
-    model_config = body("input")
-
     model: ModelName = optional_field(proto="model")
-    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds] | None, INPUTS] = optional_field(
+    input: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds], texts_or_tokens(MAX_INPUTS)] = Field(
         description="What to embed: a text, token ids, or a list of either; an empty text is the start-of-text token. At most "
         f"{MAX_INPUT_TOKENS} tokens in all. {TOKENS}"
     )
@@ -49,20 +44,17 @@ class EmbeddingsRequest(Shape):
 class EmbedRequest(EmbeddingsRequest):
     """What a message EmbedRequest of gRPC asks for: texts and token ids side by side."""
 
-    input: List[StrictStr | TokenIds] = optional_field(proto="inputs")  # type: ignore[assignment]  # over HTTP they are of one kind
+    input: Annotated[List[StrictStr | TokenIds], Wire(("inputs",))]  # type: ignore[assignment]  # over HTTP they are of one kind
 
 
 class AttentionRequest(Shape):
     """The body of POST /v1/attention."""
 
-    model_config = body("prompt")
-
     model: StrictStr | None = optional_field(proto="model")
     """The name of the served model; absent means it. An adapter is refused."""
-    prompt: Annotated[StrictStr | TokenIds | None, WithJsonSchema(one_of(TEXT, SOME_TOKENS))] = optional_field(
+    prompt: Annotated[StrictStr | TokenIds, WithJsonSchema(one_of(TEXT, SOME_TOKENS)), Wire(("text", "token_ids"))] = Field(
         description=f"A text, or token ids, to look at; an empty text is the start-of-text token. {TOKENS} With `answer` at "
-        f"most {MAX_TOKENS} tokens.",
-        proto="text token_ids",
+        f"most {MAX_TOKENS} tokens."
     )
     answer: StrictStr | TokenIds | None = optional_field(
         description=f"What follows the prompt: a text, tokenized by itself, or token ids. {TOKENS} Default: nothing.",
@@ -77,9 +69,9 @@ class AttentionRequest(Shape):
     """Query heads whose attention is reported in each of these layers, from 0. Default: all."""
     scores: StrictBool | None = optional_field(False, proto="scores")
     """Report the scores before mask and softmax too."""
-    top_logprobs: StrictInt | None = optional_field(TOP_LOGPROBS, proto="top_logprobs", **between(0, MAX_LOGPROBS))
+    top_logprobs: Alternatives | None = optional_field(TOP_LOGPROBS, proto="top_logprobs")
     """How many of the most likely tokens to report at each position."""
-    logit_lens: StrictInt | None = optional_field(0, proto="logit_lens", **between(0, MAX_LENS))
+    logit_lens: Annotated[int, Range(0, MAX_LENS)] | None = optional_field(0, proto="logit_lens")
     """The logit lens: this many of the most likely tokens of each layer at each position."""
     user: User = None
     request_id: RequestId = optional_field(proto="request_id")
@@ -91,10 +83,10 @@ class TokenizeRequest(Shape):
 
     prompt: StrictStr | None = optional_field()
     """The text. Either it or `messages` is needed."""
-    messages: Annotated[list[Any] | None, ShownAs(Messages | None)] = optional_field(
+    messages: Messages | None = optional_field(
         description="A conversation, in place of a text: its tokens are those of the prompt that a chat of it has."
     )
-    tools: Annotated[list[Any] | None, ShownAs(Tools | None)] = optional_field()
+    tools: Tools | None = optional_field()
     """Of a conversation: the functions that the model may call."""
     chat_template_kwargs: dict[StrictStr, Any] | None = optional_field()
     """Of a conversation: what the chat template takes beside it."""

@@ -27,7 +27,7 @@ MAX_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Off:
+class Unsupported:
     """A field that is not carried out."""
 
     values: tuple[Any, ...] | None
@@ -37,12 +37,24 @@ class Off:
     up_to_context: bool = False
     """True if numbers up to the model's context ask for nothing too."""
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What /openapi.json says of the field."""
+        return {"enum": [None, *(self.values or ())], "description": f"Not supported{self.instead and ': '}{self.instead}."}
 
-def _use(name: str, *values: Any) -> Off:
-    return Off(values, f"use {name}")
+    def check(self, name: str, value: Any, max_model_len: int) -> None:
+        """Raise NotSupported for a value that asks for something."""
+        if self.values is None or any(kind_of(value) is kind_of(off) and value == off for off in self.values):
+            return
+        if not (self.up_to_context and type(value) is int and 0 < value <= max_model_len):
+            instead = self.instead and f": {self.instead}"
+            raise NotSupported(f"{name} is not supported{instead}; got {describe(value)}", name)
 
 
-_NOTHING = Off(None)
+def _use(name: str, *values: Any) -> Unsupported:
+    return Unsupported(values, f"use {name}")
+
+
 PUBLISHED = frozenset(
     (
         *("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
@@ -51,98 +63,69 @@ PUBLISHED = frozenset(
     )
 )
 """Of the published APIs, at any value: hints to their own service, and what is done there beside the answer."""
-
-SAMPLING: dict[str, Off] = {
+_AT_ANY = (
+    *("repeat_last_n", "penalty_last_n", "smoothing_curve", "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length"),
+    *("dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent"),
+)
+_AT_0 = (
+    *("top_a", "epsilon_cutoff", "eta_cutoff", "penalty_alpha", "smoothing_factor", "mirostat", "mirostat_mode"),
+    *("dry_multiplier", "xtc_probability", "dynatemp_range"),
+)
+SAMPLING: dict[str, Unsupported] = {
+    **dict.fromkeys(_AT_ANY, Unsupported(None)),
+    **dict.fromkeys(_AT_0, Unsupported((0,))),
+    **dict.fromkeys(("typical_p", "typ_p", "tfs", "tfs_z", "length_penalty"), Unsupported((1,))),
+    **dict.fromkeys(("top_n_sigma", "nsigma"), Unsupported((0, -1))),
+    **dict.fromkeys(("samplers", "sampler_order", "sampler_priority"), Unsupported(([],))),
+    **dict.fromkeys(("num_predict", "n_predict"), _use("max_tokens", -1)),
+    **dict.fromkeys(("max_new_tokens", "max_length"), _use("max_tokens")),
+    **dict.fromkeys(("min_length", "min_new_tokens"), _use("min_tokens", 0)),
+    **dict.fromkeys(("num_beams", "beam_width"), _use("n", 1)),
+    **dict.fromkeys(("guided_regex", "regex"), _use("structured_outputs.regex", "")),
+    **dict.fromkeys(("guided_grammar", "ebnf", "grammar"), _use("structured_outputs.grammar", "")),
+    **dict.fromkeys(("json_schema", "format"), _use("response_format", {}, "")),
+    "early_stopping": Unsupported((False,)),
     "repeat_penalty": _use("repetition_penalty", 1),
-    "repeat_last_n": _NOTHING,
-    "penalty_last_n": _NOTHING,
-    "typical_p": Off((1,)),
-    "typ_p": Off((1,)),
-    "top_a": Off((0,)),
-    "tfs": Off((1,)),
-    "tfs_z": Off((1,)),
-    "epsilon_cutoff": Off((0,)),
-    "eta_cutoff": Off((0,)),
-    "penalty_alpha": Off((0,)),
-    "top_n_sigma": Off((0, -1)),
-    "nsigma": Off((0, -1)),
-    "smoothing_factor": Off((0,)),
-    "smoothing_curve": _NOTHING,
-    "mirostat": Off((0,)),
-    "mirostat_mode": Off((0,)),
-    "mirostat_tau": _NOTHING,
-    "mirostat_eta": _NOTHING,
-    "dry_multiplier": Off((0,)),
-    "dry_base": _NOTHING,
-    "dry_allowed_length": _NOTHING,
-    "dry_penalty_last_n": _NOTHING,
-    "dry_sequence_breakers": _NOTHING,
-    "xtc_probability": Off((0,)),
-    "xtc_threshold": _NOTHING,
-    "dynatemp_range": Off((0,)),
-    "dynatemp_exponent": _NOTHING,
-    "no_repeat_ngram_size": Off((0,), "use frequency_penalty"),
-    "do_sample": Off((True,), "use temperature: 0 is greedy"),
-    "num_beams": Off((1,), "use n"),
-    "beam_width": Off((1,), "use n"),
-    "use_beam_search": Off((False,), "use n"),
-    "length_penalty": Off((1,)),
-    "early_stopping": Off((False,)),
-    "num_ctx": Off((0,), "the server's max_model_len is the context", up_to_context=True),
-    "num_predict": _use("max_tokens", -1),
-    "n_predict": _use("max_tokens", -1),
-    "max_new_tokens": _use("max_tokens"),
-    "max_length": _use("max_tokens"),
-    "min_length": _use("min_tokens", 0),
-    "min_new_tokens": _use("min_tokens", 0),
+    "no_repeat_ngram_size": _use("frequency_penalty", 0),
+    "do_sample": Unsupported((True,), "use temperature: 0 is greedy"),
+    "use_beam_search": _use("n", False),
+    "num_ctx": Unsupported((0,), "the server's max_model_len is the context", up_to_context=True),
     "stop_sequences": _use("stop", []),
     "n_probs": _use("logprobs", 0),
     "ban_eos_token": _use("ignore_eos", False),
     "custom_token_bans": _use("logit_bias", "", []),
-    "samplers": Off(([],)),
-    "sampler_order": Off(([],)),
-    "sampler_priority": Off(([],)),
-    "options": Off(({},), "give each option as a field of its own"),
+    "options": Unsupported(({},), "give each option as a field of its own"),
     "guided_json": _use("structured_outputs.json"),
-    "guided_regex": _use("structured_outputs.regex"),
     "guided_choice": _use("structured_outputs.choice"),
-    "guided_grammar": _use("structured_outputs.grammar"),
     "guided_json_object": _use("structured_outputs.json_object", False),
-    "json_schema": _use("response_format", {}),
-    "regex": _use("structured_outputs.regex", ""),
     "stop_regex": _use("stop", "", []),
-    "ebnf": _use("structured_outputs.grammar", ""),
-    "grammar": _use("structured_outputs.grammar", ""),
-    "format": _use("response_format", ""),
     "think": _use("reasoning_effort"),
     "enable_thinking": _use("chat_template_kwargs"),
     "thinking": _use("reasoning_effort", {"type": "auto"}),
     "reasoning": _use("reasoning_effort", {}),
-    "chat_template": Off(("",), "the server's is used: --chat-template"),
-    "documents": Off(([],), "write them into a message"),
+    "chat_template": Unsupported(("",), "the server's is used: --chat-template"),
+    "documents": Unsupported(([],), "write them into a message"),
     "lora_path": _use("model"),
 }
 """Fields of other servers: what does nothing there, and the field of ours that does the same."""
 
 
-def known_fields(
-    document: dict[str, Any], known_names: frozenset[str], off: dict[str, Off], remarks: Remarks
-) -> dict[str, Any]:
-    """The fields of a body that its route knows, and the first other one that is an error in itself.
-
-    The rest is ignored, or raises NotSupported by name.
+def known_fields(data: Any, names: frozenset[str], off: dict[str, Unsupported], remarks: Remarks | None) -> Any:
+    """An object's fields that are known and not null, and the first other one that is an error in itself. The rest is ignored,
+    and said in `remarks`, or raises NotSupported by name.
     """
-    kept = {}
-    for name, value in document.items():
-        if name in known_names:
-            kept[name] = value
-        elif value is not None:
-            rule = off.get(name)
-            if rule is not None:
-                _check_off(name, value, rule, remarks.max_model_len)
-                remarks.ignore(name)
-            elif not is_ignored(name, known_names, remarks):
-                return kept | {name: value}
+    if not isinstance(data, dict) or (names.issuperset(data) and None not in data.values()):
+        return data
+    remarks = Remarks(strict=True) if remarks is None else remarks
+    kept = {name: value for name, value in data.items() if value is not None and name in names}
+    for name, value in data.items():
+        if value is None or name in names:
+            continue
+        if name in off:
+            off[name].check(name, value, remarks.max_model_len)
+            remarks.ignore(name)
+        elif not is_ignored(name, names, remarks):
+            return kept | {name: value}
     return kept
 
 
@@ -157,15 +140,6 @@ def is_ignored(name: str, known_names: frozenset[str], remarks: Remarks) -> bool
         return False
     remarks.ignore(name)
     return True
-
-
-def _check_off(name: str, value: Any, rule: Off, max_model_len: int) -> None:
-    if rule.values is None or any(kind_of(value) is kind_of(off) and value == off for off in rule.values):
-        return
-    if rule.up_to_context and type(value) is int and 0 < value <= max_model_len:
-        return
-    instead = f": {rule.instead}" if rule.instead else ""
-    raise NotSupported(f"{name} is not supported{instead}; got {describe(value)}", name)
 
 
 def nearest(name: str, known_names: Iterable[str]) -> str | None:

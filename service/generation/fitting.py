@@ -7,6 +7,7 @@ from functools import partial
 from attend.model.engine.request import Request
 from attend.model.errors import InvalidRequest
 from attend.model.text.caller_marks import ChatText
+from attend.model.text.grammar import GrammarSpec
 from attend.model.text.reasoning import ReasoningLimit
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.generation.thread_pools import run_exclusive
@@ -57,3 +58,9 @@ def check_total(name: str, tokens: int) -> None:
     """Refuse texts that have too many tokens together."""
     if tokens > MAX_INPUT_TOKENS:
         raise InvalidRequest(f"{name} may have at most {MAX_INPUT_TOKENS} tokens in all; got {tokens}", name)
+
+
+def renamed(error: InvalidRequest, kind: str, spec: GrammarSpec) -> InvalidRequest:
+    """An error about a `kind` of grammar, in the caller's words."""
+    name = spec.place or spec.kind
+    return type(error)(name + str(error).removeprefix(kind), name)

@@ -18,7 +18,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import is_reasoning_open
 from attend.service.chat.grammars import answer_grammar
 from attend.service.generation.answer import Answer, parser_of
-from attend.service.generation.fitting import check_total, clamp, fit_conversation, reasoning_limit
+from attend.service.generation.fitting import check_total, clamp, fit_conversation, reasoning_limit, renamed
 from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
 from attend.service.generation.thread_pools import TurnPool, run_exclusive, run_in_pool
@@ -48,14 +48,12 @@ class _Text(NamedTuple):
     """A prompt that is still to be tokenized."""
 
     text: str
-    add_special_tokens: bool
-    """False for a chat: its template writes them."""
+    add_special_tokens: bool  # False for a chat: its template writes them
     frame: FramedText | None = None
     """What stands around it, and how much of it is kept."""
     literals: tuple[Span, ...] = ()
     """Parts of a chat in which no control token is looked for."""
-    framing: int = 0
-    """Characters of what stands around it."""
+    framing: int = 0  # characters of what stands around it
 
 
 @dataclass(slots=True)
@@ -66,8 +64,7 @@ class _ReadPrompts:
     echoes: list[str]
     """What each answer begins with, by prompt; empty without echo."""
     bad_words: list[list[int]]
-    is_reasoning_open: bool | None = None
-    """Of a chat, see `forms.is_reasoning_open`."""
+    is_reasoning_open: bool | None = None  # of a chat, see `forms.is_reasoning_open`
     may_reason: bool = True
 
 
@@ -136,7 +133,7 @@ class Preparation:
             if content is not None and error.field == "tools":
                 await self.compile_grammar(content, turn)
                 if command.chat is not None and not command.chat.calling.tools:
-                    raise InvalidRequest(content.kind + str(error).removeprefix("tools"), content.kind) from error
+                    raise renamed(error, "tools", content) from error
             raise
 
     async def _grammar_spec(self, command: Command, read: _ReadPrompts) -> GrammarSpec | None:
@@ -151,7 +148,10 @@ class Preparation:
 
     async def compile_grammar(self, spec: GrammarSpec, turn: str | None = None) -> CompiledGrammar:
         """A grammar, compiled in a thread pool. Raises InvalidRequest that says where it is wrong."""
-        return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
+        try:
+            return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
+        except InvalidRequest as error:
+            raise renamed(error, spec.kind, spec) from error
 
     async def _prompt_text(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""

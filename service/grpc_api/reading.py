@@ -25,7 +25,7 @@ log = logging.getLogger("attend.grpc")
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
-INLINE_BYTES = 16 << 10
+INLINE_BYTES = 4 << 10
 """Larger messages are read in a thread pool: reading these takes up to a millisecond."""
 GRACE_SECONDS = 1.0
 """A message that has not come by then counts as if all of the longest one were held for it."""

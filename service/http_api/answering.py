@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from attend.model.errors import NoChatTemplate
 from attend.model.net.adapters import Adapter
 from attend.model.text.chat import ChatTemplate
-from attend.service.contract.commands import to_command, with_own_names
+from attend.service.contract.commands import to_command
 from attend.service.contract.requests import Steering
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import read_json
@@ -50,7 +50,7 @@ async def converse(
         command = adopt(command, request, record)
         adapter, usage = service.adapter_of(command), TokenCounts(command.n)
         writer = write(body, command, service.fingerprint(adapter), usage)
-        response = await answer(service, command, adapter, writer, record, body, stream=bool(body.stream))
+        response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
         return deps.with_remarks(response, remarks, request, usage.total)
 
 
@@ -60,19 +60,18 @@ async def answer(
     adapter: Adapter | None,
     writer: Writer,
     record: RequestRecord,
-    body: Steering,
     *,
     stream: bool,
 ) -> Response:
-    """The whole answer, or its stream: see `sse.begin`. Errors have the names that the body's API has for its fields."""
+    """The whole answer, or its stream: see `sse.begin`."""
     record.at_once = not stream
     if stream:
-        response = await begin(with_own_names(service.generate(command, record, adapter=adapter), body), writer)
+        response = await begin(service.generate(command, record, adapter=adapter), writer)
         record.has_status = True
         return response
     gathered = writer.gather()
     with ExitStack() as held:
-        async for batch in with_own_names(service.generate(command, record, held, adapter=adapter), body):
+        async for batch in service.generate(command, record, held, adapter=adapter):
             gathered.add(batch)
             writer.usage.add(batch)
         return json_response(writer.full_response(gathered.answers()), held)

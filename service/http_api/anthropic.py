@@ -20,7 +20,7 @@ from attend.service.contract.anthropic_answers import (
     StopReason,
     TokenCount,
 )
-from attend.service.contract.commands import conversation_of, own_names
+from attend.service.contract.commands import conversation_of
 from attend.service.contract.routes import COUNT_TOKENS, MESSAGES
 from attend.service.http_api.answering import converse, template_of
 from attend.service.http_api.blocks import Block, BlockEnd, Blocks, BlockStart, BlockWriter, Change
@@ -59,8 +59,7 @@ def add_count_tokens(router: APIRouter, deps: RouteDeps) -> None:
 
         def read(fields: dict[str, Any]) -> tuple[str, Prompt]:
             body = read_count(fields, remarks)
-            with own_names(body):
-                (prompt,) = conversation_of(body, template_of(deps), deps.form, remarks)["prompts"]
+            (prompt,) = conversation_of(body, template_of(deps), deps.form, remarks)["prompts"]
             return body.model or "", prompt
 
         model, prompt = await read_json(request, read, deps.most_bytes)

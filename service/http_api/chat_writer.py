@@ -61,7 +61,7 @@ class ChatWriter(Writer):
             case Content(text):
                 return {"content": text}
             case CallStart(index, name):
-                begun: chat_answers.FunctionDelta = {"name": name, "arguments": ""}
+                begun: chat_answers.CalledFunction = {"name": name, "arguments": ""}
                 number = chunk.call_id(self.request_id, index)
                 return {"tool_calls": [{"index": index, "id": number, "type": "function", "function": begun}]}
             case CallArguments(index, text):

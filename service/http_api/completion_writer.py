@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract import answers
@@ -70,13 +70,13 @@ class CompletionWriter(Writer):
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-            "choices": [cast(answers.CompletionChoice, self._choice(chunk)) for chunk in chunks],  # all have ended
+            "choices": list(map(self._choice, chunks)),
             "seed": chunks[-1].seed,
             "usage": answers.usage(self.usage),
         }
         return with_timings(made, self.body, chunks)
 
-    def _event(self, choices: list[answers.CompletionChunkChoice]) -> answers.CompletionChunk:
+    def _event(self, choices: list[answers.CompletionChoice]) -> answers.CompletionChunk:
         return {
             "id": f"cmpl-{self.request_id}",
             "object": "text_completion",
@@ -86,10 +86,10 @@ class CompletionWriter(Writer):
             "choices": choices,
         }
 
-    def _choice(self, chunk: Chunk) -> answers.CompletionChunkChoice:
+    def _choice(self, chunk: Chunk) -> answers.CompletionChoice:
         body, prompt = self.body, chunk.prompt
         reason, stop = answers.finish_reason_of(chunk)
-        choice: answers.CompletionChunkChoice = {
+        choice: answers.CompletionChoice = {
             "index": chunk.index,
             "text": chunk.text if prompt is None else prompt.text + chunk.text,
             "logprobs": None if body.logprobs is None else self._logprobs_of(chunk),

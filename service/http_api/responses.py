@@ -21,8 +21,7 @@ from attend.service.contract.response_answers import (
     ResponseUsage,
     Status,
 )
-from attend.service.contract.response_items import seal
-from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_response
+from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_response, seal
 from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import converse
@@ -255,7 +254,7 @@ class ResponseWriter(BlockWriter):
 _SHOWN = {"text", "reasoning"}
 
 
-def _tool_object(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool_object(tool: Any) -> dict[str, Any]:
     """A function as clients read it back: with every field."""
     return {"type": "function", "name": tool["name"], "description": tool.get("description")} | {
         "parameters": tool.get("parameters"),

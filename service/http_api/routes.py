@@ -95,7 +95,7 @@ def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
             adapter, usage = service.adapter_of(command), TokenCounts(command.n)
             name, fingerprint = body.model or service.model_name, service.fingerprint(adapter)
             writer = CompletionWriter(body, command.request_id, name, fingerprint, usage, service.tokenizer)
-            response = await answer(service, command, adapter, writer, record, body, stream=bool(body.stream))
+            response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
             return deps.with_remarks(response, remarks, request, usage.total)
 
     @bind(router, CHAT)

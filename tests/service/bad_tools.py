@@ -62,7 +62,7 @@ TOOLS = [
     chat(
         "tools: a choice of an unknown tool",
         {"tools": [tool()], "tool_choice": named("g")},
-        "tool_choice.function.name",
+        "tool_choice",
         "one of the tools",
     ),
     chat("tools: required, and there are none", {"tool_choice": "required"}, "tool_choice", "needs tools"),

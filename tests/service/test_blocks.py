@@ -15,8 +15,7 @@ from attend.service.chat.prompt import without_oldest
 from attend.service.contract.anthropic import read_count, read_messages
 from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of, to_command
-from attend.service.contract.response_items import seal, unseal
-from attend.service.contract.responses import read_response
+from attend.service.contract.responses import read_response, seal, unseal
 from attend.service.http_api.anthropic import MessageWriter
 from attend.service.http_api.problems import anthropic_body
 from attend.service.http_api.responses import ResponseWriter
@@ -613,7 +612,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
             read_messages,
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type",
-            "no image",
+            "no other input",
         ),
         (
             read_messages,
@@ -652,16 +651,16 @@ FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
         (
             read_messages,
             {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
-            "tool_choice.name",
+            "tool_choice",
             "one of the tools",
         ),
-        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", ": 'any' needs tools"),
+        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         (read_response, {"tools": [FUNCTION, FUNCTION]}, "tools[1].name", "must be that of no other tool"),
         (read_response, {"tools": [FUNCTION | {"parameters": {"type": 3}}]}, "tools[0].parameters", ""),
         (
             read_response,
             {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "name": "g"}},
-            "tool_choice.name",
+            "tool_choice",
             "one of the tools",
         ),
         (read_response, {"stop": [""]}, "stop", "must hold strings of 1 to 256"),

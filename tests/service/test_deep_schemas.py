@@ -13,10 +13,10 @@ from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.messages import INVALID_JSON, MAX_DEPTH, arguments_of, json_object
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallArguments, join_deltas
-from attend.service.contract.conversation import calling_of
 from attend.service.http_api.body import parse_json
 from tests.model.text.test_grammar import compact, compiled, tokens_of
 from tests.service.bad_calls import CHAT, COMPLETIONS, CPU_SECONDS, LONGEST_MESSAGE, asgi, whole_server
+from tests.service.contract.asked import calling_of
 
 LISTS = 16
 SAID = [{"role": "user", "content": "a"}]

@@ -9,7 +9,6 @@ from attend.model.errors import InvalidRequest, NotSupported, Unauthenticated
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.chat.forms import form_of
 from attend.service.contract.chat import ChatRequest, read_chat
-from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
 from attend.service.contract.tolerance import MAX_UNKNOWN, NEAR, PUBLISHED, SAMPLING, nearest
 from attend.service.observe.ignored_fields import MAX_NAMES, SECONDS
@@ -17,6 +16,7 @@ from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, build_server, grpc_channel, info
+from tests.service.contract.asked import calling_of, messages_of
 from tests.service.http_api.described import LEAST, ask, chatting_server
 
 HELLO = [{"role": "user", "content": "a"}]
@@ -210,7 +210,7 @@ def test_tools_that_are_no_functions_are_left_out_of_the_prompt_and_said():
     assert [tool.name for tool in calling.tools] == ["f"]
     assert calling.template_tools == (FUNCTION,)
     assert remarks.names == ["cache_control", "tools.web_search", "tools.custom", "?"]
-    with pytest.raises(InvalidRequest, match="'required' needs tools"):
+    with pytest.raises(InvalidRequest, match="needs tools"):
         calling_of(tools[:1], "required", None, form_of("", "hermes"), Remarks())
     with pytest.raises(InvalidRequest, match=r"tools\[0\]\.type must be 'function'"):
         calling_of(tools[:1], None, None, form_of("", "hermes"), Remarks(strict=True))

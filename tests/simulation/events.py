@@ -12,9 +12,9 @@ from attend.model.pooling import EmbeddingRules, Pooling
 from attend.model.text.caller_marks import ChatText
 from attend.service.access.quota import Limits
 from attend.service.chat.tools import Calling
-from attend.service.contract.conversation import calling_of
 from attend.service.records import ChatPrompt, ChatRules, Command
 from tests.model.engine.windows import with_groups
+from tests.service.contract.asked import calling_of
 from tests.simulation.model import END, FORM, LETTERS, SPECIAL, SPECS, VOCAB, WORDS
 from tests.simulation.oracle import encoded, expected
 

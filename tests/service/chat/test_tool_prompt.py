@@ -12,8 +12,8 @@ from attend.service.chat.parts import CallArguments, CallStart, Tool, join_delta
 from attend.service.chat.prompt import prompt_of
 from attend.service.chat.tool_prompt import write_calls
 from attend.service.chat.tools import NO_CALLS
-from attend.service.contract.conversation import calling_of
 from tests.service.chat.examples import TOOLS
+from tests.service.contract.asked import calling_of
 
 LOOP = "{% for m in messages %}"
 KNOWS_NONE = LOOP + "<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -25,8 +25,6 @@ from attend.model.params import SamplingParams
 from attend.service.commands import bench, cli
 from attend.service.commands import inspect as inspect_cli
 from attend.service.commands.flags import GROUPS
-from attend.service.contract.requests import CompletionRequest
-from attend.service.contract.shapes import wires
 from attend.service.settings import PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
 from tests.model.checkpoints import VOCAB, edit_config, write_checkpoint, write_letters, write_tokenizer
@@ -114,12 +112,6 @@ def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("attend: grpc_port = '70000' cannot be used: ")
     assert "Traceback" not in done.stderr
-
-
-def test_the_flags_of_generate_are_those_that_the_contract_names():
-    flags = {parameter.name for parameter in get_command(cli.app).commands["generate"].params} - {"prompt", "model"}
-    named = {name for name, wire in wires(CompletionRequest).items() if wire.flag}
-    assert flags & CompletionRequest.model_fields.keys() == named
 
 
 def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):

@@ -127,11 +127,6 @@ def test_a_stop_string_alone_is_a_list_of_one():
     assert command(prompt="a", stop=[]).stops.stop == ()
 
 
-def test_minus_one_switches_top_k_off_and_above_the_vocabulary_is_allowed():
-    assert command(prompt="a", top_k=-1).sampling.top_k == -1
-    assert command(prompt="a", top_k=10**9).sampling.top_k == 10**9
-
-
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -171,7 +166,7 @@ def test_minus_one_switches_top_k_off_and_above_the_vocabulary_is_allowed():
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_field(body, field):
-    with pytest.raises(InvalidRequest, match=rf"^{re.escape(field)} ") as caught:
+    with pytest.raises(InvalidRequest, match=rf"^{re.escape(field)}(\[0\])? ") as caught:
         command(**body)
     assert caught.value.field == field
 
@@ -184,18 +179,6 @@ def writer(n: int = 1, **body) -> CompletionWriter:
 def chunk(index: int, text: str, total: int, reason: FinishReason | None = None, stop=None) -> Chunk:
     times = Times(0.25 * index, 0.5, 1.0) if reason else None
     return Chunk(index, text, tuple(text.encode()), total, 5, 42, reason, stop, times=times)
-
-
-def test_a_streamed_object_is_golden():
-    assert writer().chunk(chunk(1, "ab", 2)) == {
-        "id": "cmpl-r7",
-        "object": "text_completion",
-        "created": 1_700_000_000,
-        "model": "m",
-        "system_fingerprint": "fp",
-        "choices": [{"index": 1, "text": "ab", "logprobs": None, "finish_reason": None, "stop_reason": None}],
-        "seed": 42,
-    }
 
 
 def test_token_ids_are_there_when_asked_for():
@@ -241,20 +224,6 @@ def test_of_several_answers_the_one_that_found_least_in_the_cache_counts_for_its
     founds = [(0, 16), (1, 48), (2, 0), (3, 32)]
     one.usage.add([replace(chunk(at, "a", 1), prompt=PromptPart((), (), "", found)) for at, found in founds])
     assert usage_of(one.usage)["prompt_tokens_details"] == {"cached_tokens": 16}
-
-
-def test_the_last_chunk_of_a_stream_has_no_choice_and_the_usage():
-    one = writer(n=2)
-    one.usage.add([chunk(0, "ab", 2), chunk(1, "c", 1), chunk(2, "d", 1)])
-    last = one.last_chunk()
-    assert last["choices"] == []
-    assert last["usage"] == {
-        "prompt_tokens": 10,
-        "completion_tokens": 4,
-        "total_tokens": 14,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
 
 
 def test_usage_takes_totals_so_that_a_chunk_seen_twice_counts_once():

@@ -5,7 +5,7 @@ import pytest
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.prompt import options_of
-from attend.service.contract.conversation import messages_of
+from tests.service.contract.asked import messages_of
 
 ASK = {"role": "user", "content": "Time?"}
 
@@ -42,7 +42,7 @@ def test_arguments_that_are_no_object_come_back_as_text_in_one(text):
 
 def test_an_empty_list_of_calls_is_none_and_text_must_be_there_but_for_an_assistant():
     assert messages_of([{"role": "assistant", "content": "a", "tool_calls": []}]) == [{"role": "assistant", "content": "a"}]
-    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content must be a string, or a list"):
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content is required"):
         messages_of([{"role": "user", "content": None}])
 
 

@@ -12,8 +12,9 @@ from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, check_schema
 from attend.service.chat.values import tagged_value
-from attend.service.contract.conversation import calling_of, is_callable
+from attend.service.contract.conversation import is_callable
 from attend.service.remarks import Remarks
+from tests.service.contract.asked import calling_of
 
 FORM = AnswerFormat(CALLS["hermes"])
 
@@ -73,12 +74,12 @@ WRONG = [
     ([tool() | {"x": 1}], None, "tools[0].x", "is not a field of this request"),
     ([tool(parameters="x")], None, P, "must be a JSON schema of an object"),
     ([tool(parameters={"type": "string"})], None, P, "must be a JSON schema of an object"),
-    ([tool(str(number)) for number in range(500)], None, "tools", "may hold at most 128 tools; got 500"),
+    ([tool(str(number)) for number in range(500)], None, "tools", "must be a list of at most 128 items"),
     ([tool(parameters={"title": "x" * (1 << 20)})], None, "tools", f"may have schemas of at most {MAX_SCHEMA_BYTES} bytes"),
-    ([tool()], {"NamedTool": 1}, "tool_choice.type", "is required"),
+    ([tool()], {"NamedTool": 1}, "tool_choice", "one of function, allowed_tools"),
     ([tool()], "any", "tool_choice", "must be 'auto', 'none' or 'required', or an object"),
     ([tool()], 1, "tool_choice", "must be 'auto', 'none' or 'required', or an object"),
-    ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name", "one of the tools; got 'g'"),
+    ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice", "one of the tools; got 'g'"),
     ([tool()], {"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice.function.x", "is not a field"),
     ([], "required", "tool_choice", "needs tools"),
 ]  # fmt: skip

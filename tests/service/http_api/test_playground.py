@@ -15,12 +15,12 @@ from attend.service.access.keys import KeyRing
 from attend.service.chat.forms import form_of
 from attend.service.chat.prompt import EFFORTS
 from attend.service.chat.tools import CHOICES
-from attend.service.contract.conversation import calling_of
 from attend.service.http_api.app import build_app
 from attend.service.http_api.openapi import schemas
 from attend.service.http_api.playground import PAGES, STATIC
 from attend.service.http_api.route_deps import RouteDeps
 from tests.fakes import build_server
+from tests.service.contract.asked import calling_of
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(STATIC.iterdir())
