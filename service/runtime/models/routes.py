@@ -29,7 +29,6 @@ from attend.service.http_api import openapi, problems
 from attend.service.http_api.body import Reading
 from attend.service.http_api.cors import with_cors
 from attend.service.http_api.json_pieces import json_answer
-from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
 from attend.service.http_api.routing import bind
@@ -95,7 +94,7 @@ def build_models_app(routes: ModelRoutes, hosts: AbstractSet[str]) -> ASGIApp:
         add_pages(app, [_guard(routes)])
     problems.install_error_handlers(app)
     openapi.install_openapi(app, has_api_keys=routes.authenticator.keys is not None)
-    inner = RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=False)
+    inner = RequestIds(app, hosts, behind_serve=False)
     return with_cors(inner, routes.settings.origins)
 
 
