@@ -27,9 +27,9 @@ class ChatWriter(ChoiceWriter):
         opening = []
         if chunk.index not in self._begun_answers:
             self._begun_answers.add(chunk.index)
-            opening.append(self.chunk(self._role(chunk), replace(chunk, times=None)))
+            opening.append(self.chunk(replace(chunk, times=None), self._role(chunk)))
         if chunk.parts is None and chunk.finish_reason is None:
-            return [*opening, self.chunk(self._piece(chunk, {"content": chunk.text}), chunk)]
+            return [*opening, self.chunk(chunk)]
         parts = chunk.parts if chunk.parts is not None else (Content(chunk.text),) if chunk.text else ()
         deltas = [self._delta(part, chunk) for part in parts]
         if chunk.finish_reason is not None:
@@ -39,7 +39,7 @@ class ChatWriter(ChoiceWriter):
                 return opening
             deltas = [{}]
         pieces = zip(_split(chunk, len(deltas)), deltas, strict=True)
-        return [*opening, *(self.chunk(self._piece(piece, delta), piece) for piece, delta in pieces)]
+        return [*opening, *(self.chunk(piece, self.piece(piece, delta)) for piece, delta in pieces)]
 
     def _delta(self, part: Part, chunk: Chunk) -> chat_answers.Delta:
         match part:
@@ -62,9 +62,9 @@ class ChatWriter(ChoiceWriter):
             choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
         return cast(chat_answers.ChatChunkChoice, choice)
 
-    def _piece(self, chunk: Chunk, delta: chat_answers.Delta) -> chat_answers.ChatChunkChoice:
-        """A piece of an answer; its token ids are a delta too."""
-        choice = self._ended(chunk, "delta", delta)
+    def piece(self, chunk: Chunk, delta: chat_answers.Delta | None = None) -> chat_answers.ChatChunkChoice:
+        """A piece of an answer: the chunk's text, unless a delta is given."""
+        choice = self._ended(chunk, "delta", {"content": chunk.text} if delta is None else delta)
         if delta == {} and not chunk.logprobs:
             choice["logprobs"] = None
         if self.body.return_token_ids:

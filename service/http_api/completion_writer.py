@@ -24,19 +24,25 @@ class ChoiceWriter(Writer):
         made = self._object(self.kinds[0], [self.choice(chunk) for chunk in chunks], chunks)
         return made | {"usage": answers.usage(self.usage)} | self._timings(chunks)
 
-    def chunk(self, choice: Any, chunk: Chunk) -> dict[str, Any]:
-        """One streamed object."""
-        made = self._object(self.kinds[1], [choice], [chunk])
+    def chunk(self, chunk: Chunk, choice: Any = None) -> dict[str, Any]:
+        """One streamed object; its text and token ids are deltas."""
+        made = self._object(self.kinds[1], [self.piece(chunk) if choice is None else choice], [chunk])
         return made | self._timings([chunk]) if chunk.times is not None else made
+
+    def last_chunk(self) -> dict[str, Any]:
+        """The object that a stream with include_usage ends with."""
+        return self._object(self.kinds[1], []) | {"usage": answers.usage(self.usage)}
 
     def ending(self) -> Sequence[Any]:
         """The usage, where the stream's options ask for it."""
-        if self.stream_options is None or not self.stream_options.include_usage:
-            return ()
-        return [self._object(self.kinds[1], []) | {"usage": answers.usage(self.usage)}]
+        return [self.last_chunk()] if self.stream_options is not None and self.stream_options.include_usage else ()
+
+    def piece(self, chunk: Chunk) -> Any:
+        """A piece of an answer."""
+        return self.choice(chunk)
 
     def choice(self, chunk: Chunk) -> Any:
-        """An answer, or a piece of one."""
+        """A whole answer."""
         raise NotImplementedError
 
     def _object(self, kind: str, choices: list[Any], chunks: Sequence[Chunk] = ()) -> dict[str, Any]:
@@ -70,8 +76,8 @@ class CompletionWriter(ChoiceWriter):
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
 
     def events(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The streamed objects of a chunk: one, whose text and token ids are deltas."""
-        return [self.chunk(self.choice(chunk), chunk)]
+        """The streamed objects of a chunk: one."""
+        return [self.chunk(chunk)]
 
     def choice(self, chunk: Chunk) -> answers.CompletionChunkChoice:
         """An answer, or a piece of one."""

@@ -35,7 +35,7 @@ def check_head(scope: Scope, hosts: AbstractSet[str]) -> None:
 
     A browser always sends a Host, so a request without one passes. Probes pass too: they ask by a pod's address.
     """
-    target = len(scope.get("raw_path") or scope["path"].encode()) + len(scope["query_string"])
+    target = len(scope.get("raw_path") or scope["path"].encode()) + len(scope.get("query_string", b""))
     size = target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])  # with colon, space and line end
     if size > MAX_HEADER_BYTES:
         raise HeadTooLarge(f"the target and the headers must be at most {MAX_HEADER_BYTES} bytes together; got {size}")
