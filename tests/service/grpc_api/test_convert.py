@@ -10,7 +10,6 @@ from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
 from attend.service.grpc_api import convert
 from attend.service.grpc_api.convert import REASONS, Responses, check_sizes
-from attend.service.merging import merge_chunks
 from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CONTEXT, VOCAB, info
@@ -43,29 +42,6 @@ def test_the_prompt_is_told_of_in_the_first_response_only():
     assert to_response([chunk(first=True)], pb.GenerateRequest(), "fp").prompt_info.num_prompt_tokens == 3
     assert not to_response([chunk(1, first=True)], pb.GenerateRequest(), "fp").HasField("prompt_info")
     assert not to_response([chunk()], pb.GenerateRequest(), "fp").HasField("prompt_info")
-
-
-@pytest.mark.parametrize("with_ids", [False, True])
-@pytest.mark.parametrize("timing", [False, True])
-def test_messages_of_a_stream_are_the_same_whether_filled_in_or_made_anew(with_ids, timing):
-    asked = pb.GenerateRequest(response=R(output_token_ids=with_ids, timing=timing))
-    plain = [
-        Chunk(index, text, (3,) * count, 7 + count, 3, -5) for index in (0, 1) for text in ("", "ab", "é") for count in (0, 2)
-    ]
-    chunks = [
-        chunk(first=True),
-        chunk(1, first=True),
-        *plain,
-        chunk(),
-        chunk(0, FinishReason.STOP, "x"),
-        chunk(1, FinishReason.LENGTH),
-    ]
-    batches = [*([each] for each in chunks), plain]
-    responses = Responses(asked.response, "fp", "id")
-    kept = [asyncio.run(responses.of(batch)) for batch in batches]
-    anew = [to_response(merge_chunks(batch), asked, "fp") for batch in batches]
-    assert kept == anew, "each message is its own, to be kept or changed"
-    assert [each.SerializeToString() for each in kept] == [each.SerializeToString() for each in anew]
 
 
 def test_chunks_of_an_answer_that_came_together_are_one_output():

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from attend.model.engine.request import EngineStats, FinishReason
 from attend.model.errors import EngineFailed, Overloaded, Unavailable
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.grpc_api import health, reading, servicer, utility_methods
+from attend.service.grpc_api import health, reading, servicer
 from attend.service.grpc_api.convert import Responses
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -270,9 +270,9 @@ def test_tokens_of_a_text_are_the_text_again(text, special):
     ("method", "fields", "code"),
     [
         ("Tokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Tokenize", {"text": "a" * (utility_methods.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Tokenize", {"text": "a" * (servicer.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Detokenize", {"token_ids": [97] * (utility_methods.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Detokenize", {"token_ids": [97] * (servicer.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [257]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [-1]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [BIG]}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -304,10 +304,9 @@ def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
     async def turn(caller=None) -> None:
         turns.append(1)
 
-    for module in (servicer, utility_methods):
-        monkeypatch.setattr(module, "yield_to_loop", turn)
-    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * utility_methods.IDS)))
-    assert [97] * (3 * utility_methods.IDS) == told.token_ids
+    monkeypatch.setattr(servicer, "yield_to_loop", turn)
+    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * servicer.IDS)))
+    assert [97] * (3 * servicer.IDS) == told.token_ids
     assert len(turns) == 3, "one before the call begins, and one between each two parts"
 
 
