@@ -54,12 +54,6 @@ def test_chunks_of_an_answer_that_came_together_are_one_output():
     assert message.outputs[1].finish_info.num_output_tokens == 9
 
 
-def test_token_ids_are_there_when_asked_for():
-    asked = pb.GenerateRequest(response=R(output_token_ids=True))
-    assert list(to_response([chunk()], asked, "fp").outputs[0].token_ids) == [97, 98]
-    assert not to_response([chunk()], pb.GenerateRequest(), "fp").outputs[0].token_ids
-
-
 def test_of_the_prompt_there_is_what_was_asked_for_and_nothing_for_its_first_token():
     asked = pb.GenerateRequest(response=R(prompt_token_ids=True, prompt_logprobs=2))
     told = to_response([chunk(first=True)], asked, "fp").prompt_info
@@ -76,11 +70,6 @@ def test_log_probabilities_stand_beside_the_tokens_and_alternatives_where_asked_
     (output,) = to_response([chunk()], asked, "fp").outputs
     assert list(output.logprobs) == [-1.5, float("-inf")]
     assert [list(each.logprobs) for each in output.top_logprobs] == ([[-0.5, -1.0]] * 2 if top else [])
-
-
-def test_an_echo_stands_before_the_first_piece_alone():
-    asked = pb.GenerateRequest(response=R(echo=True))
-    assert [to_response([one], asked, "fp").outputs[0].text for one in (chunk(first=True), chunk())] == ["pqrab", "ab"]
 
 
 def test_timing_is_that_of_the_slowest_answer_and_only_where_it_is_asked_for():
