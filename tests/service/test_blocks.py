@@ -17,8 +17,6 @@ from attend.service.contract.chat import read_chat
 from attend.service.contract.commands import conversation_of, to_command
 from attend.service.contract.response_items import seal, unseal
 from attend.service.contract.responses import read_response
-from attend.service.http_api.anthropic import MessageWriter
-from attend.service.http_api.responses import ResponseWriter
 from attend.service.remarks import IGNORED, Remarks
 from tests.fakes import FakeEngine, build_server, info, says
 from tests.service.http_api.described import ask
@@ -143,110 +141,6 @@ def asked(path: str, text: str = ANSWER, /, *, info: EngineInfo = LONG, **fields
     return ask(server(text, info), "POST", path, json=document | {"temperature": 0} | fields)
 
 
-@pytest.mark.parametrize(
-    "text", [ANSWER, "Hi", "", "<think>r</think>", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
-)
-@pytest.mark.parametrize("limit", [3, 999])
-def test_a_streamed_response_ends_with_the_whole_one(text, limit):
-    whole = asked("/v1/responses", text, seed=1, max_output_tokens=limit).json()
-    events = named_events_of(asked("/v1/responses", text, seed=1, max_output_tokens=limit, stream=True).text)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
-    last = events[-1]
-    assert last["type"] == f"response.{whole['status']}"
-    shown = ("output", "status", "usage", "incomplete_details", "seed")
-    assert without_ids({name: last["response"][name] for name in shown}) == without_ids({name: whole[name] for name in shown})
-    assert without_ids(items_of(events)) == without_ids(whole["output"])
-
-
-def without_ids(value: Any) -> Any:
-    """The same value without what differs from call to call."""
-    if isinstance(value, list):
-        return [without_ids(item) for item in value]
-    if isinstance(value, dict):
-        return {name: without_ids(item) for name, item in value.items() if name not in ("id", "call_id")}
-    return value
-
-
-def items_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as a client puts them together from the deltas; each event is about what was begun and has not ended."""
-    items: list[dict[str, Any]] = []
-    is_open = False
-    for event in events[2:-1]:
-        kind = event["type"].removeprefix("response.")
-        if kind == "output_item.added":
-            assert not is_open
-            assert event["output_index"] == len(items)
-            assert event["item"]["status"] == "in_progress"
-            assert not event["item"].get("content") and not event["item"].get("arguments")
-            items.append(event["item"])
-            is_open = True
-            continue
-        item = items[event["output_index"]]
-        assert is_open
-        assert event["output_index"] == len(items) - 1
-        if kind == "output_item.done":
-            later = {name: event["item"][name] for name in ("status", "encrypted_content") if name in item}
-            assert event["item"] == item | later
-            items[-1], is_open = event["item"], False
-            continue
-        assert event["item_id"] == item["id"]
-        match kind:
-            case "content_part.added":
-                item["content"].append(event["part"])
-            case "output_text.delta" | "reasoning_text.delta":
-                item["content"][event["content_index"]]["text"] += event["delta"]
-            case "output_text.done" | "reasoning_text.done":
-                assert item["content"][0]["text"] == event["text"]
-            case "content_part.done":
-                assert item["content"][0]["text"] == event["part"]["text"]
-            case "function_call_arguments.delta":
-                item["arguments"] += event["delta"]
-            case "function_call_arguments.done":
-                assert (item["arguments"], item["name"]) == (event["arguments"], event["name"])
-            case _:
-                raise AssertionError(kind)
-    assert not is_open
-    return items
-
-
-@pytest.mark.parametrize(
-    "text", [ANSWER, "Hi", "", "<think>r</think>", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
-)
-@pytest.mark.parametrize("limit", [3, 999])
-def test_a_streamed_message_is_the_whole_one(text, limit):
-    whole = asked("/v1/messages", text, seed=1, max_tokens=limit).json()
-    first, ping, *events, delta, last = named_events_of(asked("/v1/messages", text, seed=1, max_tokens=limit, stream=True).text)
-    assert (first["type"], ping["type"], last["type"]) == ("message_start", "ping", "message_stop")
-    made = first["message"]
-    buffers: list[str] = []
-    for event in events:
-        match event["type"]:
-            case "content_block_start":
-                assert event["index"] == len(made["content"]) == len(buffers)
-                made["content"].append(event["content_block"])
-                buffers.append("")
-            case "content_block_delta":
-                block, new = made["content"][event["index"]], event["delta"]
-                match new["type"]:
-                    case "text_delta":
-                        block["text"] += new["text"]
-                    case "thinking_delta":
-                        block["thinking"] += new["thinking"]
-                    case "signature_delta":
-                        block["signature"] = new["signature"]
-                    case "input_json_delta":
-                        buffers[event["index"]] += new["partial_json"]
-            case "content_block_stop":
-                assert event["index"] == len(buffers) - 1
-    for block, buffer in zip(made["content"], buffers, strict=True):
-        if block["type"] == "tool_use" and whole["stop_reason"] == "tool_use":
-            block["input"] = json.loads(buffer or "{}")
-    made |= delta["delta"] | {"usage": delta["usage"]}
-    if whole["stop_reason"] == "tool_use" or not any(buffers):
-        assert without_ids(made) == without_ids(whole)
-
-
 USE = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 10**399}}
 WIDE = '{"x": 123456789012345678901234567890, "y": [-1e999, 0.10000000000000000000001], "z": ' + "9" * 500 + "}"
 BOUND = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 2**256 - 1, "minimum": -(10**399)}}}
@@ -276,17 +170,6 @@ def test_numbers_of_any_width_survive_on_every_route(path):
     streamed = asked(path, text, info=WIDER, stream=True, **fields, **limit)
     events = (events_of if path == "/v1/chat/completions" else named_events_of)(streamed.text)
     assert streamed.status_code == 200 and "error" not in events[-1] and events[-1].get("type") != "response.failed"
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-def test_a_stream_whose_opening_fails_ends_with_an_error(path, monkeypatch):
-    def fails(self: Any) -> None:
-        raise ZeroDivisionError
-
-    writer = {"/v1/responses": ResponseWriter, "/v1/messages": MessageWriter}[path]
-    monkeypatch.setattr(writer, "opening", fails)
-    made = asked(path, stream=True)
-    assert named_events_of(made.text)[-1]["type"] in ("response.failed", "error")
 
 
 def scores_of(text: str, burst: int, **fields: Any) -> tuple[list[Any], list[Any], list[Any], str]:
@@ -565,38 +448,6 @@ TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
 
 
-@pytest.mark.parametrize(
-    ("read", "fields", "place", "words"),
-    [
-        (read_messages, {"stop_sequences": [""]}, "stop_sequences", "must hold strings of 1 to 256"),
-        (read_messages, {"tools": [TOOL, TOOL]}, "tools[1].name", "must be that of no other tool"),
-        (read_messages, {"tools": [TOOL | {"input_schema": {"type": 3}}]}, "tools[0].input_schema", ""),
-        (
-            read_messages,
-            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
-            "tool_choice.name",
-            "one of the tools",
-        ),
-        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", ": 'any' needs tools"),
-        (read_response, {"tools": [FUNCTION, FUNCTION]}, "tools[1].name", "must be that of no other tool"),
-        (read_response, {"tools": [FUNCTION | {"parameters": {"type": 3}}]}, "tools[0].parameters", ""),
-        (
-            read_response,
-            {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "name": "g"}},
-            "tool_choice.name",
-            "one of the tools",
-        ),
-        (read_response, {"stop": [""]}, "stop", "must hold strings of 1 to 256"),
-    ],
-)
-def test_an_error_names_a_field_as_its_own_api_does(read, fields, place, words):
-    base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
-    with pytest.raises(InvalidRequest) as caught:
-        to_command(read(base | fields, Remarks()), "r", template=TEMPLATE, form=FORM)
-    assert str(caught.value).startswith(place) and words in str(caught.value)
-    assert caught.value.field is not None and caught.value.field.startswith(place)
-
-
 # --- answers that are begun
 
 
@@ -715,55 +566,6 @@ def test_reasoning_is_switched_where_the_template_can_and_else_said():
         remarks = Remarks()
         assert conversation_of(read(document, remarks), plain, FORM, remarks)["prompts"][0].write().text == "a"
         assert remarks.names == [name]
-
-
-def reasoning(request: Any) -> int:
-    """A model that never stops to reason."""
-    text = bytes(request.output).decode(errors="replace")
-    rest = text.partition("</think>")[2]
-    return 114 if "</think>" not in text else (*b"Hi", 256)[min(len(rest), 2)]
-
-
-class Obedient(FakeEngine):
-    """Draws as a real engine does: a token that the grammar allows."""
-
-    def _step(self, request: Any) -> Any:
-        wanted = self.rule
-        if request.grammar is not None:
-            token = wanted(request)
-            forced = token if request.grammar.allows(token) else int(request.grammar.mask().argmax())
-            request.grammar.advance(forced)
-            self.rule = lambda _: forced
-        try:
-            return super()._step(request)
-        finally:
-            self.rule = wanted
-
-
-THINKS = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}<think>")
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/v1/chat/completions", {"thinking_token_budget": 5}),
-        ("/v1/responses", {"thinking_token_budget": 5}),
-        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}}),
-    ],
-)
-def test_reasoning_ends_at_its_budget_and_the_answer_follows(path, fields):
-    hello = [{"role": "user", "content": "a"}]
-    body = {"input": hello} if path == "/v1/responses" else {"messages": hello, "max_tokens": 60}
-    made = ask(build_server(Obedient(reasoning), template=THINKS, form=FORM), "POST", path, json=body | fields).json()
-    if path == "/v1/chat/completions":
-        found = made["choices"][0]["message"]
-        assert (found["reasoning_content"], found["content"]) == ("rrrrr", "Hi")
-        assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5 + len("</think>")
-    elif path == "/v1/responses":
-        assert made["output"][0]["content"][0]["text"] == "rrrrr"
-        assert made["output"][1]["content"][0]["text"] == "Hi"
-    else:
-        assert (made["content"][0]["thinking"], made["content"][1]["text"]) == ("rrrrr", "Hi")
 
 
 # --- conversations that are too long

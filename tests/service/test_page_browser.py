@@ -10,7 +10,7 @@ import pytest
 
 from attend.model.engine.request import TokenLogprob
 from tests.fakes import FakeEngine, build_server, says
-from tests.service.http_api.described import chatting_server
+from tests.service.http_api.described import chatting_server, document
 from tests.service.http_api.test_playground import SECRET, app_with_keys
 from tests.service.pages import expect, figures, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
 
@@ -143,6 +143,7 @@ def test_an_error_is_the_servers_sentence_with_the_requests_id(page, broken_afte
 
 
 def test_a_key_is_asked_for_only_where_the_server_wants_one_and_is_never_kept(page, tmp_path):
+    document()  # made before anybody waits for it
     with serving(app_with_keys(tmp_path)) as live:
         page.goto(live.url)
         expect(page.locator("#key")).to_be_visible()
@@ -169,11 +170,11 @@ def test_no_key_chat_or_model_is_asked_for_elsewhere(page):
 
 
 def test_the_docs_show_every_route(page):
+    described = document()  # made before anybody waits for it
     with serving(build_server().app) as live:
         page.goto(live.url + "docs")
         expect(page.locator("#routes > details").first).to_be_visible()
-        document = page.request.get(live.url + "openapi.json").json()
-        routes = [f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item]
+        routes = [f"{method.upper()} {path}" for path, item in described["paths"].items() for method in item]
         shown = page.locator("#routes > details > summary").evaluate_all(
             "all => all.map(one => `${one.children[0].textContent} ${one.children[1].textContent}`)"
         )

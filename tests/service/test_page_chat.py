@@ -92,22 +92,6 @@ def test_the_page_opens_as_a_chat_where_the_template_tells_who_speaks(page, temp
         expect(page.locator("#generate")).to_have_text("Generate" if is_chat else "Send")
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1280, 640), (390, 844)])
-def test_an_empty_chat_fits_the_window_and_its_message_box_holds_a_line(page, width, height):
-    """Nothing scrolls, Settings are in sight, and what was typed before the window was narrowed is not cut."""
-    page.set_viewport_size({"width": width, "height": height})
-    with serving(chat_app(chat_of("b"))) as live:
-        page.goto(live.url)
-        page.locator("#prompt").wait_for()
-        cut = "async (box) => (await new Promise(requestAnimationFrame), box.clientHeight < Math.max(40, box.scrollHeight))"
-        assert not page.locator("#prompt").evaluate(cut)
-        assert page.evaluate("document.documentElement.scrollHeight") == height
-        assert page.locator("#settings > :visible").first.bounding_box()["y"] < height - 20
-        page.fill("#prompt", "word " * 20)
-        page.set_viewport_size({"width": 360, "height": height})
-        assert not page.locator("#prompt").evaluate(cut)
-
-
 def test_enter_sends_and_the_answer_joins_the_conversation_by_itself(page):
     engine = FakeEngine(says("bcd"))
     with serving(chat_app(engine)) as live:
@@ -275,19 +259,6 @@ def test_a_page_of_attacks_runs_nothing_and_asks_nobody(page):
     assert {*names} <= {"href", "target", "rel", "class", "type", "tabindex", "start", "style"}
 
 
-def test_an_answer_and_a_block_of_code_are_copied_as_they_were_written(page):
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    with serving(chat_app(chat_of(MARKDOWN))) as live:
-        opened(page, live, max_tokens="")
-        asked(page, "a")
-        page.click(".doings >> text=Copy")
-        expect(page.locator("#status")).to_have_text("Copied")
-        assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
-        page.click(".block .copy")
-        page.wait_for_timeout(50)
-        assert page.evaluate("navigator.clipboard.readText()") == "x = 1\n\ny = 2"
-
-
 def test_retry_and_edit_take_the_place_of_what_follows(page):
     engine = FakeEngine(says("bcd"))
     with serving(chat_app(engine)) as live:
@@ -323,31 +294,6 @@ def test_another_token_is_chosen_in_an_answer_and_the_conversation_goes_on_from_
         asked(page, "b")
     first, _, resumed, last = prompts(engine)
     assert (first, resumed, last) == ("user: a\n", "user: a\n", "user: a\nassistant: bed\nuser: b\n")
-
-
-def test_stop_stays_in_sight_and_the_view_follows_unless_it_was_scrolled_up(page):
-    engine = chat_of("line\n\n" * 200, held=True)
-    with serving(chat_app(engine)) as live:
-        opened(page, live, max_tokens="")
-        page.fill("#prompt", "a")
-        page.press("#prompt", "Enter")
-        for count in (200, 400):
-            live.loop.call_soon_threadsafe(lambda count=count: [engine.release(1) for _ in range(count)])
-            page.wait_for_timeout(300)
-            expect(page.locator("#stop")).to_be_in_viewport()
-            expect(page.locator(".prose p").last).to_be_in_viewport()
-        assert page.evaluate("scrollY") > 300
-        page.mouse.wheel(0, -600)
-        page.wait_for_timeout(100)
-        at = page.evaluate("scrollY")
-        live.loop.call_soon_threadsafe(engine.release, 300)
-        expect(page.locator(".prose p")).not_to_have_count(100)
-        page.wait_for_timeout(200)
-        assert page.evaluate("scrollY") == at
-        expect(page.locator("#stop")).to_be_in_viewport()
-        page.click("#stop")
-        expect(page.locator("#status")).to_have_text("Stopped")
-    assert engine.open == {}
 
 
 @pytest.mark.parametrize("status", [400, 429, 503])

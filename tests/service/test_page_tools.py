@@ -124,7 +124,7 @@ def test_the_loop_by_hand_sends_the_calls_and_their_results_once_there_are_all(p
         {"role": "tool", "tool_call_id": ids[1], "content": "9007199254740992.5"},
     ]  # fmt: skip
     assert last == [*second, {"role": "assistant", "content": FINAL}, {"role": "user", "content": "b"}]
-    assert bodies[1]["tools"] == bodies[3]["tools"]
+    assert bodies[0]["tools"] == bodies[1]["tools"]
 
 
 @pytest.mark.parametrize(

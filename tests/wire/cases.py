@@ -165,6 +165,8 @@ GENERATION = [
     other("responses-stream", "/v1/responses", stream=True),
     other("responses-cut", "/v1/responses", max_output_tokens=110),
     other("responses-logprobs", "/v1/responses", engine=speaking("Hi é!"), include=["message.output_text.logprobs"]),
+    other("responses-stream-cut", "/v1/responses", max_output_tokens=110, stream=True),
+    other("messages-stream-cut", "/v1/messages", max_tokens=110, stream=True),
     other("messages", "/v1/messages"),
     other("messages-stream", "/v1/messages", stream=True),
     other("messages-cut", "/v1/messages", max_tokens=110),
