@@ -90,7 +90,7 @@ class GrpcMethods(HealthMethods):
                 yield response
 
     async def _answer(self, route: str, kind: type[Request], message: Incoming, context: Context) -> pb.GenerateResponse:
-        async with self._recorded(route, context) as record:
+        async with self._call_record(route, context) as record:
             record.at_once = True
             with ExitStack() as places:
                 request, command = await self._read_request(kind, message, record, context, self._command)
@@ -105,7 +105,7 @@ class GrpcMethods(HealthMethods):
     async def _stream(
         self, route: str, kind: type[Request], message: Incoming, context: Context
     ) -> AsyncGenerator[pb.GenerateResponse]:
-        async with self._recorded(route, context) as record:
+        async with self._call_record(route, context) as record:
             request, command = await self._read_request(kind, message, record, context, self._command)
             adapter = self.service.adapter_of(command)
             responses = Responses(request.response, self.service.fingerprint(adapter), record.request_id)
@@ -120,7 +120,7 @@ class GrpcMethods(HealthMethods):
 
     async def Explain(self, message: Incoming, grpc_context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Attention weights of a text, log probabilities of its tokens, and the logit lens of each layer."""
-        async with self._recorded("Explain", grpc_context) as record:
+        async with self._call_record("Explain", grpc_context) as record:
             explaining = explainable(self.explaining)
 
             def make(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
@@ -134,7 +134,7 @@ class GrpcMethods(HealthMethods):
 
     async def Embed(self, message: Incoming, grpc_context: Context) -> pb.EmbedResponse:  # noqa: N802
         """Each text as a vector of length 1."""
-        async with self._recorded("Embed", grpc_context) as record:
+        async with self._call_record("Embed", grpc_context) as record:
 
             def make(request: pb.EmbedRequest, request_id: str) -> Command:
                 embed.check_sizes(request, self.service.engine.info)
@@ -160,7 +160,7 @@ class GrpcMethods(HealthMethods):
     async def Tokenize(self, message: Incoming, grpc_context: Context) -> pb.TokenizeResponse:  # noqa: N802 - the proto's name
         """RPC: a text as token ids."""
         response = pb.TokenizeResponse()
-        async with self._recorded("Tokenize", grpc_context) as record:
+        async with self._call_record("Tokenize", grpc_context) as record:
             ask, caller, arrival = await self._read_text(pb.TokenizeRequest, message, record, grpc_context)
             special = ask.add_special_tokens if ask.HasField("add_special_tokens") else True
             at_most("text", ask.text, self._most_characters, "characters")
@@ -176,7 +176,7 @@ class GrpcMethods(HealthMethods):
     async def Detokenize(self, message: Incoming, grpc_context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """RPC: token ids as a text."""
         response = pb.DetokenizeResponse()
-        async with self._recorded("Detokenize", grpc_context) as record:
+        async with self._call_record("Detokenize", grpc_context) as record:
             ask, caller, arrival = await self._read_text(pb.DetokenizeRequest, message, record, grpc_context)
             at_most("token_ids", ask.token_ids, self._most_characters // 2, "ids")
             response.text = await self.service.detokenize(ask.token_ids, "token_ids", caller, arrival)
@@ -185,7 +185,7 @@ class GrpcMethods(HealthMethods):
 
     async def GetServerInfo(self, message: Incoming, grpc_context: Context) -> pb.GetServerInfoResponse:  # noqa: N802
         """The model, the limits, and the load of the replica that answers."""
-        async with self._recorded("GetServerInfo", grpc_context) as record:
+        async with self._call_record("GetServerInfo", grpc_context) as record:
             await self._charge(grpc_context, record, answers=0, while_draining=True)
             record.count_finished()
             info, stats = self.service.engine.info, self.service.engine.stats()
@@ -210,7 +210,7 @@ class GrpcMethods(HealthMethods):
         return bytes_for(self.service.engine.info.max_model_len, MAX_CHARACTERS)
 
     @asynccontextmanager
-    async def _recorded(self, route: str, context: Context) -> AsyncIterator[RequestRecord]:
+    async def _call_record(self, route: str, context: Context) -> AsyncIterator[RequestRecord]:
         """A call's record until it has ended. What goes wrong becomes the status of the call."""
         record = self._open_record(route, context)
         try:

@@ -44,9 +44,9 @@ def add_attention(router: APIRouter, deps: RouteDeps) -> None:
             return explaining, to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
 
         async def work(
-            explaining: ExplainService, command: ExplainCommand, record: RequestRecord, held: ExitStack
+            explaining: ExplainService, command: ExplainCommand, record: RequestRecord, resources: ExitStack
         ) -> tuple[Any, int]:
-            explained = await explaining.explain(command, record, held)
+            explained = await explaining.explain(command, record, resources)
             return AttentionWriter(explaining, explained).full_response(), len(explained.tokens)
 
         return await compute(deps, request, read, work, deps.most_bytes)

@@ -57,14 +57,14 @@ class ChatWriter(ChoiceWriter):
     def _role(self, chunk: Chunk) -> chat_answers.ChatChunkChoice:
         """What the stream of the chunk's answer begins with."""
         first = replace(chunk, finish_reason=None, stop=None, logprobs=())
-        choice = self._ended(first, "delta", {"role": "assistant", "content": ""}) | {"logprobs": None}
+        choice = self._choice(first, "delta", {"role": "assistant", "content": ""}) | {"logprobs": None}
         if self.body.return_token_ids and chunk.prompt is not None:
             choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
         return cast(chat_answers.ChatChunkChoice, choice)
 
     def piece(self, chunk: Chunk, delta: chat_answers.Delta | None = None) -> chat_answers.ChatChunkChoice:
         """A piece of an answer: the chunk's text, unless a delta is given."""
-        choice = self._ended(chunk, "delta", {"content": chunk.text} if delta is None else delta)
+        choice = self._choice(chunk, "delta", {"content": chunk.text} if delta is None else delta)
         if delta == {} and not chunk.logprobs:
             choice["logprobs"] = None
         if self.body.return_token_ids:
@@ -73,14 +73,14 @@ class ChatWriter(ChoiceWriter):
 
     def choice(self, chunk: Chunk) -> chat_answers.ChatChoice:
         """A whole answer."""
-        choice = self._ended(chunk, "message", self._message(chunk))
+        choice = self._choice(chunk, "message", self._message(chunk))
         if self.body.return_token_ids:
             choice["token_ids"] = iter(chunk.token_ids)
             if chunk.prompt is not None:
                 choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
         return cast(chat_answers.ChatChoice, choice)
 
-    def _ended(self, chunk: Chunk, name: str, said: chat_answers.Delta | chat_answers.AnswerMessage) -> dict[str, Any]:
+    def _choice(self, chunk: Chunk, name: str, said: chat_answers.Delta | chat_answers.AnswerMessage) -> dict[str, Any]:
         reason, stop = answers.finish_reason_of(chunk)
         return {
             "index": chunk.index,

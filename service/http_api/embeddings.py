@@ -39,9 +39,11 @@ def add_embeddings(router: APIRouter, deps: RouteDeps) -> None:
             body = read_body(EmbeddingsRequest, fields, remarks)
             return body, embedding_of(service, **to_embedding(body, request.state.request_id))
 
-        async def work(body: EmbeddingsRequest, command: Command, record: RequestRecord, held: ExitStack) -> tuple[Any, int]:
+        async def work(
+            body: EmbeddingsRequest, command: Command, record: RequestRecord, resources: ExitStack
+        ) -> tuple[Any, int]:
             adapter = service.adapter_of(command)
-            embedded = await compute_embeddings(service, command, body.dimensions, record, held, adapter=adapter)
+            embedded = await compute_embeddings(service, command, body.dimensions, record, resources, adapter=adapter)
             return answer_of(body, embedded, body.model or service.model_name), embedded.num_tokens
 
         return await compute(deps, request, read, work, deps.most_bytes_of_texts)
@@ -49,12 +51,12 @@ def add_embeddings(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, RERANK)
     async def rerank_documents(request: Request) -> Response:
         """Documents in the order of how well they answer a query."""
-        return await _answer_scores(deps, request, RerankRequest, to_rerank, _ranked)
+        return await _answer_scores(deps, request, RerankRequest, to_rerank, _rerank_answer)
 
     @bind(router, SCORE)
     async def score_pairs(request: Request) -> Response:
         """A score for each pair of texts."""
-        return await _answer_scores(deps, request, ScoreRequest, to_scores, _scores)
+        return await _answer_scores(deps, request, ScoreRequest, to_scores, _score_answer)
 
 
 async def _answer_scores(
@@ -72,9 +74,9 @@ async def _answer_scores(
         asked = arguments_of(body, request.state.request_id)
         return (body, list(asked["documents"][1])), command_of(service, **asked)
 
-    async def work(given: tuple[B, list[str]], command: Command, record: RequestRecord, held: ExitStack) -> tuple[Any, int]:
-        body, texts = given
-        result = await score(service, command, len(texts), record, held, adapter=service.adapter_of(command))
+    async def work(pair: tuple[B, list[str]], command: Command, record: RequestRecord, resources: ExitStack) -> tuple[Any, int]:
+        body, texts = pair
+        result = await score(service, command, len(texts), record, resources, adapter=service.adapter_of(command))
         return write(body, texts, result, command.request_id, body.model or service.model_name), result.num_tokens
 
     return await compute(deps, request, read, work, deps.most_bytes_of_texts)
@@ -93,7 +95,7 @@ def answer_of(body: EmbeddingsRequest, result: EmbeddingResult, model: str) -> E
     }
 
 
-def _ranked(body: RerankRequest, texts: list[str], result: ScoreResult, request_id: str, model: str) -> Reranked:
+def _rerank_answer(body: RerankRequest, texts: list[str], result: ScoreResult, request_id: str, model: str) -> Reranked:
     """The best documents, the best first; of equal scores the one that comes first."""
     order = sorted(range(len(texts)), key=lambda at: -result.scores[at])[: body.top_n or None]
     results: list[RerankResult] = [{"index": at, "relevance_score": result.scores[at]} for at in order]
@@ -102,7 +104,7 @@ def _ranked(body: RerankRequest, texts: list[str], result: ScoreResult, request_
     return {"id": f"rerank-{request_id}", "model": model, "usage": _usage(result), "results": results}
 
 
-def _scores(body: ScoreRequest, texts: list[str], result: ScoreResult, request_id: str, model: str) -> Scores:
+def _score_answer(body: ScoreRequest, texts: list[str], result: ScoreResult, request_id: str, model: str) -> Scores:
     """The scores in the order of the documents."""
     return {
         "id": f"score-{request_id}",
