@@ -26,6 +26,10 @@ class TooLarge(InvalidRequest):
     """A request body over the limit: HTTP status 413."""
 
 
+class HeadTooLarge(InvalidRequest):
+    """A request's target and headers over the limit."""
+
+
 class SlowBody(InvalidRequest):
     """A body that did not arrive in time."""
 
@@ -78,6 +82,7 @@ TABLE: dict[type[AttendError], Wire] = {
     NoChatTemplate: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "no_chat_template"),
     ContextTooLong: Wire(400, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "context_length_exceeded"),
     TooLarge: Wire(413, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "request_too_large"),
+    HeadTooLarge: Wire(431, StatusCode.RESOURCE_EXHAUSTED, "invalid_request_error", "request_too_large"),
     SlowBody: Wire(408, StatusCode.DEADLINE_EXCEEDED, "invalid_request_error", "request_timeout"),
     WrongMediaType: Wire(415, StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type"),
     WrongHost: Wire(421, StatusCode.PERMISSION_DENIED, "invalid_request_error", "host_not_allowed"),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from threading import Lock
 
 from attend.model.params import DEFAULT_PRIORITY
 from attend.service.access.quota import Key
@@ -123,7 +122,6 @@ class Callers:
         self._header = header.lower()
         self._behind_edge = behind_edge
         self._clock = clock
-        self._lock = Lock()
         self._unnamed = 0
         self._complains_again = 0.0
 
@@ -161,12 +159,12 @@ class Callers:
         return read is not None and any(read in network for network in self._trusted_proxies)
 
     def _complain(self, address: str) -> None:
-        with self._lock:
-            self._unnamed += 1
-            now = self._clock()
-            if now < self._complains_again:
-                return
-            count, self._unnamed, self._complains_again = self._unnamed, 0, now + COMPLAIN_SECONDS
+        """Say it once a minute."""
+        self._unnamed += 1
+        now = self._clock()
+        if now < self._complains_again:
+            return
+        count, self._unnamed, self._complains_again = self._unnamed, 0, now + COMPLAIN_SECONDS
         wanted = "an address that is no trusted proxy's" if self._header == FORWARDED else "one name"
         log.warning(
             "%d calls from trusted proxies, the last from %s, have no tenant: %s must hold %s",

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from stat import S_IMODE, S_ISDIR, S_ISREG
 from threading import Lock
@@ -68,41 +69,27 @@ def digest_of(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def read_limit(name: str, value: object) -> int:
-    """A limit that can be kept. Raises SettingError naming it as `name`; so do the three below."""
-    return _integer(name, value, 1, MAX_LIMIT)
+def _number(name: str, value: object, least: float, most: int, kind: type = int) -> Any:
+    """A number that can be kept. Raises SettingError naming it as `name`."""
+    if type(value) not in (int, kind) or not least <= value <= most:  # type: ignore[operator]  # it is a number
+        what = "an integer" if kind is int else "a number"
+        raise SettingError(f"{name} must be {what} from {least} to {most}; got {describe(value)}")
+    return kind(value)
 
 
-def read_priority(name: str, value: object) -> int:
-    """A priority that a call can have."""
-    return _integer(name, value, 0, MAX_PRIORITY)
-
-
-def read_weight(name: str, value: object) -> float:
-    """A key's weight in fair scheduling, from MIN_WEIGHT to MAX_WEIGHT."""
-    if type(value) not in (int, float) or not MIN_WEIGHT <= value <= MAX_WEIGHT:  # type: ignore[operator]  # it is a number
-        raise SettingError(f"{name} must be a number from {MIN_WEIGHT} to {MAX_WEIGHT}; got {describe(value)}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def read_group(name: str, value: object) -> str:
-    """The name of a group of keys."""
+def _group(name: str, value: object) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise SettingError(f"{name} must be the name of a group, 1 to 64 letters, digits and . _ -; got {describe(value)}")
     return value
 
 
-def _integer(name: str, value: object, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise SettingError(f"{name} must be an integer from {least} to {most}; got {describe(value)}")
-    return value
-
-
 FIELDS: dict[str, Callable[[str, object], Any]] = {
-    **dict.fromkeys(LIMITS, read_limit),
-    **dict(zip(SHARES, (read_priority, read_weight, read_group), strict=True)),
+    **dict.fromkeys(LIMITS, partial(_number, least=1, most=MAX_LIMIT)),
+    "max_priority": partial(_number, least=0, most=MAX_PRIORITY),
+    "weight": partial(_number, least=MIN_WEIGHT, most=MAX_WEIGHT, kind=float),
+    "share_prefixes": _group,
 }
-"""What the file may say of a key beside its hash, and what reads it."""
+"""What the file may say of a key beside its hash, and what reads it. Raises SettingError."""
 
 
 def read_name(name: str) -> str:

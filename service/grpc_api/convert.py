@@ -1,7 +1,6 @@
 """Chunks to protobuf messages, and size checks of lists before they are read."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from attend.model.engine.request import EngineInfo, FinishReason, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
@@ -65,39 +64,16 @@ def check_sizes(request: Request, info: EngineInfo) -> None:
 
 
 class Responses:
-    """Chunks as the messages of one stream.
-
-    Between an answer's first chunk and its last, messages differ in their text, count and token ids alone. So one is made
-    without those, and the others are copies of it, filled in.
-    """
+    """Chunks as the messages of one stream."""
 
     def __init__(self, options: pb.ResponseOptions, fingerprint: str, request_id: str) -> None:
         self._options = options
         self._fingerprint = fingerprint
         self._request_id = request_id
-        self._forms: dict[int, bytes] = {}
 
     async def of(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
         """The message of chunks that came together: one output for each answer, so that a client need not look for a second."""
-        if len(chunks) > 1:
-            chunks = merge_chunks(chunks)
-        if len(chunks) == 1 and chunks[0].is_plain:
-            return await self._fill_response(chunks[0])
-        return await self.full_response(chunks)
-
-    async def _fill_response(self, chunk: Chunk) -> pb.GenerateResponse:
-        form = self._forms.get(chunk.index)
-        if form is None:
-            empty = replace(chunk, text="", num_tokens=0, token_ids=(), num_reasoning_tokens=0)
-            form = self._forms[chunk.index] = (await self.full_response([empty])).SerializeToString()
-        message = pb.GenerateResponse.FromString(form)
-        output = message.outputs[0]
-        output.text, output.num_tokens = chunk.text, chunk.num_tokens
-        if chunk.num_reasoning_tokens:
-            output.num_reasoning_tokens = chunk.num_reasoning_tokens
-        if self._options.output_token_ids:
-            output.token_ids.extend(chunk.token_ids)
-        return message
+        return await self.full_response(merge_chunks(chunks) if len(chunks) > 1 else chunks)
 
     async def full_response(self, chunks: Sequence[Chunk]) -> pb.GenerateResponse:
         """One message; that with the first chunk of the first answer has the prompt too. A long one is made in short parts."""

@@ -1,6 +1,6 @@
-"""From a command to the HTTP response, for all routes that generate."""
+"""From a body to the HTTP response, for all routes that compute."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -18,10 +18,12 @@ from attend.service.http_api.json_pieces import json_response
 from attend.service.http_api.route_deps import RouteDeps, adopt, open_record
 from attend.service.http_api.sse import Writer, begin
 from attend.service.observe.metrics import RequestRecord
-from attend.service.records import Command, TokenCounts
+from attend.service.records import Command, ExplainCommand, TokenCounts, TokenUsage
 from attend.service.remarks import Remarks
 
-B = TypeVar("B", bound=Steering)
+S = TypeVar("S", bound=Steering)
+B = TypeVar("B")
+C = TypeVar("C", Command, ExplainCommand)
 
 
 def template_of(deps: RouteDeps) -> ChatTemplate:
@@ -31,46 +33,55 @@ def template_of(deps: RouteDeps) -> ChatTemplate:
     return deps.template
 
 
-async def converse(
+async def compute(
     deps: RouteDeps,
     request: Request,
-    read: Callable[[dict[str, Any], Remarks], B],
-    write: Callable[[B, Command, str, TokenCounts], Writer],
+    read: Callable[[dict[str, Any], Remarks], tuple[B, C]],
+    work: Callable[[B, C, RequestRecord, ExitStack], Awaitable[tuple[Any, int]]],
+    most: int,
 ) -> Response:
-    """The answer to a conversation. `read` makes its body; `write` the writer, of it, its command and the fingerprint."""
-    service, record, remarks = deps.service, open_record(deps.metrics, request), deps.remarks(clamps_by_default=True)
+    """The answer to a call that computes and generates no text. `read` makes its body and command; `work` the answer's object,
+    and the number of tokens that it took. Long bodies have `most` bytes.
+    """
+    record, remarks = open_record(deps.metrics, request), deps.remarks()
+    with record.errors(), ExitStack() as held:
+        body, command = await read_json(request, lambda fields: read(fields, remarks), most)
+        document, num_tokens = await work(body, adopt(command, request, record), record, held)
+        return deps.with_remarks(json_response(document, held), remarks, request, TokenUsage(num_tokens))
+
+
+async def generate_answer(
+    deps: RouteDeps, request: Request, read: Callable[[dict[str, Any], Remarks], S], kind: type[Writer], *, is_chat: bool = True
+) -> Response:
+    """The answer to a call that generates, whole or streamed. `read` makes its body, and `kind` writes its objects."""
+    service, record, remarks = deps.service, open_record(deps.metrics, request), deps.remarks(clamps_by_default=is_chat)
+
+    def read_request(fields: dict[str, Any]) -> tuple[S, Command]:
+        body = read(fields, remarks)
+        template, identity = template_of(deps) if is_chat else None, request.state.request_id
+        return body, to_command(body, identity, service.defaults, template, deps.form, remarks)
+
     with record.errors():
-
-        def read_request(fields: dict[str, Any]) -> tuple[B, Command]:
-            body = read(fields, remarks)
-            identity = request.state.request_id
-            return body, to_command(body, identity, service.defaults, template_of(deps), deps.form, remarks)
-
         body, command = await read_json(request, read_request, deps.most_bytes)
         command = adopt(command, request, record)
         adapter, usage = service.adapter_of(command), TokenCounts(command.n)
-        writer = write(body, command, service.fingerprint(adapter), usage)
-        response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
+        model, fingerprint = command.model or service.model_name, service.fingerprint(adapter)
+        writer = kind(body, command.request_id, model, fingerprint, usage, service.tokenizer, command)
+        response = await _answer(service, command, adapter, writer, record)
         return deps.with_remarks(response, remarks, request, usage.total)
 
 
-async def answer(
-    service: GenerationService,
-    command: Command,
-    adapter: Adapter | None,
-    writer: Writer,
-    record: RequestRecord,
-    *,
-    stream: bool,
+async def _answer(
+    service: GenerationService, command: Command, adapter: Adapter | None, writer: Writer, record: RequestRecord
 ) -> Response:
     """The whole answer, or its stream: see `sse.begin`."""
-    record.at_once = not stream
-    if stream:
-        response = await begin(service.generate(command, record, adapter=adapter), writer)
-        record.has_status = True
-        return response
-    gathered = writer.gather()
+    record.at_once = not writer.body.stream
     with ExitStack() as held:
+        if writer.body.stream:
+            response = await begin(service.generate(command, record, adapter=adapter), writer)
+            record.has_status = True
+            return response
+        gathered = writer.gather()
         async for batch in service.generate(command, record, held, adapter=adapter):
             gathered.add(batch)
             writer.usage.add(batch)

@@ -1,7 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import orjson
@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from attend.model.engine.request import FinishReason
 from attend.service.chat.messages import arguments_json
-from attend.service.contract.anthropic import MessagesRequest, read_count, read_messages
+from attend.service.contract.anthropic import read_count, read_messages
 from attend.service.contract.anthropic_answers import (
     AnswerBlock,
     AnthropicError,
@@ -22,14 +22,14 @@ from attend.service.contract.anthropic_answers import (
 )
 from attend.service.contract.commands import conversation_of
 from attend.service.contract.routes import COUNT_TOKENS, MESSAGES
-from attend.service.http_api.answering import converse, template_of
-from attend.service.http_api.blocks import Block, BlockEnd, Blocks, BlockStart, BlockWriter, Change
+from attend.service.http_api.answering import generate_answer, template_of
+from attend.service.http_api.blocks import Block, BlockWriter, Change
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
 from attend.service.http_api.problems import anthropic_body
 from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
-from attend.service.records import Chunk, Command, Prompt, TokenCounts
+from attend.service.records import Chunk, Prompt
 
 SIGNATURE = "attend"
 """Of reasoning: clients send it back. Nothing is signed."""
@@ -42,11 +42,7 @@ def add_messages(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, MESSAGES)
     async def messages(request: Request) -> Response:
         """Anthropic's messages, streamed when `stream` is true."""
-
-        def write(body: MessagesRequest, command: Command, fingerprint: str, usage: TokenCounts) -> MessageWriter:
-            return MessageWriter(command.request_id, body.model or deps.service.model_name, usage)
-
-        return await converse(deps, request, read_messages, write)
+        return await generate_answer(deps, request, read_messages, MessageWriter)
 
 
 def add_count_tokens(router: APIRouter, deps: RouteDeps) -> None:
@@ -71,21 +67,10 @@ def add_count_tokens(router: APIRouter, deps: RouteDeps) -> None:
 
 @dataclass(slots=True)
 class MessageWriter(BlockWriter):
-    """The objects of one call. `usage` follows the chunks that were written."""
+    """The objects of one call."""
 
     keep_alive: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
-
-    request_id: str
-    model: str
-    usage: TokenCounts
-    _blocks: Blocks = field(default_factory=Blocks)
-    _last: Chunk | None = None
     _has_begun: bool = False
-
-    def take(self, chunk: Chunk) -> Iterator[Change]:
-        """Take in a chunk; what it changes."""
-        self._last = chunk
-        return self._blocks.of(chunk)
 
     def events(self, chunk: Chunk) -> Sequence[MessageEvent]:
         """The events of a chunk. The first ones wait for it, since they have the size of the prompt."""
@@ -99,7 +84,7 @@ class MessageWriter(BlockWriter):
 
     def ending(self) -> Sequence[MessageEvent]:
         """The end, with what the call took."""
-        assert self._last is not None
+        assert self.last is not None
         reason, sequence = self._stop_reason()
         return [
             {
@@ -121,9 +106,9 @@ class MessageWriter(BlockWriter):
     def _of(self, change: Change) -> list[MessageEvent]:
         """The events of one change of a block."""
         block = change.block
-        if isinstance(change, BlockStart):
+        if change.kind == "start":
             return [{"type": "content_block_start", "index": block.index, "content_block": self._block(block, begins=True)}]
-        if not isinstance(change, BlockEnd):
+        if change.kind == "grow":
             return [self._delta(block, change.delta)]
         signed: list[MessageEvent] = []
         if block.kind == "reasoning":
@@ -147,8 +132,8 @@ class MessageWriter(BlockWriter):
             return {"type": "text", "text": "" if begins else block.text}
         if block.kind == "reasoning":
             return {"type": "thinking", "thinking": "" if begins else block.text, "signature": "" if begins else SIGNATURE}
-        assert self._last is not None
-        number = f"toolu_{self._last.call_id(self.request_id, block.call)}"
+        assert self.last is not None
+        number = f"toolu_{self.last.call_id(self.request_id, block.call)}"
         return {"type": "tool_use", "id": number, "name": block.name, "input": {} if begins else _input(block)}
 
     def _message(self, *, begins: bool = False) -> MessageAnswer:
@@ -158,7 +143,7 @@ class MessageWriter(BlockWriter):
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": [] if begins else [self._block(block) for block in self._blocks.all],
+            "content": [] if begins else [self._block(block) for block in self.blocks.all],
             "stop_reason": reason,
             "stop_sequence": sequence,
             "usage": self._counts(),
@@ -166,12 +151,12 @@ class MessageWriter(BlockWriter):
 
     def _stop_reason(self) -> tuple[StopReason, str | None]:
         """Why the answer ended, and which stop sequence it was."""
-        assert self._last is not None
-        if self._last.ends_in_calls:
+        assert self.last is not None
+        if self.last.ends_in_calls:
             return "tool_use", None
-        if self._last.finish_reason is not FinishReason.STOP:
+        if self.last.finish_reason is not FinishReason.STOP:
             return "max_tokens", None
-        stop = self._last.stop
+        stop = self.last.stop
         return ("stop_sequence", stop) if isinstance(stop, str) else ("end_turn", None)
 
     def _counts(self) -> MessageUsage:

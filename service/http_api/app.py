@@ -7,7 +7,6 @@ from starlette.types import ASGIApp
 
 from attend.service.http_api import openapi, problems
 from attend.service.http_api.cors import with_cors
-from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
 from attend.service.http_api.route_deps import RouteDeps, guard_others
@@ -33,4 +32,4 @@ def build_app(
         add_pages(app, [guard_others(deps)])
     problems.install_error_handlers(app)
     openapi.install_openapi(app, has_api_keys=deps.keys is not None)
-    return with_cors(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=behind_serve), cors_origins)
+    return with_cors(RequestIds(app, hosts, behind_serve=behind_serve), cors_origins)

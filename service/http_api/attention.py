@@ -2,9 +2,15 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
 from attend.model.text.tokenizer import Tokenizer
+from attend.service.contract.commands import to_explanation
+from attend.service.contract.routes import ATTENTION
 from attend.service.contract.text_answers import (
     Alternative,
     Attention,
@@ -14,13 +20,36 @@ from attend.service.contract.text_answers import (
     NextToken,
     Place,
 )
-from attend.service.generation.explain import (
-    ExplainResult,
-    ExplainService,
-    rows,
-    top_pairs,
-)
+from attend.service.contract.texts import AttentionRequest
+from attend.service.contract.validation import read_body
+from attend.service.generation.explain import ExplainResult, ExplainService, explainable, rows, top_pairs
+from attend.service.http_api.answering import compute
 from attend.service.http_api.logprobs import finite
+from attend.service.http_api.route_deps import RouteDeps
+from attend.service.http_api.routing import bind
+from attend.service.observe.metrics import RequestRecord
+from attend.service.records import ExplainCommand
+from attend.service.remarks import Remarks
+
+
+def add_attention(router: APIRouter, deps: RouteDeps) -> None:
+    """Add /v1/attention."""
+
+    @bind(router, ATTENTION)
+    async def explain_attention(request: Request) -> Response:
+        """Attention weights of a text, log probabilities of its tokens, and the logit lens of each layer."""
+
+        def read(fields: dict[str, Any], remarks: Remarks) -> tuple[ExplainService, ExplainCommand]:
+            explaining = explainable(deps.explaining)
+            return explaining, to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
+
+        async def work(
+            explaining: ExplainService, command: ExplainCommand, record: RequestRecord, resources: ExitStack
+        ) -> tuple[Any, int]:
+            explained = await explaining.explain(command, record, resources)
+            return AttentionWriter(explaining, explained).full_response(), len(explained.tokens)
+
+        return await compute(deps, request, read, work, deps.most_bytes)
 
 
 class AttentionWriter:

@@ -5,7 +5,7 @@ The APIs of responses and messages write an answer so; a chat writes deltas of o
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from attend.model.engine.request import TokenLogprob
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
@@ -36,31 +36,14 @@ class Block:
         return "".join(self.pieces)
 
 
-@dataclass(slots=True)
-class BlockStart:
-    """An event: a block begins."""
+class Change(NamedTuple):
+    """A block starts, grows by `delta`, or ends: whole, or where the answer was cut."""
 
+    kind: Literal["start", "grow", "end"]
     block: Block
-
-
-@dataclass(slots=True)
-class Grown:
-    """An event: a block goes on by a delta."""
-
-    block: Block
-    delta: str
-    scores: list[TokenLogprob] = field(default_factory=list)
-    """Of its tokens, where they are asked for."""
-
-
-@dataclass(slots=True)
-class BlockEnd:
-    """A block is whole, or the answer was cut in it."""
-
-    block: Block
-
-
-Change = BlockStart | Grown | BlockEnd
+    delta: str = ""
+    scores: tuple[TokenLogprob, ...] = ()
+    """Of the delta's tokens, where they are asked for."""
 
 
 class Blocks:
@@ -99,35 +82,40 @@ class Blocks:
                 yield self._grow("")
             yield from self._end()
 
-    def _begin(self, kind: Kind, name: str = "", call: int = 0) -> Iterator[BlockStart | BlockEnd]:
+    def _begin(self, kind: Kind, name: str = "", call: int = 0) -> Iterator[Change]:
         yield from self._end()
         self._open = Block(kind, len(self.all), name, call)
         self.all.append(self._open)
-        yield BlockStart(self._open)
+        yield Change("start", self._open)
 
-    def _grow(self, delta: str) -> Grown:
-        block, scores = self._open, []
+    def _grow(self, delta: str) -> Change:
+        block, scores = self._open, list[TokenLogprob]()
         assert block is not None
         if block.kind == "text":
             scores, self._scores = self._scores, []
         block.pieces.append(delta)
         block.scores += scores
-        return Grown(block, delta, scores)
+        return Change("grow", block, delta, tuple(scores))
 
-    def _end(self) -> Iterator[BlockEnd]:
+    def _end(self) -> Iterator[Change]:
         if self._open is not None:
             ended, self._open = self._open, None
-            yield BlockEnd(ended)
+            yield Change("end", ended)
 
 
+@dataclass(slots=True)
 class BlockWriter(Writer):
-    """Writes an answer as blocks, each event under its name. `usage` follows the chunks that were written."""
+    """Writes an answer as blocks, each event under its name."""
 
     is_named: ClassVar[bool] = True
+    blocks: Blocks = field(default_factory=Blocks)
+    last: Chunk | None = None
+    """The last chunk that was taken in."""
 
     def take(self, chunk: Chunk) -> Iterator[Change]:
         """Take in a chunk; what it changes."""
-        raise NotImplementedError
+        self.last = chunk
+        return self.blocks.of(chunk)
 
     def gather(self) -> "BlockWriter":
         """Itself: a whole answer is what its stream ends with."""

@@ -1,95 +1,89 @@
-"""Writer of completion objects, whole and streamed."""
+"""Writers of objects with choices: what completions and chats share, and completions, whole and streamed."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, ClassVar
 
-from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract import answers
-from attend.service.contract.requests import CompletionRequest, Generation, StreamOptions
 from attend.service.http_api.logprobs import CompletionLogprobs, prompt_logprobs
 from attend.service.http_api.sse import Writer
-from attend.service.records import Chunk, TokenCounts
-
-E = TypeVar("E", bound=answers.Event)
-
-
-def with_timings(event: E, body: Generation, chunks: Sequence[Chunk]) -> E:
-    """The object with milliseconds of the slowest answer that ended, and the fewest cached tokens, where the caller asks."""
-    times = [chunk.times for chunk in chunks if chunk.times is not None] if body.timing else []
-    if times:
-        event["timing"] = {
-            "queue_ms": max(each.queue for each in times) * 1e3,
-            "prefill_ms": max(each.prefill for each in times) * 1e3,
-            "decode_ms": max(each.decode for each in times) * 1e3,
-            "cached_tokens": min(each.cached_tokens for each in times),
-        }
-    return event
+from attend.service.records import Chunk
 
 
 @dataclass(slots=True)
-class CompletionWriter(Writer):
-    """The objects of one /v1/completions call. `usage` follows the chunks that were written."""
+class ChoiceWriter(Writer):
+    """Writes an answer as choices."""
 
-    body: CompletionRequest
-    request_id: str
-    model: str
-    fingerprint: str
-    usage: TokenCounts
-    tokenizer: Tokenizer
-    created: int = field(default_factory=lambda: int(time.time()))
-    _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+    prefix: ClassVar[str]
+    """Of the object's id."""
+    kinds: ClassVar[tuple[str, str]]
+    """What a whole object is, and a streamed one."""
 
-    @property
-    def stream_options(self) -> StreamOptions | None:
-        """What the stream carries beside the text."""
-        return self.body.stream_options
-
-    def events(self, chunk: Chunk) -> list[answers.CompletionChunk]:
-        """The streamed objects of a chunk: one."""
-        return [self.chunk(chunk)]
-
-    def chunk(self, chunk: Chunk) -> answers.CompletionChunk:
-        """One streamed object; its text and token ids are deltas."""
-        event = self._event([self._choice(chunk)])
-        event["seed"] = chunk.seed
-        return with_timings(event, self.body, [chunk])
-
-    def last_chunk(self) -> answers.CompletionChunk:
-        """The object that a stream with include_usage ends with."""
-        event = self._event([])
-        event["usage"] = answers.usage(self.usage)
-        return event
-
-    def full_response(self, chunks: list[Chunk]) -> answers.Completion:
+    def full_response(self, chunks: list[Chunk]) -> Any:
         """The object of a call that was not streamed, of one chunk for each answer."""
-        made: answers.Completion = {
-            "id": f"cmpl-{self.request_id}",
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": list(map(self._choice, chunks)),
-            "seed": chunks[-1].seed,
-            "usage": answers.usage(self.usage),
-        }
-        return with_timings(made, self.body, chunks)
+        made = self._object(self.kinds[0], [self.choice(chunk) for chunk in chunks], chunks)
+        return made | {"usage": answers.usage(self.usage)} | self._timings(chunks)
 
-    def _event(self, choices: list[answers.CompletionChoice]) -> answers.CompletionChunk:
-        return {
-            "id": f"cmpl-{self.request_id}",
-            "object": "text_completion",
+    def chunk(self, chunk: Chunk, choice: Any = None) -> dict[str, Any]:
+        """One streamed object; its text and token ids are deltas."""
+        made = self._object(self.kinds[1], [self.piece(chunk) if choice is None else choice], [chunk])
+        return made | self._timings([chunk]) if chunk.times is not None else made
+
+    def last_chunk(self) -> dict[str, Any]:
+        """The object that a stream with include_usage ends with."""
+        return self._object(self.kinds[1], []) | {"usage": answers.usage(self.usage)}
+
+    def ending(self) -> Sequence[Any]:
+        """The usage, where the stream's options ask for it."""
+        return [self.last_chunk()] if self.stream_options is not None and self.stream_options.include_usage else ()
+
+    def piece(self, chunk: Chunk) -> Any:
+        """A piece of an answer."""
+        return self.choice(chunk)
+
+    def choice(self, chunk: Chunk) -> Any:
+        """A whole answer."""
+        raise NotImplementedError
+
+    def _object(self, kind: str, choices: list[Any], chunks: Sequence[Chunk] = ()) -> dict[str, Any]:
+        made = {
+            "id": f"{self.prefix}-{self.request_id}",
+            "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
+        if chunks:
+            made["seed"] = chunks[-1].seed
+        return made
 
-    def _choice(self, chunk: Chunk) -> answers.CompletionChoice:
+    def _timings(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        """Milliseconds of the slowest answer that ended, and the fewest cached tokens, where the caller asks."""
+        times = [chunk.times for chunk in chunks if chunk.times is not None] if self.body.timing else []
+        if not times:
+            return {}
+        slowest = {f"{name}_ms": max(getattr(each, name) for each in times) * 1e3 for name in ("queue", "prefill", "decode")}
+        return {"timing": {**slowest, "cached_tokens": min(each.cached_tokens for each in times)}}
+
+
+@dataclass(slots=True)
+class CompletionWriter(ChoiceWriter):
+    """The objects of one /v1/completions call."""
+
+    prefix: ClassVar[str] = "cmpl"
+    kinds: ClassVar[tuple[str, str]] = ("text_completion", "text_completion")
+    _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """The streamed objects of a chunk: one."""
+        return [self.chunk(chunk)]
+
+    def choice(self, chunk: Chunk) -> answers.CompletionChunkChoice:
+        """An answer, or a piece of one."""
         body, prompt = self.body, chunk.prompt
         reason, stop = answers.finish_reason_of(chunk)
-        choice: answers.CompletionChoice = {
+        choice: answers.CompletionChunkChoice = {
             "index": chunk.index,
             "text": chunk.text if prompt is None else prompt.text + chunk.text,
             "logprobs": None if body.logprobs is None else self._logprobs_of(chunk),

@@ -1,11 +1,9 @@
 """/openapi.json: one document of every route, its bodies, its answers and its failures.
 
-FastAPI knows the routes, with their names, texts and tags; pydantic knows the bodies and the answers, field by field. The
-handlers read and write their JSON themselves, so `operations.py` says which body and which answer belong to a route, and how it
-fails. Nothing here takes part in answering another request.
+FastAPI knows the routes, with their names, texts and tags; pydantic knows the bodies and the answers, field by field;
+`operations.py` says which of them belong to a route. Nothing here takes part in answering another request.
 """
 
-import json
 from functools import cache
 from typing import Any
 
@@ -16,13 +14,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from attend.service.chat.messages import MAX_DEPTH
-from attend.service.contract.answers import Error
-from attend.service.contract.routes import MESSAGES, TAGS
+from attend.service.contract.routes import MESSAGES, RESPONSES, TAGS
 from attend.service.contract.shapes import Schema
 from attend.service.http_api.body import MAX_BYTES
-from attend.service.http_api.operation import Operation, Stream
-from attend.service.http_api.operations import OPERATIONS
-from attend.service.http_api.problems import error_response
+from attend.service.http_api.operations import OPERATIONS, Operation
 from attend.service.records import BYTES_A_TOKEN, MAX_INPUT_TOKENS
 
 OPENAPI_VERSION = "3.1.0"
@@ -36,13 +31,14 @@ and /v1/score at least {BYTES_A_TOKEN * MAX_INPUT_TOKENS}. null means absent. An
 written without a decimal point: 3.0 is refused.
 
 Every failure is the object `Error`, and every answer has the header X-Request-Id: the caller's own, or a new one."""
-_EXAMPLE_ID = "8d3f"
 _HEADERS: dict[str, Schema] = {
     "X-Request-Id": {"description": "The request's id, which the logs have too.", "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds after which to try again.", "schema": {"type": "integer", "minimum": 1}},
     "WWW-Authenticate": {"description": "How to prove who you are.", "schema": {"const": "Bearer"}},
     "x-should-retry": {"description": "Tells OpenAI's clients not to try again.", "schema": {"const": "false"}},
 }
+_SENT = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",), 504: ("x-should-retry",)}
+"""Headers of a failure, by its status."""
 _STATUS = {
     400: "The request can never work as it stands; `param` names the field.",
     401: "No API key, or one that is not known.",
@@ -95,24 +91,22 @@ def openapi_document(app: FastAPI, *, has_api_keys: bool) -> dict[str, Any]:
     """The OpenAPI document of the routes that `app` has and shows, with or without a need for API keys."""
     tags = [{"name": name, "description": text} for name, text in TAGS.items()]
     whole = get_openapi(
-        title=app.title,
-        version=app.version,
-        openapi_version=OPENAPI_VERSION,
-        description=ABOUT,
-        tags=tags,
-        routes=app.routes,
+        title=app.title, version=app.version, openapi_version=OPENAPI_VERSION, description=ABOUT, tags=tags, routes=app.routes
     )
-    definitions = schemas()
     for path, item in whole["paths"].items():
         for method, found in item.items():
             known = OPERATIONS[method, path]
-            found |= _operation(found, known, definitions)
-            found["security"] = [{"ApiKey": []}] if known.needs_key and has_api_keys else []
+            own = [*found.get("parameters", ()), *known.parameters, {"$ref": "#/components/parameters/X-Request-Id"}]
+            found |= {"parameters": own, "responses": _responses(known, path, found["responses"]["200"]["description"])}
+            if known.body is not None:
+                shown = {"example": known.example} if known.example else {}
+                found["requestBody"] = {"required": True, "content": {known.takes: {"schema": _ref(known.body), **shown}}}
+            found["security"] = [{"ApiKey": []}] if 401 in known.failures and has_api_keys else []
     whole["components"] = {
-        "schemas": definitions,
+        "schemas": schemas(),
         "headers": _HEADERS,
         "parameters": {"X-Request-Id": _REQUEST_ID},
-        "securitySchemes": {"ApiKey": _API_KEY},
+        "securitySchemes": {"ApiKey": {"type": "http", "scheme": "bearer", "description": "Where the server has API keys."}},
     }
     return whole
 
@@ -122,73 +116,31 @@ _REQUEST_ID: Schema = {
     "in": "header",
     "description": "The id to call this request by: 1 to 128 letters, digits and . _ : / + = @ -; another makes a new one.",
     "schema": {"type": "string"},
-    "example": _EXAMPLE_ID,
+    "example": "8d3f",
 }
-_API_KEY: Schema = {"type": "http", "scheme": "bearer", "description": "An API key, where the server has keys."}
 
 
-def _operation(found: dict[str, Any], known: Operation, definitions: dict[str, Schema]) -> dict[str, Any]:
-    """What FastAPI could not know of an operation."""
-    described = {} if known.body is None else {"requestBody": _request(known)}
-    responses = _responses(known, found["responses"]["200"]["description"], definitions)
-    return {
-        "parameters": [*found.get("parameters", ()), *known.parameters, {"$ref": "#/components/parameters/X-Request-Id"}],
-        "responses": {str(status): answer for status, answer in sorted(responses.items())},
-        **described,
-    }
+def _responses(known: Operation, path: str, success: str) -> dict[str, dict[str, Any]]:
+    """The answers of a route, by status."""
+    failure = {"application/json": {"schema": _ref(known.failure)}}
+    found = {status: _answer(_STATUS[status], failure, *_SENT.get(status, ())) for status in known.failures}
+    text: dict[str, Any] = {"schema": {"type": "string"}}
+    content = {known.answer: text} if isinstance(known.answer, str) else {"application/json": {"schema": _ref(known.answer)}}
+    if known.event is not None:
+        content["text/event-stream"] = {"schema": _event(known.event, known.failure, path)}
+    found[200] = _answer(success, content)
+    if known.unwell:
+        found[503] = _answer(known.unwell, {"text/plain": text})
+    return {str(status): found[status] for status in sorted(found)}
 
 
-def _request(known: Operation) -> dict[str, Any]:
-    assert known.body is not None
-    shown = {name: {"value": value} for name, value in known.requests.items()}
-    examples = {"examples": shown} if shown else {}
-    return {"required": True, "content": {known.takes: {"schema": _ref(known.body), **examples}}}
-
-
-def _responses(known: Operation, success: str, definitions: dict[str, Schema]) -> dict[int, dict[str, Any]]:
-    answers = {200: _answer(success, _content(known.answer, definitions, known.gives))}
-    if known.unwell is not None:
-        answers[503] = _answer(known.unwell[0], _content(known.unwell[1], definitions))
-    if known.stream is not None:
-        answers[200]["content"]["text/event-stream"] = _events(known.stream, known.failure, definitions)
-    return _failures(known) | answers
-
-
-def _content(answer: type | str, definitions: dict[str, Schema], media: str = "text/plain") -> dict[str, Any]:
-    if isinstance(answer, str):
-        return {media: {"schema": {"type": "string"}, "example": answer}}
-    return {"application/json": {"schema": _ref(answer), "example": schema_example(_ref(answer), definitions)}}
-
-
-def _events(stream: Stream, failure: type, definitions: dict[str, Schema]) -> dict[str, Any]:
+def _event(event: type, failure: type, path: str) -> Schema:
     """One event of a stream, as clients parse it: OpenAPI 3.1 has no word for the whole."""
-    json_event = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"oneOf": [_ref(stream.event), _ref(failure)]},
-    }
-    ends = [] if stream.is_named else [{"const": DONE}]
+    shape = {"oneOf": [_ref(event), _ref(failure)]}
+    ends = [] if path in (RESPONSES.path, MESSAGES.path) else [{"const": DONE}]
+    json_event = {"type": "string", "contentMediaType": "application/json", "contentSchema": shape}
     data = {"anyOf": [*ends, json_event], "description": "The object as JSON, or the end of the stream."}
-    schema = {"type": "object", "properties": {"data": data}, "required": ["data"], "description": _SSE}
-    event = schema_example(_ref(stream.event), definitions)
-    texts = {name: json.dumps(event | other) for name, other in stream.examples.items()}
-    texts |= {} if stream.is_named else {"The end": DONE}
-    return {"schema": schema, "examples": {name: {"value": {"data": text}} for name, text in texts.items()}}
-
-
-def _failures(known: Operation) -> dict[int, dict[str, Any]]:
-    """By status: the answers as the handlers of `problems.py` make them."""
-    failures: dict[int, dict[str, Any]] = {}
-    path = "" if known.failure is Error else MESSAGES.path
-    for error in known.errors:
-        made = error_response(error, _EXAMPLE_ID, path)
-        names = [name for name in _HEADERS if name.lower() in made.headers]
-        shape = {"application/json": {"schema": _ref(known.failure), "examples": {}}}
-        empty = _answer(_STATUS[made.status_code], shape, *names)
-        failure = failures.setdefault(made.status_code, empty)
-        value = json.loads(bytes(made.body))
-        failure["content"]["application/json"]["examples"][value["error"]["code"]] = {"value": value}
-    return failures
+    return {"type": "object", "properties": {"data": data}, "required": ["data"], "description": _SSE}
 
 
 def _answer(text: str, content: dict[str, Any], *headers: str) -> dict[str, Any]:
@@ -213,7 +165,10 @@ class _Plain(GenerateJsonSchema):
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         """`{"type": [.., "null"]}` where that says it."""
-        return nullable([self.generate_inner(schema["schema"])])
+        shape = self.generate_inner(schema["schema"])
+        if isinstance(shape.get("type"), str) and not shape.keys() & {"const", "enum"}:
+            return shape | {"type": [shape["type"], "null"]}
+        return {"anyOf": [*(shape["anyOf"] if set(shape) == {"anyOf"} else [shape]), {"type": "null"}]}
 
     def union_schema(self, schema: core_schema.UnionSchema) -> JsonSchemaValue:
         """An integer or a number is a number."""
@@ -221,36 +176,12 @@ class _Plain(GenerateJsonSchema):
         return {"type": "number"} if made == {"anyOf": [{"type": "integer"}, {"type": "number"}]} else made
 
 
-def nullable(shapes: list[Schema]) -> Schema:
-    """One of the shapes, or null."""
-    if len(shapes) == 1 and isinstance(shapes[0].get("type"), str) and not shapes[0].keys() & {"const", "enum"}:
-        return shapes[0] | {"type": [shapes[0]["type"], "null"]}
-    alternatives = [each for shape in shapes for each in (shape["anyOf"] if set(shape) == {"anyOf"} else [shape])]
-    return {"anyOf": [*alternatives, {"type": "null"}]}
-
-
-def schema_example(schema: Schema, definitions: dict[str, Schema]) -> Any:
-    """The example of a schema: its own, or that of its parts. A field that may be missing is in it where it has an example."""
-    if "examples" in schema:
-        return schema["examples"][0]
-    if "$ref" in schema:
-        return schema_example(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    if "const" in schema or "enum" in schema:
-        return schema.get("const", schema.get("enum", [None])[0])
-    if "properties" in schema:
-        shown = [key for key, field in schema["properties"].items() if key in schema.get("required", ()) or "examples" in field]
-        return {key: schema_example(schema["properties"][key], definitions) for key in shown}
-    if "items" in schema:
-        return [schema_example(schema["items"], definitions)]
-    return schema.get("minimum")
-
-
 @cache
 def schemas() -> dict[str, Schema]:
     """Every body and answer, by its model's name. Made once, since it takes a second: the caller changes nothing in it."""
     rows = OPERATIONS.values()
-    found = [model for row in rows for model in (row.body, row.answer, row.stream and row.stream.event)]
-    models = [model for model in (*found, *(row.failure for row in rows)) if isinstance(model, type)]
+    found = [model for row in rows for model in (row.body, row.answer, row.event, row.failure)]
+    models = [model for model in found if isinstance(model, type)]
     inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
     _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
     definitions: dict[str, Schema] = made["$defs"]

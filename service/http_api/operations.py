@@ -1,21 +1,12 @@
-"""What /openapi.json says of each route beside what FastAPI knows of it: body, answer, failures, and examples."""
+"""What /openapi.json says of each route beside what FastAPI knows of it: body, answer, statuses, and an example."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from attend.model.errors import (
-    ContextTooLong,
-    DeadlineExceeded,
-    InvalidRequest,
-    ModelNotFound,
-    NoChatTemplate,
-    NotSupported,
-    Overloaded,
-    Unavailable,
-)
-from attend.model.scoring import NO_SCORES
 from attend.service.contract import (
     answers,
     anthropic_answers,
+    batches,
     chat_answers,
     response_answers,
     scores,
@@ -27,275 +18,128 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from attend.service.errors import SHUTTING_DOWN
-from attend.service.http_api.batch_operations import BATCH_OPERATIONS
-from attend.service.http_api.operation import BUG, KEY, KEYED, NOT_JSON, SPENT, TOO_LARGE, Operation, Stream
 from attend.service.observe.capacity import MAX_TOKENS, Question
 
-_RANGE = InvalidRequest("temperature must be a number from 0 to 2; got 3 (integer)", "temperature")
-_MODEL = ModelNotFound("the model 'other' (string) does not exist; this server has 'attend'")
-_TYPE = InvalidRequest("model must be a string; got 3 (integer)", "model")
-BODY: tuple[Exception, ...] = (KEY, _MODEL, TOO_LARGE, NOT_JSON, BUG)
-"""How a call with a body can fail, whatever the body is for."""
-_REFUSALS: tuple[Exception, ...] = (
-    Overloaded("the queue is full", retry_after=1),
-    SPENT,
-    Unavailable(SHUTTING_DOWN),
-    DeadlineExceeded("the deadline passed before the first token"),
-)
-_TEXT_TOO_LONG = ContextTooLong("prompt: /v1/attention takes at most 512 tokens; prompt and answer have 600", "prompt")
-SCORING: tuple[Exception, ...] = (
-    InvalidRequest("documents must hold 1 to 2048 texts; got 0", "documents"),
-    NotSupported(NO_SCORES.refusal, "model"),
-    ContextTooLong("documents[3]: this model embeds texts of at most 512 tokens; got 600", "documents"),
-    *_REFUSALS,
-    *BODY,
-)
-"""How a call for scores can fail."""
-GENERATION: tuple[Exception, ...] = (
-    _RANGE,
-    NotSupported("suffix is not supported yet; got ' end' (string)", "suffix"),
-    ContextTooLong(
-        "max_tokens: this model's maximum context length is 1024 tokens, but the request asks for 2003: 3 in the prompt and "
-        "2000 in max_tokens",
-        "max_tokens",
-    ),
-    *BODY,
-    *_REFUSALS,
-)
-"""How a call that generates can fail before its first token."""
+KEYED = (401, 429, 500)
+"""How a call can fail that needs an API key where keys are set."""
+BODY = (400, 404, 413, 415, *KEYED)
+"""How a call with a JSON body can fail."""
+COMPUTE = (*BODY, 503, 504)
+"""How a call can fail that needs the engine."""
+KEPT = (404, *KEYED)
+"""How a call for a file or a batch can fail."""
 
 
-_CHAT_CHOICE = {"index": 0, "logprobs": None, "finish_reason": None, "stop_reason": None}
-_COUNTS = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-_DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}
-_COMPLETION_EVENTS: dict[str, dict[str, Any]] = {
-    "The last piece of an answer": {"seed": 229101},
-    "The usage": {"choices": [], "usage": _COUNTS | _DETAILS},
-}
-_CHAT_EVENTS: dict[str, dict[str, Any]] = {
-    "The first event of an answer": {
-        "choices": [_CHAT_CHOICE | {"delta": {"role": "assistant", "content": ""}}],
-        "seed": 229101,
-    },
-    "The last piece of an answer": {"seed": 229101},
-}
-_HELLO = [{"role": "user", "content": "Hello"}]
-_COMPLETIONS = Operation(
-    answers.Completion,
-    Stream(answers.CompletionChunk, _COMPLETION_EVENTS),
-    CompletionRequest,
-    {
-        "A text": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.8, "seed": 7},
-        "A stream that ends with the usage": {
-            "prompt": "Once upon a time",
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-        "Two answers to each of two prompts": {"prompt": ["One", "Two"], "n": 2, "stop": ["\n"], "top_p": 0.9},
-        "The log probabilities of a text": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
-        "Token ids, in and out": {"prompt": [79, 110, 99, 101], "return_token_ids": True, "logit_bias": {"46": -100}},
-        "One of two words": {"prompt": "Yes or no? ", "structured_outputs": {"choice": ["yes", "no"]}},
-    },
-    errors=GENERATION,
-)
-_CHAT_COMPLETIONS = Operation(
-    chat_answers.ChatCompletion,
-    Stream(chat_answers.ChatCompletionChunk, _CHAT_EVENTS),
-    ChatRequest,
-    {
-        "A question": {"messages": _HELLO, "max_completion_tokens": 32},
-        "A stream": {"messages": _HELLO, "stream": True, "max_completion_tokens": 32},
-        "Parts, and log probabilities": {
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
-            ],
-            "logprobs": True,
-            "top_logprobs": 2,
-            "max_completion_tokens": 8,
-        },
-        "JSON that fits a schema": {
-            "messages": [{"role": "user", "content": "Your age?"}],
-            "response_format": {"type": "json_schema", "json_schema": {"name": "age", "schema": {"type": "integer"}}},
-            "max_completion_tokens": 8,
-        },
-        "A tool that must be called": {
-            "messages": [{"role": "user", "content": "What time is it?"}],
-            "tools": [{"type": "function", "function": {"name": "now", "description": "The time."}}],
-            "tool_choice": "required",
-        },
-    },
-    errors=(*GENERATION, NoChatTemplate("attend has no chat template: use /v1/completions")),
-)
-_NO_TEMPLATE = NoChatTemplate("attend has no chat template: use /v1/completions")
-_TURN = [{"role": "user", "content": "Hello"}]
-_RESPONSES = Operation(
-    response_answers.Response,
-    Stream(
-        response_answers.ResponseEvent,
-        {"The end of a text": {"type": "response.output_text.done", "text": "Hello", "logprobs": []}},
-        is_named=True,
-    ),
-    ResponsesRequest,
-    {
-        "A text": {"input": "Hello", "max_output_tokens": 32},
-        "A stream, with what the model is told first": {
-            "instructions": "Be brief.",
-            "input": _TURN,
-            "stream": True,
-            "max_output_tokens": 32,
-        },
-        "JSON that fits a schema": {
-            "input": "Your age?",
-            "text": {"format": {"type": "json_schema", "name": "age", "schema": {"type": "integer"}}},
-            "max_output_tokens": 8,
-        },
-        "A tool that must be called": {
-            "input": "What time is it?",
-            "tools": [{"type": "function", "name": "now", "description": "The time."}],
-            "tool_choice": "required",
-        },
-    },
-    errors=(*GENERATION, _NO_TEMPLATE),
-)
-_MESSAGES = Operation(
-    anthropic_answers.MessageAnswer,
-    Stream(
-        anthropic_answers.MessageEvent,
-        {"A piece of a text": {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}}},
-        is_named=True,
-    ),
-    MessagesRequest,
-    {
-        "A question": {"messages": _TURN, "max_tokens": 32},
-        "A stream, with what the model is told first": {
-            "system": "Be brief.",
-            "messages": _TURN,
-            "stream": True,
-            "max_tokens": 32,
-        },
-        "An answer that is begun": {"messages": [*_TURN, {"role": "assistant", "content": "Hi"}], "max_tokens": 8},
-        "A tool that must be called": {
-            "messages": [{"role": "user", "content": "What time is it?"}],
-            "tools": [{"name": "now", "description": "The time.", "input_schema": {"type": "object", "properties": {}}}],
-            "tool_choice": {"type": "any"},
-            "max_tokens": 64,
-        },
-    },
-    errors=(*GENERATION, _NO_TEMPLATE),
-    failure=anthropic_answers.AnthropicError,
-)
-_COUNT_TOKENS = Operation(
-    anthropic_answers.TokenCount,
-    body=CountTokensRequest,
-    requests={"A question": {"messages": _TURN}},
-    errors=(_TYPE, _NO_TEMPLATE, SPENT, *BODY),
-    failure=anthropic_answers.AnthropicError,
-)
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
 
-_TOKEN_COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}
-_QUESTION = tuple(
-    {"name": name, "in": "query", "description": text, "schema": _TOKEN_COUNT | {"default": default}, "example": example}
-    for name, text, default, example in (
-        ("prompt_tokens", "Tokens of the prompt of a call to come.", Question().prompt_tokens, 100),
-        ("max_tokens", "The most tokens of its answer.", Question().max_tokens, 200),
+    answer: type | str
+    """The shape of the answer with status 200, or its media type where it is no JSON."""
+    body: type | None = None
+    example: dict[str, Any] = field(default_factory=dict)
+    """A small body."""
+    failures: tuple[int, ...] = (500,)
+    event: type | None = None
+    """The shape of an event where `stream` is true."""
+    parameters: tuple[dict[str, Any], ...] = ()
+    """Of the query, where the handler reads them itself, as OpenAPI writes them."""
+    unwell: str = ""
+    """What status 503 means where it is plain text."""
+    failure: type = answers.Error
+    """The shape of an error."""
+    takes: str = "application/json"
+    """The media type of the body."""
+
+
+def _query(name: str, text: str, schema: dict[str, Any], example: object) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": text, "schema": schema, "example": example}
+
+
+def _limit(most: int, default: int) -> dict[str, Any]:
+    return _query(
+        "limit", "How many of them at most.", {"type": "integer", "minimum": 1, "maximum": most, "default": default}, 20
     )
+
+
+def _after(example: str) -> dict[str, Any]:
+    return _query("after", "Those beyond the one of this id.", {"type": "string"}, example)
+
+
+_COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}
+_PROMPT_TOKENS, _MAX_TOKENS = (_COUNT | {"default": getattr(Question(), name)} for name in ("prompt_tokens", "max_tokens"))
+_QUESTION = (
+    _query("prompt_tokens", "Tokens of the prompt of a call to come.", _PROMPT_TOKENS, 100),
+    _query("max_tokens", "The most tokens of its answer.", _MAX_TOKENS, 200),
 )
+_FILES = (
+    _query("purpose", "Those of this purpose.", {"enum": ["batch", "batch_output"]}, "batch"),
+    _limit(10000, 10000),
+    _query("order", "The newest first, or the oldest.", {"enum": ["desc", "asc"], "default": "desc"}, "desc"),
+    _after("file-0123456789abcdef0123456789abcdef"),
+)
+_BATCHES = (_limit(100, 20), _after("batch_0123456789abcdef0123456789abcdef"))
+_TURN = [{"role": "user", "content": "Hello"}]
+_ANTHROPIC = anthropic_answers.AnthropicError
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("post", "/v1/completions"): _COMPLETIONS,
-    ("post", "/v1/chat/completions"): _CHAT_COMPLETIONS,
-    ("post", "/v1/responses"): _RESPONSES,
-    ("post", "/v1/messages"): _MESSAGES,
-    ("post", "/v1/messages/count_tokens"): _COUNT_TOKENS,
-    ("get", "/v1/models"): Operation(server_answers.ModelList, errors=KEYED),
-    ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, errors=(_MODEL, *KEYED)),
-    ("post", "/v1/attention"): Operation(
-        text_answers.Attention,
-        body=AttentionRequest,
-        requests={
-            "A prompt": {"prompt": "Hi there", "layers": [0], "heads": [0]},
-            "With its answer, and what each layer would say": {
-                "prompt": "Hi",
-                "answer": " there",
-                "layers": [],
-                "logit_lens": 1,
-            },
-        },
-        errors=(
-            InvalidRequest("layers must hold integers from 0 to 5; got 9 (integer)", "layers"),
-            _TEXT_TOO_LONG,
-            *_REFUSALS,
-            *BODY,
-        ),
+    ("post", "/v1/completions"): Operation(
+        *(answers.Completion, CompletionRequest, {"prompt": "Once upon a time", "max_tokens": 16}, COMPUTE),
+        answers.CompletionChunk,
     ),
-    ("post", "/v1/embeddings"): Operation(
-        text_answers.Embeddings,
-        body=EmbeddingsRequest,
-        requests={
-            "A text": {"input": "Hi there"},
-            "Two texts, in OpenAI's short form": {"input": ["Hi", "there"], "encoding_format": "base64"},
-            "The first numbers of a vector": {"input": [72, 105], "dimensions": 2},
-        },
-        errors=(
-            InvalidRequest("dimensions must be an integer from 1 to 384; got 1000 (integer)", "dimensions"),
-            NotSupported("this model makes no embeddings: its checkpoint has no modules.json that says how", "model"),
-            ContextTooLong("input: this model embeds texts of at most 512 tokens; got 600", "input"),
-            *_REFUSALS,
-            *BODY,
-        ),
+    ("post", "/v1/chat/completions"): Operation(
+        *(chat_answers.ChatCompletion, ChatRequest, {"messages": _TURN, "max_completion_tokens": 16}, COMPUTE),
+        chat_answers.ChatCompletionChunk,
     ),
+    ("post", "/v1/responses"): Operation(
+        *(response_answers.Response, ResponsesRequest, {"input": "Hello", "max_output_tokens": 16}, COMPUTE),
+        response_answers.ResponseEvent,
+    ),
+    ("post", "/v1/messages"): Operation(
+        *(anthropic_answers.MessageAnswer, MessagesRequest, {"messages": _TURN, "max_tokens": 16}, COMPUTE),
+        anthropic_answers.MessageEvent,
+        failure=_ANTHROPIC,
+    ),
+    ("post", "/v1/messages/count_tokens"): Operation(
+        *(anthropic_answers.TokenCount, CountTokensRequest, {"messages": _TURN}, BODY), failure=_ANTHROPIC
+    ),
+    ("get", "/v1/models"): Operation(server_answers.ModelList, failures=KEYED),
+    ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, failures=KEPT),
+    ("post", "/v1/attention"): Operation(text_answers.Attention, AttentionRequest, {"prompt": "Hi", "layers": [0]}, COMPUTE),
+    ("post", "/v1/embeddings"): Operation(text_answers.Embeddings, EmbeddingsRequest, {"input": "Hi there"}, COMPUTE),
     ("post", "/v1/rerank"): Operation(
-        scores.Reranked,
-        body=scores.RerankRequest,
-        requests={
-            "Two documents": {"query": "What falls from clouds?", "documents": ["Rain does.", "It is late."]},
-            "The best, with its text": {
-                "query": "What falls from clouds?",
-                "documents": [{"text": "Rain does."}, {"text": "It is late."}],
-                "top_n": 1,
-                "return_documents": True,
-            },
-        },
-        errors=SCORING,
+        *(scores.Reranked, scores.RerankRequest, {"query": "Rain?", "documents": ["It rains.", "It is late."]}, COMPUTE)
     ),
     ("post", "/v1/score"): Operation(
-        scores.Scores,
-        body=scores.ScoreRequest,
-        requests={
-            "A query and two documents": {"text_1": "What falls from clouds?", "text_2": ["Rain does.", "It is late."]},
-            "Two pairs": {"queries": ["Rain?", "Late?"], "documents": ["It rains.", "It is late."], "max_tokens_per_doc": 100},
-        },
-        errors=SCORING,
+        *(scores.Scores, scores.ScoreRequest, {"text_1": "Rain?", "text_2": ["It rains.", "It is late."]}, COMPUTE)
     ),
-    ("post", "/tokenize"): Operation(
-        text_answers.Tokens,
-        body=TokenizeRequest,
-        requests={"A text": {"prompt": "Hi"}, "With the tokens' spelling": {"prompt": "Hi", "return_token_strs": True}},
-        errors=(_TYPE, SPENT, *BODY),
-    ),
-    ("post", "/detokenize"): Operation(
-        text_answers.Text,
-        body=DetokenizeRequest,
-        requests={"Two tokens": {"tokens": [72, 105]}},
-        errors=(_TYPE, SPENT, *BODY),
-    ),
-    ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, errors=KEYED),
-    ("get", "/healthz"): Operation("ok\n", unwell=("To be restarted.", "the engine is stuck\n")),
-    ("get", "/readyz"): Operation("ready\n", unwell=("Shutting down.", "draining\n")),
+    ("post", "/tokenize"): Operation(text_answers.Tokens, TokenizeRequest, {"prompt": "Hi"}, BODY),
+    ("post", "/detokenize"): Operation(text_answers.Text, DetokenizeRequest, {"tokens": [72, 105]}, BODY),
+    ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, failures=KEYED),
+    ("get", "/healthz"): Operation("text/plain", unwell="To be restarted."),
+    ("get", "/readyz"): Operation("text/plain", unwell="Shutting down."),
     ("get", "/version"): Operation(server_answers.Version),
-    ("get", "/v1/capacity"): Operation(
-        server_answers.Capacity,
-        parameters=_QUESTION,
-        errors=(
-            InvalidRequest("max_tokens must be an integer from 0 to 2147483647; got 'a' (string)", "max_tokens"),
-            *KEYED,
-        ),
+    ("get", "/v1/capacity"): Operation(server_answers.Capacity, failures=(400, *KEYED), parameters=_QUESTION),
+    ("get", "/metrics"): Operation("text/plain"),
+    ("post", "/v1/files"): Operation(
+        *(batches.FileObject, batches.FileForm, {}, (400, 403, 413, 415, 507, *KEPT)), takes="multipart/form-data"
     ),
-    ("get", "/metrics"): Operation(
-        '# TYPE attend_requests_waiting gauge\nattend_requests_waiting{replica="a",model="attend"} 0.0\n'
+    ("get", "/v1/files"): Operation(batches.FileList, failures=(400, *KEPT), parameters=_FILES),
+    ("get", "/v1/files/{file_id}"): Operation(batches.FileObject, failures=KEPT),
+    ("get", "/v1/files/{file_id}/content"): Operation("application/octet-stream", failures=(507, *KEPT)),
+    ("delete", "/v1/files/{file_id}"): Operation(batches.FileDeleted, failures=(400, *KEPT)),
+    ("post", "/v1/batches"): Operation(
+        batches.BatchObject,
+        batches.BatchRequest,
+        {
+            "input_file_id": "file-0123456789abcdef0123456789abcdef",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
+        (403, 507, *BODY),
     ),
-    **BATCH_OPERATIONS,
+    ("get", "/v1/batches"): Operation(batches.BatchList, failures=(400, *KEPT), parameters=_BATCHES),
+    ("get", "/v1/batches/{batch_id}"): Operation(batches.BatchObject, failures=KEPT),
+    ("post", "/v1/batches/{batch_id}/cancel"): Operation(batches.BatchObject, failures=KEPT),
 }
-"""A new route needs its row here, and its answer's shape in `answers.py`."""
+"""A new route needs its row here."""

@@ -1,6 +1,5 @@
 """Error responses in OpenAI's and Anthropic's shapes, also for 404, 405 and bugs."""
 
-import difflib
 import logging
 from typing import Any, cast
 
@@ -18,11 +17,8 @@ from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 from attend.service.http_api.json_pieces import json_bytes
 
 log = logging.getLogger("attend.http")
-PATHS = [route.path for route in ROUTES if "{" not in route.path]
 METHODS = [(route.path, route.method) for route in ROUTES] + [(path, method) for path in PROBES for method in ("GET", "HEAD")]
 PATTERNS = [(compile_path(path)[0], method) for path, method in METHODS]
-ALIKE, MAX_COMPARED = 0.85, 64
-"""How much of a path must be that of a route to be taken for it, as `difflib` counts; and its characters that are compared."""
 
 
 def error_body(error: BaseException, request_id: str) -> Error:
@@ -92,9 +88,7 @@ def _way_out(error: HTTPException, request: Request) -> str:
         return f": it takes {_allow(error, request)}"
     if error.status_code != 404:
         return ""
-    near = difflib.get_close_matches(request.url.path[:MAX_COMPARED], PATHS, 1, ALIKE)
-    about = ": /docs has the routes" if any(getattr(route, "path", "") == "/docs" for route in request.app.routes) else ""
-    return f": did you mean {near[0]}?" if near else about
+    return ": /docs has the routes" if any(getattr(route, "path", "") == "/docs" for route in request.app.routes) else ""
 
 
 def _allow(error: HTTPException, request: Request) -> str:

@@ -1,18 +1,23 @@
-"""Middleware: a request id for each call, and the end of calls whose caller stops reading."""
+"""The one layer around the routes: a request id for each call, limits of its head, and the end of calls nobody reads."""
 
 import asyncio
 import secrets
 from collections.abc import Hashable
+from collections.abc import Set as AbstractSet
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attend.model.errors import Overloaded
+from attend.model.errors import AttendError
+from attend.service.access.hosts import answers, host_of
 from attend.service.contract.routes import PROBES
+from attend.service.errors import HeadTooLarge, WrongHost
 from attend.service.generation.cooperative import get_turn, yield_to_loop
 from attend.service.generation.slow_reader import SlowReaderGuard
-from attend.service.http_api import problems
+from attend.service.http_api.problems import error_response
 from attend.service.records import REQUEST_ID
 
+MAX_HEADER_BYTES = 16 << 10
+"""Of the target and all header fields; gRPC's limit on metadata is the same."""
 ABORT = "attend.abort"
 """Where a server's scope has a function that ends the connection with all that was not sent."""
 
@@ -25,14 +30,21 @@ def caller_of(scope: Scope) -> Hashable:
     return keys, (scope.get("client") or ("",))[0], scope.get("method") == "POST"
 
 
-async def _refusal(scope: Scope) -> ASGIApp | None:
-    """Wait for the turn of a call without a body; what answers it where too many wait."""
-    if scope["method"] != "POST" and scope["path"] not in PROBES:
-        try:
-            await get_turn()
-        except Overloaded as error:
-            return problems.error_response(error, scope["state"]["request_id"], scope["path"])
-    return None
+def check_head(scope: Scope, hosts: AbstractSet[str]) -> None:
+    """Raises HeadTooLarge, or WrongHost where the Host is none of `hosts`; with none of them there is no check.
+
+    A browser always sends a Host, so a request without one passes. Probes pass too: they ask by a pod's address.
+    """
+    target = len(scope.get("raw_path") or scope["path"].encode()) + len(scope.get("query_string", b""))
+    size = target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])  # with colon, space and line end
+    if size > MAX_HEADER_BYTES:
+        raise HeadTooLarge(f"the target and the headers must be at most {MAX_HEADER_BYTES} bytes together; got {size}")
+    given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    if hosts and scope["path"] not in PROBES and (wrong := [each for each in given if not answers(hosts, host_of(each))]):
+        raise WrongHost(
+            f"this server does not answer to the Host {wrong[0][:128]!a}, but to {', '.join(sorted(hosts))}: "
+            "the setting allowed_hosts names others, and * allows any"
+        )
 
 
 UNKNOWN_KEY = b"x-attend-unknown-key"
@@ -41,13 +53,14 @@ UNKNOWN_KEY = b"x-attend-unknown-key"
 
 class RequestIds:
     """Gives each request an id: the caller's own where there is one and it is plain, or a new one, sent back as X-Request-Id.
-    Takes the route prefix of a Serve application from its path.
+    Takes the route prefix of a Serve application from its path, and answers to the names `hosts` alone, where there are any.
 
     Behind Ray Serve every request has one by now, and Serve sends it back itself.
     """
 
-    def __init__(self, app: ASGIApp, *, behind_serve: bool = True) -> None:
+    def __init__(self, app: ASGIApp, hosts: AbstractSet[str] = frozenset(), *, behind_serve: bool = True) -> None:
         self.app = app
+        self.hosts = hosts
         self.behind_serve = behind_serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,10 +92,19 @@ class RequestIds:
         with SlowReaderGuard() as reader_guard:
             scope["state"]["reader_guard"] = reader_guard
             try:
-                refusal = await _refusal(scope)
-                await (refusal or self.app)(scope, receive, send_with_id)
+                await (await self._refusal(scope) or self.app)(scope, receive, send_with_id)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not reader_guard.over or task is None or task.uncancel():
                     raise
                 scope.get("extensions", {}).get(ABORT, lambda: None)()
+
+    async def _refusal(self, scope: Scope) -> ASGIApp | None:
+        """What answers a call that its head alone has refused. One without a body waits for its turn."""
+        try:
+            check_head(scope, self.hosts)
+            if scope["method"] != "POST" and scope["path"] not in PROBES:
+                await get_turn()
+        except AttendError as error:
+            return error_response(error, scope["state"]["request_id"], scope["path"])
+        return None

@@ -2,15 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response as HttpResponse
 
 from attend.model.engine.request import FinishReason, TokenLogprob
-from attend.model.params import DecodingParams, SamplingParams
-from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract.response_answers import (
     OutputItem,
     OutputText,
@@ -21,15 +19,15 @@ from attend.service.contract.response_answers import (
     ResponseUsage,
     Status,
 )
-from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, read_response, seal
+from attend.service.contract.responses import ENCRYPTED, read_response, seal
 from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
-from attend.service.http_api.answering import converse
-from attend.service.http_api.blocks import Block, BlockEnd, Blocks, BlockStart, BlockWriter, Change
+from attend.service.http_api.answering import generate_answer
+from attend.service.http_api.blocks import Block, BlockWriter, Change
 from attend.service.http_api.logprobs import scored_token
 from attend.service.http_api.route_deps import RouteDeps
 from attend.service.http_api.routing import bind
-from attend.service.records import Chunk, Command, TokenCounts
+from attend.service.records import Chunk
 
 
 def add_responses(router: APIRouter, deps: RouteDeps) -> None:
@@ -38,20 +36,7 @@ def add_responses(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, RESPONSES)
     async def responses(request: Request) -> HttpResponse:
         """OpenAI's Responses, stateless: each call brings its whole conversation; streamed when `stream` is true."""
-
-        def write(body: ResponsesRequest, command: Command, fingerprint: str, usage: TokenCounts) -> ResponseWriter:
-            return ResponseWriter(
-                body,
-                command.request_id,
-                body.model or deps.service.model_name,
-                fingerprint,
-                usage,
-                deps.service.tokenizer,
-                command.sampling,
-                command.decoding,
-            )
-
-        return await converse(deps, request, read_response, write)
+        return await generate_answer(deps, request, read_response, ResponseWriter)
 
 
 _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
@@ -59,29 +44,13 @@ _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output
 
 @dataclass(slots=True)
 class ResponseWriter(BlockWriter):
-    """The objects of one call. `usage` follows the chunks that were written."""
+    """The objects of one call."""
 
-    body: ResponsesRequest
-    request_id: str
-    model: str
-    fingerprint: str
-    usage: TokenCounts
-    tokenizer: Tokenizer
-    sampling: SamplingParams
-    decoding: DecodingParams
-    created: int = field(default_factory=lambda: int(time.time()))
-    _blocks: Blocks = field(default_factory=Blocks)
     _number: int = 0
-    _last: Chunk | None = None
 
     def opening(self) -> Sequence[ResponseEvent]:
         """What a stream begins with."""
         return [self._event(f"response.{name}", response=self._response()) for name in ("created", "in_progress")]
-
-    def take(self, chunk: Chunk) -> Iterator[Change]:
-        """Take in a chunk; what it changes."""
-        self._last = chunk
-        return self._blocks.of(chunk)
 
     def events(self, chunk: Chunk) -> Sequence[ResponseEvent]:
         """The events that a chunk makes."""
@@ -98,10 +67,6 @@ class ResponseWriter(BlockWriter):
         failed["error"] = {"code": wire(error).code, "message": sentence(error, self.request_id)}
         return self._event("response.failed", response=failed)
 
-    def ending(self) -> Sequence[ResponseEvent]:
-        """Nothing: the last chunk has ended it."""
-        return ()
-
     def full_response(self, chunks: list[Chunk]) -> Response:
         """The object of a call that was not streamed, and whose chunks were taken."""
         return self._response()
@@ -111,11 +76,11 @@ class ResponseWriter(BlockWriter):
         block: Block = change.block
         place: dict[str, Any] = {"output_index": block.index}
         inside: dict[str, Any] = {"item_id": self._id(block), **place, "content_index": 0}
-        if isinstance(change, BlockStart):
+        if change.kind == "start":
             yield self._event("response.output_item.added", **place, item=self._item(block, begins=True))
             if block.kind != "call":
                 yield self._event("response.content_part.added", **inside, part=self._part(block, begins=True))
-        elif isinstance(change, BlockEnd):
+        elif change.kind == "end":
             yield from self._item_done(block, inside, place)
         elif block.kind == "call":
             arguments = "response.function_call_arguments.delta"
@@ -136,7 +101,7 @@ class ResponseWriter(BlockWriter):
 
     def _item(self, block: Block, *, begins: bool = False) -> OutputItem:
         status: Status = "in_progress" if begins else "completed"
-        if self._is_cut and block is self._blocks.all[-1] and not begins:
+        if self._is_cut and block is self.blocks.all[-1] and not begins:
             status = "incomplete"
         if block.kind == "call":
             return {
@@ -182,16 +147,18 @@ class ResponseWriter(BlockWriter):
         return f"{prefix}_{self.request_id}_{block.index}"
 
     def _call_id(self, block: Block) -> str:
-        assert self._last is not None
-        return self._last.call_id(self.request_id, block.call)
+        assert self.last is not None
+        return self.last.call_id(self.request_id, block.call)
 
     @property
     def _is_cut(self) -> bool:
-        return self._last is not None and self._last.finish_reason not in (None, FinishReason.STOP)
+        return self.last is not None and self.last.finish_reason not in (None, FinishReason.STOP)
 
     def _response(self) -> Response:
         """The Response object of what has come so far."""
-        body, last, asked = self.body, self._last, self.body.model_dump(include=_SHOWN, exclude_none=True, by_alias=True)
+        body, last, command = self.body, self.last, self.command
+        assert command is not None
+        asked = body.model_dump(include=_SHOWN, exclude_none=True, by_alias=True)
         has_ended = last is not None and last.finish_reason is not None
         status: Status = "in_progress" if not has_ended else "incomplete" if self._is_cut else "completed"
         made: Response = {
@@ -203,7 +170,7 @@ class ResponseWriter(BlockWriter):
             "error": None,
             "incomplete_details": None,
             "model": self.model,
-            "output": [self._item(block) for block in self._blocks.all] if has_ended else [],
+            "output": [self._item(block) for block in self.blocks.all] if has_ended else [],
             "usage": self._usage() if has_ended else None,
             "system_fingerprint": self.fingerprint,
             "store": False,
@@ -214,10 +181,10 @@ class ResponseWriter(BlockWriter):
             "max_tool_calls": None,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "presence_penalty": self.decoding.presence_penalty,
-            "frequency_penalty": self.decoding.frequency_penalty,
+            "temperature": command.sampling.temperature,
+            "top_p": command.sampling.top_p,
+            "presence_penalty": command.decoding.presence_penalty,
+            "frequency_penalty": command.decoding.frequency_penalty,
             "top_logprobs": body.top_logprobs or 0,
             "truncation": body.truncation or "disabled",
             "tool_choice": body.tool_choice or "auto",
@@ -254,7 +221,7 @@ class ResponseWriter(BlockWriter):
 _SHOWN = {"text", "reasoning"}
 
 
-def _tool_object(tool: Any) -> dict[str, Any]:
+def _tool_object(tool: dict[str, Any]) -> dict[str, Any]:
     """A function as clients read it back: with every field."""
     return {"type": "function", "name": tool["name"], "description": tool.get("description")} | {
         "parameters": tool.get("parameters"),

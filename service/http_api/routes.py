@@ -1,21 +1,17 @@
 """Every HTTP route, in the order of service/API.md. A handler parses, calls the service, and writes."""
 
-from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from attend.service.contract import server_answers
-from attend.service.contract.chat import ChatRequest, read_chat
-from attend.service.contract.commands import to_command, to_embedding, to_explanation
-from attend.service.contract.requests import CompletionRequest, read_completion
+from attend.service.contract.chat import read_chat
+from attend.service.contract.requests import read_completion
 from attend.service.contract.routes import (
-    ATTENTION,
     CAPACITY,
     CHAT,
     COMPLETIONS,
-    EMBEDDINGS,
     HEALTHZ,
     METRICS,
     MODEL,
@@ -23,28 +19,22 @@ from attend.service.contract.routes import (
     READYZ,
     VERSION,
 )
-from attend.service.contract.texts import AttentionRequest, EmbeddingsRequest
-from attend.service.contract.validation import read_body
-from attend.service.generation.embed import command_of, compute_embeddings
-from attend.service.generation.explain import explainable
 from attend.service.generation.generation import GenerationService
-from attend.service.http_api import attention, embeddings
-from attend.service.http_api.answering import answer, converse
+from attend.service.http_api.answering import generate_answer
 from attend.service.http_api.anthropic import add_count_tokens, add_messages
+from attend.service.http_api.attention import add_attention
 from attend.service.http_api.batches import add_batches
-from attend.service.http_api.body import read_json
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
+from attend.service.http_api.embeddings import add_embeddings
 from attend.service.http_api.files import add_files
-from attend.service.http_api.json_pieces import json_answer, json_response
+from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.query import Query
 from attend.service.http_api.responses import add_responses
-from attend.service.http_api.route_deps import RouteDeps, adopt, guard, guard_others, open_record
+from attend.service.http_api.route_deps import RouteDeps, guard, guard_others
 from attend.service.http_api.routing import bind
-from attend.service.http_api.scores import add_scores
 from attend.service.http_api.tokens import add_tokens
 from attend.service.observe.capacity import MAX_TOKENS, Question, estimate
-from attend.service.records import Command, ExplainCommand, TokenCounts, TokenUsage
 from attend.service.tested_versions import untested_packages
 
 STALE_SECONDS = 10.0
@@ -58,9 +48,8 @@ def build_router(deps: RouteDeps) -> APIRouter:
     _add_generation(generating, deps)
     add_responses(generating, deps)
     add_messages(generating, deps)
-    _add_attention(generating, deps)
-    _add_embeddings(generating, deps)
-    add_scores(generating, deps)
+    add_attention(generating, deps)
+    add_embeddings(generating, deps)
     guarded = APIRouter(dependencies=[guard_others(deps)])
     _add_models(guarded, deps.service)
     _add_capacity(guarded, deps)
@@ -76,81 +65,17 @@ def build_router(deps: RouteDeps) -> APIRouter:
 
 
 def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
-    """Add the routes that generate text."""
-    service = deps.service
+    """Add completions and chats."""
 
     @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        record = open_record(deps.metrics, request)
-        with record.errors():
-            remarks = deps.remarks()
-
-            def read(fields: dict[str, Any]) -> tuple[CompletionRequest, Command]:
-                body = read_completion(fields, remarks)
-                return body, to_command(body, request.state.request_id, service.defaults, remarks=remarks)
-
-            body, command = await read_json(request, read, deps.most_bytes)
-            command = adopt(command, request, record)
-            adapter, usage = service.adapter_of(command), TokenCounts(command.n)
-            name, fingerprint = body.model or service.model_name, service.fingerprint(adapter)
-            writer = CompletionWriter(body, command.request_id, name, fingerprint, usage, service.tokenizer)
-            response = await answer(service, command, adapter, writer, record, stream=bool(body.stream))
-            return deps.with_remarks(response, remarks, request, usage.total)
+        return await generate_answer(deps, request, read_completion, CompletionWriter, is_chat=False)
 
     @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
-
-        def write(body: ChatRequest, command: Command, fingerprint: str, usage: TokenCounts) -> ChatWriter:
-            return ChatWriter(body, command.request_id, body.model or service.model_name, fingerprint, usage, service.tokenizer)
-
-        return await converse(deps, request, read_chat, write)
-
-
-def _add_attention(router: APIRouter, deps: RouteDeps) -> None:
-    """What the model does with a text."""
-
-    @bind(router, ATTENTION)
-    async def explain_attention(request: Request) -> Response:
-        """Attention weights of a text, log probabilities of its tokens, and the logit lens of each layer."""
-        record = open_record(deps.metrics, request)
-        with record.errors():
-            explaining = explainable(deps.explaining)
-
-            remarks = deps.remarks()
-
-            def read(fields: dict[str, Any]) -> ExplainCommand:
-                return to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
-
-            command = await read_json(request, read, deps.most_bytes)
-            with ExitStack() as held:
-                explained = await explaining.explain(adopt(command, request, record), record, held)
-                response = json_response(attention.AttentionWriter(explaining, explained).full_response(), held)
-                return deps.with_remarks(response, remarks, request)
-
-
-def _add_embeddings(router: APIRouter, deps: RouteDeps) -> None:
-    """Add /v1/embeddings."""
-    service = deps.service
-
-    @bind(router, EMBEDDINGS)
-    async def embed_texts(request: Request) -> Response:
-        """Each text as a vector of length 1: OpenAI's embeddings."""
-        record = open_record(deps.metrics, request)
-        with record.errors(), ExitStack() as held:
-            remarks = deps.remarks()
-
-            def read(fields: dict[str, Any]) -> tuple[EmbeddingsRequest, Command]:
-                body = read_body(EmbeddingsRequest, fields, remarks)
-                return body, command_of(service, **to_embedding(body, request.state.request_id))
-
-            body, command = await read_json(request, read, deps.most_bytes_of_texts)
-            command = adopt(command, request, record)
-            adapter = service.adapter_of(command)
-            embedded = await compute_embeddings(service, command, body.dimensions, record, held, adapter=adapter)
-            response = json_response(embeddings.answer_of(body, embedded, body.model or service.model_name), held)
-            return deps.with_remarks(response, remarks, request, TokenUsage(embedded.num_tokens))
+        return await generate_answer(deps, request, read_chat, ChatWriter)
 
 
 def _add_models(router: APIRouter, service: GenerationService) -> None:

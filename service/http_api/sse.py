@@ -7,24 +7,27 @@ first token sends its headers then too. Errors have a status of their own before
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, ClassVar
 
 import orjson
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from attend.model.errors import AttendError
+from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract import answers
 from attend.service.contract.requests import StreamOptions
 from attend.service.errors import sentence
 from attend.service.generation.cooperative import in_turns
-from attend.service.http_api.json_pieces import PIECE, json_bytes, json_pieces
+from attend.service.http_api.json_pieces import PIECE, json_pieces
 from attend.service.http_api.problems import error_body
 from attend.service.merging import MergedAnswers
-from attend.service.records import Chunk, TokenCounts
+from attend.service.records import Chunk, Command, TokenCounts
 
 log = logging.getLogger("attend.http")
 
@@ -34,21 +37,20 @@ KEEP_ALIVE = b": keep-alive\n"
 KEEP_ALIVE_SECONDS = 15.0
 
 
-class Gatherer(Protocol):
-    """Puts the chunks of a call together."""
-
-    def add(self, chunks: Iterable[Chunk]) -> None:
-        """Take in chunks, in the order in which they were made."""
-
-    def answers(self) -> list[Chunk]:
-        """One chunk for each answer, for `Writer.full_response`."""
-
-
+@dataclass(slots=True)
 class Writer:
-    """Makes the objects of one call: of completions, chats, responses or messages."""
+    """Makes the objects of one call: of completions, chats, responses or messages. `usage` follows the chunks that it wrote."""
 
+    body: Any
     request_id: str
+    model: str
+    """As the request has it."""
+    fingerprint: str
     usage: TokenCounts
+    tokenizer: Tokenizer
+    command: Command | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
     is_named: ClassVar[bool] = False
     """True if an event has its `type` as its name, and no `[DONE]` follows the last one."""
     keep_alive: ClassVar[bytes] = KEEP_ALIVE
@@ -57,7 +59,7 @@ class Writer:
     @property
     def stream_options(self) -> StreamOptions | None:
         """What the stream carries beside the text."""
-        return None
+        return getattr(self.body, "stream_options", None)
 
     def opening(self) -> Sequence[Any]:
         """The objects that a stream begins with, before anything is known of the answer."""
@@ -67,21 +69,16 @@ class Writer:
         """The streamed objects of a chunk. Long lists in them are iterators, as `json_pieces` takes them."""
         raise NotImplementedError
 
-    def last_chunk(self) -> Any:
-        """The object with the usage at the end of a stream whose options ask for it."""
-        raise NotImplementedError
-
     def ending(self) -> Sequence[Any]:
         """The objects at the end of a stream whose answers have all ended."""
-        options = self.stream_options
-        return [self.last_chunk()] if options is not None and options.include_usage else ()
+        return ()
 
     def failure(self, error: BaseException) -> Any:
         """The last object of a stream that fails."""
         return error_body(error, self.request_id)
 
-    def gather(self) -> Gatherer:
-        """What puts the chunks together of a call that is not streamed."""
+    def gather(self) -> Any:
+        """What puts the chunks together of a call that is not streamed, as `MergedAnswers` does."""
         return MergedAnswers()
 
     def full_response(self, chunks: list[Chunk]) -> Any:
@@ -176,9 +173,8 @@ async def events(
         async for piece in in_turns(lines.of(await first)):
             yield piece
         async for chunks in rest:
-            filled = lines.fill_events(chunks)
-            if filled is not None:
-                yield filled
+            if all(map(lines.is_filled_in, chunks)):
+                yield b"".join(map(lines.fill_in, chunks))
                 continue
             async for piece in in_turns(lines.of(chunks)):
                 yield piece
@@ -197,8 +193,7 @@ async def events(
 class EventLines:
     """Chunks as the events of one stream.
 
-    Between an answer's first chunk and its last, events differ in their text and token ids alone. So one is written out with
-    marks in those places, and the others are filled into what stands between the marks.
+    Between an answer's first chunk and its last, objects differ in their text and token ids alone: one is made, and filled in.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -206,17 +201,35 @@ class EventLines:
         options = writer.stream_options
         self._continuous = options is not None and bool(options.continuous_usage_stats)
         self._tells_usage = self._continuous or (options is not None and bool(options.include_usage))
-        self._templates: dict[int, _EventTemplate] = {}
+        self._objects: dict[int, Any] = {}
 
-    def of(self, chunks: list[Chunk]) -> Iterator[bytes]:
+    def is_filled_in(self, chunk: Chunk) -> bool:
+        """True if a chunk's object is the one before it, with another text and other tokens."""
+        return chunk.is_plain and not self._continuous and not self._writer.is_named
+
+    def fill_in(self, chunk: Chunk) -> bytes:
+        """The event of such a chunk."""
+        made = self._objects.get(chunk.index)
+        if made is None:
+            (made,) = self._objects_of(chunk)
+            self._objects[chunk.index] = made
+        choice = made["choices"][0]
+        if "token_ids" in choice:
+            choice["token_ids"] = chunk.token_ids
+        if "delta" in choice:
+            choice["delta"]["content"] = chunk.text
+        else:
+            choice["text"] = chunk.text
+        return b"data: %s\n\n" % one_line(orjson.dumps(made, default=list))
+
+    def of(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
         """The events of chunks that arrived together, in pieces of PIECE bytes and a little more.
 
         `writer.usage` knows an answer's tokens when its last chunk is written.
         """
         held = bytearray()
         for chunk in chunks:
-            filled = self.fill_events((chunk,))
-            for piece in self.write_events(chunk) if filled is None else (filled,):
+            for piece in (self.fill_in(chunk),) if self.is_filled_in(chunk) else self.written_out(chunk):
                 held += piece
                 if len(held) >= PIECE:
                     yield bytes(held)
@@ -224,62 +237,27 @@ class EventLines:
         if held:
             yield bytes(held)
 
-    def fill_events(self, chunks: Sequence[Chunk]) -> bytes | None:
-        """The events of chunks whose text and tokens need only be filled in, as of most; None where one is written out."""
-        if self._continuous or self._writer.is_named:
-            return None
-        for chunk in chunks:
-            if not chunk.is_plain:
-                return None
-        return b"".join([self._fill_event(chunk) for chunk in chunks])
-
-    def write_events(self, chunk: Chunk) -> Iterator[bytes]:
-        """The events of any chunk, each written out, in pieces."""
+    def written_out(self, chunk: Chunk) -> Iterator[bytes]:
+        """The events of any chunk, in pieces."""
         self._writer.usage.add((chunk,))
-        usage = answers.usage(self._writer.usage) if self._continuous else None
-        for event in self._writer.events(chunk):
-            if self._tells_usage:
-                event["usage"] = usage
-            yield self._name(event)
-            yield from map(one_line, json_pieces(event))
-            yield b"\n\n"
+        return chain.from_iterable(map(self._pieces, self._objects_of(chunk)))
 
     def event(self, document: Any) -> bytes:
-        """A short object as an event."""
-        return b"%s%s\n\n" % (self._name(document), one_line(json_bytes(document)))
+        """An object as an event."""
+        return b"".join(self._pieces(document))
 
-    def _name(self, document: Any) -> bytes:
-        """What stands before an object."""
-        return b"event: %s\ndata: " % document["type"].encode() if self._writer.is_named else b"data: "
+    def _objects_of(self, chunk: Chunk) -> Sequence[Any]:
+        made = self._writer.events(chunk)
+        if self._tells_usage:
+            usage = answers.usage(self._writer.usage) if self._continuous else None
+            for event in made:
+                event["usage"] = usage
+        return made
 
-    def _fill_event(self, chunk: Chunk) -> bytes:
-        form = self._templates.get(chunk.index)
-        if form is None:
-            form = self._templates[chunk.index] = self._template(chunk)
-        text = one_line(orjson.dumps(chunk.text))
-        if form.middle:
-            text = b"%s%s%s" % (text, form.middle, orjson.dumps(chunk.token_ids))
-        return form.head + text + form.tail
-
-    def _template(self, chunk: Chunk) -> "_EventTemplate":
-        """Cut the marks out of an event. They are the last of their kind: names chosen by callers come before the text."""
-        event = b"".join(self.write_events(replace(chunk, text=_TEXT, token_ids=_TOKENS)))
-        head, _, rest = event.rpartition(orjson.dumps(_TEXT))
-        middle, _, tail = rest.rpartition(orjson.dumps(_TOKENS))
-        return _EventTemplate(head, middle, tail)
-
-
-_TEXT, _TOKENS = "\0", (-1,)
-"""The marks: a text that is one forbidden character, and a list of token ids that are none."""
-
-
-class _EventTemplate(NamedTuple):
-    """An event without its text and its token ids."""
-
-    head: bytes
-    middle: bytes
-    """Between the two; empty where no ids are asked for."""
-    tail: bytes
+    def _pieces(self, document: Any) -> Iterator[bytes]:
+        yield b"event: %s\ndata: " % document["type"].encode() if self._writer.is_named else b"data: "
+        yield from map(one_line, json_pieces(document))
+        yield b"\n\n"
 
 
 LINE_ENDS = (("\u2028".encode(), b"\\u2028"), ("\u2029".encode(), b"\\u2029"), ("\u0085".encode(), b"\\u0085"))

@@ -29,16 +29,14 @@ def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         remarks = deps.remarks()
-        read = partial(read_body, TokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, deps.most_bytes)
+        body = await read_json(request, partial(read_body, TokenizeRequest, remarks=remarks), deps.most_bytes)
+        caller, arrival = request.state.caller, request.state.arrival
         service.check_model(body.model or "")
         if body.messages is not None:
-            tokens = await service.tokens_of(conversation(deps, body, remarks), request.state.caller, request.state.arrival)
+            tokens = await service.tokens_of(conversation(deps, body, remarks), caller, arrival)
         else:
-            special, arrival = body.add_special_tokens is not False, request.state.arrival
-            tokens = await service.tokenize(
-                text_of(body), add_special_tokens=special, caller=request.state.caller, arrival=arrival
-            )
+            special = body.add_special_tokens is not False
+            tokens = await service.tokenize(text_of(body), add_special_tokens=special, caller=caller, arrival=arrival)
         limit = service.engine.info.max_model_len
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
@@ -49,12 +47,10 @@ def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         remarks = deps.remarks()
-        read = partial(read_body, DetokenizeRequest, remarks=remarks)
-        body = await read_json(request, read, deps.most_bytes)
+        body = await read_json(request, partial(read_body, DetokenizeRequest, remarks=remarks), deps.most_bytes)
         service.check_model(body.model or "")
-        text: text_answers.Text = {
-            "prompt": await service.detokenize(body.tokens, caller=request.state.caller, arrival=request.state.arrival)
-        }
+        made = await service.detokenize(body.tokens, caller=request.state.caller, arrival=request.state.arrival)
+        text: text_answers.Text = {"prompt": made}
         return deps.with_remarks(json_response(text), remarks, request)
 
     @bind(router, TOKENIZER_INFO)

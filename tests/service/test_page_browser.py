@@ -3,19 +3,14 @@
 `test_page_explorer.py` has the explorer, `pages.py` what both share.
 """
 
-import ast
-import json
 import re
-import shlex
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 from attend.model.engine.request import TokenLogprob
-from attend.v1 import generation_pb2 as pb
 from tests.fakes import FakeEngine, build_server, says
-from tests.service.http_api.described import chatting_server
+from tests.service.http_api.described import chatting_server, document
 from tests.service.http_api.test_playground import SECRET, app_with_keys
 from tests.service.pages import expect, figures, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
 
@@ -44,8 +39,6 @@ def test_prompt_and_answer_are_shown_as_text_whatever_they_hold(page):
         expect(page.locator("#status")).to_have_text(f"Done: {len(HOSTILE.encode()) + 1} tokens, stop")
         assert page.locator("#result .text").evaluate("node => node.textContent") == HOSTILE[:30] + HOSTILE
         shown = figures(page)
-        page.click("#history > summary")
-        assert HOSTILE[:30] in page.locator("#past").inner_text()
         assert page.locator("main img, main script").count() == 0
     assert (shown["Finish"], shown["Fingerprint"]) == ("stop", "fp_fake")
     assert re.fullmatch(r"\d+ ms", shown["First token"])
@@ -88,18 +81,6 @@ def test_another_token_is_chosen_by_keyboard_and_the_answer_goes_on_from_it(page
         expect(page.locator("#status")).to_have_text("Done: 5 tokens, length")
         assert page.locator(".scored").nth(0).evaluate("(node, before) => node === before", before)
     assert [(request.prompt, request.output) for request in engine.requests[1:]] == [([97, 98, 99], []), ([97], [*b"bfghi"])]
-
-
-def test_text_that_may_begin_a_stop_text_is_shown_once(page, letters):
-    """The server holds `e` back until it knows that `ex` does not follow."""
-    with serving(build_server().app) as live:
-        opened(page, live, prompt="a", max_tokens="5")
-        page.fill("#stop-texts", "ex")
-        finish(page)
-        page.locator(".scored", has_text="c").click()
-        page.locator(".alternatives button", has_text="e").click()
-        expect(page.locator("#result .text")).to_have_text("abefgh")
-        expect(page.locator(".scored")).to_have_count(5)
 
 
 def test_stop_frees_the_request_and_keeps_what_came(page):
@@ -162,6 +143,7 @@ def test_an_error_is_the_servers_sentence_with_the_requests_id(page, broken_afte
 
 
 def test_a_key_is_asked_for_only_where_the_server_wants_one_and_is_never_kept(page, tmp_path):
+    document()  # made before anybody waits for it
     with serving(app_with_keys(tmp_path)) as live:
         page.goto(live.url)
         expect(page.locator("#key")).to_be_visible()
@@ -172,16 +154,12 @@ def test_a_key_is_asked_for_only_where_the_server_wants_one_and_is_never_kept(pa
         page.fill("#key", SECRET)
         finish(page)
         kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
-        page.click("#code > summary")
-        code = written(page, "curl")
         page.goto(live.url + "docs")
         expect(page.locator("#error")).to_contain_text("API key")
         page.fill("#key", SECRET)
         page.press("#key", "Enter")
         expect(page.locator("summary", has_text="/v1/completions")).to_be_visible()
-    assert "fibonacci" in kept
-    assert SECRET not in kept + code
-    assert "Authorization: Bearer $ATTEND_API_KEY" in code
+    assert SECRET not in kept
 
 
 def test_no_key_chat_or_model_is_asked_for_elsewhere(page):
@@ -191,110 +169,12 @@ def test_no_key_chat_or_model_is_asked_for_elsewhere(page):
         assert [page.locator(f"#{name}").is_hidden() for name in ("key", "mode-field", "model", "system", "log")] == [True] * 5
 
 
-def test_a_server_that_went_away_is_missed_and_works_again_without_a_reload(page):
-    with serving(build_server().app) as live:
-        opened(page, live, max_tokens="3")
-    page.click("#generate")
-    expect(page.locator(".answer .error")).to_contain_text("The server did not answer")
-    with serving(build_server().app, live.port):
-        expect(page.locator("#status")).to_have_text("The server is back")
-        page.click("text=Retry")
-        expect(page.locator("#status")).to_contain_text("Done")
-        expect(page.locator(".answer .error")).to_be_hidden()
-
-
-def test_history_gives_a_request_back_and_is_forgotten_on_demand(page):
-    with serving(build_server().app) as live:
-        opened(page, live, prompt="first", max_tokens="3")
-        finish(page)
-        opened(page, live, prompt="second", max_tokens="4")
-        finish(page)
-        page.reload()
-        page.click("#history > summary")
-        expect(page.locator("#past button")).to_have_count(2)
-        page.locator("#past button", has_text="first").click()
-        assert (page.input_value("#prompt"), page.input_value("#max_tokens")) == ("first", "3")
-        page.click("#forget")
-        assert page.evaluate("localStorage.getItem('attend.history')") == "[]"
-
-
-def test_history_keeps_a_bounded_number_of_characters(page):
-    with serving(build_server().app) as live:
-        opened(page, live)
-        page.evaluate("""async () => {
-            const { remember } = await import("/static/history.js");
-            for (let i = 0; i < 30; i++) {
-                remember("a".repeat(9000), `${i}`.repeat(9000));
-            }
-        }""")
-        assert page.evaluate("localStorage.getItem('attend.history').length") <= 200_000
-        page.evaluate("import('/static/history.js').then((history) => history.remember('', 'x'.repeat(300000)))")
-        assert page.evaluate("localStorage.getItem('attend.history')") == "[]"
-
-
-PROMPT = 'it\'s "é" \\ $HOME `id` 🌍\n\t<b>'
-ASKED = {
-    "temperature": 0.7, "max_tokens": 200, "top_p": 0.95, "top_k": 7, "seed": 2**63 - 1, "stop": ["'\n"],
-    "structured_outputs": {"choice": ["it's", "no"]},
-}  # fmt: skip
-
-
-def test_a_request_as_code_is_the_request(page):
-    """curl through a shell's parser, Python through Python, gRPC through the proto."""
-    with serving(build_server().app) as live:
-        opened(page, live, prompt=PROMPT, max_tokens="200")
-        page.fill("#stop-texts", "'\\n")
-        page.fill("#seed", str(ASKED["seed"]))
-        page.click("text=More parameters")
-        page.fill("#top_k", "7")
-        page.click("text=Structured output")
-        page.select_option("#structure", "choice")
-        page.fill("#specification", "it's\nno")
-        page.click("#code > summary")
-        curl, openai, grpc = (written(page, language) for language in ("curl", "python", "grpc"))
-    words = shlex.split(curl)
-    assert words == ["curl", "-N", "--json", words[3], live.url + "v1/completions"]
-    assert json.loads(words[3]) == {"prompt": PROMPT, **ASKED, "stream": True}
-    sent = keywords(openai, "create")
-    assert sent.pop("extra_body") == {name: ASKED[name] for name in ("top_k", "structured_outputs")}
-    rest = {name: value for name, value in ASKED.items() if name not in ("top_k", "structured_outputs")}
-    assert sent == {"model": "fake", "prompt": PROMPT, "stream": True, **rest}
-    assert request_of(grpc) == pb.GenerateRequest(
-        text=PROMPT,
-        max_tokens=200,
-        temperature=0.7,
-        sampling=pb.SamplingParameters(top_p=0.95, top_k=7, seed=2**63 - 1),
-        decoding=pb.DecodingParameters(choice=pb.DecodingParameters.Choices(choices=["it's", "no"])),
-        stopping=pb.StoppingCriteria(stop_strings=["'\n"]),
-    )
-
-
-def written(page, language: str) -> str:
-    page.select_option("#language", language)
-    return page.locator("#written").evaluate("node => node.textContent")
-
-
-def keywords(code: str, function: str) -> dict[str, object]:
-    """The keyword arguments of the call of a method, which are all literals."""
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    (call,) = (node for node in calls if node.func.attr == function)
-    return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-
-
-def request_of(code: str) -> pb.GenerateRequest:
-    """The message that code for gRPC makes."""
-    statement = next(node for node in ast.parse(code).body if isinstance(node, ast.Assign))
-    found = SimpleNamespace(pb=pb)
-    exec(compile(ast.Module([statement], []), "code", "exec"), found.__dict__)
-    return found.request
-
-
 def test_the_docs_show_every_route(page):
+    described = document()  # made before anybody waits for it
     with serving(build_server().app) as live:
         page.goto(live.url + "docs")
         expect(page.locator("#routes > details").first).to_be_visible()
-        document = page.request.get(live.url + "openapi.json").json()
-        routes = [f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item]
+        routes = [f"{method.upper()} {path}" for path, item in described["paths"].items() for method in item]
         shown = page.locator("#routes > details > summary").evaluate_all(
             "all => all.map(one => `${one.children[0].textContent} ${one.children[1].textContent}`)"
         )

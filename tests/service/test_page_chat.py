@@ -1,23 +1,19 @@
 """The chat of the playground in a real browser: a conversation that is kept, shown as Markdown, and survives errors."""
 
-import asyncio
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from attend.model.engine.request import Request
 from attend.model.errors import Overloaded, Unavailable
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
-from tests.fakes import INFO, FakeEngine, Server, build_server, grpc_port, says
+from tests.fakes import INFO, FakeEngine, build_server, says
 from tests.service.http_api.described import TEMPLATE, chatting_server
 from tests.service.pages import expect, finish, opened, pytestmark, serving, violations  # noqa: F401 (skips this file)
-from tests.service.test_page_browser import letters, written  # noqa: F401 - a fixture
-from tests.service.test_page_tools import FINAL, THOUGHTS, app, call, engine_of
-from tests.service.test_page_tools import TEMPLATE as TOLD
+from tests.service.test_page_browser import letters  # noqa: F401 - a fixture
+from tests.service.test_page_tools import THOUGHTS
 
 ROOMY = replace(INFO, max_model_len=8192, num_blocks=8192)
 MARKDOWN = """\
@@ -94,22 +90,6 @@ def test_the_page_opens_as_a_chat_where_the_template_tells_who_speaks(page, temp
         expect(page.locator("#generate")).to_have_text("Send" if is_chat else "Generate")
         page.check("#mode-completions" if is_chat else "#mode-chat", force=True)
         expect(page.locator("#generate")).to_have_text("Generate" if is_chat else "Send")
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1280, 640), (390, 844)])
-def test_an_empty_chat_fits_the_window_and_its_message_box_holds_a_line(page, width, height):
-    """Nothing scrolls, Settings are in sight, and what was typed before the window was narrowed is not cut."""
-    page.set_viewport_size({"width": width, "height": height})
-    with serving(chat_app(chat_of("b"))) as live:
-        page.goto(live.url)
-        page.locator("#prompt").wait_for()
-        cut = "async (box) => (await new Promise(requestAnimationFrame), box.clientHeight < Math.max(40, box.scrollHeight))"
-        assert not page.locator("#prompt").evaluate(cut)
-        assert page.evaluate("document.documentElement.scrollHeight") == height
-        assert page.locator("#settings > :visible").first.bounding_box()["y"] < height - 20
-        page.fill("#prompt", "word " * 20)
-        page.set_viewport_size({"width": 360, "height": height})
-        assert not page.locator("#prompt").evaluate(cut)
 
 
 def test_enter_sends_and_the_answer_joins_the_conversation_by_itself(page):
@@ -193,23 +173,10 @@ def test_storage_that_does_not_work_breaks_nothing_and_is_said(page, how):
         )
 
 
-def test_markdown_is_shown_as_what_it_means(page):
-    with serving(chat_app(chat_of(MARKDOWN))) as live:
-        opened(page, live, max_tokens="")
-        asked(page, "a")
-        prose = page.locator(".prose")
-        assert prose.locator("h1").inner_text() == "Title"
-        assert prose.locator("p").first.inner_text() == "Some bold text & code."
-        assert prose.locator("pre code").evaluate("node => node.textContent") == "x = 1\n\ny = 2"
-        assert (prose.locator("strong").count(), prose.locator("ol > li").all_inner_texts()) == (1, ["one", "two"])
-        assert prose.locator("td").all_inner_texts() == ["1", "2"]
-        assert prose.locator("td").nth(1).evaluate("cell => getComputedStyle(cell).textAlign") == "right"
-
-
 RENDERED = {
-    "**a *b* c** and ***d***": "<p><strong>a <em>b</em> c</strong> and <em><strong>d</strong></em></p>",
+    "**a *b* c** and ***d***": "<p><strong>a <em>b</em> c</strong> and <strong><em>d</em></strong></p>",
     "snake_case, 2 * 3 * 4, f(*args, **kw)": "<p>snake_case, 2 * 3 * 4, f(*args, **kw)</p>",
-    "`` a`b `` ~~x~~ \\*y\\* &lt;": "<p><code>a`b</code> <s>x</s> *y* &lt;</p>",
+    "`` a`b `` ~~x~~ \\*y\\* <b>": "<p><code>a`b</code> <s>x</s> *y* &lt;b&gt;</p>",
     "- a\n- b\n  1. c": '<ul><li>a</li><li>b<ol start="1"><li>c</li></ol></li></ul>',
     "3. a\n\n4. b": '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>',
     "a\n-": "<p>a<br>-</p>",
@@ -292,19 +259,6 @@ def test_a_page_of_attacks_runs_nothing_and_asks_nobody(page):
     assert {*names} <= {"href", "target", "rel", "class", "type", "tabindex", "start", "style"}
 
 
-def test_an_answer_and_a_block_of_code_are_copied_as_they_were_written(page):
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    with serving(chat_app(chat_of(MARKDOWN))) as live:
-        opened(page, live, max_tokens="")
-        asked(page, "a")
-        page.click(".doings >> text=Copy")
-        expect(page.locator("#status")).to_have_text("Copied")
-        assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
-        page.click(".block .copy")
-        page.wait_for_timeout(50)
-        assert page.evaluate("navigator.clipboard.readText()") == "x = 1\n\ny = 2"
-
-
 def test_retry_and_edit_take_the_place_of_what_follows(page):
     engine = FakeEngine(says("bcd"))
     with serving(chat_app(engine)) as live:
@@ -340,41 +294,6 @@ def test_another_token_is_chosen_in_an_answer_and_the_conversation_goes_on_from_
         asked(page, "b")
     first, _, resumed, last = prompts(engine)
     assert (first, resumed, last) == ("user: a\n", "user: a\n", "user: a\nassistant: bed\nuser: b\n")
-
-
-def test_stop_stays_in_sight_and_the_view_follows_unless_it_was_scrolled_up(page):
-    engine = chat_of("line\n\n" * 200, held=True)
-    with serving(chat_app(engine)) as live:
-        opened(page, live, max_tokens="")
-        page.fill("#prompt", "a")
-        page.press("#prompt", "Enter")
-        for count in (200, 400):
-            live.loop.call_soon_threadsafe(lambda count=count: [engine.release(1) for _ in range(count)])
-            page.wait_for_timeout(300)
-            expect(page.locator("#stop")).to_be_in_viewport()
-            expect(page.locator(".prose p").last).to_be_in_viewport()
-        assert page.evaluate("scrollY") > 300
-        page.mouse.wheel(0, -600)
-        page.wait_for_timeout(100)
-        at = page.evaluate("scrollY")
-        live.loop.call_soon_threadsafe(engine.release, 300)
-        expect(page.locator(".prose p")).not_to_have_count(100)
-        page.wait_for_timeout(200)
-        assert page.evaluate("scrollY") == at
-        expect(page.locator("#stop")).to_be_in_viewport()
-        page.click("#stop")
-        expect(page.locator("#status")).to_have_text("Stopped")
-    assert engine.open == {}
-
-
-def test_reasoning_is_folded_above_the_answer(page):
-    with serving(app(engine_of(f"<think>{THOUGHTS}</think>{FINAL}"))) as live:
-        opened(page, live, max_tokens="")
-        asked(page, "a")
-        assert page.locator(".thoughts").is_hidden()
-        page.click(".reasoning > summary")
-        expect(page.locator(".thoughts")).to_have_text(THOUGHTS)
-        expect(page.locator(".prose")).to_have_text(FINAL)
 
 
 @pytest.mark.parametrize("status", [400, 429, 503])
@@ -456,24 +375,6 @@ def test_a_connection_that_breaks_is_said_and_the_answer_goes_on(page, tab):
     assert prompts(engine)[-1] == expected
 
 
-def test_an_answer_with_another_token_goes_on_after_a_break_too(page, letters):  # noqa: F811
-    """The id belongs to the request that went on from that token."""
-    with serving(chat_app(FakeEngine())) as live:
-        opened(page, live, max_tokens="6")
-        page.check("#mode-completions", force=True)
-        page.fill("#prompt", "a")
-        page.click("#generate")
-        expect(page.locator("#status")).to_contain_text("Done")
-        page.locator(".scored").nth(1).click()
-        page.wait_for_selector(".alternatives button")
-        cut(page, live, "v1/completions", 2)
-        page.locator(".alternatives button", has_text="f").click()
-        expect(page.locator(".answer .error")).to_contain_text("The connection broke after")
-        page.click(".doings >> text=Continue")
-        expect(page.locator("#status")).to_contain_text("Done")
-        expect(page.locator("#result .text")).to_have_text("abfghij")
-
-
 def test_an_emptied_field_means_the_default_that_it_shows(page):
     bodies = []
     page.on("request", lambda request: "completions" in request.url and bodies.append(json.loads(request.post_data)))
@@ -500,59 +401,6 @@ def test_an_emptied_field_means_the_default_that_it_shows(page):
     assert len(bodies) == 2
 
 
-TOOL = {
-    "type": "function",
-    "function": {"name": "add", "description": "A sum", "strict": True, "parameters": {"type": "object"}},
-}
-
-
-def test_a_chat_as_code_for_grpc_asks_what_the_page_asks(page, capsys):
-    """With tools, and where they have answered: the engine gets the same requests, and the calls are printed."""
-    server = build_server(engine_of(call("add", {})), template=TOLD, form=form_of("", "hermes", "think"))
-    with serving(server.app) as live:
-        opened(page, live, system='be "kind"', max_tokens="90", temperature="0.5", seed="7")
-        page.click("#tools-panel > summary")
-        page.fill("#tools", json.dumps([TOOL]))
-        page.select_option("#tool_choice", "function add")
-        page.uncheck("#parallel_tool_calls")
-        page.select_option("#reasoning_effort", "low")
-        page.fill("#stop-texts", "x")
-        page.fill("#prompt", "it's é\n🌍")
-        page.click("#code > summary")
-        codes = [written(page, "grpc")]
-        page.click("#generate")
-        expect(page.locator(".call")).to_contain_text("Result of add")
-        page.locator(".call textarea").fill("3")
-        page.locator(".call button").click()
-        expect(page.locator("#status")).to_contain_text("Done")
-        codes.append(written(page, "grpc"))
-    of_page = [facts(request) for request in server.engine.requests]
-    server.engine.requests.clear()
-    with ThreadPoolExecutor() as pool:  # this thread has the browser's loop
-        pool.submit(asyncio.run, run_all(server, codes)).result()
-    assert [facts(request) for request in server.engine.requests] == of_page
-    assert "add {" in capsys.readouterr().out
-
-
-def facts(request: Request) -> list[object]:
-    """What a request asks for; the ids of calls are in its prompt."""
-    return [
-        bytes(request.prompt),
-        request.max_tokens,
-        request.sampling,
-        request.decoding,
-        request.seed,
-        request.grammar is None,
-    ]
-
-
-async def run_all(server: Server, codes: list[str]) -> None:
-    """Run code for gRPC against a server, each in a namespace of its own."""
-    async with grpc_port(server) as port:
-        for code in codes:
-            await asyncio.to_thread(exec, code.replace(":9000", f":{port}"), {})
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_a_chat_fits_needs_no_mouse_and_axe_finds_nothing(page, width, scheme):
     """With a long answer, an error, and all that can be unfolded."""
@@ -575,6 +423,6 @@ def test_a_chat_fits_needs_no_mouse_and_axe_finds_nothing(page, width, scheme):
         expect(page.locator("#status")).to_contain_text("Done")
         page.locator(".doings button[aria-expanded]").last.focus()
         page.keyboard.press("Enter")
-        page.evaluate("for (const fold of document.querySelectorAll('#log details, #code')) fold.open = true")
+        page.evaluate("for (const fold of document.querySelectorAll('#log details')) fold.open = true")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert violations(page) == []

@@ -1,14 +1,10 @@
 """The explorer in a real browser: what /v1/attention says of a text is what the page draws of it."""
 
-import io
-import json
-
 import pytest
-from PIL import Image
 
 from tests.fakes import FakeEngine, build_server, says
 from tests.service import pages
-from tests.service.fake_attention import HOSTILE, LAYERS, SINK, STATE, FakeAttention, answers, weights
+from tests.service.fake_attention import HOSTILE, LAYERS, STATE, FakeAttention, answers, weights
 from tests.service.http_api.described import chatting_server, fastapi_of
 from tests.service.pages import expect, finish, opened, serving, violations
 
@@ -37,12 +33,7 @@ def strongest(page) -> tuple[int, int]:
     return max(links(page), key=links(page).get)
 
 
-def table(page) -> list[list[str]]:
-    rows = page.locator("#weights tr").evaluate_all("all => all.map(row => [...row.cells].map(cell => cell.textContent))")
-    return [[cell.strip() for cell in row] for row in rows]
-
-
-def test_arrows_and_table_are_the_weights_of_the_token_layer_and_head_that_are_chosen(page, server):
+def test_arrows_are_the_weights_of_the_token_layer_and_head_that_are_chosen(page, server):
     FakeAttention(fastapi_of(server))
     with serving(server.app) as live:
         opened(page, live, prompt="abcde")
@@ -56,12 +47,6 @@ def test_arrows_and_table_are_the_weights_of_the_token_layer_and_head_that_are_c
         assert strongest(page) == (4, answers(2, 1, 4))
         page.locator("#links .chip").nth(1).click()
         assert strongest(page) == (1, answers(2, 1, 1))
-        head, *rows = table(page)
-        tints = page.locator("#weights tr.chosen td").evaluate_all("all => all.map(one => one.style.getPropertyValue('--w'))")
-    assert head == ["q \\ k", *"abcde", "sink"]
-    shown = [[f"{round(100 * weight)}" for weight in weights(2, 1, i)] for i in range(5)]
-    assert rows == [["abcde"[i], *shown[i], *[""] * (4 - i), f"{round(100 * SINK)}"] for i in range(5)]
-    assert [float(tint) for tint in tints if tint] == pytest.approx([*weights(2, 1, 1), SINK], abs=1e-6)
 
 
 def test_a_head_is_a_map_with_a_row_for_who_asks_and_nothing_above_the_diagonal(page, server):
@@ -130,7 +115,6 @@ def test_a_long_text_is_asked_for_in_answers_that_the_server_gives(page, server)
         expect(page.locator("#explorer-error")).to_be_hidden()
         assert page.locator("#heads canvas").evaluate_all("all => all.map(one => one.width)") == [96] * 6
         assert strongest(page) == (429, answers(0, 0, 429))
-        assert table(page)[0][1] == "earlier"
     assert [body["heads"] for body in fake.bodies if body["layers"]] == [[0, 1, 2, 3, 4], [5]]
 
 
@@ -179,38 +163,6 @@ def test_the_explorer_needs_no_mouse_fits_a_phone_and_axe_finds_nothing(page, se
         assert violations(page) == []
 
 
-@pytest.mark.parametrize(("width", "scrolls"), [(360, True), (800, False)])
-def test_the_weights_are_no_wider_than_their_box_or_scroll_inside_it(page, server, width, scrolls):
-    page.set_viewport_size({"width": width, "height": 780})
-    FakeAttention(fastapi_of(server))
-    with serving(server.app) as live:
-        opened(page, live)
-        explore(page)
-        shown, whole = page.locator("#weights").evaluate("box => [box.clientWidth, box.scrollWidth]")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert (whole > shown) == scrolls
-
-
-@pytest.mark.parametrize(("probability", "place"), [(0.004, 0), (0.5, -6)])
-def test_a_bar_leaves_no_line_where_it_has_less_than_a_pixel_and_none_at_its_end(page, server, probability, place):
-    """In the frame of a button the background of a bar began anew."""
-    with serving(server.app) as live:
-        page.goto(live.url)
-        page.evaluate(
-            """async (probability) => {
-                const { bars, make } = await import("/static/common.js");
-                const list = bars([["", probability]], () => make("button"));
-                list.style = "position: fixed; inset: 0; width: 200px; z-index: 9; background: white";
-                list.querySelector(".bar").replaceChildren("x");
-                document.body.append(list);
-            }""",
-            probability,
-        )
-        picture = Image.open(io.BytesIO(page.locator(".bar").last.screenshot())).convert("RGB")
-    row = [picture.getpixel((x % picture.width, 4)) for x in range(place, place + 6)]
-    assert len(set(row)) == 1
-
-
 def reach(page, name: str) -> None:
     """Press Tab until the element with this id has the focus."""
     for _ in range(30):
@@ -218,15 +170,3 @@ def reach(page, name: str) -> None:
             return
         page.keyboard.press("Tab")
     raise AssertionError(f"no Tab leads to {name}")
-
-
-def test_maps_take_the_colours_of_the_scheme(page, server):
-    FakeAttention(fastapi_of(server))
-    with serving(server.app) as live:
-        opened(page, live)
-        explore(page)
-        first = "[...document.querySelector('#heads canvas').getContext('2d').getImageData(0, 0, 1, 1).data]"
-        light = page.evaluate(first)
-        page.emulate_media(color_scheme="dark")
-        page.wait_for_function(f"JSON.stringify({first}) !== {json.dumps(json.dumps(light, separators=(',', ':')))}")
-        assert sum(page.evaluate(first)[:3]) > sum(light[:3])

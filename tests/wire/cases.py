@@ -91,6 +91,16 @@ def tools(name: str, **body: Any) -> Http:
     return Http(name, {"model": "fake"} | HELLO | {"seed": 7} | more, path, engine=calling, template=TOOLS)
 
 
+def other(name: str, path: str, *, engine: MakeEngine | None = None, **body: Any) -> Http:
+    """The same by another API: /v1/responses or /v1/messages."""
+    asked: dict[str, Any] = {
+        "/v1/responses": {"input": "Hello", "tools": [{"type": "function"} | NOW["function"]]},
+        "/v1/messages": HELLO | {"tools": [{"name": "now", "input_schema": ZONE}], "max_tokens": 300},
+    }[path]
+    more = {"model": "fake"} | asked | {"seed": 7, "request_id": "r1"} | body
+    return Http(name, more, path, engine=engine or calling, template=TOOLS)
+
+
 def calling() -> FakeEngine:
     """An engine that answers every chat with a call."""
     return FakeEngine(says(ANSWER), burst=20, info=replace(INFO, max_model_len=1024))
@@ -151,6 +161,16 @@ GENERATION = [
     tools("chat-tools-stream", **USAGE),
     tools("chat-tools-cut", max_tokens=110),
     chat("chat-return-token-ids", max_tokens=2, return_token_ids=True),
+    other("responses", "/v1/responses"),
+    other("responses-stream", "/v1/responses", stream=True),
+    other("responses-cut", "/v1/responses", max_output_tokens=110),
+    other("responses-logprobs", "/v1/responses", engine=speaking("Hi é!"), include=["message.output_text.logprobs"]),
+    other("responses-stream-cut", "/v1/responses", max_output_tokens=110, stream=True),
+    other("messages-stream-cut", "/v1/messages", max_tokens=110, stream=True),
+    other("messages", "/v1/messages"),
+    other("messages-stream", "/v1/messages", stream=True),
+    other("messages-cut", "/v1/messages", max_tokens=110),
+    other("messages-stop", "/v1/messages", engine=speaking("Hi there"), stop_sequences=["the"]),
 ]
 SERVER = [
     Http("tokenize", {"prompt": "é!", "return_token_strs": True}, "/tokenize"),
@@ -213,5 +233,8 @@ ERRORS = [
     refused("given-id", {"prompt": "a", "n": 0}, headers={"X-Request-Id": "mine.7"}),
     complete("error-in-stream", engine=breaking(2), **USAGE),
     chat("chat-error-in-stream", engine=breaking(1), **USAGE),
+    other("responses-error-in-stream", "/v1/responses", engine=breaking(2), stream=True),
+    other("messages-error-in-stream", "/v1/messages", engine=breaking(2), stream=True),
+    refused("400-messages", {"messages": []}, path="/v1/messages", template=CHATML),
 ]
 HTTP = GENERATION + SERVER + ERRORS

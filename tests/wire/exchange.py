@@ -28,7 +28,7 @@ SECRET = "att_secret"
 """The one key of a server with keys."""
 WIDTH = 120
 MASKS = {
-    r'("created": ?)\d+': r"\1<now>",
+    r'("(?:created|created_at|completed_at)": ?)\d+': r"\1<now>",
     r"\b[0-9a-f]{32}\b": "<request id>",
     r'^(version: )".*"$': r'\1"<version>"',
 }

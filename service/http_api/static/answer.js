@@ -31,7 +31,7 @@ export class Answer {
     this.figures = make("dl", { className: "figures" });
     this.problem = make("p", { className: "error", role: "alert", hidden: true });
     this.doings = make("p", { className: "doings", hidden: true });
-    this.inside = make("div", { className: "inside", hidden: isChat }, this.figures, this.parts.deltas);
+    this.inside = make("div", { className: "inside", hidden: isChat }, this.figures);
     this.element = make("article", { className: "answer", ariaLabel: "Answer" }, this.parts.reasoning, this.prose, this.words,
       this.parts.calls, this.parts.status, this.problem, this.doings, this.inside);
     this.element.addEventListener("click", ({ target }) => this.#copyCode(target));

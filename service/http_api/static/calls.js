@@ -1,8 +1,6 @@
-/** The parts of a chat's answer as they are parsed: its reasoning, its calls, whose results are sent back, and each delta. */
+/** The parts of a chat's answer as they are parsed: its reasoning, and its calls, whose results are sent back. */
 
-import { make, visible } from "./common.js";
-
-const MAX_DELTAS = 500;
+import { make } from "./common.js";
 
 /** JSON with a line for each member. All but white space stays as it was written. */
 export function pretty(json) {
@@ -37,17 +35,15 @@ class Call {
 
   constructor(id, name, onresult) {
     Object.assign(this, { id, name, onresult });
-    this.came = make("summary", {}, "Arguments, streaming");
-    this.pieces = make("pre", { className: "pieces" });
+    this.shown = make("pre", { className: "arguments" });
     this.card = make("article", { className: "call", ariaLabel: `Call of ${name}`, ariaBusy: "true" },
-      make("p", { className: "head" }, make("b", {}, name), make("code", {}, id)),
-      make("details", { open: true }, this.came, this.pieces));
+      make("p", { className: "head" }, make("b", {}, name), make("code", {}, id)), this.shown);
   }
 
   /** Take in a piece of the arguments. */
   add(text) {
     this.arguments += text;
-    this.pieces.append(make("span", {}, text));
+    this.shown.append(text);
   }
 
   get isWhole() {
@@ -59,13 +55,8 @@ class Call {
     if (this.isDone) return;
     this.isDone = true;
     this.card.ariaBusy = "false";
-    this.came.textContent = `Arguments as streamed, in ${this.pieces.childElementCount} deltas`;
-    if (this.isWhole) {
-      this.came.parentElement.open = false;
-      this.card.firstChild.after(make("pre", { className: "arguments" }, pretty(this.arguments)));
-    } else {
-      this.card.append(make("p", { className: "hint" }, "The arguments are no JSON object: this call cannot be answered."));
-    }
+    if (this.isWhole) this.shown.textContent = pretty(this.arguments);
+    else this.card.append(make("p", { className: "hint" }, "The arguments are no JSON object: this call cannot be answered."));
   }
 
   /** The answer has ended for this reason: a whole call waits for its result. */
@@ -112,15 +103,10 @@ class Call {
 export class Parts {
   #calls = [];
   #reasoning = "";
-  #count = 0;
   #thoughts = make("pre", { className: "thoughts" });
-  #list = make("ol");
-  #counted = make("span", {}, "0");
   reasoning = make("details", { className: "reasoning", hidden: true }, make("summary", {}, "Reasoning"), this.#thoughts);
   calls = make("ol", { className: "calls", ariaLabel: "Tool calls", hidden: true });
   status = make("p", { className: "hint calls-status", role: "status" });
-  deltas = make("details", { className: "deltas-fold", hidden: true }, make("summary", {}, "Parsed deltas: ", this.#counted),
-    make("div", { className: "deltas", tabIndex: 0, role: "region", ariaLabel: "Deltas" }, this.#list));
 
   constructor(onresults) {
     this.onresults = onresults;
@@ -135,11 +121,7 @@ export class Parts {
 
   /** Take in the delta of a streamed choice. Whether it is a part beside the content. */
   add({ content, reasoning_content: reasoning, tool_calls: calls = [] }) {
-    if (content) this.#note("content", content);
-    if (reasoning) {
-      this.#reason(reasoning);
-      this.#note("reasoning", reasoning);
-    }
+    if (reasoning) this.#reason(reasoning);
     for (const call of calls) this.#call(call);
     if (content || reasoning) this.#calls.at(-1)?.end();
     return Boolean(reasoning || calls.length);
@@ -155,12 +137,9 @@ export class Parts {
     if (name) {
       this.#calls.at(-1)?.end();
       this.#card(index, id, name);
-      this.#note("call", name);
       this.#say(`Calling ${name}`);
     }
-    if (!piece) return;
-    this.#calls[index].add(piece);
-    this.#note("arguments", piece);
+    if (piece) this.#calls[index].add(piece);
   }
 
   #card(index, id, name) {
@@ -168,16 +147,6 @@ export class Parts {
     this.calls.append(make("li", {}, this.#calls[index].card));
     this.calls.hidden = false;
     return this.#calls[index];
-  }
-
-  #note(kind, text) {
-    const list = this.#list;
-    this.#count += 1;
-    list.append(make("li", {}, make("b", {}, kind), " ", make("code", {}, visible(text))));
-    if (list.childElementCount > MAX_DELTAS) list.firstChild.remove();
-    list.start = this.#count - list.childElementCount + 1;
-    this.#counted.textContent = `${this.#count}` + (this.#count > MAX_DELTAS ? `, the last ${MAX_DELTAS} are shown` : "");
-    this.deltas.hidden = false;
   }
 
   /** The answer has ended for this reason. */
@@ -238,8 +207,3 @@ export class Parts {
     };
   }
 }
-
-const written = ({ function: { name, arguments: its } }) => `${name}(${its})`;
-
-/** An answer in few words. */
-export const brief = ({ content, tool_calls: calls = [] }) => [content ?? "", ...calls.map(written)].filter(Boolean).join("\n");

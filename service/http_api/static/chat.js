@@ -1,11 +1,9 @@
 /** The tab of the chat: the conversation, which grows by questions and answers, and is kept in this browser over reloads. */
 
 import { Answer } from "./answer.js";
-import { brief } from "./calls.js";
 import { byId, make, showError } from "./common.js";
 import { explored, goingOn, send as stream } from "./completion.js";
 import { explore } from "./explorer.js";
-import { remember } from "./history.js";
 import { asked } from "./request.js";
 import { begin, drop, isRunning } from "./run.js";
 import { placeOf } from "./tools.js";
@@ -21,7 +19,6 @@ let edited = null;
 /** Whether the view stays at the end while the conversation grows, and how far it was scrolled. */
 let isFollowed = true;
 let scrolled = 0;
-let onchange = null;
 
 const on = {
   choose: (answer, at, other) => {
@@ -98,15 +95,11 @@ function sending(answer, all) {
 
 async function run(answer, work) {
   save();
-  const before = messages(indexOf(answer));
   if (!await begin(answer, work)) return;
   const turn = turns[indexOf(answer)];
   if (!turn) return; // it was dropped meanwhile
   turn.message = answer.isEmpty ? null : answer.message;
   save();
-  const question = before.at(-1);
-  const isAsked = question?.role === "user";
-  if (turn.message) remember(brief(turn.message), isAsked ? question.content : "", isAsked ? before.slice(0, -1) : before);
 }
 
 /** Show a turn after all others. */
@@ -149,15 +142,8 @@ export function newChat() {
   byId("prompt").focus();
 }
 
-/** The messages as code sends them: those of the last request, and what is typed. */
-export function messagesAtHand() {
-  const typed = byId("prompt").value;
-  if (typed) return [...messages(edited ?? turns.length), { role: "user", content: typed }];
-  return messages(Math.max(0, turns.findLastIndex(({ answer }) => answer)));
-}
-
 /** Show a conversation in place of this one. */
-export function restore(all) {
+function restore(all) {
   drop();
   edit(null);
   cut(0);
@@ -178,7 +164,6 @@ export function restore(all) {
 
 /** Keep the conversation as far as it has come, and tell that it has changed. */
 function save() {
-  onchange();
   const all = turns.map(({ message, answer }) => message ?? (answer?.isEmpty === false ? answer.message : null)).filter(Boolean);
   try {
     localStorage.setItem(NAME, JSON.stringify({ system: byId("system").value, messages: all }));
@@ -215,9 +200,8 @@ export function showEnd() {
   scrollBy(0, Math.max(0, below()));
 }
 
-/** Take back what was kept, and begin to listen. `tell()` is called whenever the conversation has changed. */
-export function beginChat(tell) {
-  onchange = tell;
+/** Take back what was kept, and begin to listen. */
+export function beginChat() {
   const before = kept();
   try {
     byId("system").value = before?.system ?? "";

@@ -2,7 +2,6 @@
 
 import { Answer } from "./answer.js";
 import { byId, post } from "./common.js";
-import { remember } from "./history.js";
 import { asked, resumed, streamed, written } from "./request.js";
 import { begin } from "./run.js";
 import { scored } from "./stream.js";
@@ -38,9 +37,7 @@ function show(request) {
   run(answer, (signal) => send(answer, request, signal));
 }
 
-async function run(answer, work) {
-  if (await begin(answer, work) && answer.run.tokens) remember(answer.content, answer.request.body.prompt);
-}
+const run = begin;
 
 /** Go on from another token at a place of an answer: what stands before it stays. */
 export const goingOn = (answer, at, other) => async (signal) => {

@@ -83,28 +83,23 @@ function fields(node, prefix = "", depth = 0) {
   });
 }
 
-/** The examples of a body, wherever the document keeps them. */
-function examples({ example, examples: several, schema: node }) {
-  const named = Object.entries(several ?? {}).map(([name, each]) => [each.summary ?? name, resolve(each).value]);
-  const own = resolve(node).examples ?? [resolve(node).example].filter((value) => value !== undefined);
-  const all = [...(example === undefined ? [] : [["Example", example]]), ...named, ...own.map((value) => ["Example", value])];
-  return all.flatMap(([title, value]) =>
-    [make("h2", {}, title), make("pre", {}, typeof value === "string" ? value : JSON.stringify(value, null, 2))]);
-}
+/** The example of a body. */
+const examples = ({ example }) =>
+  (example === undefined ? [] : [make("h2", {}, "Example"), make("pre", {}, JSON.stringify(example, null, 2))]);
 
 /** What a body holds, for each media type that it may have; of a stream, what each event holds. */
 function content(node) {
   return Object.entries(resolve(node).content ?? {}).flatMap(([type, media]) => {
-    const rows = fields(media.itemSchema ?? media["x-itemSchema"] ?? media.schema);
+    const rows = fields(media.schema);
     return [make("p", { className: "hint" }, rows.length ? type : `${type}: ${kind(media.schema)}`),
       ...prose(resolve(media.schema).description), ...(rows.length ? [make("div", {}, ...rows)] : []), ...examples(media)];
   });
 }
 
-/** A call as curl makes it, with the first example of its body; nothing where its body is no JSON. */
+/** A call as curl makes it, with the example of its body; nothing where its body is no JSON. */
 function sample(path, method, { requestBody }) {
   const media = requestBody && resolve(requestBody).content?.["application/json"];
-  const body = Object.values(media?.examples ?? {})[0]?.value;
+  const body = media?.example;
   if (requestBody && body === undefined) return [];
   const words = ["curl", ...(method === "get" ? [] : ["-X", method.toUpperCase()]), decodeURI(new URL(`.${path}`, location.href).href),
     ...(byId("key").value ? ["-H", '"Authorization: Bearer $ATTEND_API_KEY"'] : []),

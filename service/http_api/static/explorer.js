@@ -6,7 +6,6 @@ import { lensTable } from "./lens.js";
 import { drawLinks } from "./links.js";
 import { drawMaps, mapsTable } from "./maps.js";
 import { fail } from "./server.js";
-import { weightsTable } from "./weights.js";
 
 const STRONGEST = 5;
 let controller = null;
@@ -84,7 +83,6 @@ function showToken() {
   chips().forEach((chip, i) => (chip.ariaPressed = `${i === at.token}`));
   point(at.token);
   byId("chosen").replaceChildren(...facts());
-  byId("weights").replaceChildren(...(head() ? [weightsTable(attention, head(), at.token)] : []));
   byId("lens").replaceChildren(...(attention.lens ? [lensTable(attention, at.token)] : []));
 }
 

@@ -7,23 +7,21 @@ const LINKS = /^(https?:\/\/|mailto:)/i;
 const URL = /<([^<>\n]*)>|((?:\\.|[^\s()\\]|\((?:\\.|[^\s()\\])*\))*)/s;
 const TITLE = /"[^"]*"|'[^']*'|\([^()]*\)/;
 const TARGET = new RegExp(`\\([ \\n]*(?:${URL.source})(?:[ \\n]+(?:${TITLE.source}))?[ \\n]*\\)`, "sy");
-const BARE = /https?:\/\/(?:[^\s<()]|\([^\s<()]*\))+/iy;
-const AUTOLINK = /<(https?:\/\/[^\s<>]*|[\w.+-]+@[\w-]+(?:\.[\w-]+)+)>/iy;
+const BARE = /https?:\/\/(?:[^\s<>()]|\([^\s<>()]*\))+/iy;
 const CODE = /(`+)(?!`)/y;
 const ESCAPED = /\\([!-/:-@[-`{-~])/y;
-const ENTITY = /&(?:#(\d{1,7})|#x([\da-f]{1,6})|(amp|lt|gt|quot|apos|nbsp|copy|hellip|mdash|ndash|times));/iy;
-const NAMED = {
-  amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", mdash: "—", ndash: "–",
-  times: "×",
-};
 const BREAK = /(?: *|\\)\n/y;
 const RUN = /(\*+|_+|~~)/y;
-const TAGS = { "*": "em", _: "em", "**": "strong", __: "strong", "~~": "s" };
-const MARK = /[\p{P}\p{S}]/u;
-const PLAIN = /[^\\`*_~[\]!<&\n h]+| +(?! *\n)|h(?!ttps?:\/\/)/iy;
+/** Emphasis: its text begins and ends with no space; marks inside of words are text where they are `_`. */
+const EMPHASIS = [
+  [/\*\*(?=\S)(.{1,2000}?)(?<=\S)\*\*(?!\*)/sy, "strong"],
+  [/(?<![\p{L}\p{N}_])__(?=\S)(.{1,2000}?)(?<=\S)__(?![\p{L}\p{N}_])/suy, "strong"],
+  [/~~(?=\S)(.{1,2000}?)(?<=\S)~~/sy, "s"],
+  [/\*(?=[^\s*])(.{1,2000}?)(?<=[^\s*])\*(?!\*)/sy, "em"],
+  [/(?<![\p{L}\p{N}_])_(?=[^\s_])(.{1,2000}?)(?<=[^\s_])_(?![\p{L}\p{N}_])/suy, "em"],
+];
+const PLAIN = /[^\\`*_~[\]!<\n h]+| +(?! *\n)|h(?!ttps?:\/\/)/iy;
 const MAX_LABEL = 2000;
-/** Marks that may still be closed. Those before them stay text. */
-const MAX_OPEN = 100;
 
 const at = (pattern, text, place) => {
   pattern.lastIndex = place;
@@ -35,27 +33,22 @@ export const link = (href, ...children) => make("a", { href, target: "_blank", r
 /** The nodes of a text. `isLabel`: inside of a link, which holds no other. */
 export function inline(text, isLabel = false) {
   const nodes = [];
-  const open = [];
   for (let place = 0; place < text.length;) {
-    const [length, ...made] = token(text, place, isLabel, nodes, open);
+    const [length, ...made] = token(text, place, isLabel);
     nodes.push(...made);
     place += length;
   }
   return joined(nodes);
 }
 
-/** Read one token: its length, and the nodes that it makes. Emphasis that it ends is made of the last of `nodes`. */
-function token(text, place, isLabel, nodes, open) {
+/** Read one token: its length, and the nodes that it makes. */
+function token(text, place, isLabel) {
   let found = null;
   if ((found = at(PLAIN, text, place))) return [found[0].length, found[0]];
   if ((found = at(ESCAPED, text, place))) return [2, found[1]];
   if ((found = at(BREAK, text, place))) return [found[0].length, make("br")];
   if ((found = at(CODE, text, place))) return code(text, place, found[1]);
-  if ((found = at(ENTITY, text, place))) return [found[0].length, decoded(found)];
-  if ((found = at(RUN, text, place))) return [found[1].length, ...emphasis(text, place, found[1], nodes, open)];
-  if (!isLabel && (found = at(AUTOLINK, text, place))) {
-    return [found[0].length, link(found[1].includes("://") ? found[1] : `mailto:${found[1]}`, found[1])];
-  }
+  if ((found = at(RUN, text, place))) return emphasis(text, place, found[1], isLabel);
   if (!isLabel && (found = at(BARE, text, place))) return bare(found[0]);
   const isImage = text.startsWith("![", place);
   if (isImage || text[place] === "[") return reference(text, place, isImage, isLabel);
@@ -72,12 +65,6 @@ function code(text, place, ticks) {
   return [found.index + ticks.length - place, make("code", {}, isPadded ? inside.slice(1, -1) : inside)];
 }
 
-function decoded([whole, decimal, hex, name]) {
-  if (name) return NAMED[name.toLowerCase()];
-  const number = Number.parseInt(decimal ?? hex, decimal ? 10 : 16);
-  return number > 0 && number <= 0x10ffff ? String.fromCodePoint(number) : whole;
-}
-
 /** An address in the text, without the marks that end a sentence. */
 function bare(found) {
   let end = found.length;
@@ -91,10 +78,7 @@ function reference(text, place, isImage, isLabel) {
   const begin = place + (isImage ? 2 : 1);
   const end = closing(text, begin);
   const found = end > 0 && at(TARGET, text, end + 1);
-  const url = found && (found[1] ?? found[2]).replace(/\\([!-/:-@[-`{-~])/g, "$1").replace(/&[^;\s]*;/g, (entity) => {
-    const parts = at(ENTITY, entity, 0);
-    return parts ? decoded(parts) : entity;
-  });
+  const url = found && (found[1] ?? found[2]).replace(/\\([!-/:-@[-`{-~])/g, "$1");
   if (!url || !LINKS.test(url) || isLabel) return [isImage ? 2 : 1, isImage ? "![" : "["];
   const label = text.slice(begin, end);
   const length = end + 1 + found[0].length - place;
@@ -111,31 +95,13 @@ function closing(text, place) {
   return 0;
 }
 
-/** Marks of emphasis, by CommonMark's rules: they end what is open, or stay text that may be closed later. */
-function emphasis(text, place, run, nodes, open) {
-  const [before, after] = [text[place - 1] ?? " ", text[place + run.length] ?? " "];
-  const isLeft = /\S/.test(after) && (!MARK.test(after) || /\s/.test(before) || MARK.test(before));
-  const isRight = /\S/.test(before) && (!MARK.test(before) || /\s/.test(after) || MARK.test(after));
-  const opens = isLeft && (run[0] !== "_" || !isRight || MARK.test(before));
-  const closes = isRight && (run[0] !== "_" || !isLeft || MARK.test(after));
-  let rest = run;
-  for (let i = open.length - 1; closes && i >= 0 && rest; i -= 1) {
-    const { begin, mark, length, isBoth } = open[i];
-    const isOdd = (isBoth || opens) && (length + run.length) % 3 === 0 && (length % 3 || run.length % 3);
-    if (mark[0] !== rest[0] || isOdd || begin + 1 === nodes.length) continue;
-    const size = Math.min(mark.length, rest.length, 2);
-    const inside = joined(nodes.splice(begin + 1));
-    nodes[begin] = mark.slice(size);
-    nodes.push(make(TAGS[rest.slice(0, size)], {}, ...inside));
-    open.length = i;
-    if (nodes[begin]) open[i++] = { begin, mark: nodes[begin], length, isBoth };
-    rest = rest.slice(size);
+/** Text between marks of emphasis, or the marks as text. */
+function emphasis(text, place, run, isLabel) {
+  for (const [pattern, tag] of EMPHASIS) {
+    const found = at(pattern, text, place);
+    if (found) return [found[0].length, make(tag, {}, ...inline(found[1], isLabel))];
   }
-  if (rest && opens) {
-    if (open.length === MAX_OPEN) open.shift();
-    open.push({ begin: nodes.length, mark: rest, length: run.length, isBoth: closes });
-  }
-  return rest ? [rest] : [];
+  return [run.length, run];
 }
 
 /** Neighbours that are texts as one text. */

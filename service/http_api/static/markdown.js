@@ -38,7 +38,6 @@ function block(lines, at, place, depth, isTight) {
   else if (QUOTE.test(line) && !isDeep) return quote(lines, at, place, depth);
   else if (ITEM.test(line) && !isDeep) return list(lines, at, place, depth);
   else if (line.includes("|") && DELIMITER.test(lines[at + 1] ?? "")) return table(lines, at, place);
-  else if (line.startsWith("    ")) return indented(lines, at, place);
   else return paragraph(lines, at, place, isTight);
   return at + 1;
 }
@@ -57,13 +56,6 @@ function fence(lines, at, place, [, indent, mark, language]) {
   const margin = new RegExp(`^ {0,${indent.length}}`);
   place.append(codeBlock(lines.slice(at + 1, end).map((line) => line.replace(margin, "")).join("\n"), language));
   return end + 1;
-}
-
-function indented(lines, at, place) {
-  let end = at;
-  while (end < lines.length && (lines[end].startsWith("    ") || !lines[end].trim())) end += 1;
-  place.append(codeBlock(lines.slice(at, end).map((line) => line.slice(4)).join("\n").trimEnd(), ""));
-  return end;
 }
 
 function quote(lines, at, place, depth) {

@@ -1,12 +1,10 @@
-/** The playground: a chat or a completion, the settings of both, and the request as code. */
+/** The playground: a chat or a completion, and the settings of both. */
 
-import { beginChat, fit, messagesAtHand, restore, send, showEnd } from "./chat.js";
-import { asCode } from "./code.js";
+import { beginChat, fit, send, showEnd } from "./chat.js";
 import { generate, textAtHand } from "./completion.js";
-import { byId, copy, showError } from "./common.js";
+import { byId, showError } from "./common.js";
 import { explore } from "./explorer.js";
-import { begin as beginHistory } from "./history.js";
-import { asked, mode } from "./request.js";
+import { mode } from "./request.js";
 import { stop } from "./run.js";
 import { begin as beginServer, describeQuietly, fail } from "./server.js";
 import { placeOf } from "./tools.js";
@@ -16,18 +14,6 @@ const STARTS = ["prompt", "temperature", "max_tokens", "top_p"];
 const isChat = () => mode() === "chat";
 /** The tab that is shown. */
 let tab = null;
-
-/** What the form asks for. */
-const request = () => asked(isChat() ? messagesAtHand() : undefined);
-
-function showCode() {
-  if (!byId("code").open) return;
-  try {
-    byId("written").textContent = asCode(byId("language").value, request());
-  } catch (error) { // a field that is not done: what is wrong with it
-    byId("written").textContent = error.message;
-  }
-}
 
 /** Send the question, or generate a completion. A field that is wrong says so, and nothing is sent. */
 function submit() {
@@ -76,8 +62,6 @@ byId("form").addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
 });
-for (const kind of ["change", "input"]) byId("form").addEventListener(kind, showCode);
-byId("code").addEventListener("toggle", showCode);
 byId("stop").addEventListener("click", stop);
 byId("explore").addEventListener("click", () => {
   try {
@@ -86,7 +70,6 @@ byId("explore").addEventListener("click", () => {
     fail(error, placeOf(error));
   }
 });
-byId("copy").addEventListener("click", () => copy(byId("written").textContent, byId("written")));
 byId("key").addEventListener("change", describeQuietly);
 byId("prompt").addEventListener("keydown", (event) => {
   const isPlain = !event.shiftKey && !event.ctrlKey && !event.metaKey && !event.altKey;
@@ -100,8 +83,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("form").requestSubmit();
 });
 if (matchMedia("(max-width: 46rem)").matches) byId("settings").open = false;
-beginChat(showCode);
+beginChat();
 showFields();
-beginHistory((turns) => isChat() && restore(turns));
 addEventListener("resize", fit); // lines break elsewhere
 beginServer().then(fit); // what is hidden has no height

@@ -5,15 +5,14 @@ import { calling } from "./tools.js";
 
 const ALTERNATIVES = 5;
 const ESCAPES = { "\\n": "\n", "\\t": "\t", "\\\\": "\\" };
-export const JSON_NAMES = { true: "true", false: "false", null: "null" };
 
-/** A value as JSON writes it, or Python with its names. A bigint keeps all its digits: a seed has 64 bits, a number 53. */
-export function written(value, names = JSON_NAMES) {
-  if (Array.isArray(value)) return `[${value.map((each) => written(each, names)).join(", ")}]`;
+/** A value as JSON writes it. A bigint keeps all its digits: a seed has 64 bits, a number 53. */
+export function written(value) {
+  if (Array.isArray(value)) return `[${value.map(written).join(", ")}]`;
   if (value !== null && typeof value === "object") {
-    return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${written(each, names)}`).join(", ")}}`;
+    return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${written(each)}`).join(", ")}}`;
   }
-  return typeof value === "string" ? JSON.stringify(value) : names[`${value}`] ?? `${value}`;
+  return typeof value === "string" ? JSON.stringify(value) : `${value}`;
 }
 
 /** The lines of a field, with \n, \t and \\ read as in a string. */

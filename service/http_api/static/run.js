@@ -1,7 +1,6 @@
 /** The one call that runs, in place of the one before it. */
 
-import { byId, isGone, showError } from "./common.js";
-import { awaitServer } from "./server.js";
+import { byId, showError } from "./common.js";
 import { forgive, mark } from "./tools.js";
 
 /** {controller, answer} */
@@ -50,7 +49,6 @@ export async function begin(answer, work) {
 function tell(problem) {
   mark(problem);
   if (!byId("key-field").hidden && !byId("key").value) byId("key").focus();
-  if (isGone(problem) || problem.isBroken) awaitServer();
 }
 
 function setBusy(busy, status) {

@@ -1,19 +1,14 @@
-/** The server that the page came from: what it serves, and whether it answers. */
+/** The server that the page came from: what it serves. */
 
 import { byId, call, isGone, make, showError } from "./common.js";
 
-const RETRY_MS = 1500;
 /** What a chat template reads that can reason more or less. */
 const EFFORT = /\b(reasoning_effort|enable_thinking)\b/;
-/** Where it is said that the server does not answer. */
-const silenced = new Set();
-
 /** Whether a template writes who speaks. One that only joins the texts was not made for chats. */
 const CHAT = /\brole\b/;
 /** How long the page waits to learn which tab it opens with. */
 const WAIT_MS = 1000;
 let isChosen = false;
-let isAwaited = false;
 
 /** Say what is served, and offer what it can do. With API keys set, only the first line is told to a caller without one. */
 async function describeServer() {
@@ -43,29 +38,8 @@ function setMode(mode) {
   byId(`mode-${mode}`).dispatchEvent(new Event("change", { bubbles: true }));
 }
 
-/** Wait for a server that does not answer, and say that it is back where it was away. */
-export async function awaitServer() {
-  if (isAwaited) return;
-  isAwaited = true;
-  let wasAway = false;
-  while (!(await fetch("readyz").then((answer) => answer.ok, () => false))) {
-    wasAway = true;
-    await new Promise((done) => setTimeout(done, RETRY_MS));
-  }
-  isAwaited = false;
-  for (const each of silenced) showError(each, null);
-  silenced.clear();
-  if (wasAway) byId("status").textContent = "The server is back";
-  describeQuietly();
-}
-
-/** Show the error of a call, and take it back when a server that did not answer is back. */
-export function fail(error, place = byId("error")) {
-  showError(place, error);
-  if (!isGone(error)) return;
-  silenced.add(place);
-  awaitServer();
-}
+/** Show the error of a call. */
+export const fail = (error, place = byId("error")) => showError(place, error);
 
 /** A call that matters shows its own error; only that nobody answers is told at once. */
 export const describeQuietly = () => describeServer().catch((error) => isGone(error) && fail(error));

@@ -50,7 +50,7 @@ def build_models_app(
         add_pages(app, [guard])
     problems.install_error_handlers(app)
     openapi.install_openapi(app, has_api_keys=admission.keys is not None)
-    return with_cors(RequestIds(HeaderLimit(HostCheck(app, hosts)), behind_serve=False), settings.origins)
+    return with_cors(RequestIds(app, hosts, behind_serve=False), settings.origins)
 
 
 def _guard(admission: Admission) -> params.Depends:

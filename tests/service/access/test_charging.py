@@ -227,15 +227,3 @@ async def test_of_two_keys_the_known_one_counts_and_the_other_is_said(tmp_path, 
             f'attend_auth_failures_total{{model="fake",transport="{transport}"}} {float(status == 401 or unknown is not None)}'
         )
         assert refused in server.metrics.text()
-
-
-async def test_a_call_with_two_keys_is_refused_on_both_transports_also_where_both_are_good(tmp_path):
-    server, context = build_server(keys=ring(tmp_path)), CallContext()
-    context.metadata = [("authorization", BEARER)] * 2
-
-    async with server.http() as client:
-        answer = await client.post("/v1/completions", json={"prompt": "ab"}, headers=context.metadata)
-    await server.methods.Generate(pb.GenerateRequest(text="ab").SerializeToString(), context)
-    status, message = answer.status_code, answer.json()["error"]["message"]
-    assert (status, context.code) == (401, StatusCode.UNAUTHENTICATED)
-    assert message == context.details and "more than one Authorization header" in message

@@ -29,7 +29,6 @@ from attend.service.access.keys import (
     editing,
     load_keys,
     new_secret,
-    read_keys,
     write_keys,
 )
 from attend.service.access.quota import LIMITS, Limits, Share
@@ -163,10 +162,6 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, found):
     assert found == load_keys(path)
 
 
-def test_an_absent_limit_is_a_null_limit():
-    assert read_keys(json.dumps({"ci": {"sha256": HASH}}).encode()) == {"ci": Entry(bytes.fromhex(HASH), Limits())}
-
-
 def one(**fields):
     return json.dumps({"ci": {"sha256": HASH, **fields}}).encode()
 
@@ -251,19 +246,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, monkeypatch):
     assert [path] == list(path.parent.iterdir())
 
 
-def test_a_new_file_is_made_beside_the_old_one(path, monkeypatch):
-    """Only within a folder is a replacement sure to be one act: /tmp may be another file system."""
-    genuine, moved = keys.os.replace, []
-
-    def replace(source, target):
-        moved.append((keys.Path(source).parent, target))
-        genuine(source, target)
-
-    monkeypatch.setattr(keys.os, "replace", replace)
-    write_keys(path, {})
-    assert [(path.parent, path)] == moved
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
 def test_an_edit_keeps_the_mode_of_the_file(path, mode):
     path.chmod(mode)
@@ -293,15 +275,6 @@ def test_an_edit_keeps_owner_and_group_of_the_file_or_does_nothing(path, monkeyp
     monkeypatch.undo()
     assert {} == load_keys(path)
     assert [path] == list(path.parent.iterdir())
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
-def test_an_edit_by_root_leaves_a_file_readable_for_the_user_it_belongs_to(path):
-    os.chown(path, 65534, 65533)
-    path.chmod(0o640)
-    write_keys(path, {})
-    after = path.stat()
-    assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == (65534, 65533, 0o640)
 
 
 def test_a_link_stays_a_link(path, tmp_path):
@@ -345,14 +318,6 @@ def test_a_change_is_followed_within_a_second_and_looked_for_no_more_often(path,
     assert ring.authenticate(bearer("att_new")).name == "new"
     with pytest.raises(Unauthenticated):
         ring.authenticate(bearer(SECRET))
-
-
-def test_a_file_that_did_not_change_is_not_read_again(path, clock, monkeypatch):
-    ring, known = KeyRing(path, clock), KeyRing.authenticate
-    monkeypatch.setattr(keys, "read_keys", None)
-    for _ in range(5):
-        clock.now += 10
-        assert known(ring, bearer(SECRET)).name == "ci"
 
 
 @pytest.mark.parametrize("damage", ["text", "absent", "folder", "fifo", "device"])
@@ -419,17 +384,6 @@ def test_what_a_name_has_taken_outlives_a_change_of_its_key_and_limits(path, clo
     renewed.arrive()
     with pytest.raises(RateLimited, match="requests_per_minute = 2"):
         renewed.arrive()
-
-
-def test_a_minute_of_a_limit_is_one_of_the_rings_clock(path, clock):
-    write_keys(path, {"ci": Entry(digest_of(SECRET.encode()), Limits(requests_per_minute=1))})
-    key = KeyRing(path, clock).authenticate(bearer(SECRET))
-    key.arrive()
-    clock.now += 59
-    with pytest.raises(RateLimited, match="try again in 1 s"):
-        key.arrive()
-    clock.now += 1
-    key.arrive()
 
 
 # The command

@@ -181,18 +181,6 @@ def test_a_refusal_names_the_limit_and_the_key_and_the_wait(clock, name, wait):
     assert refusal.value.retry_after == wait
 
 
-def test_a_wait_is_rounded_up(clock):
-    caller = key(clock, requests_per_minute=1)
-    caller.arrive()
-    for later, wait in ((0.125, 60), (58.875, 1), (0.875, 1)):
-        clock.now += later
-        with pytest.raises(RateLimited) as refusal:
-            caller.arrive()
-        assert refusal.value.retry_after == wait
-    clock.now += 0.125
-    caller.arrive()
-
-
 def test_of_several_limits_the_longest_wait_is_told(clock):
     caller = key(clock, requests_per_minute=1, concurrent=1)
     caller.arrive()
@@ -206,15 +194,6 @@ def test_a_caller_whose_places_are_all_taken_is_refused_on_arrival_and_pays_noth
     with caller.admit(2), pytest.raises(RateLimited, match="concurrent = 2"):
         caller.arrive()
     caller.arrive()
-
-
-def test_a_call_takes_a_place_for_each_of_its_answers(clock):
-    caller = key(clock, concurrent=8)
-    with caller.admit(5):
-        with pytest.raises(RateLimited, match="concurrent = 8"), caller.admit(4):
-            pass
-        with caller.admit(3), pytest.raises(RateLimited):
-            caller.arrive()
 
 
 def test_a_call_for_more_answers_than_its_key_may_ever_have_at_once_is_refused_for_good(clock):
@@ -273,34 +252,3 @@ def test_a_call_longer_than_a_minute_gives_nothing_back_twice(clock):
             second.reserve(10)
             second.use(10)
     assert caller.usage.tokens.spent == 10
-
-
-def test_each_minute_has_the_whole_limit_and_no_more_whatever_was_given_back(clock):
-    """What a call gave back has left already, and does not leave again with the rest of its charge."""
-    caller = key(clock, tokens_per_minute=100)
-    for reserved, used in ((60, 10), (60, 0), (60, 60), (60, 90), (100, 1)) * 2:
-        let_in, charged = 0, min(reserved, used)
-        while let_in < 200 and not refused_for(lambda: caller.charge(reserved)):  # noqa: B023 - called at once
-            caller.settle(caller.usage.tokens.charges[-1], used)
-            let_in += 1
-        assert let_in == (1 + (100 - reserved) // charged if charged else 200)
-        assert caller.usage.tokens.spent == let_in * charged
-        clock.now += MINUTE
-        assert not caller.is_busy(0.01) and caller.usage.tokens.spent == 0
-
-
-def test_a_key_without_limits_keeps_no_more_than_a_minute(clock):
-    caller = key(clock)
-    for _ in range(1000):
-        clock.now += 1
-        caller.arrive()
-        with caller.admit(5, 5) as lease:
-            lease.reserve(5)
-    assert len(caller.usage.requests.charges) == len(caller.usage.tokens.charges) == 60
-
-
-def test_keys_do_not_take_from_each_other(clock):
-    first, second = (Key(name, Limits(1, 1, 1), clock=clock) for name in "ab")
-    with ExitStack() as running:
-        whole(first, running)
-        whole(second, running)

@@ -10,7 +10,6 @@ from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
 from attend.service.grpc_api import convert
 from attend.service.grpc_api.convert import REASONS, Responses, check_sizes
-from attend.service.merging import merge_chunks
 from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CONTEXT, VOCAB, info
@@ -45,29 +44,6 @@ def test_the_prompt_is_told_of_in_the_first_response_only():
     assert not to_response([chunk()], pb.GenerateRequest(), "fp").HasField("prompt_info")
 
 
-@pytest.mark.parametrize("with_ids", [False, True])
-@pytest.mark.parametrize("timing", [False, True])
-def test_messages_of_a_stream_are_the_same_whether_filled_in_or_made_anew(with_ids, timing):
-    asked = pb.GenerateRequest(response=R(output_token_ids=with_ids, timing=timing))
-    plain = [
-        Chunk(index, text, (3,) * count, 7 + count, 3, -5) for index in (0, 1) for text in ("", "ab", "é") for count in (0, 2)
-    ]
-    chunks = [
-        chunk(first=True),
-        chunk(1, first=True),
-        *plain,
-        chunk(),
-        chunk(0, FinishReason.STOP, "x"),
-        chunk(1, FinishReason.LENGTH),
-    ]
-    batches = [*([each] for each in chunks), plain]
-    responses = Responses(asked.response, "fp", "id")
-    kept = [asyncio.run(responses.of(batch)) for batch in batches]
-    anew = [to_response(merge_chunks(batch), asked, "fp") for batch in batches]
-    assert kept == anew, "each message is its own, to be kept or changed"
-    assert [each.SerializeToString() for each in kept] == [each.SerializeToString() for each in anew]
-
-
 def test_chunks_of_an_answer_that_came_together_are_one_output():
     """Who reads the first output of a message must not lose the text, or the end, that a second one would hold."""
     asked = pb.GenerateRequest(response=R(output_token_ids=True))
@@ -76,12 +52,6 @@ def test_chunks_of_an_answer_that_came_together_are_one_output():
     assert [(output.index, output.text, output.num_tokens) for output in message.outputs] == [(0, "ab", 7), (1, "abab", 9)]
     assert list(message.outputs[1].token_ids) == [97, 98, 97, 98]
     assert message.outputs[1].finish_info.num_output_tokens == 9
-
-
-def test_token_ids_are_there_when_asked_for():
-    asked = pb.GenerateRequest(response=R(output_token_ids=True))
-    assert list(to_response([chunk()], asked, "fp").outputs[0].token_ids) == [97, 98]
-    assert not to_response([chunk()], pb.GenerateRequest(), "fp").outputs[0].token_ids
 
 
 def test_of_the_prompt_there_is_what_was_asked_for_and_nothing_for_its_first_token():
@@ -100,11 +70,6 @@ def test_log_probabilities_stand_beside_the_tokens_and_alternatives_where_asked_
     (output,) = to_response([chunk()], asked, "fp").outputs
     assert list(output.logprobs) == [-1.5, float("-inf")]
     assert [list(each.logprobs) for each in output.top_logprobs] == ([[-0.5, -1.0]] * 2 if top else [])
-
-
-def test_an_echo_stands_before_the_first_piece_alone():
-    asked = pb.GenerateRequest(response=R(echo=True))
-    assert [to_response([one], asked, "fp").outputs[0].text for one in (chunk(first=True), chunk())] == ["pqrab", "ab"]
 
 
 def test_timing_is_that_of_the_slowest_answer_and_only_where_it_is_asked_for():

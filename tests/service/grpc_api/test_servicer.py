@@ -3,21 +3,18 @@
 import asyncio
 import contextlib
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from attend.model.engine.request import EngineStats, FinishReason
+from attend.model.engine.request import FinishReason
 from attend.model.errors import EngineFailed, Overloaded, Unavailable
-from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
-from attend.service.grpc_api import health, reading, servicer, utility_methods
+from attend.service.grpc_api import health, reading, servicer
 from attend.service.grpc_api.convert import Responses
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, until
-from tests.service.bad_calls import grpc_bytes
+from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, until
 
 PATH = "/attend.v1.GenerationService/"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -49,19 +46,6 @@ def refused(call, server: Server, request: pb.GenerateRequest) -> tuple[grpc.Sta
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         call(server, request)
     return caught.value.code(), caught.value.details()
-
-
-def test_generate_returns_the_whole_answer():
-    server = build_server(FakeEngine(says("café 😀")))
-    request = pb.GenerateRequest(text="abc", max_tokens=50, sampling=pb.SamplingParameters(n=2, seed=4))
-    response = generate(server, request)
-    assert [(output.index, output.text, output.num_tokens) for output in response.outputs] == [
-        (0, "café 😀", 11),
-        (1, "café 😀", 11),
-    ]
-    assert {output.finish_info.finish_reason for output in response.outputs} == {pb.FINISH_REASON_STOP}
-    assert (response.prompt_info.num_prompt_tokens, response.seed, response.system_fingerprint) == (3, 4, "fp_fake")
-    assert server.outcomes() == {("grpc", "Generate", "stop"): 1}
 
 
 BOTH = pytest.mark.parametrize(("call", "route"), [(generate, "Generate"), (stream, "GenerateStream")])
@@ -123,14 +107,6 @@ def test_a_refusal_that_says_when_to_try_again_says_its_request_id_too(call, rou
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         call(build_server(engine), pb.GenerateRequest(text="a", request_id="id-1"))
     assert dict(caught.value.trailing_metadata()) == {"retry-after": "1", "x-request-id": "id-1"}
-
-
-@BOTH
-def test_a_deadline_before_the_first_token_is_deadline_exceeded(call, route):
-    server = build_server(FakeEngine(held=True))
-    code, details = refused(call, server, pb.GenerateRequest(text="a", deadline_ms=1))
-    assert (code, details) == (grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the first token")
-    assert server.outcomes() == {("grpc", route, "deadline"): 1}
 
 
 def test_a_failure_in_the_stream_keeps_what_was_sent_and_has_its_code():
@@ -201,17 +177,6 @@ def test_large_messages_are_read_beside_the_event_loop_and_small_ones_on_it(monk
     assert len(sizes) == 4
 
 
-def test_a_call_is_charged_before_its_message_is_read(tmp_path, monkeypatch):
-    write_keys(tmp_path / "keys.json", {"ci": Entry(digest_of(b"att_secret"), Limits(requests_per_minute=1))})
-    server = build_server()
-    server.methods.keys = KeyRing(tmp_path / "keys.json", lambda: 1000.0)
-    monkeypatch.setattr(servicer, "parse_message", None)
-
-    message, key = LARGE.SerializeToString(), ("authorization", "Bearer att_secret")
-    codes = [asyncio.run(grpc_bytes(server, "Generate", message, metadata)).code for metadata in ((), (key,), (key,))]
-    assert codes == [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
-
-
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 async def test_a_caller_who_goes_frees_its_requests_and_is_an_abort(method, how):
@@ -270,9 +235,9 @@ def test_tokens_of_a_text_are_the_text_again(text, special):
     ("method", "fields", "code"),
     [
         ("Tokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Tokenize", {"text": "a" * (utility_methods.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Tokenize", {"text": "a" * (servicer.MAX_CHARACTERS + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"model": "gpt-4"}, grpc.StatusCode.NOT_FOUND),
-        ("Detokenize", {"token_ids": [97] * (utility_methods.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("Detokenize", {"token_ids": [97] * (servicer.MAX_CHARACTERS // 2 + 1)}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [257]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [-1]}, grpc.StatusCode.INVALID_ARGUMENT),
         ("Detokenize", {"token_ids": [BIG]}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -304,30 +269,10 @@ def test_the_tokens_of_a_long_text_are_written_in_turns(monkeypatch):
     async def turn(caller=None) -> None:
         turns.append(1)
 
-    for module in (servicer, utility_methods):
-        monkeypatch.setattr(module, "yield_to_loop", turn)
-    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * utility_methods.IDS)))
-    assert [97] * (3 * utility_methods.IDS) == told.token_ids
+    monkeypatch.setattr(servicer, "yield_to_loop", turn)
+    told = ask(build_server(), "Tokenize", pb.TokenizeRequest(text="a" * (3 * servicer.IDS)))
+    assert [97] * (3 * servicer.IDS) == told.token_ids
     assert len(turns) == 3, "one before the call begins, and one between each two parts"
-
-
-def test_server_info_tells_the_limits_and_the_load():
-    server = build_server()
-    server.engine.stats = lambda: EngineStats(3, 2, 40, 1)
-    told = ask(server, "GetServerInfo", pb.GetServerInfoRequest())
-    assert told == pb.GetServerInfoResponse(
-        version=version("attend-server"),
-        model="fake",
-        system_fingerprint="fp_fake",
-        max_model_len=128,
-        max_batch_requests=64,
-        max_queued_requests=256,
-        block_size=16,
-        num_blocks=64,
-        num_free_blocks=40,
-        num_running=3,
-        num_waiting=2,
-    )
 
 
 def test_health_follows_the_drain_and_a_watch_ends_with_it(monkeypatch):
@@ -406,14 +351,3 @@ def test_watches_are_bounded_for_each_holds_a_place_that_probes_need(monkeypatch
                         break
 
     asyncio.run(run())
-
-
-async def test_a_watch_that_begins_in_a_drain_ends_at_once(monkeypatch):
-    monkeypatch.setattr(health, "WATCH_SECONDS", 0.001)
-    server = build_server()
-    server.engine.drain()
-
-    async with grpc_channel(server) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        found = [answer.status async for answer in watch]
-    assert found == [NOT_SERVING]

@@ -12,7 +12,9 @@ from jsonschema import Draft202012Validator
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
+from attend.service.contract.routes import BATCH_CREATE
 from attend.service.http_api.json_pieces import json_pieces
+from attend.service.http_api.operations import OPERATIONS
 from attend.service.http_api.route_deps import RouteDeps
 from tests.fakes import FakeEngine, Server, build_server
 from tests.service.sse import events_of, named_events_of
@@ -21,20 +23,8 @@ TEMPLATE = ChatTemplate(
     "{% for t in tools or [] %}{{ t.function.name }} {{ (t.function.parameters or {}).properties or [] }}\n{% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 )
-LEAST: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "a"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2},
-    "/v1/responses": {"input": "a", "max_output_tokens": 2},
-    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
-    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
-    "/v1/attention": {"prompt": "a"},
-    "/v1/embeddings": {"input": "a"},
-    "/v1/rerank": {"query": "a", "documents": ["b"]},
-    "/v1/score": {"text_1": "a", "text_2": "b"},
-    "/tokenize": {"prompt": "a"},
-    "/detokenize": {"tokens": [97]},
-}
-"""The least that each route with a body takes. A new route needs its row."""
+LEAST = {path: each.example for (_, path), each in OPERATIONS.items() if each.example and path != BATCH_CREATE.path}
+"""A small body of each route that takes one, but for batches, which need a folder."""
 
 
 def chatting_server(engine: FakeEngine | None = None, **more: Any) -> Server:

@@ -8,7 +8,7 @@ import pytest
 from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_keys
 from attend.service.http_api.body import MAX_BYTES
 from attend.service.http_api.cors import cors_headers
-from attend.service.http_api.limits import MAX_HEADER_BYTES
+from attend.service.http_api.request_ids import MAX_HEADER_BYTES
 from tests.fakes import FakeEngine, build_server
 
 OPENAI = (

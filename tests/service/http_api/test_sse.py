@@ -144,7 +144,7 @@ def test_events_are_the_same_whether_filled_in_or_written_out(pieces, chat, name
     filled, written = (writer_of(chat, name, options, flags, scored=scored) for _ in range(2))
     lines, others = EventLines(filled), EventLines(written)
     found = b"".join(piece for place in range(0, len(chunks), size) for piece in lines.of(chunks[place : place + size]))
-    assert found == b"".join(piece for chunk in chunks for piece in others.write_events(chunk))
+    assert found == b"".join(piece for chunk in chunks for piece in others.written_out(chunk))
     assert filled.usage == written.usage
 
 
