@@ -17,19 +17,15 @@ import random
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
-import psutil
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.bench.figures import percentile
 from loadtest.faults.measure import Measure
 from loadtest.faults.target import Target, running
 from loadtest.server import StartError
@@ -54,27 +50,6 @@ class Call:
     seconds: float
     result: str
     """`ok`, `refused` (429 or RESOURCE_EXHAUSTED, with a time to come again), or what else came."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSeconds:
-    """Seconds of CPU since something began: what the server took, and what its callers here took."""
-
-    server: float
-    callers: float
-
-    @classmethod
-    def now(cls, target: Target) -> "CpuSeconds":
-        """Since both began. What processes of the server took that have ended is not in it."""
-        server = 0.0
-        for process in target.processes():
-            with suppress(psutil.Error):
-                server += sum(process.cpu_times()[:2])
-        return cls(server, time.process_time())
-
-    def since(self, before: "CpuSeconds") -> "CpuSeconds":
-        """Between two moments."""
-        return CpuSeconds(self.server - before.server, self.callers - before.callers)
 
 
 class Callers:
@@ -158,17 +133,9 @@ class Callers:
         return await pace, len(hung)
 
 
-def costs(at_capacity: CpuSeconds, answers: int, at_overload: CpuSeconds, calls: Sequence[Call]) -> list[Measure]:
-    """What the CPU was spent on: callers have the same cores as the server, and what refusals take is there for no answer."""
-    ended = Counter(call.result for call in calls)
-    an_answer = at_capacity.server / max(1, answers)
-    a_refusal = (at_overload.server - ended["ok"] * an_answer) / max(1, ended["refused"])
-    return [
-        Measure("server's CPU for an answer, at capacity", 1000 * an_answer, "ms"),
-        Measure("server's CPU for a refusal", 1000 * a_refusal, "ms", note="if answers cost the same"),
-        Measure("callers' CPU for a call, at capacity", 1000 * at_capacity.callers / max(1, answers), "ms"),
-        Measure("callers' CPU for a call, overloaded", 1000 * at_overload.callers / max(1, len(calls)), "ms"),
-    ]
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The nearest rank; 0 of no values."""
+    return sorted(values)[(len(values) - 1) * percent // 100] if values else 0.0
 
 
 def verdict(calls: Sequence[Call], hung: int, capacities: tuple[float, float], good: float) -> list[Measure]:
@@ -180,8 +147,8 @@ def verdict(calls: Sequence[Call], hung: int, capacities: tuple[float, float], g
     others = sorted({call.result for call in calls} - {"ok", "refused"})
     return [
         Measure("calls", len(calls), "", note=f"{answered} answered, {len(refused)} refused"),
-        Measure("refused at p50", percentile(refused, 50) if refused else 0.0, "ms"),
-        Measure("refused at p99", percentile(refused, 99) if refused else 0.0, "ms", REFUSAL_MS),
+        Measure("refused at p50", percentile(refused, 50), "ms"),
+        Measure("refused at p99", percentile(refused, 99), "ms", REFUSAL_MS),
         Measure(
             "capacity lost",
             1 - share,
@@ -201,17 +168,14 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
     own = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target.address.grpc, options=own) for _ in range(CHANNELS)]
     async with http:
-        callers, begun = Callers(target, http, channels), CpuSeconds.now(target)
+        callers = Callers(target, http, channels)
         capacity = await callers.closed_loop(CAPACITY_SECONDS)
-        at_capacity, answers = CpuSeconds.now(target), sum(call.result == "ok" for call in callers.done)
         good, hung = await callers.open(times * capacity, seconds)
-        calls, overloaded = callers.done, CpuSeconds.now(target)
-        callers.done = []
+        calls, callers.done = callers.done, []
         again = await callers.closed_loop(CAPACITY_SECONDS)
         for channel in channels:
             await channel.close(None)
-        spent = costs(at_capacity.since(begun), answers, overloaded.since(at_capacity), calls)
-        return [*verdict(calls, hung, (capacity, again), good), *spent]
+        return verdict(calls, hung, (capacity, again), good)
 
 
 async def stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -28,8 +28,8 @@ import psutil
 from loadtest.faults.target import REPLICA, Target, running, wait_for
 from loadtest.inside.sitecustomize import FOLDER
 from loadtest.load import OUT, locust
+from loadtest.measures import MISSED
 from loadtest.server import StartError
-from loadtest.slo import MISSED
 from loadtest.troubles import TroubleCounts, trouble
 
 EVERY = 5.0
@@ -141,19 +141,6 @@ def report(samples: Sequence[Sample], summary: dict[str, Any], troubles: Trouble
     return lines, good and held == 0 and summary["failed"] == 0 and troubles.good
 
 
-def plot(samples: Sequence[Sample], path: Path) -> None:
-    """Each figure over the minutes of the run, as an SVG."""
-    from matplotlib.figure import Figure  # here, because only a report needs it and it takes a second
-
-    drawing = Figure(figsize=(9, 7), layout="constrained")
-    names = [*GROWTH, "blocks"]
-    for axes, name in zip(drawing.subplots(len(names), 1, sharex=True), names, strict=True):
-        axes.plot([one.seconds / 60 for one in samples], [getattr(one, name) for one in samples])
-        axes.set(ylabel=name, ylim=(0, None))
-    axes.set_xlabel("minutes")
-    drawing.savefig(path, format="svg")
-
-
 @contextmanager
 def start_watched(flags: Sequence[str], folder: Path) -> Iterator[Target]:
     """A server whose steps can be made to fail, and which writes numbers of tasks to `folder`; StartError where it doesn't."""
@@ -175,8 +162,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m loadtest.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=30, help="length of the run (default 30)")
-    parser.add_argument("--rate", type=int, required=True, help="requests a second: 80 %% of what `make capacity` finds")
-    parser.add_argument("--plot", type=Path, default=OUT / "soak.svg", help="where the plot is written")
+    parser.add_argument("--rate", type=int, required=True, help="requests a second: some 80 %% of what the machine can answer")
     options, flags = parser.parse_known_args(arguments)
     OUT.mkdir(exist_ok=True)
     (OUT / "summary.json").unlink(missing_ok=True)
@@ -191,7 +177,6 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     summary = json.loads((OUT / "summary.json").read_text(encoding="utf-8"))
     (OUT / "soak.json").write_text(json.dumps([asdict(one) for one in samples]), encoding="utf-8")
-    plot(samples, options.plot)
     lines, good = report(samples, summary, troubled, options.rate)
     print("\n".join(lines))
     return 0 if good else 3

@@ -42,8 +42,6 @@ class Caller:
     max_model_len: int
     """Tokens of a prompt and its answer."""
     ask: Ask
-    processes: tuple[int, ...] = ()
-    """That serve it, if they stand still while others are asked."""
     memory: Callable[[], float] | None = None
     """MiB of all that serves it, where that is known."""
 
@@ -103,7 +101,7 @@ def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos
     return ask
 
 
-def grpc_ask(stub: Any, model: str, *, do_sample: bool) -> Ask:
+def grpc_ask(stub: Any, *, do_sample: bool) -> Ask:
     """GenerateStream of Attend."""
     fields = SAMPLING[do_sample]
     temperature, sampling = fields["temperature"], pb.SamplingParameters(top_p=fields.get("top_p"))
@@ -113,9 +111,7 @@ def grpc_ask(stub: Any, model: str, *, do_sample: bool) -> Ask:
         stopping = pb.StoppingCriteria(ignore_eos=True)
         finished = False
         async for message in stub.GenerateStream(
-            pb.GenerateRequest(
-                **given, model=model, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling
-            ),
+            pb.GenerateRequest(**given, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling),
             metadata=[("application", "default")],
         ):
             for output in message.outputs:
@@ -129,11 +125,10 @@ def grpc_ask(stub: Any, model: str, *, do_sample: bool) -> Ask:
 
 @asynccontextmanager
 async def http_caller(
-    url: str, name: str = "HTTP", *, ignore_eos: bool = True, do_sample: bool = False, socket: str = ""
+    url: str, name: str = "HTTP", *, ignore_eos: bool = True, do_sample: bool = False
 ) -> AsyncIterator[Caller]:
-    """A server's first model over HTTP. `socket`: the path of a Unix socket that leads there in place of the URL's host."""
-    connector = aiohttp.UnixConnector(socket, limit=0) if socket else aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout()
+    """A server's first model over HTTP."""
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
         async with session.get(f"{url}/v1/models") as answer:
             model = (await answer.json())["data"][0]
@@ -142,17 +137,17 @@ async def http_caller(
 
 
 @asynccontextmanager
-async def grpc_caller(target: str, name: str = "gRPC", *, model: str = "", do_sample: bool = False) -> AsyncIterator[Caller]:
-    """Attend's model over gRPC; `model` names one of several."""
+async def grpc_caller(target: str, name: str = "gRPC", *, do_sample: bool = False) -> AsyncIterator[Caller]:
+    """Attend's model over gRPC."""
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
         info = await stub.GetServerInfo(pb.GetServerInfoRequest())
-        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, model, do_sample=do_sample))
+        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, do_sample=do_sample))
 
 
-async def answer(caller: Caller, prompt: Prompt, tokens: int, due: float | None = None) -> Answer:
-    """One request from its prompt to its end, and why it failed; timed from the moment when it was due."""
-    stream, error = Stream(due), None
+async def answer(caller: Caller, prompt: Prompt, tokens: int) -> Answer:
+    """One request from its prompt to its end, and why it failed."""
+    stream, error = Stream(), None
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             await caller.ask(prompt, tokens, stream)

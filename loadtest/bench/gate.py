@@ -110,7 +110,7 @@ def compare_both(both: Sequence[Contestant], options: argparse.Namespace, neighb
     neighbours.lap()
     neighbours.laps.clear()
     runs = dict(zip((THIS, options.base), both, strict=True))
-    return compare(runs, -(-options.pairs // STARTS), neighbours, works=cells, warm_up=0)
+    return list(compare(runs, -(-options.pairs // STARTS), neighbours, works=cells, warm_up=0))
 
 
 def join_comparisons(form: str, parts: Sequence[Comparison]) -> Comparison:

@@ -6,10 +6,8 @@ Each looks at the answers. Most are done with a few calls.
 import asyncio
 import io
 import itertools
-import json
 import re
 import time
-from typing import Any
 
 import aiohttp
 import orjson
@@ -170,41 +168,6 @@ async def guessed_prompts(a: Attacker) -> None:
         usage = (await answer.json(content_type=None)).get("usage", {})
         a.outcomes[str(answer.status)] += 1
     a.check("cached tokens of another key", usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
-
-
-@attack(fills=True)
-async def replays(a: Attacker) -> None:
-    """streams resumed in the middle of an answer of 200 tokens, 16 at a time"""
-    body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0.7, "seed": 1}
-    whole = await stream_tokens(a, body)
-    middle, changed = len(whole) // 2, 0
-    if not middle:
-        return
-
-    async def one() -> None:
-        nonlocal changed
-        seen = await stream_tokens(a, body | {"resume_token_ids": whole[:middle]})
-        changed += seen != whole[middle:][: len(seen)]
-
-    try:
-        await a.repeat(one, 16)
-    finally:
-        a.check("streams that went on with other tokens", changed)
-
-
-async def stream_tokens(a: Attacker, body: dict[str, Any]) -> list[int]:
-    """The tokens of a streamed completion."""
-    found: list[int] = []
-    url, headers = a.target.address.http + COMPLETIONS, a.target.headers("open")
-    try:
-        async with a.session.post(url, json=body | {"return_token_ids": True}, headers=headers) as answer:
-            a.outcomes[str(answer.status)] += 1
-            async for line in answer.content:
-                if line.startswith(b'data: {"id"'):
-                    found += json.loads(line[6:])["choices"][0]["token_ids"]
-    except (aiohttp.ClientError, TimeoutError) as error:
-        a.outcomes[type(error).__name__] += 1
-    return found
 
 
 @attack(("each",), ends=True)

@@ -11,9 +11,8 @@ import sys
 import pytest
 
 from loadtest.bench.contestant import TREE
-from loadtest.bench.figures import Comparison, Figure, Report, interval, percentile, ratios, take_turns
+from loadtest.bench.figures import Comparison, Figure, Report, interval, take_turns
 from loadtest.bench.gate import judge, slower
-from loadtest.bench.machine import Neighbours
 from tests.service.server import wait_for
 
 
@@ -38,18 +37,6 @@ def test_more_values_make_the_interval_narrower_and_few_leave_the_whole_range():
     assert interval(range(9)) == (1, 7)
     assert interval(range(15)) == (3, 11)
     assert interval([3.0]) == (3.0, 3.0)
-
-
-def test_a_figure_shows_its_median_between_the_ends_of_its_interval():
-    figure = Figure("steps", "ms", (5.0, 1.0, 2.0, 4.0, 3.0), most=9)
-    assert figure.cells() == ("steps", "3", "1 to 5", "ms", "at most 9")
-    assert figure.document()["values"] == [5.0, 1.0, 2.0, 4.0, 3.0]
-
-
-def test_ratios_are_of_neighbours_and_percentiles_of_all_values():
-    assert ratios([2, 9], [1, 3]) == (2, 3)
-    assert percentile(range(101), 99) == 99
-    assert percentile([5.0], 99) == 5
 
 
 def test_a_comparison_divides_the_first_by_each_other_turn_by_turn():
@@ -129,12 +116,3 @@ def test_a_work_that_became_slower_is_named():
         ("W1", "kept"),
         ("W2", "slower"),
     ]
-
-
-def test_what_others_use_of_the_machine_is_seen_and_our_own_work_is_not():
-    neighbours = Neighbours()
-    sum(range(2_000_000))
-    neighbours.lap()
-    assert len(neighbours.laps) == 1 and neighbours.laps[0] >= 0
-    neighbours.laps[:] = [0.1, 0.3, 0.2]
-    assert neighbours.sentence() == "other processes used 0.20 cores (median of the turns), 0.30 at most"

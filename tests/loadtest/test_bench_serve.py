@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.bench import serve
-from loadtest.bench.client import Prompts, answer, closed_loop, http_caller, read_events, rows
+from loadtest.bench.client import answer, closed_loop, http_caller, read_events, rows
 from loadtest.bench.contestant import TREE
 from loadtest.measures import total
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT, FailedError, Stream
@@ -132,30 +132,6 @@ def test_a_full_server_refuses_and_a_broken_one_fails_and_says_why(status, faile
     )
 
 
-def test_the_body_is_what_the_protocol_knows_and_greedy():
-    bodies = []
-
-    async def handler(request):
-        bodies.append(await request.json())
-        return await whole_answer(request)
-
-    async def do(caller):
-        return await answer(caller, [1, 2, 3], 2)
-
-    assert ask(handler, do)[1] is None
-    (body,) = bodies
-    assert body["prompt"] == [1, 2, 3] and body["model"] == "tiny" and body["stream"] and body["ignore_eos"]
-    assert (body["max_tokens"], body["temperature"]) == (2, 0)
-
-
-def test_prompts_are_as_long_as_they_should_be_never_twice_the_same_and_again_those_of_their_seed():
-    prompts = Prompts(7)
-    drawn = [prompts.ids(128), prompts.ids(128), prompts.words(128).split()]
-    assert [len(each) for each in drawn] == [128] * 3 and drawn[0] != drawn[1]
-    again, other = Prompts(7), Prompts(8)
-    assert [again.ids(128), again.ids(128), again.words(128).split()] == drawn != [other.ids(128), other.ids(128)]
-
-
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch, tmp_path):
     """For the logs of servers."""
@@ -255,19 +231,23 @@ def test_a_server_that_is_started_here_is_timed_weighed_and_ended(tmp_path):
     assert not alive(script)
 
 
-def test_what_was_started_ends_with_a_run_that_is_ended(tmp_path):
+def test_a_run_that_is_ended_has_its_rows_and_ends_what_it_started(tmp_path):
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
     command = [sys.executable, "-m", "loadtest.bench.serve", "--start", f"slow={sys.executable} {script} {{port}}"]
-    log, running = tmp_path / "log", lambda: alive(script)
+    log = tmp_path / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "--at-once", "1", "--rounds", "9999"], stdout=out, stderr=out, cwd=TREE)
+        process = subprocess.Popen(
+            [*command, "--at-once", "1", "--rounds", "1", "--turns", "9999"], stdout=out, stderr=out, cwd=TREE
+        )
     try:
-        assert wait_for(lambda: running() or process.poll() is not None, 60) and running(), log.read_text()
+        assert wait_for(lambda: "turn 3 of" in log.read_text() or process.poll() is not None, 60), log.read_text()
     finally:
         process.terminate()
     process.wait(30)
-    assert wait_for(lambda: not running())
+    assert "| the command to the first token | s |" in log.read_text()
+    assert "| 1 at once, output | tokens/s |" in log.read_text()
+    assert wait_for(lambda: not alive(script))
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,6 @@ def test_each_harm_ends_as_it_must_on_a_server_that_goes_on(tmp_path, monkeypatc
         assert sample(target, tmp_path, 0.0).tasks > 0
 
 
-def test_harm_that_ends_otherwise_is_not_good():
-    every = Counter(dict.fromkeys(TROUBLES, 1))
-    assert TroubleCounts(every, Counter()).good
-    assert not TroubleCounts(every, Counter({"deadline passes: OK": 1})).good
-    assert not TroubleCounts(every - Counter({"deadline passes": 1}), Counter()).good
-
-
 @pytest.mark.parametrize(("tokens", "wanted"), [([1, *POISON, 2], True), ([*POISON[:-1], 2], False), ([], False)])
 def test_poison_is_found_in_a_step(tokens, wanted):
     assert is_poisoned(tokens) is wanted
