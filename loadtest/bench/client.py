@@ -21,13 +21,11 @@ from loadtest.measures import Row, Rows
 from loadtest.stream import TOTAL, FailedError, RefusedError, Stream, three_digits
 
 DEADLINE_SECONDS = 300.0
-WORDS = ("import", "return", "self", "value", "class", "def", "None", "raise", "data", "name")
 CHOICE, TAIL = b'"finish_reason"', 4096
 """What every choice of a chunk has, and no text can hold, because its quotes are escaped; bytes kept of a stream's end."""
 SAMPLING = {False: {"temperature": 0.0}, True: {"temperature": 0.7, "top_p": 0.95}}
 """The fields of greedy requests, and of sampled ones."""
-Prompt = list[int] | str
-Ask = Callable[[Prompt, int, Stream], Awaitable[None]]
+Ask = Callable[[list[int], int, Stream], Awaitable[None]]
 """Ask for so many tokens, and tell the stream what is heard and how many tokens it was."""
 Answer = tuple[Stream, Exception | None]
 
@@ -56,10 +54,6 @@ class Prompts:
         """So many tokens."""
         return self._dice.choices(range(100, 8000), k=length)
 
-    def words(self, length: int) -> str:
-        """So many words, for servers that take no token ids."""
-        return " ".join(self._dice.choices(WORDS, k=length))
-
 
 async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
     """Hear every choice of server-sent events as it comes; returns the end of the stream. Raises FailedError of a cut one.
@@ -79,13 +73,13 @@ async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
     return tail
 
 
-def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos: bool, do_sample: bool) -> Ask:
+def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, do_sample: bool) -> Ask:
     """POST /v1/completions of any server that speaks OpenAI's protocol."""
     fields = {"model": model, "stream": True, "stream_options": {"include_usage": True}} | SAMPLING[do_sample]
-    fields |= {"ignore_eos": True} if ignore_eos else {}
+    fields |= {"ignore_eos": True}
     headers = {"content-type": "application/json"}
 
-    async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
+    async def ask(prompt: list[int], tokens: int, stream: Stream) -> None:
         body = orjson.dumps(fields | {"prompt": prompt, "max_tokens": tokens})
         async with session.post(f"{url}/v1/completions", data=body, headers=headers) as answer:
             if answer.status == 429:
@@ -106,12 +100,14 @@ def grpc_ask(stub: Any, *, do_sample: bool) -> Ask:
     fields = SAMPLING[do_sample]
     temperature, sampling = fields["temperature"], pb.SamplingParameters(top_p=fields.get("top_p"))
 
-    async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
-        given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": pb.TokenIds(ids=prompt)}
+    async def ask(prompt: list[int], tokens: int, stream: Stream) -> None:
+        given = pb.TokenIds(ids=prompt)
         stopping = pb.StoppingCriteria(ignore_eos=True)
         finished = False
         async for message in stub.GenerateStream(
-            pb.GenerateRequest(**given, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling),
+            pb.GenerateRequest(
+                token_ids=given, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling
+            ),
             metadata=[("application", "default")],
         ):
             for output in message.outputs:
@@ -124,15 +120,13 @@ def grpc_ask(stub: Any, *, do_sample: bool) -> Ask:
 
 
 @asynccontextmanager
-async def http_caller(
-    url: str, name: str = "HTTP", *, ignore_eos: bool = True, do_sample: bool = False
-) -> AsyncIterator[Caller]:
+async def http_caller(url: str, name: str = "HTTP", *, do_sample: bool = False) -> AsyncIterator[Caller]:
     """A server's first model over HTTP."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
         async with session.get(f"{url}/v1/models") as answer:
             model = (await answer.json())["data"][0]
-        ask = http_ask(session, url, model["id"], ignore_eos=ignore_eos, do_sample=do_sample)
+        ask = http_ask(session, url, model["id"], do_sample=do_sample)
         yield Caller(name, "HTTP", model.get("max_model_len") or 2048, ask)
 
 
@@ -145,7 +139,7 @@ async def grpc_caller(target: str, name: str = "gRPC", *, do_sample: bool = Fals
         yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, do_sample=do_sample))
 
 
-async def answer(caller: Caller, prompt: Prompt, tokens: int) -> Answer:
+async def answer(caller: Caller, prompt: list[int], tokens: int) -> Answer:
     """One request from its prompt to its end, and why it failed."""
     stream, error = Stream(), None
     try:
@@ -157,7 +151,7 @@ async def answer(caller: Caller, prompt: Prompt, tokens: int) -> Answer:
     return stream, error
 
 
-async def closed_loop(caller: Caller, at_once: int, prompts: Sequence[Prompt], tokens: int) -> tuple[Rows, float]:
+async def closed_loop(caller: Caller, at_once: int, prompts: Sequence[list[int]], tokens: int) -> tuple[Rows, float]:
     """Ask all prompts, so many at once; what came of it, and the seconds that it took."""
     waiting = iter(prompts)
 

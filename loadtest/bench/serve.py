@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from attend.model.shapes import SHAPES
-from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, grpc_caller, http_caller
+from loadtest.bench.client import Caller, Prompts, closed_loop, grpc_caller, http_caller
 from loadtest.bench.figures import Comparison, Report, options_of, take_turns
 from loadtest.bench.running import Running, answering, parse_command
 from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, write_shape
@@ -50,10 +50,10 @@ class Load(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """Somebody who is asked, and the next prompt of so many tokens for them."""
+    """Somebody who is asked, and the prompts for them."""
 
     caller: Caller
-    prompt: Callable[[int], Prompt]
+    prompts: Prompts
     server: Server | None = None
     """The server that stands still but for its turns."""
 
@@ -95,7 +95,7 @@ async def awake(server: Server | None) -> AsyncIterator[None]:
 async def load(contender: Contender, at_once: int, rounds: int, length: int) -> Load:
     """One turn of one server, with prompts of so many tokens."""
     caller = contender.caller
-    prompts = [contender.prompt(length) for _ in range(at_once * rounds)]
+    prompts = [contender.prompts.ids(length) for _ in range(at_once * rounds)]
     async with awake(contender.server):
         rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
     answers, first, gap = (total(rows, measure) for measure in (TOTAL, TTFT, ITL))
@@ -142,12 +142,10 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running], s
 
         def add(caller: Caller, server: Server | None = None) -> None:
             # the same prompts for all over HTTP; gRPC's are others, since its server is one of them
-            prompts = Prompts(f"{options.seed} {caller.transport}")
-            everybody.append(Contender(caller, prompts.words if options.text else prompts.ids, server))
+            everybody.append(Contender(caller, Prompts(f"{options.seed} {caller.transport}"), server))
 
         for name, url in options.urls:
-            flags = {"ignore_eos": not options.eos, "do_sample": options.sampled}
-            caller = await stack.enter_async_context(http_caller(url, name, **flags))
+            caller = await stack.enter_async_context(http_caller(url, name, do_sample=options.sampled))
             server = running[url].server if url in running else None
             if server:
                 caller = replace(caller, memory=partial(memory_of, server))
@@ -192,8 +190,6 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, nargs="+", default=[PROMPT], help=f"tokens of a prompt (default {PROMPT})")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7 and top_p 0.95, instead of greedy answers")
     parser.add_argument("--rounds", type=int, default=2, help="requests of a turn, as a multiple of those at once (default 2)")
-    parser.add_argument("--text", action="store_true", help="prompts of words, for servers that take no token ids")
-    parser.add_argument("--eos", action="store_true", help="let answers end by themselves, for servers without ignore_eos")
     add_seed(parser)
     return parser.parse_args(arguments)
 

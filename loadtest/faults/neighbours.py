@@ -54,7 +54,6 @@ class Observation:
     gaps: list[float] = field(default_factory=list)
     """Between two messages of one stream; of a stream that is silent at the end, the silence too."""
     firsts: list[float] = field(default_factory=list)
-    """From a call for a stream to its first message."""
     chats: list[float] = field(default_factory=list)
     """From a call of one word to its answer of one token."""
     refusals: list[float] = field(default_factory=list)

@@ -81,8 +81,6 @@ def served_by(handler):
 async def whole_answer(request):
     """As many tokens as were asked for."""
     body = await request.json()
-    if not body.get("stream"):
-        return web.json_response({"system_fingerprint": "fp_tiny", "choices": [{"text": "x"}]})
     response = web.StreamResponse()
     await response.prepare(request)
     for _ in range(body["max_tokens"]):
@@ -123,7 +121,7 @@ def test_a_full_server_refuses_and_a_broken_one_fails_and_says_why(status, faile
         return web.Response(status=status, text="no")
 
     async def do(caller):
-        return rows("HTTP", [await answer(caller, "text", 4)])
+        return rows("HTTP", [await answer(caller, [1], 4)])
 
     found = ask(handler, do)
     assert (total(found, TOTAL).failures, total(found, REFUSED).count) == (failed, turned_away)
@@ -152,12 +150,12 @@ def command(words_, count=2, handler=whole_answer):
 
 def test_the_command_compares_two_servers_and_files_what_it_found(tmp_path, capsys):
     out = tmp_path / "found.json"
-    command(["--at-once", "2", "--rounds", "1", "--turns", "2", "--text", "--seed", "3", "--json", str(out)])
+    command(["--at-once", "2", "--rounds", "1", "--turns", "2", "--seed", "3", "--json", str(out)])
     found = json.loads(out.read_text())
     whats = [figure["what"] for figure in found["figures"]]
     assert "2 at once, output, one" in whats and "2 at once, TTFT p95, one / two" in whats
     assert found["provenance"]["seed"] == 3 and found["provenance"]["servers"].keys() == {"one", "two"}
-    assert found["provenance"]["servers"]["two"]["fingerprint"] == "fp_tiny"
+    assert found["provenance"]["servers"]["two"]["model"] == "tiny"
     assert "| 2 at once, failed or refused | requests | 0 | 0 |  |" in capsys.readouterr().out
 
 
@@ -167,8 +165,7 @@ def prompts_of(seed, *flags):
 
     async def handler(request):
         body = await request.json()
-        if body.get("stream"):
-            asked.setdefault(request.url.port, []).append(body)
+        asked.setdefault(request.url.port, []).append(body)
         return await whole_answer(request)
 
     command(
