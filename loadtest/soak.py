@@ -2,7 +2,7 @@
 
 python -m loadtest.soak --minutes 30 --rate 40
 
-What the server's processes hold is read every few seconds: memory, descriptors, threads, tasks, KV blocks, its files in /tmp.
+What the server's processes hold is read every few seconds: memory, descriptors, threads, KV blocks, its files in /tmp.
 At the end a line is fitted to each, from the end of the first fifth on. The exit code is 3 where one of them grew, a call
 failed, or harm ended otherwise than it must.
 """
@@ -10,23 +10,20 @@ failed, or harm ended otherwise than it must.
 import argparse
 import asyncio
 import json
-import os
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from loadtest.faults.target import REPLICA, Target, running, wait_for
-from loadtest.inside.sitecustomize import FOLDER
+from loadtest.faults.target import Target, running, wait_for
 from loadtest.load import OUT, locust
 from loadtest.measures import MISSED
 from loadtest.server import StartError
@@ -34,11 +31,9 @@ from loadtest.troubles import TroubleCounts, trouble
 
 EVERY = 5.0
 """Seconds between two readings."""
-INSIDE_SECONDS = 10.0
-"""The most that may pass from a server's readiness to its first number of tasks."""
 WARM_SHARE = 0.2
 """Of the run, which is left out at its beginning: pools of threads and caches fill."""
-GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "tasks": 0.5, "files_mb": 0.5}
+GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "files_mb": 0.5}
 """The most that a fitted line may rise in a minute."""
 USED = re.compile(r"^attend_kv_cache_usage\{[^}]*\} (\S+)", re.MULTILINE)
 
@@ -52,16 +47,14 @@ class Sample:
     """Resident, without what processes share."""
     descriptors: int
     threads: int
-    tasks: int
-    """Of asyncio, in the engine's process."""
     files_mb: float
     """Of the server's own folders in /tmp."""
     blocks: float
     """Share of the KV blocks that requests hold."""
 
 
-def sample(target: Target, folder: Path, start: float) -> Sample:
-    """A reading of the server as it is now; `folder` holds the numbers of tasks."""
+def sample(target: Target, start: float) -> Sample:
+    """A reading of the server as it is now."""
     memory, descriptors, threads = 0, 0, 0
     for process in target.processes():
         with suppress(psutil.Error):
@@ -70,9 +63,8 @@ def sample(target: Target, folder: Path, start: float) -> Sample:
             threads += process.num_threads()
     _, text = target.get("/metrics")
     blocks = max((float(value) for value in USED.findall(text)), default=0.0)
-    tasks = sum(int(path.read_text() or 0) for path in folder.iterdir())  # an empty one is being written
     seconds, megabytes = time.monotonic() - start, files(target) / 2**20
-    return Sample(seconds, memory / 2**20, descriptors, threads, tasks, megabytes, blocks)
+    return Sample(seconds, memory / 2**20, descriptors, threads, megabytes, blocks)
 
 
 def files(target: Target) -> int:
@@ -106,13 +98,13 @@ def slope(samples: Sequence[Sample], name: str) -> float:
     return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread if spread else 0.0
 
 
-def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[Sample], TroubleCounts, int]:
+def soak(target: Target, rate: int, minutes: float) -> tuple[list[Sample], TroubleCounts, int]:
     """The readings of the run, how harm ended, and the exit code of locust. The last reading is of the idle server."""
     over, samples, started, troubled = threading.Event(), [], time.monotonic(), TroubleCounts(Counter(), Counter())
 
     def read() -> None:
         while not over.wait(EVERY):
-            samples.append(sample(target, folder, started))
+            samples.append(sample(target, started))
 
     threads = [threading.Thread(target=read), threading.Thread(target=lambda: asyncio.run(trouble(target, over, troubled)))]
     for thread in threads:
@@ -123,8 +115,8 @@ def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[
     over.set()
     for thread in threads:
         thread.join()
-    wait_for(lambda: sample(target, folder, started).blocks == 0, 10)
-    return [*samples, sample(target, folder, started)], troubled, code
+    wait_for(lambda: sample(target, started).blocks == 0, 10)
+    return [*samples, sample(target, started)], troubled, code
 
 
 def report(samples: Sequence[Sample], summary: dict[str, Any], troubles: TroubleCounts, rate: int) -> tuple[list[str], bool]:
@@ -141,21 +133,6 @@ def report(samples: Sequence[Sample], summary: dict[str, Any], troubles: Trouble
     return lines, good and held == 0 and summary["failed"] == 0 and troubles.good
 
 
-@contextmanager
-def start_watched(flags: Sequence[str], folder: Path) -> Iterator[Target]:
-    """A server whose steps can be made to fail, and which writes numbers of tasks to `folder`; StartError where it doesn't."""
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "inside"), os.environ.get("PYTHONPATH"))))
-    with running(flags, environment={"PYTHONPATH": path, FOLDER: str(folder)}) as target:
-
-        def all_watched() -> bool:  # the first number is written after the change of steps
-            engines = target.pids(REPLICA) or [target.process.pid]
-            return {f"{pid}.tasks" for pid in engines} <= {path.name for path in folder.iterdir()}
-
-        if not wait_for(all_watched, INSIDE_SECONDS):
-            raise StartError("not every engine of the server wrote how many tasks it has")
-        yield target
-
-
 def main(arguments: Sequence[str]) -> int:
     """0 where nothing grew, 1 where no server came up, 3 where something grew or failed."""
     parser = argparse.ArgumentParser(
@@ -167,8 +144,8 @@ def main(arguments: Sequence[str]) -> int:
     OUT.mkdir(exist_ok=True)
     (OUT / "summary.json").unlink(missing_ok=True)
     try:
-        with tempfile.TemporaryDirectory() as folder, start_watched(flags, Path(folder)) as target:
-            samples, troubled, code = soak(target, Path(folder), options.rate, options.minutes)
+        with running(flags) as target:
+            samples, troubled, code = soak(target, options.rate, options.minutes)
     except StartError as error:
         print(error, file=sys.stderr)
         return 1

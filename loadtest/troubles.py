@@ -19,7 +19,6 @@ import grpc
 from attend.v1 import generation_pb2 as pb
 from loadtest.faults.attacker import Attacker, attacker
 from loadtest.faults.target import Target
-from loadtest.inside.sitecustomize import POISON
 
 EVERY = 0.25
 """Seconds between two of them."""
@@ -34,7 +33,6 @@ REFUSED: dict[str, tuple[Any, int]] = {
     "a prompt that is too long": (BODY | {"prompt": [5] * 5000}, 400),
     "a regex that is none": (BODY | {"structured_outputs": {"regex": "("}}, 400),
     "a body that is too large": (b" " * (2 << 20), 413),
-    "a prompt whose steps raise": (BODY | {"prompt": [17, *POISON]}, 500),
 }
 """Over HTTP, with the status of the answer."""
 
@@ -77,18 +75,6 @@ async def pass_deadline(a: Attacker) -> str:
     return "OK"
 
 
-async def poison_grpc(a: Attacker) -> str:
-    """Stream a prompt whose steps raise."""
-    poisoned = request()
-    poisoned.token_ids.ids.extend([17, *POISON])
-    try:
-        async for _ in a.stub.GenerateStream(poisoned, timeout=30):
-            pass
-    except grpc.aio.AioRpcError as error:
-        return error.code().name
-    return "OK"
-
-
 async def post_body(body: Any, a: Attacker) -> str:
     """Send a body."""
     headers = a.target.headers()
@@ -103,7 +89,6 @@ TROUBLES: dict[str, tuple[Trouble, str]] = {
     "gRPC caller leaves": (leave_grpc, "a message"),
     "caller leaves in a body": (leave_body, "left"),
     "deadline passes": (pass_deadline, "DEADLINE_EXCEEDED"),
-    "a prompt whose steps raise, over gRPC": (poison_grpc, "INTERNAL"),
     **{name: (partial(post_body, body), str(status)) for name, (body, status) in REFUSED.items()},
 }
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from loadtest.provenance import provenance
 
-HEADER = ("what", "median", "interval", "unit", "target")
+HEADER = ("what", "median", "interval", "unit")
 T = TypeVar("T")
 
 
@@ -39,12 +39,11 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A quantity: one value of `values` or more, in `unit`. Its median should be at most `most`, where that is given."""
+    """A quantity: one value of `values` or more, in `unit`."""
 
     what: str
     unit: str
     values: tuple[float, ...]
-    most: float | None = None
 
     @property
     def median(self) -> float:
@@ -55,8 +54,7 @@ class Figure:
         """A row under HEADER."""
         low, high = interval(self.values)
         spread = f"{low:.4g} to {high:.4g}" if len(self.values) > 1 else ""
-        target = "" if self.most is None else f"at most {self.most:g}"
-        return self.what, f"{self.median:.4g}", spread, self.unit, target
+        return self.what, f"{self.median:.4g}", spread, self.unit
 
     def short(self) -> str:
         """A ratio in a cell: the median, and the interval."""
@@ -66,7 +64,7 @@ class Figure:
     def document(self) -> dict[str, Any]:
         """The same for a machine, with every value."""
         low, high = interval(self.values)
-        found = {"what": self.what, "unit": self.unit, "median": self.median, "low": low, "high": high, "most": self.most}
+        found = {"what": self.what, "unit": self.unit, "median": self.median, "low": low, "high": high}
         return found | {"values": list(self.values)}
 
 

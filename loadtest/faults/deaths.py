@@ -3,7 +3,6 @@
 A death is a function of a started server that returns what was measured. Its docstring is its line in the table.
 """
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -12,7 +11,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,6 @@ import grpc
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.faults.attacker import Attacker, attacker
-from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.measure import Measure
 from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, start_target, wait_for
 from loadtest.faults.use import open_to_others
@@ -277,40 +274,3 @@ def other_users_of_the_machine() -> list[Measure]:
         paths = {each.laddr for one in target.processes() for each in one.net_connections("unix") if each.laddr}
         writable = sorted(path for path in paths if open_to_others(Path(path)))
         return [Measure("sockets", len(writable), "", 0, ", ".join(writable))]
-
-
-def survives_load(load: Callable[[Attacker], Awaitable[None]], seconds: float) -> list[Measure]:
-    """Put a load on a server for so long: its replica must still be the one that it was."""
-    with running(FAST) as target:
-        before, began = target.pids(REPLICA), time.monotonic()
-
-        async def put() -> str:
-            async with attacker(target) as one:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await load(one)
-                return ", ".join(f"{count} {what}" for what, count in one.outcomes.most_common(4))
-
-        outcomes = asyncio.run(put())
-        answers = target.ready(WATCH_SECONDS)
-        return [
-            Measure("replicas lost", len(set(before) - set(target.pids(REPLICA))), "", 0, outcomes),
-            Measure("until it answers after it", time.monotonic() - began - seconds if answers else float("inf"), "s", 30.0),
-        ]
-
-
-@death
-def overload_kills_nobody() -> list[Measure]:
-    """no death: 400 callers at once for 40 s"""
-
-    async def load(a: Attacker) -> None:
-        body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True}
-        await a.repeat(lambda: a.post("/v1/completions", body), 400)
-
-    return survives_load(load, 40.0)
-
-
-@death
-def compiling_kills_nobody() -> list[Measure]:
-    """no death: 64 slow grammars at a time for 40 s"""
-    return survives_load(ATTACKS["slow grammars"].run, 40.0)

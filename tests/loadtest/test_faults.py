@@ -305,6 +305,9 @@ class Stub:
     def processes(self):
         return []
 
+    def pids(self, what):
+        return []
+
     def ready(self, seconds):
         return True
 

@@ -158,7 +158,7 @@ def test_what_is_never_free_is_infinite(monkeypatch, frees):
 
 # soak
 
-FLAT = [Sample(at * EVERY, 800.0, 600, 250, 40, 8.0, 0.5) for at in range(100)]
+FLAT = [Sample(at * EVERY, 800.0, 600, 250, 8.0, 0.5) for at in range(100)]
 IDLE = [*FLAT, replace(FLAT[-1], seconds=101 * EVERY, blocks=0.0)]
 NONE_FAILED = {"failed": 0, "refused": 2}
 HARMLESS = TroubleCounts(Counter(dict.fromkeys(TROUBLES, 9)), Counter())
