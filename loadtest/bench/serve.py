@@ -59,8 +59,6 @@ class Contender(NamedTuple):
 
 
 SETTLE_SECONDS = 1.0
-STARTS = 3
-"""Of each server that is started here; the last of them is asked."""
 MEASURES = (
     ("output", "tokens/s"),
     ("TTFT p50", "ms"),
@@ -134,7 +132,7 @@ def parse_url(text: str) -> tuple[str, str]:
     return name or urlsplit(url).netloc, url.rstrip("/")
 
 
-async def measure(options: argparse.Namespace, running: Mapping[str, Running], starts: Comparison) -> None:
+async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -> None:
     """Ask everybody, and report. `running`: those who were started here, by URL."""
     servers = {name: identity(url) for name, url in options.urls}
     async with AsyncExitStack() as stack:
@@ -160,6 +158,8 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Running], s
         head = ("what", "unit", *names, *(f"{names[0]} / {name}" for name in names[1:]))
         report = Report(options.json, head, bench="serve", seed=options.seed, servers=servers)
         if running:
+            seconds = {one.name: [one.seconds] for one in running.values()}
+            starts = Comparison("the command to the first token", "s", seconds)
             report.add(starts.figures(), [cells(starts, names)])
         await loads(everybody, options, report)
 
@@ -184,7 +184,7 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
         default=[],
         type=parse_command,
         metavar="NAME=COMMAND",
-        help=f"a server that is started here, on {{port}} of 127.0.0.1, {STARTS} times; its time to the first token counts too",
+        help="a server that is started here, on {port} of 127.0.0.1; its time to the first token counts too",
     )
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16, 32, 64, 256], help="default 1 8 16 32 64 256")
     parser.add_argument("--prompt", type=int, nargs="+", default=[PROMPT], help=f"tokens of a prompt (default {PROMPT})")
@@ -201,18 +201,10 @@ def cells(comparison: Comparison, names: Sequence[str]) -> Sequence[str]:
     return (comparison.what, comparison.unit, *medians, *ratios)
 
 
-def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[list[Running], Comparison]:
-    """A server of each command, and the seconds to its first token in each of its starts. Raises StartError."""
-    running: list[Running] = []
-    seconds: dict[str, list[float]] = {}
-    for name, command in commands:
-        log, seconds[name] = FOLDER / f"serve-{len(running)}.log", []
-        for _ in range(STARTS - 1):
-            with answering(name, command, log) as one:
-                seconds[name].append(one.seconds)
-        running.append(stack.enter_context(answering(name, command, log)))
-        seconds[name].append(running[-1].seconds)
-    return running, Comparison("the command to the first token", "s", seconds)
+def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> list[Running]:
+    """A server of each command. Raises StartError."""
+    logs = (FOLDER / f"serve-{at}.log" for at in itertools.count())
+    return [stack.enter_context(answering(name, command, log)) for (name, command), log in zip(commands, logs, strict=False)]
 
 
 def own_command(options: argparse.Namespace) -> list[str]:
@@ -230,13 +222,13 @@ def main(arguments: list[str] | None = None) -> None:
     commands = [*([("HTTP", own_command(options))] if is_own else []), *options.start]
     with ExitStack() as stack:
         try:
-            running, starts = start(stack, commands)
+            running = start(stack, commands)
         except StartError as error:
             sys.exit(str(error))
         if is_own:
             options.own, options.grpc = running[0].url, running[0].grpc
         options.urls = [*((one.name, one.url) for one in running), *options.urls]
-        asyncio.run(measure(options, {one.url: one for one in running}, starts))
+        asyncio.run(measure(options, {one.url: one for one in running}))
 
 
 if __name__ == "__main__":

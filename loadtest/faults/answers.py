@@ -8,6 +8,7 @@ import io
 import itertools
 import re
 import time
+from collections.abc import Sequence
 
 import aiohttp
 import orjson
@@ -19,6 +20,15 @@ from loadtest.faults.bodies import COMPLETIONS, completion_body
 _numbers = itertools.count()
 BODY = b'{"prompt":"a","max_tokens":1}'
 COUNTED = re.compile(r'^attend_(?:auth_failures_total|requests_total\{.*outcome="invalid")\S* (\S+)$', re.MULTILINE)
+
+
+async def got(a: Attacker, paths: Sequence[str], host: str = "localhost") -> dict[str, list[int]]:
+    """The statuses of a GET of each path as it is written."""
+    found = {}
+    for path in paths:
+        found[path] = statuses(await a.raw(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode()))
+        a.outcomes.update(map(str, found[path]))
+    return found
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -90,12 +100,8 @@ async def forwarded_addresses(a: Attacker) -> None:
 @attack(("none",), ends=True)
 async def other_hosts(a: Attacker) -> None:
     """calls without a key for another Host, as a page makes them that has bound its name to 127.0.0.1"""
-    found = []
-    for path in ("/v1/models", "/", "/openapi.json"):
-        answer = await a.raw(f"GET {path} HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n".encode())
-        found += statuses(answer)
-    a.outcomes.update(map(str, found))
-    a.check("answers to another Host", sum(status == 200 for status in found))
+    found = await got(a, ("/v1/models", "/", "/openapi.json"), "evil.example")
+    a.check("answers to another Host", sum(200 in each for each in found.values()))
 
 
 @attack(ends=True)
@@ -122,12 +128,9 @@ async def smuggled_requests(a: Attacker) -> None:
 async def odd_paths(a: Attacker) -> None:
     """paths of HAProxy, outside the files, and doubled: none is a route"""
     paths = ("/stats", "/haproxy?stats", "//healthz", "/./healthz", "/static/..%2f..%2fsettings.py")
-    found = []
-    for path in (*paths, "/static/../../settings.py", "/..%2f..%2fetc/passwd", "/v1/models/..%2f..%2fmetrics"):
-        seen = statuses(await a.raw(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()))
-        a.outcomes.update(map(str, seen))
-        found += [path] if 200 in seen else []
-    a.check("paths that were answered", len(found), 0, ", ".join(found))
+    found = await got(a, (*paths, "/static/../../settings.py", "/..%2f..%2fetc/passwd", "/v1/models/..%2f..%2fmetrics"))
+    answered = [path for path, seen in found.items() if 200 in seen]
+    a.check("paths that were answered", len(answered), 0, ", ".join(answered))
 
 
 @attack()
