@@ -165,7 +165,7 @@ load: setup  ## a minute of load against a server of its own; exit code 3 if an 
 soak: setup  ## half an hour of load on a server of its own, with callers who leave: does anything grow? (ARGS="--rate 24")
 	$(BIN)/python -m loadtest.soak $(ARGS)
 
-overload: setup  ## three times the calls that a server of our own can answer; then a thousand streams that end at once
+overload: setup  ## three times the calls that a server of our own can answer
 	$(BIN)/python -m loadtest.overload $(ARGS)
 
 bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; default HEAD~1); fails where the engine became slower

@@ -1,4 +1,4 @@
-"""`make overload`: a server of our own under three times its calls, and a thousand streams that end at once.
+"""`make overload`: a server of our own under three times its calls.
 
 python -m loadtest.overload --minutes 5
 
@@ -6,20 +6,18 @@ First as many callers as the server can run, one call after the other: the answe
 so many times that rate, over both transports in turn, whether or not earlier ones were answered. Then the capacity is measured
 again, since a machine that others use too becomes faster and slower: the mean of both counts. Answers have unequal lengths:
 those of equal ones would begin and end together as long as nobody but these callers calls, which is cheaper than any other
-traffic. At last, on a second server, a thousand streams are cut in the middle. The exit code is 3 where a limit was missed.
+traffic. The exit code is 3 where a limit was missed.
 """
 
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
@@ -38,9 +36,7 @@ CALLERS, CAPACITY_SECONDS = 96, 60.0
 WARM_SECONDS = 10.0
 """At the beginning of the overload, while the queue fills: not counted as goodput."""
 REFUSAL_MS, GOODPUT, HUNG_SECONDS = 50.0, 0.9, 60.0
-STREAMS, FREE_SECONDS = 1000, 1.0
 MADE = re.compile(r"^attend_generation_tokens_total\{[^}]*\} (\S+)", re.MULTILINE)
-HELD = re.compile(r"^attend_(?:kv_cache_usage|requests_running|requests_waiting)\{[^}]*\} (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,46 +174,6 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
         return verdict(calls, hung, (capacity, again), good)
 
 
-async def stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A stream that has begun: its first event has come."""
-    place = urlsplit(address)
-    reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True})
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-    assert b" 200 " in await reader.readline()
-    await reader.readuntil(b"data: ")
-    return reader, writer
-
-
-async def drop(target: Target, count: int) -> list[Measure]:
-    """Cut so many streams at once; the time until the server holds nothing for them any more."""
-    streams = await asyncio.gather(*(stream(target.address.http) for _ in range(count)))
-    writers = [writer for _, writer in streams]
-    for writer in writers:
-        writer.transport.abort()
-    cut = time.monotonic()
-    async with aiohttp.ClientSession() as http:
-        seconds = await until(lambda: holds_nothing(http, target), cut)
-    return [Measure(f"{count} dropped streams: everything free after", seconds, "s", FREE_SECONDS)]
-
-
-async def until(condition: Callable[[], Awaitable[bool]], since: float) -> float:
-    """Seconds after `since` at which it is known that `condition` has come true; infinite after HUNG_SECONDS."""
-    while time.monotonic() < since + HUNG_SECONDS:
-        if await condition():
-            return time.monotonic() - since
-        await asyncio.sleep(0.02)
-    return float("inf")
-
-
-async def holds_nothing(http: aiohttp.ClientSession, target: Target) -> bool:
-    """True if no request runs or waits and no KV block is in use."""
-    async with http.get(f"{target.address.http}/metrics") as answer:
-        held = HELD.findall(await answer.text())
-    return bool(held) and not any(map(float, held))
-
-
 def main(arguments: Sequence[str]) -> int:
     """0 where every limit was kept, 1 where no server came up, 3 where one was missed."""
     parser = argparse.ArgumentParser(
@@ -225,13 +181,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--minutes", type=float, default=5, help="length of the overload (default 5)")
     parser.add_argument("--times", type=float, default=3, help="load in units of the capacity (default 3)")
-    parser.add_argument("--streams", type=int, default=STREAMS, help=f"streams that are cut (default {STREAMS})")
     options, flags = parser.parse_known_args(arguments)
     try:
         with running(flags) as target:
             measures = asyncio.run(overload(target, options.times, 60 * options.minutes))
-        with running([*flags, "--max-batch-requests", str(options.streams)]) as target:
-            measures += asyncio.run(drop(target, options.streams))
     except StartError as error:
         print(error, file=sys.stderr)
         return 1

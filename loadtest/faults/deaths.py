@@ -234,28 +234,31 @@ def left_behind(target: Target, seconds: float) -> list[Measure]:
     return [Measure("until no process is left", time.monotonic() - began if gone else float("inf"), "s", seconds)]
 
 
-@death
-def driver_killed() -> list[Measure]:
-    """SIGKILL of the driver"""
-    with running(FAST) as target:
-        target.send("attend.service.runtime.driver_main", signal.SIGKILL)
-        return left_behind(target, 10.0)
+DRIVER = "attend.service.runtime.driver_main"
+ENDING = {
+    "driver killed": ("SIGKILL of the driver", DRIVER, 10.0),
+    "supervisor killed": ("SIGKILL of `attend serve` itself", "", 10.0),
+    "ray killed": ("SIGKILL of Ray's control service, without which nothing can be replaced: the server ends", GCS, 90.0),
+}
+"""What is done, the process that is killed, and the seconds until no process is left."""
 
 
-@death
-def supervisor_killed() -> list[Measure]:
-    """SIGKILL of `attend serve` itself"""
-    with running(FAST) as target:
-        target.process.kill()
-        return left_behind(target, 10.0)
+def ending(about: str, what: str, seconds: float) -> Death:
+    """A death of ENDING."""
+
+    def run() -> list[Measure]:
+        with running(FAST) as target:
+            if what:
+                target.send(what, signal.SIGKILL)
+            else:
+                target.process.kill()
+            return left_behind(target, seconds)
+
+    run.__doc__ = about
+    return run
 
 
-@death
-def ray_killed() -> list[Measure]:
-    """SIGKILL of Ray's control service, without which nothing can be replaced: the server ends"""
-    with running(FAST) as target:
-        target.send(GCS, signal.SIGKILL)
-        return left_behind(target, 90.0)
+DEATHS |= {name: ending(*how) for name, how in ENDING.items()}
 
 
 @death

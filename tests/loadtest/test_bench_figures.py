@@ -4,16 +4,11 @@ import asyncio
 import json
 import math
 import random
-import signal
-import subprocess
-import sys
 
 import pytest
 
-from loadtest.bench.contestant import TREE
 from loadtest.bench.figures import Comparison, Figure, Report, interval, take_turns
 from loadtest.bench.gate import judge, slower
-from tests.service.server import wait_for
 
 
 def covered(count, tries=4000):
@@ -75,18 +70,6 @@ def test_each_row_is_printed_and_filed_at_once_with_every_value_and_the_machine(
         assert (found["bench"], found["model"], found["facts"]) == ("steps", "S", at)
     assert found["provenance"]["machine"]["cores"] >= 1 and found["provenance"]["machine"]["torch"]
     assert [each.name for each in path.parent.iterdir()] == ["found.json"]
-
-
-def test_a_run_that_is_interrupted_keeps_what_it_has_measured(tmp_path):
-    path, words = tmp_path / "found.json", ["--running", "1", *["16000"] * 90]
-    command = [sys.executable, "-m", "loadtest.bench.scheduler", "--json", str(path), *words]
-    with subprocess.Popen(command, cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        lines = [process.stdout.readline() for _ in range(3)]
-        assert wait_for(path.exists, 60)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
-    assert "a step of 1 requests" in lines[2]
-    assert json.loads(path.read_text())["figures"][0]["what"] == "a step of 1 requests"
 
 
 def test_a_loss_that_every_pair_shows_closes_the_gate():
