@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import re
+import statistics
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ from loadtest.server import StartError
 
 EVERY = 5.0
 """Seconds between two readings."""
-HARM = ("callers who leave", "cancelled rpcs", "short deadlines", "errors", "deep bodies", "half closed", "unknown fields")
+HARM = ("callers who leave", "cancelled rpcs", "short deadlines", "errors", "deep bodies", "answers unread", "unknown fields")
 """Attacks that are made one after the other beside the load, each for a fifth of EVERY."""
 WARM_SHARE = 0.2
 """Of the run, which is left out at its beginning: pools of threads and caches fill."""
@@ -96,9 +97,7 @@ def slope(samples: Sequence[Sample], name: str) -> float:
     """How much a figure rises in a minute: least squares over the run without its first part."""
     some = samples[int(len(samples) * WARM_SHARE) :]
     times, values = [one.seconds / 60 for one in some], [float(getattr(one, name)) for one in some]
-    middle, mean = sum(times) / len(times), sum(values) / len(values)
-    spread = sum((at - middle) ** 2 for at in times)
-    return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread if spread else 0.0
+    return statistics.linear_regression(times, values).slope if len(set(times)) > 1 else 0.0
 
 
 async def harm(target: Target, over: threading.Event) -> None:

@@ -101,11 +101,6 @@ def row(shape: str, weights: str, comparison: Comparison) -> list[str]:
     return [shape, weights, comparison.what, next(iter(medians.values())), others]
 
 
-def split_words(text: str) -> list[str]:
-    """The words between commas."""
-    return text.split(",")
-
-
 def interpreter(text: str) -> tuple[str, str]:
     """NAME=PATH."""
     name, _, path = text.partition("=")
@@ -117,13 +112,17 @@ def interpreter(text: str) -> tuple[str, str]:
 def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line, with `peers`: interpreters by name."""
     parser = options_of(__doc__)
-    parser.add_argument("--shape", type=split_words, default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M")
+    parser.add_argument(
+        "--shape", type=lambda text: text.split(","), default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M"
+    )
     about = f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled"
-    parser.add_argument("--peer", type=split_words, help=about)
+    parser.add_argument("--peer", type=lambda text: text.split(","), help=about)
     parser.add_argument(
         "--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help="a peer's interpreter"
     )
-    parser.add_argument("--weights", type=split_words, default=["bf16"], help=f"of {', '.join(FORMS)}; default bf16")
+    parser.add_argument(
+        "--weights", type=lambda text: text.split(","), default=["bf16"], help=f"of {', '.join(FORMS)}; default bf16"
+    )
     about = "for everything; who is slow then has fewer turns, one of each at least"
     parser.add_argument("--minutes", type=float, default=math.inf, help=about)
     parser.add_argument("--sampled", action="store_true", help="Attend beside itself with temperature 0.7, top_p 0.95")

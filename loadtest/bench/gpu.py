@@ -24,13 +24,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attend.model.config import DEFAULT_MODEL
-from attend.model.shapes import SHAPES
+from attend.model.shapes import write_config
 from loadtest.bench.contestant import OURS, TREE
 from loadtest.bench.figures import table
 from loadtest.bench.machine import threads
 from loadtest.bench.on_gpu import rates
 from loadtest.bench.on_gpu.session import Left, Session, ask, run, say, tail
-from loadtest.bench.shapes import FOLDER, write_config
+from loadtest.bench.shapes import FOLDER
 from loadtest.provenance import own_version
 
 RESERVE = 45
@@ -195,26 +195,17 @@ def finish(session: Session, sentence: str = "") -> int:
     return code
 
 
-def shape_names(text: str) -> list[str]:
-    """Names of shapes between commas."""
-    names = text.split(",")
-    if wrong := [name for name in names if name not in SHAPES]:
-        raise argparse.ArgumentTypeError(f"there is no {wrong[0]!r}")
-    return names
-
-
 def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="what fits into 90 s; of a GPU the first thing to run")
     parser.add_argument("--minutes", type=float, help=f"for everything (default {MINUTES}, with --smoke {SMOKE_MINUTES})")
-    parser.add_argument("--shape", type=shape_names, help=f"of {', '.join(SHAPES)}; default {','.join(ON_GPU)}, on a CPU S")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu tries the command itself")
     parser.add_argument("--no-laws", action="store_true", help="answers and speed alone")
     parser.add_argument("--folder", type=Path, default=FOLDER / "gpu", help="for the logs of all parts")
     parser.add_argument("--json", type=Path, default=ROWS, help="rows are appended here (default loadtest/out/gpu.jsonl)")
     options = parser.parse_args(words)
-    options.shape = options.shape or (ON_GPU if options.device == "cuda" else ["S"])
+    options.shape = ON_GPU if options.device == "cuda" else ["S"]
     options.minutes = options.minutes or (SMOKE_MINUTES if options.smoke else MINUTES)
     for folder in (options.folder, options.json.parent):
         folder.mkdir(parents=True, exist_ok=True)

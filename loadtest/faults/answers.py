@@ -4,14 +4,9 @@ Each looks at the answers. Most are done with a few calls.
 """
 
 import asyncio
-import io
 import itertools
 import re
-import time
 from collections.abc import Sequence
-
-import aiohttp
-import orjson
 
 from loadtest.faults.attack import attack
 from loadtest.faults.attacker import Attacker
@@ -171,25 +166,3 @@ async def guessed_prompts(a: Attacker) -> None:
         usage = (await answer.json(content_type=None)).get("usage", {})
         a.outcomes[str(answer.status)] += 1
     a.check("cached tokens of another key", usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
-
-
-@attack(("each",), ends=True)
-async def empty_lines(a: Attacker) -> None:
-    """two batches of 20 MB of line ends: how long a small upload of another key takes"""
-
-    async def upload(content: bytes, key: str) -> str:
-        form = aiohttp.FormData({"purpose": "batch"})
-        form.add_field("file", io.BytesIO(content), filename="lines.jsonl")
-        headers = {name: value for name, value in a.target.headers(key).items() if name.lower() != "content-type"}
-        async with a.session.post(f"{a.target.address.http}/v1/files", data=form, headers=headers) as answer:
-            a.outcomes[str(answer.status)] += 1
-            return str(orjson.loads(await answer.read()).get("id", ""))
-
-    file = await upload(b"\n" * (20 << 20), "open")
-    for _ in range(2):
-        asked = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
-        await a.post("/v1/batches", asked)
-    await asyncio.sleep(0.5)
-    began = time.monotonic()
-    await upload(b"{}", "quiet")
-    a.check("seconds of a small upload", time.monotonic() - began, 2.0)

@@ -73,21 +73,6 @@ async def cancelled_rpcs(a: Attacker) -> None:
     await a.repeat(one, 64)
 
 
-@attack()
-async def messages_of_noise(a: Attacker) -> None:
-    """1 MB of bytes that are no message, 16 at a time"""
-    call = a.channel.unary_unary("/attend.v1.GenerationService/Generate", None, None)
-    noise = bytes(range(256)) * 4096
-
-    async def one() -> None:
-        try:
-            await call(noise, metadata=a.metadata(), timeout=10)
-        except grpc.RpcError as error:
-            a.outcomes[error.code().name] += 1
-
-    await a.repeat(one, 16)
-
-
 async def over_frames(a: Attacker, job: Callable[[Http2], Awaitable[None]], at_once: int, *, reads: bool = True) -> None:
     """Connections by hand, so many at once; `job` goes on with each until the server ends it."""
 

@@ -24,15 +24,13 @@ def call(body: bytes, path: str = COMPLETIONS) -> Bytes:
     return lambda a: a.head(path, len(body)) + body
 
 
-def hold(data: Bytes, at_once: int, seconds: float = 30.0, *, receive: int = 0, half_close: bool = False) -> Run:
+def hold(data: Bytes, at_once: int, seconds: float = 30.0, *, receive: int = 0) -> Run:
     """Connections that send this, and then neither read nor send for so long."""
 
     async def run(a: Attacker) -> None:
         async def one() -> None:
             async with a.connection(receive=receive) as (_, writer):
                 writer.write(data(a))
-                if half_close:
-                    writer.write_eof()
                 a.outcomes["unread"] += 1
                 await asyncio.sleep(seconds)
 
@@ -135,11 +133,6 @@ CONNECTIONS: dict[str, tuple[str, Run, bool]] = {
     "answers unread": (
         "answers of 5 MB that nobody reads, 64 at a time, receive buffers of 2 KB",
         hold(call(LARGE), 64, receive=2048),
-        True,
-    ),
-    "half closed": (
-        "streams whose callers say that they send no more, and do not read, 32 at a time",
-        hold(call(STREAM), 32, 5.0, receive=2048, half_close=True),
         True,
     ),
     "pipelined streams": (

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from attend.model.shapes import SHAPES
+from attend.model.shapes import SHAPES, write_config
 from loadtest.bench.contestant import OURS, Contestant, PeerError
 from loadtest.bench.on_gpu.device import Clocks
 from loadtest.bench.on_gpu.session import Left, Session
-from loadtest.bench.shapes import parameters, write_config
+from loadtest.bench.shapes import parameters
 
 Run = Callable[[int, int, int], float]
 """(requests, prompt tokens, output tokens) -> seconds."""
