@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ATTEND_TEST_MODELS ?= $(abspath $(MODELS))
 export ATTEND_TEST_LINTERS ?= $(abspath $(LINTERS))
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests image load capacity soak overload bench-gate screenshots protos docs docs-site train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests image load soak overload bench-gate screenshots protos docs docs-site train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -144,7 +144,7 @@ mutants: setup  ## do the tests bite? 200 planted mistakes (an hour or two; goes
 	@$(BIN)/$(INSTALL) -c constraints.txt --group mutants
 	$(BIN)/python -m tests.mutation.run $(ARGS)
 
-faults: setup  ## attacks and deaths on a server of its own, beside other callers (an hour and a quarter; ARGS=--resume goes on)
+faults: setup  ## attacks and deaths on a server of its own, beside other callers (an hour; ARGS=--resume goes on)
 	$(BIN)/python -m loadtest.faults $(ARGS)
 
 manifests: setup  ## render deploy/ and check it strictly
@@ -162,13 +162,10 @@ image:  ## the images, tagged attend:VERSION and attend:VERSION-DATE
 load: setup  ## a minute of load against a server of its own; exit code 3 if an objective was missed
 	$(BIN)/python -m loadtest.load $(ARGS)
 
-capacity: setup  ## the highest rate of requests that keeps the objectives
-	$(BIN)/python -m loadtest.capacity $(ARGS)
-
-soak: setup  ## half an hour of load on a server of its own, with callers who leave: does anything grow? (ARGS="--rate 40")
+soak: setup  ## half an hour of load on a server of its own, with callers who leave: does anything grow? (ARGS="--rate 24")
 	$(BIN)/python -m loadtest.soak $(ARGS)
 
-overload: setup  ## three times the calls that a server of our own can answer; then a thousand streams that end at once
+overload: setup  ## three times the calls that a server of our own can answer
 	$(BIN)/python -m loadtest.overload $(ARGS)
 
 bench-gate: setup  ## this tree against its base (ARGS="--base REVISION"; default HEAD~1); fails where the engine became slower

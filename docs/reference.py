@@ -54,7 +54,7 @@ CONTENTS = {
     ],
     "Results": [
         *("loadtest/RESULTS", "loadtest/results/engine", "loadtest/results/servers", "loadtest/results/faults"),
-        *("loadtest/results/soak", "loadtest/results/quality", "loadtest/results/gpu", "loadtest/PEERS"),
+        *("loadtest/results/soak", "loadtest/results/quality", "loadtest/results/gpu"),
     ],
     "The project": [
         *("GLOSSARY", "CHANGELOG", "attend/README", "tests/simulation/README", "tests/mutation/README"),

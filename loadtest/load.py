@@ -15,7 +15,7 @@ from loadtest.server import Address, StartError, ready_server
 
 OUT = Path(__file__).parent / "out"
 OBJECTIVES = ["--max-ttft-p95-ms", "1000", "--max-itl-p95-ms", "100"]
-DEFAULTS = ["--loop", "open", "--shape", "steps", "-u", "10", "-t", "60s", "--stop-timeout", "30"]
+DEFAULTS = ["--loop", "open", "-u", "10", "-t", "60s", "--stop-timeout", "30"]
 
 
 def locust(address: Address, out: Path, arguments: Sequence[str], **more: Any) -> int:

@@ -1,13 +1,15 @@
-"""What the rows of locust's statistics add up to, for each measure and transport."""
+"""What the rows of locust's statistics add up to, for each measure and transport, and whether they meet the objectives."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.stream import REFUSED, TOTAL, TRANSPORTS
+from loadtest.stream import ITL, REFUSED, TOTAL, TRANSPORTS, TTFT
 
 PERCENTILES = (50, 95, 99)
+MISSED = 3
+"""The exit code of a run that missed an objective."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,6 @@ class Row:
     def __add__(self, other: "Row") -> "Row":
         return Row(
             self.count + other.count, self.failures + other.failures, self.tokens + other.tokens, self.times + other.times
-        )
-
-    def __sub__(self, earlier: "Row") -> "Row":
-        return Row(
-            self.count - earlier.count,
-            self.failures - earlier.failures,
-            self.tokens - earlier.tokens,
-            self.times - earlier.times,
         )
 
     def percentile(self, percent: float) -> float | None:
@@ -56,11 +50,6 @@ def read(entries: Iterable[Any]) -> Rows:
     return rows
 
 
-def since(rows: Rows, earlier: Rows) -> Rows:
-    """What was added to `earlier`."""
-    return {key: row - earlier.get(key, Row()) for key, row in rows.items()}
-
-
 def total(rows: Rows, measure: str) -> Row:
     """A measure over both transports."""
     return sum((rows[key] for key in rows if key[0] == measure), Row())
@@ -69,3 +58,34 @@ def total(rows: Rows, measure: str) -> Row:
 def used_transports(rows: Rows) -> list[str]:
     """The transports that somebody asked over."""
     return [each for each in TRANSPORTS if rows.get((TOTAL, each)) or rows.get((REFUSED, each))]
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """Milliseconds at the 95th percentile of each transport, None for no objective; ratios of all requests, 0 to 1."""
+
+    ttft_p95_ms: float | None = None
+    itl_p95_ms: float | None = None
+    fail_ratio: float = 0.0
+    refused_ratio: float = 0.0
+
+    def missed_objectives(self, rows: Rows) -> Iterator[str]:
+        """A sentence for each objective that was missed."""
+        answers, refused = total(rows, TOTAL), total(rows, REFUSED).count
+        asked = answers.count + refused
+        if not answers.count:
+            yield f"no request was answered, {refused} were refused"
+            return
+        for what, number, most in (
+            ("failed", answers.failures, self.fail_ratio),
+            ("were refused", refused, self.refused_ratio),
+        ):
+            if number / asked > most:
+                yield f"{number / asked:.4f} of the requests {what}, more than {most}"
+        for measure, limit in ((TTFT, self.ttft_p95_ms), (ITL, self.itl_p95_ms)):
+            for transport in used_transports(rows) if limit is not None else ():
+                p95 = rows.get((measure, transport), Row()).percentile(95)
+                if p95 is None:
+                    yield f"{transport}: p95 of {measure} was not seen"
+                elif limit is not None and p95 > limit:
+                    yield f"{transport}: p95 of {measure} is {p95:g} ms, above {limit:g} ms"

@@ -1,4 +1,4 @@
-"""`make overload`: a server of our own under three times its calls, and a thousand streams that end at once.
+"""`make overload`: a server of our own under three times its calls.
 
 python -m loadtest.overload --minutes 5
 
@@ -6,30 +6,24 @@ First as many callers as the server can run, one call after the other: the answe
 so many times that rate, over both transports in turn, whether or not earlier ones were answered. Then the capacity is measured
 again, since a machine that others use too becomes faster and slower: the mean of both counts. Answers have unequal lengths:
 those of equal ones would begin and end together as long as nobody but these callers calls, which is cheaper than any other
-traffic. At last, on a second server, a thousand streams are cut in the middle. The exit code is 3 where a limit was missed.
+traffic. The exit code is 3 where a limit was missed.
 """
 
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
-import psutil
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.bench.figures import percentile
 from loadtest.faults.measure import Measure
 from loadtest.faults.target import Target, running
 from loadtest.server import StartError
@@ -42,9 +36,7 @@ CALLERS, CAPACITY_SECONDS = 96, 60.0
 WARM_SECONDS = 10.0
 """At the beginning of the overload, while the queue fills: not counted as goodput."""
 REFUSAL_MS, GOODPUT, HUNG_SECONDS = 50.0, 0.9, 60.0
-STREAMS, FREE_SECONDS = 1000, 1.0
 MADE = re.compile(r"^attend_generation_tokens_total\{[^}]*\} (\S+)", re.MULTILINE)
-HELD = re.compile(r"^attend_(?:kv_cache_usage|requests_running|requests_waiting)\{[^}]*\} (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +46,6 @@ class Call:
     seconds: float
     result: str
     """`ok`, `refused` (429 or RESOURCE_EXHAUSTED, with a time to come again), or what else came."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSeconds:
-    """Seconds of CPU since something began: what the server took, and what its callers here took."""
-
-    server: float
-    callers: float
-
-    @classmethod
-    def now(cls, target: Target) -> "CpuSeconds":
-        """Since both began. What processes of the server took that have ended is not in it."""
-        server = 0.0
-        for process in target.processes():
-            with suppress(psutil.Error):
-                server += sum(process.cpu_times()[:2])
-        return cls(server, time.process_time())
-
-    def since(self, before: "CpuSeconds") -> "CpuSeconds":
-        """Between two moments."""
-        return CpuSeconds(self.server - before.server, self.callers - before.callers)
 
 
 class Callers:
@@ -158,17 +129,9 @@ class Callers:
         return await pace, len(hung)
 
 
-def costs(at_capacity: CpuSeconds, answers: int, at_overload: CpuSeconds, calls: Sequence[Call]) -> list[Measure]:
-    """What the CPU was spent on: callers have the same cores as the server, and what refusals take is there for no answer."""
-    ended = Counter(call.result for call in calls)
-    an_answer = at_capacity.server / max(1, answers)
-    a_refusal = (at_overload.server - ended["ok"] * an_answer) / max(1, ended["refused"])
-    return [
-        Measure("server's CPU for an answer, at capacity", 1000 * an_answer, "ms"),
-        Measure("server's CPU for a refusal", 1000 * a_refusal, "ms", note="if answers cost the same"),
-        Measure("callers' CPU for a call, at capacity", 1000 * at_capacity.callers / max(1, answers), "ms"),
-        Measure("callers' CPU for a call, overloaded", 1000 * at_overload.callers / max(1, len(calls)), "ms"),
-    ]
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The nearest rank; 0 of no values."""
+    return sorted(values)[(len(values) - 1) * percent // 100] if values else 0.0
 
 
 def verdict(calls: Sequence[Call], hung: int, capacities: tuple[float, float], good: float) -> list[Measure]:
@@ -180,8 +143,8 @@ def verdict(calls: Sequence[Call], hung: int, capacities: tuple[float, float], g
     others = sorted({call.result for call in calls} - {"ok", "refused"})
     return [
         Measure("calls", len(calls), "", note=f"{answered} answered, {len(refused)} refused"),
-        Measure("refused at p50", percentile(refused, 50) if refused else 0.0, "ms"),
-        Measure("refused at p99", percentile(refused, 99) if refused else 0.0, "ms", REFUSAL_MS),
+        Measure("refused at p50", percentile(refused, 50), "ms"),
+        Measure("refused at p99", percentile(refused, 99), "ms", REFUSAL_MS),
         Measure(
             "capacity lost",
             1 - share,
@@ -201,57 +164,14 @@ async def overload(target: Target, times: float, seconds: float) -> list[Measure
     own = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target.address.grpc, options=own) for _ in range(CHANNELS)]
     async with http:
-        callers, begun = Callers(target, http, channels), CpuSeconds.now(target)
+        callers = Callers(target, http, channels)
         capacity = await callers.closed_loop(CAPACITY_SECONDS)
-        at_capacity, answers = CpuSeconds.now(target), sum(call.result == "ok" for call in callers.done)
         good, hung = await callers.open(times * capacity, seconds)
-        calls, overloaded = callers.done, CpuSeconds.now(target)
-        callers.done = []
+        calls, callers.done = callers.done, []
         again = await callers.closed_loop(CAPACITY_SECONDS)
         for channel in channels:
             await channel.close(None)
-        spent = costs(at_capacity.since(begun), answers, overloaded.since(at_capacity), calls)
-        return [*verdict(calls, hung, (capacity, again), good), *spent]
-
-
-async def stream(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A stream that has begun: its first event has come."""
-    place = urlsplit(address)
-    reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True})
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-    assert b" 200 " in await reader.readline()
-    await reader.readuntil(b"data: ")
-    return reader, writer
-
-
-async def drop(target: Target, count: int) -> list[Measure]:
-    """Cut so many streams at once; the time until the server holds nothing for them any more."""
-    streams = await asyncio.gather(*(stream(target.address.http) for _ in range(count)))
-    writers = [writer for _, writer in streams]
-    for writer in writers:
-        writer.transport.abort()
-    cut = time.monotonic()
-    async with aiohttp.ClientSession() as http:
-        seconds = await until(lambda: holds_nothing(http, target), cut)
-    return [Measure(f"{count} dropped streams: everything free after", seconds, "s", FREE_SECONDS)]
-
-
-async def until(condition: Callable[[], Awaitable[bool]], since: float) -> float:
-    """Seconds after `since` at which it is known that `condition` has come true; infinite after HUNG_SECONDS."""
-    while time.monotonic() < since + HUNG_SECONDS:
-        if await condition():
-            return time.monotonic() - since
-        await asyncio.sleep(0.02)
-    return float("inf")
-
-
-async def holds_nothing(http: aiohttp.ClientSession, target: Target) -> bool:
-    """True if no request runs or waits and no KV block is in use."""
-    async with http.get(f"{target.address.http}/metrics") as answer:
-        held = HELD.findall(await answer.text())
-    return bool(held) and not any(map(float, held))
+        return verdict(calls, hung, (capacity, again), good)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -261,13 +181,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--minutes", type=float, default=5, help="length of the overload (default 5)")
     parser.add_argument("--times", type=float, default=3, help="load in units of the capacity (default 3)")
-    parser.add_argument("--streams", type=int, default=STREAMS, help=f"streams that are cut (default {STREAMS})")
     options, flags = parser.parse_known_args(arguments)
     try:
         with running(flags) as target:
             measures = asyncio.run(overload(target, options.times, 60 * options.minutes))
-        with running([*flags, "--max-batch-requests", str(options.streams)]) as target:
-            measures += asyncio.run(drop(target, options.streams))
     except StartError as error:
         print(error, file=sys.stderr)
         return 1

@@ -47,15 +47,13 @@ def own_version() -> str:
 def identity(url: str, ca_file: str = "") -> dict[str, Any]:
     """What a server of OpenAI's protocol says of itself; None for what it does not say.
 
-    `version` and `fingerprint` are of GET /version, or else the fingerprint is that of an answer of one token. `ca_file` names
-    who signs the server's certificate.
+    `ca_file` names who signs the server's certificate.
     """
     context = ssl.create_default_context(cafile=ca_file) if ca_file else None
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key()}"} if api_key() else {})
+    headers = {"authorization": f"Bearer {api_key()}"} if api_key() else {}
 
-    def ask(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
+    def ask(path: str) -> dict[str, Any]:
+        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_SECONDS, context=context) as answer:
                 found = json.load(answer)
@@ -64,8 +62,6 @@ def identity(url: str, ca_file: str = "") -> dict[str, Any]:
         return found if isinstance(found, dict) else {}
 
     (first, *_) = ask("/v1/models").get("data") or [{}]
-    said, name = ask("/version"), first.get("id")
-    fingerprint = said.get("system_fingerprint")
-    if name and not fingerprint:
-        fingerprint = ask("/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1}).get("system_fingerprint")
-    return {"url": url, "model": name, "version": said.get("version"), "fingerprint": fingerprint}
+    said = ask("/version")
+    about = {"version": said.get("version"), "fingerprint": said.get("system_fingerprint")}
+    return {"url": url, "model": first.get("id")} | about

@@ -1,6 +1,7 @@
 """Servers of our own, for as long as a block lasts: started, awaited, measured, ended with all that they started."""
 
 import os
+import random
 import secrets
 import signal
 import socket
@@ -51,16 +52,6 @@ class Server:
                 found.append(process)
         return found
 
-    def stop(self, number: signal.Signals) -> float:
-        """Seconds from a signal to the end of its last process. Raises StartError after STOP_SECONDS."""
-        began = time.perf_counter()
-        self.process.send_signal(number)
-        while self.process.poll() is None or self.processes():
-            if time.perf_counter() - began > STOP_SECONDS:
-                raise StartError(f"after {STOP_SECONDS:.0f} s these were left: {[each.name() for each in self.processes()]}")
-            time.sleep(PAUSE)
-        return time.perf_counter() - began
-
 
 def memory(processes: Iterable[psutil.Process]) -> float:
     """MiB of all of them (PSS): a page that several share counts once, pages of mapped files count while they are resident."""
@@ -71,21 +62,16 @@ def memory(processes: Iterable[psutil.Process]) -> float:
     return found / (1 << 20)
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on, below the range of outgoing connections and of the server's own ports."""
-    while True:
-        port = secrets.choice(PORTS)
+def free_ports() -> list[int]:
+    """Two loopback ports that nobody listens on, below the range of outgoing connections and of the server's own ports."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
-                return port
-
-
-def two_free_ports() -> tuple[int, int]:
-    """Two that differ."""
-    first = second = free_port()
-    while second == first:
-        second = free_port()
-    return first, second
+                found.append(port)
+        if len(found) == 2:
+            return found
+    raise StartError("no port is free")
 
 
 @contextmanager
@@ -112,7 +98,7 @@ def start_server(
     Whatever happens in the block, SIGTERM too, no process of the server is left after it. Raises StartError where the command
     cannot be run. In the main thread only.
     """
-    (http, grpc), mark = two_free_ports(), secrets.token_hex(8)
+    (http, grpc), mark = free_ports(), secrets.token_hex(8)
     words = [word.replace("{port}", str(http)).replace("{grpc}", str(grpc)) for word in command]
     variables = {**os.environ, **(environment or {}), MARK: mark}
     with terminable():

@@ -1,44 +1,43 @@
-"""`make soak`: a server of our own under steady load for half an hour, beside callers who do harm (`troubles.py`).
+"""`make soak`: a server of our own under steady load for half an hour, beside callers who do harm (HARM).
 
 python -m loadtest.soak --minutes 30 --rate 40
 
-What the server's processes hold is read every few seconds: memory, descriptors, threads, tasks, KV blocks, its files in /tmp.
-At the end a line is fitted to each, from the end of the first fifth on. The exit code is 3 where one of them grew, a call
-failed, or harm ended otherwise than it must.
+What the server's processes hold is read every few seconds: memory, descriptors, threads, KV blocks, its files in /tmp.
+At the end a line is fitted to each, from the end of the first fifth on. The exit code is 3 where one of them grew, or a call
+failed.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
-import os
 import re
+import statistics
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from loadtest.faults.target import REPLICA, Target, running, wait_for
-from loadtest.inside.sitecustomize import FOLDER
+from loadtest.faults.attacker import attacker
+from loadtest.faults.attacks import ATTACKS
+from loadtest.faults.target import Target, running, wait_for
 from loadtest.load import OUT, locust
+from loadtest.measures import MISSED
 from loadtest.server import StartError
-from loadtest.slo import MISSED
-from loadtest.troubles import TroubleCounts, trouble
 
 EVERY = 5.0
 """Seconds between two readings."""
-INSIDE_SECONDS = 10.0
-"""The most that may pass from a server's readiness to its first number of tasks."""
+HARM = ("callers who leave", "cancelled rpcs", "short deadlines", "errors", "deep bodies", "answers unread", "unknown fields")
+"""Attacks that are made one after the other beside the load, each for a fifth of EVERY."""
 WARM_SHARE = 0.2
 """Of the run, which is left out at its beginning: pools of threads and caches fill."""
-GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "tasks": 0.5, "files_mb": 0.5}
+GROWTH = {"memory_mb": 1.0, "descriptors": 0.5, "threads": 0.2, "files_mb": 0.5}
 """The most that a fitted line may rise in a minute."""
 USED = re.compile(r"^attend_kv_cache_usage\{[^}]*\} (\S+)", re.MULTILINE)
 
@@ -52,16 +51,14 @@ class Sample:
     """Resident, without what processes share."""
     descriptors: int
     threads: int
-    tasks: int
-    """Of asyncio, in the engine's process."""
     files_mb: float
     """Of the server's own folders in /tmp."""
     blocks: float
     """Share of the KV blocks that requests hold."""
 
 
-def sample(target: Target, folder: Path, start: float) -> Sample:
-    """A reading of the server as it is now; `folder` holds the numbers of tasks."""
+def sample(target: Target, start: float) -> Sample:
+    """A reading of the server as it is now."""
     memory, descriptors, threads = 0, 0, 0
     for process in target.processes():
         with suppress(psutil.Error):
@@ -70,9 +67,8 @@ def sample(target: Target, folder: Path, start: float) -> Sample:
             threads += process.num_threads()
     _, text = target.get("/metrics")
     blocks = max((float(value) for value in USED.findall(text)), default=0.0)
-    tasks = sum(int(path.read_text() or 0) for path in folder.iterdir())  # an empty one is being written
     seconds, megabytes = time.monotonic() - start, files(target) / 2**20
-    return Sample(seconds, memory / 2**20, descriptors, threads, tasks, megabytes, blocks)
+    return Sample(seconds, memory / 2**20, descriptors, threads, megabytes, blocks)
 
 
 def files(target: Target) -> int:
@@ -101,20 +97,30 @@ def slope(samples: Sequence[Sample], name: str) -> float:
     """How much a figure rises in a minute: least squares over the run without its first part."""
     some = samples[int(len(samples) * WARM_SHARE) :]
     times, values = [one.seconds / 60 for one in some], [float(getattr(one, name)) for one in some]
-    middle, mean = sum(times) / len(times), sum(values) / len(values)
-    spread = sum((at - middle) ** 2 for at in times)
-    return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread if spread else 0.0
+    return statistics.linear_regression(times, values).slope if len(set(times)) > 1 else 0.0
 
 
-def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[Sample], TroubleCounts, int]:
-    """The readings of the run, how harm ended, and the exit code of locust. The last reading is of the idle server."""
-    over, samples, started, troubled = threading.Event(), [], time.monotonic(), TroubleCounts(Counter(), Counter())
+async def harm(target: Target, over: threading.Event) -> None:
+    """HARM, round and round, until `over`."""
+    for name in itertools.cycle(HARM):
+        if over.is_set():
+            return
+        async with attacker(target) as one:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY / 5):
+                    await ATTACKS[name].run(one)
+        await asyncio.sleep(EVERY)
+
+
+def soak(target: Target, rate: int, minutes: float) -> tuple[list[Sample], int]:
+    """The readings of the run, and the exit code of locust. The last reading is of the idle server."""
+    over, samples, started = threading.Event(), [], time.monotonic()
 
     def read() -> None:
         while not over.wait(EVERY):
-            samples.append(sample(target, folder, started))
+            samples.append(sample(target, started))
 
-    threads = [threading.Thread(target=read), threading.Thread(target=lambda: asyncio.run(trouble(target, over, troubled)))]
+    threads = [threading.Thread(target=read), threading.Thread(target=lambda: asyncio.run(harm(target, over)))]
     for thread in threads:
         thread.start()
     load = ["--loop", "open", "-u", str(rate), "-r", str(rate), "-t", f"{round(minutes * 60)}s", "--stop-timeout", "30"]
@@ -123,12 +129,12 @@ def soak(target: Target, folder: Path, rate: int, minutes: float) -> tuple[list[
     over.set()
     for thread in threads:
         thread.join()
-    wait_for(lambda: sample(target, folder, started).blocks == 0, 10)
-    return [*samples, sample(target, folder, started)], troubled, code
+    wait_for(lambda: sample(target, started).blocks == 0, 10)
+    return [*samples, sample(target, started)], code
 
 
-def report(samples: Sequence[Sample], summary: dict[str, Any], troubles: TroubleCounts, rate: int) -> tuple[list[str], bool]:
-    """The lines of the result, and whether nothing grew, no block is held at the end, and each call ended as it must."""
+def report(samples: Sequence[Sample], summary: dict[str, Any], rate: int) -> tuple[list[str], bool]:
+    """The lines of the result, and whether nothing grew, no block is held at the end, and no call failed."""
     good, lines = True, []
     for name, most in GROWTH.items():
         rise = slope(samples, name)
@@ -137,36 +143,8 @@ def report(samples: Sequence[Sample], summary: dict[str, Any], troubles: Trouble
         lines.append(f"{name:<12} {first:>8.1f} to {last:>8.1f} {rise:>+8.3f} a minute  {'ok' if rise <= most else 'GREW'}")
     held = samples[-1].blocks
     calls = f"calls failed {summary['failed']}, refused {summary['refused']}, at {rate} requests a second"
-    lines += [f"KV blocks held at the end: {held:.1%}; {calls}", troubles.line()]
-    return lines, good and held == 0 and summary["failed"] == 0 and troubles.good
-
-
-def plot(samples: Sequence[Sample], path: Path) -> None:
-    """Each figure over the minutes of the run, as an SVG."""
-    from matplotlib.figure import Figure  # here, because only a report needs it and it takes a second
-
-    drawing = Figure(figsize=(9, 7), layout="constrained")
-    names = [*GROWTH, "blocks"]
-    for axes, name in zip(drawing.subplots(len(names), 1, sharex=True), names, strict=True):
-        axes.plot([one.seconds / 60 for one in samples], [getattr(one, name) for one in samples])
-        axes.set(ylabel=name, ylim=(0, None))
-    axes.set_xlabel("minutes")
-    drawing.savefig(path, format="svg")
-
-
-@contextmanager
-def start_watched(flags: Sequence[str], folder: Path) -> Iterator[Target]:
-    """A server whose steps can be made to fail, and which writes numbers of tasks to `folder`; StartError where it doesn't."""
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "inside"), os.environ.get("PYTHONPATH"))))
-    with running(flags, environment={"PYTHONPATH": path, FOLDER: str(folder)}) as target:
-
-        def all_watched() -> bool:  # the first number is written after the change of steps
-            engines = target.pids(REPLICA) or [target.process.pid]
-            return {f"{pid}.tasks" for pid in engines} <= {path.name for path in folder.iterdir()}
-
-        if not wait_for(all_watched, INSIDE_SECONDS):
-            raise StartError("not every engine of the server wrote how many tasks it has")
-        yield target
+    lines += [f"KV blocks held at the end: {held:.1%}; {calls}"]
+    return lines, good and held == 0 and summary["failed"] == 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -175,14 +153,13 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m loadtest.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=30, help="length of the run (default 30)")
-    parser.add_argument("--rate", type=int, required=True, help="requests a second: 80 %% of what `make capacity` finds")
-    parser.add_argument("--plot", type=Path, default=OUT / "soak.svg", help="where the plot is written")
+    parser.add_argument("--rate", type=int, required=True, help="requests a second: some 80 %% of what the machine can answer")
     options, flags = parser.parse_known_args(arguments)
     OUT.mkdir(exist_ok=True)
     (OUT / "summary.json").unlink(missing_ok=True)
     try:
-        with tempfile.TemporaryDirectory() as folder, start_watched(flags, Path(folder)) as target:
-            samples, troubled, code = soak(target, Path(folder), options.rate, options.minutes)
+        with running(flags) as target:
+            samples, code = soak(target, options.rate, options.minutes)
     except StartError as error:
         print(error, file=sys.stderr)
         return 1
@@ -191,8 +168,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     summary = json.loads((OUT / "summary.json").read_text(encoding="utf-8"))
     (OUT / "soak.json").write_text(json.dumps([asdict(one) for one in samples]), encoding="utf-8")
-    plot(samples, options.plot)
-    lines, good = report(samples, summary, troubled, options.rate)
+    lines, good = report(samples, summary, options.rate)
     print("\n".join(lines))
     return 0 if good else 3
 

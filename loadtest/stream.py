@@ -1,12 +1,43 @@
-"""The clock of one streamed answer, and the rows that it becomes in locust's statistics."""
+"""What is asked; the clock of one streamed answer, and the rows that it becomes in locust's statistics."""
 
+import random
 import time
+from itertools import count
 from typing import Any
 
-TRANSPORTS = ("HTTP", "CHAT", "GRPC")
+TRANSPORTS = ("HTTP", "GRPC")
+PROMPTS = {
+    "short": {"short": 1.0},
+    "long": {"long": 1.0},
+    "shared": {"shared": 1.0},
+    "mixed": {"short": 0.6, "long": 0.2, "shared": 0.2},
+}
+"""Share of each kind of prompt, by the name of the mix."""
 TTFT, ITL, TPOT, TOTAL, REFUSED = "TTFT", "ITL", "TPOT", "TOTAL", "REFUSED"
 RETRY_SECONDS = 1.0
 """A refused user waits so long at most, and as long as that where it is told nothing."""
+
+
+def draw(dice: random.Random, mix: str, long_chars: int) -> tuple[str, str]:
+    """(kind, text) of the next prompt, the same for dice of the same seed.
+
+    `short` is a line, `long` is `long_chars` characters of code; each begins with a line of its own, so that no prompt is in
+    the prefix cache. `shared` is as long as `long`, but the same for everybody up to its last line.
+    """
+    shares = PROMPTS[mix]
+    kind = dice.choices(list(shares), weights=list(shares.values()))[0]
+    own = f"# {dice.getrandbits(32):08x}\n"
+    texts = {"short": f"{own}def fibonacci(n):\n", "long": own + code(long_chars), "shared": code(long_chars) + own}
+    return kind, texts[kind]
+
+
+def code(chars: int) -> str:
+    """The same `chars` characters of Python at each call."""
+    text, numbers = "", count()
+    while len(text) < chars:
+        number = next(numbers)
+        text += f"def step_{number}(state):\n    state.total += {number}\n    return state.total\n\n\n"
+    return text[:chars]
 
 
 class RefusedError(Exception):
@@ -31,8 +62,6 @@ class Stream:
         self.last = 0.0
         self.gaps: list[float] = []
         self.tokens = 0
-        self.text = ""
-        """Of a chat, what later turns repeat."""
 
     def message_received(self) -> None:
         """A message with text has come."""

@@ -1,13 +1,16 @@
 """The users: callers who read streamed answers over HTTP (server-sent events) and over gRPC."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gevent
 import grpc
 import orjson
+from gevent.pool import Group
 from locust import HttpUser, User, task
 from locust.env import Environment
 from locust.event import EventHook
@@ -15,18 +18,19 @@ from urllib3 import PoolManager
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.loops import ClosedLoop, OpenLoop, TraceLoop
-from loadtest.options import api_key, root_certificates
-from loadtest.prompts import TOOL, Ask
-from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, report
-from loadtest.traces import Call, read_trace
-from loadtest.workload import workload_of
+from loadtest.options import api_key
+from loadtest.stream import RETRY_SECONDS, FailedError, RefusedError, Stream, draw, report
 
 CONNECTIONS = 1024
 
 
 class StreamUser(User):
-    """Asks in the loop that was chosen, and puts each answer into the statistics."""
+    """Asks in the loop that was chosen, and puts each answer into the statistics.
+
+    In the closed loop it reads an answer to its end and asks again. In the open loop it asks at random moments, `source_rate`
+    a second on average, however slow the service is: the gaps are exponential, so the arrivals of all users are a Poisson
+    process of the sum of their rates. An answer is timed from when it was due: a generator that comes late shows as latency.
+    """
 
     abstract = True
     transport = ""
@@ -38,49 +42,46 @@ class StreamUser(User):
         super().__init__(environment)
         worker = getattr(environment.runner, "worker_index", 0)
         own = f"{self.options.seed} {self.transport} {worker} {self.users_begun[self.transport]}"
-        self.number = self.users_begun.total()
         self.users_begun[self.transport] += 1
         self.dice, self.moments = random.Random(f"{own} prompts"), random.Random(f"{own} moments")
 
     def on_start(self) -> None:
-        options, drain = self.options, self.environment.stop_timeout or 0.0
-        self.workload = workload_of(self.environment)
-        self.loop: ClosedLoop | OpenLoop | TraceLoop
-        if options.loop == "open":
-            self.loop = OpenLoop(self, options.source_rate, drain, self.moments)
-        elif options.loop == "trace":
-            self.loop = TraceLoop(self, self.share(), options.trace_speed, drain)
-        else:
-            self.loop = ClosedLoop(self)
+        self.running = Group()
+        self.due = time.perf_counter() + self.moments.expovariate(self.options.source_rate)
         self.connect()
 
-    def share(self) -> list[Call]:
-        """This user's calls of the trace."""
-        calls = read_trace(self.options.trace, scale=self.options.trace_scale)
-        return calls[self.number :: max(1, self.environment.runner.target_user_count)]
-
     def on_stop(self) -> None:
-        self.loop.end()
+        """Let running requests end within locust's --stop-timeout; what still runs then is dropped and counted nowhere."""
+        self.running.join(timeout=self.environment.stop_timeout or 0.0)
+        self.running.kill()
         self.disconnect()
 
     @task
     def turn(self) -> None:
-        self.loop.turn()
+        """Begin every request that is due; or make one, with a pause where it was refused or failed."""
+        if self.options.loop == "closed":
+            error = self.request(due=None)
+            if error is not None:
+                gevent.sleep(getattr(error, "retry_after", RETRY_SECONDS))
+            return
+        while self.due <= time.perf_counter():
+            self.running.spawn(self.request, due=self.due)
+            self.due += self.moments.expovariate(self.options.source_rate)
 
     def wait_time(self) -> float:
-        return self.loop.pause()
+        return 0.0 if self.options.loop == "closed" else max(0.0, self.due - time.perf_counter())
 
     @property
     def options(self) -> Any:
         return self.environment.parsed_options
 
-    def request(self, due: float | None, call: Call | None = None) -> Exception | None:
-        """One answer from its prompt to its rows; returns why there was none. `call`: of a trace."""
-        ask = self.workload.draw(self.dice) if call is None else self.workload.replay(call)
-        stream, error, kind = Stream(due), None, ask.kind
+    def request(self, due: float | None) -> Exception | None:
+        """One answer from its prompt to its rows; returns why there was none."""
+        kind, prompt = draw(self.dice, self.options.prompts, self.options.long_chars)
+        stream, error = Stream(due), None
         try:
             with gevent.Timeout(self.options.deadline_s, FailedError("deadline exceeded")):
-                kind = self.ask(ask, stream) or kind
+                self.ask(prompt, stream)
             stream.check()
         except Exception as exc:  # whatever it was, it is this request's result
             error = exc
@@ -93,8 +94,8 @@ class StreamUser(User):
     def disconnect(self) -> None:
         pass
 
-    def ask(self, ask: Ask, stream: Stream) -> str | None:
-        """Ask, and read the answer; returns its kind where that is another than the prompt's."""
+    def ask(self, prompt: str, stream: Stream) -> None:
+        """Ask, and read the answer."""
         raise NotImplementedError
 
 
@@ -102,7 +103,6 @@ class HttpStreamUser(StreamUser, HttpUser):
     """POST /v1/completions with stream. FastHttpUser would wait for 1024 bytes at a time and so measure no first token."""
 
     transport = "HTTP"
-    path = "/v1/completions"
     pool_manager = PoolManager(maxsize=CONNECTIONS)
 
     def connect(self) -> None:
@@ -112,86 +112,39 @@ class HttpStreamUser(StreamUser, HttpUser):
         if self.options.ca_file:
             self.client.verify = self.options.ca_file
 
-    def ask(self, ask: Ask, stream: Stream) -> str | None:
-        self.post({"prompt": ask.prompt}, ask, stream)
-        return None
-
-    def post(self, fields: dict[str, Any], ask: Ask, stream: Stream) -> None:
-        """A streamed greedy answer of exactly so many tokens."""
-        body = fields | {
-            "max_tokens": ask.max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if ask.model:
-            body["model"] = ask.model
-        deadline = self.options.deadline_s
-        with self.client.post(self.path, json=body, stream=True, catch_response=True, timeout=deadline) as response:
+    def ask(self, prompt: str, stream: Stream) -> None:
+        body = {"prompt": prompt, "max_tokens": self.options.max_tokens, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        more = {"stream": True, "catch_response": True, "timeout": self.options.deadline_s}
+        with self.client.post("/v1/completions", json=body, **more) as response:
             if response.error:  # there is no answer, and nothing to close
                 raise response.error
             try:
-                self.check(response)
+                if response.status_code == 429:
+                    raise RefusedError("429", float(response.headers.get("Retry-After", RETRY_SECONDS)))
+                if response.status_code != 200:
+                    raise FailedError(f"status {response.status_code}: {response.text[:160]}")
                 self.read(response.iter_lines(), stream)
             finally:
                 response.close()
 
     @staticmethod
-    def check(response: Any) -> None:
-        if response.status_code == 429:
-            raise RefusedError("429", float(response.headers.get("Retry-After", RETRY_SECONDS)))
-        if response.status_code != 200:
-            raise FailedError(f"status {response.status_code}: {response.text[:160]}")
-
-    @classmethod
-    def read(cls, lines: Iterable[bytes], stream: Stream) -> None:
+    def read(lines: Iterable[bytes], stream: Stream) -> None:
         """Reads on after [DONE] to the end of the body, so that the connection can be used again."""
         done = False
         for line in lines:
-            if line == b"data: [DONE]":
-                done = True
-            elif line.startswith(b"data: "):
-                cls.hear(orjson.loads(line[6:]), stream)
+            done |= line == b"data: [DONE]"
+            if line.startswith(b"data: {"):
+                chunk = orjson.loads(line[6:])
+                if "error" in chunk:
+                    raise FailedError(f"error in the stream: {chunk['error'].get('code')}")
+                if chunk.get("usage"):
+                    stream.tokens = chunk["usage"]["completion_tokens"]
+                for choice in chunk["choices"]:
+                    stream.message_received()
+                    stream.finish("abort" if choice.get("stop_reason") == "abort" else choice.get("finish_reason"))
         if not done:
             raise FailedError("stream cut: no [DONE]")
-
-    @staticmethod
-    def hear(chunk: dict[str, Any], stream: Stream) -> None:
-        if "error" in chunk:
-            raise FailedError(f"error in the stream: {chunk['error'].get('code')}")
-        if chunk.get("usage"):
-            stream.tokens = chunk["usage"]["completion_tokens"]
-        for choice in chunk["choices"]:
-            delta = choice.get("delta")
-            if delta is not None and not (delta.get("content") or delta.get("tool_calls") or choice.get("finish_reason")):
-                continue  # a chat's first message has its role alone
-            stream.message_received()
-            stream.text += (delta or {}).get("content") or ""
-            stream.finish("abort" if choice.get("stop_reason") == "abort" else choice.get("finish_reason"))
-
-
-class HttpChatUser(HttpStreamUser):
-    """POST /v1/chat/completions with stream: conversations of --turns turns, each with all that was said before.
-
-    Its rows tell first turns from later ones, whose beginning is in the prefix cache.
-    """
-
-    transport, path = "CHAT", "/v1/chat/completions"
-
-    def connect(self) -> None:
-        super().connect()
-        self.resting: list[list[dict[str, str]]] = []
-
-    def ask(self, ask: Ask, stream: Stream) -> str | None:
-        """Go on with a conversation that waits for its user, or begin one."""
-        messages = self.resting.pop() if self.resting else self.workload.system(self.dice)
-        turn = sum(message["role"] == "user" for message in messages) + 1
-        asked = [*messages, {"role": "user", "content": self.workload.message(self.dice, ask)}]
-        self.post({"messages": asked} | ({"tools": [TOOL]} if ask.tools else {}), ask, stream)
-        if turn < self.options.turns:
-            self.resting.append([*asked, {"role": "assistant", "content": stream.text}])
-        return f"{'tools, ' if ask.tools else ''}{'first turn' if turn == 1 else 'later turns'}"
 
 
 class GrpcStreamUser(StreamUser):
@@ -204,8 +157,8 @@ class GrpcStreamUser(StreamUser):
         # users share one connection.
         pool = [("grpc.use_local_subchannel_pool", 1)]
         if self.options.grpc_tls:
-            credentials = grpc.ssl_channel_credentials(root_certificates(self.options))
-            self.channel = grpc.secure_channel(self.options.grpc_host, credentials, options=pool)
+            trusted = Path(self.options.ca_file).read_bytes() if self.options.ca_file else None
+            self.channel = grpc.secure_channel(self.options.grpc_host, grpc.ssl_channel_credentials(trusted), options=pool)
         else:
             self.channel = grpc.insecure_channel(self.options.grpc_host, options=pool)
         self.stub: Any = GenerationServiceStub(self.channel)  # type: ignore[no-untyped-call]  # generated code
@@ -215,12 +168,10 @@ class GrpcStreamUser(StreamUser):
     def disconnect(self) -> None:
         self.channel.close()
 
-    def ask(self, ask: Ask, stream: Stream) -> str | None:
-        given = {"text": ask.prompt} if isinstance(ask.prompt, str) else {"token_ids": pb.TokenIds(ids=ask.prompt)}
+    def ask(self, prompt: str, stream: Stream) -> None:
         request = pb.GenerateRequest(
-            **given,
-            adapter=ask.model,
-            max_tokens=ask.max_tokens,
+            text=prompt,
+            max_tokens=self.options.max_tokens,
             temperature=0,
             stopping=pb.StoppingCriteria(ignore_eos=True),
         )
@@ -233,7 +184,6 @@ class GrpcStreamUser(StreamUser):
             raise FailedError(error.code().name) from None
         finally:
             call.cancel()
-        return None
 
     @staticmethod
     def read(responses: Iterable[pb.GenerateResponse], stream: Stream) -> None:

@@ -26,7 +26,6 @@ FIRST = [
     "model/net/laws/test_engine_laws.py",
     "service/test_deaths.py",
     "model/net/test_families.py",
-    "loadtest/test_serving.py",
     "model/text/test_chat.py",
     "model/text/test_grammar.py",
     "model/net/test_experts.py",

@@ -21,13 +21,11 @@ from loadtest.measures import Row, Rows
 from loadtest.stream import TOTAL, FailedError, RefusedError, Stream, three_digits
 
 DEADLINE_SECONDS = 300.0
-WORDS = ("import", "return", "self", "value", "class", "def", "None", "raise", "data", "name")
 CHOICE, TAIL = b'"finish_reason"', 4096
 """What every choice of a chunk has, and no text can hold, because its quotes are escaped; bytes kept of a stream's end."""
 SAMPLING = {False: {"temperature": 0.0}, True: {"temperature": 0.7, "top_p": 0.95}}
 """The fields of greedy requests, and of sampled ones."""
-Prompt = list[int] | str
-Ask = Callable[[Prompt, int, Stream], Awaitable[None]]
+Ask = Callable[[list[int], int, Stream], Awaitable[None]]
 """Ask for so many tokens, and tell the stream what is heard and how many tokens it was."""
 Answer = tuple[Stream, Exception | None]
 
@@ -42,8 +40,6 @@ class Caller:
     max_model_len: int
     """Tokens of a prompt and its answer."""
     ask: Ask
-    processes: tuple[int, ...] = ()
-    """That serve it, if they stand still while others are asked."""
     memory: Callable[[], float] | None = None
     """MiB of all that serves it, where that is known."""
 
@@ -57,10 +53,6 @@ class Prompts:
     def ids(self, length: int) -> list[int]:
         """So many tokens."""
         return self._dice.choices(range(100, 8000), k=length)
-
-    def words(self, length: int) -> str:
-        """So many words, for servers that take no token ids."""
-        return " ".join(self._dice.choices(WORDS, k=length))
 
 
 async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
@@ -81,13 +73,13 @@ async def read_events(pieces: AsyncIterable[bytes], stream: Stream) -> bytes:
     return tail
 
 
-def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos: bool, do_sample: bool) -> Ask:
+def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, do_sample: bool) -> Ask:
     """POST /v1/completions of any server that speaks OpenAI's protocol."""
     fields = {"model": model, "stream": True, "stream_options": {"include_usage": True}} | SAMPLING[do_sample]
-    fields |= {"ignore_eos": True} if ignore_eos else {}
+    fields |= {"ignore_eos": True}
     headers = {"content-type": "application/json"}
 
-    async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
+    async def ask(prompt: list[int], tokens: int, stream: Stream) -> None:
         body = orjson.dumps(fields | {"prompt": prompt, "max_tokens": tokens})
         async with session.post(f"{url}/v1/completions", data=body, headers=headers) as answer:
             if answer.status == 429:
@@ -103,18 +95,18 @@ def http_ask(session: aiohttp.ClientSession, url: str, model: str, *, ignore_eos
     return ask
 
 
-def grpc_ask(stub: Any, model: str, *, do_sample: bool) -> Ask:
+def grpc_ask(stub: Any, *, do_sample: bool) -> Ask:
     """GenerateStream of Attend."""
     fields = SAMPLING[do_sample]
     temperature, sampling = fields["temperature"], pb.SamplingParameters(top_p=fields.get("top_p"))
 
-    async def ask(prompt: Prompt, tokens: int, stream: Stream) -> None:
-        given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": pb.TokenIds(ids=prompt)}
+    async def ask(prompt: list[int], tokens: int, stream: Stream) -> None:
+        given = pb.TokenIds(ids=prompt)
         stopping = pb.StoppingCriteria(ignore_eos=True)
         finished = False
         async for message in stub.GenerateStream(
             pb.GenerateRequest(
-                **given, model=model, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling
+                token_ids=given, max_tokens=tokens, stopping=stopping, temperature=temperature, sampling=sampling
             ),
             metadata=[("application", "default")],
         ):
@@ -128,31 +120,28 @@ def grpc_ask(stub: Any, model: str, *, do_sample: bool) -> Ask:
 
 
 @asynccontextmanager
-async def http_caller(
-    url: str, name: str = "HTTP", *, ignore_eos: bool = True, do_sample: bool = False, socket: str = ""
-) -> AsyncIterator[Caller]:
-    """A server's first model over HTTP. `socket`: the path of a Unix socket that leads there in place of the URL's host."""
-    connector = aiohttp.UnixConnector(socket, limit=0) if socket else aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout()
+async def http_caller(url: str, name: str = "HTTP", *, do_sample: bool = False) -> AsyncIterator[Caller]:
+    """A server's first model over HTTP."""
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
         async with session.get(f"{url}/v1/models") as answer:
             model = (await answer.json())["data"][0]
-        ask = http_ask(session, url, model["id"], ignore_eos=ignore_eos, do_sample=do_sample)
+        ask = http_ask(session, url, model["id"], do_sample=do_sample)
         yield Caller(name, "HTTP", model.get("max_model_len") or 2048, ask)
 
 
 @asynccontextmanager
-async def grpc_caller(target: str, name: str = "gRPC", *, model: str = "", do_sample: bool = False) -> AsyncIterator[Caller]:
-    """Attend's model over gRPC; `model` names one of several."""
+async def grpc_caller(target: str, name: str = "gRPC", *, do_sample: bool = False) -> AsyncIterator[Caller]:
+    """Attend's model over gRPC."""
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
         info = await stub.GetServerInfo(pb.GetServerInfoRequest())
-        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, model, do_sample=do_sample))
+        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, do_sample=do_sample))
 
 
-async def answer(caller: Caller, prompt: Prompt, tokens: int, due: float | None = None) -> Answer:
-    """One request from its prompt to its end, and why it failed; timed from the moment when it was due."""
-    stream, error = Stream(due), None
+async def answer(caller: Caller, prompt: list[int], tokens: int) -> Answer:
+    """One request from its prompt to its end, and why it failed."""
+    stream, error = Stream(), None
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             await caller.ask(prompt, tokens, stream)
@@ -162,7 +151,7 @@ async def answer(caller: Caller, prompt: Prompt, tokens: int, due: float | None 
     return stream, error
 
 
-async def closed_loop(caller: Caller, at_once: int, prompts: Sequence[Prompt], tokens: int) -> tuple[Rows, float]:
+async def closed_loop(caller: Caller, at_once: int, prompts: Sequence[list[int]], tokens: int) -> tuple[Rows, float]:
     """Ask all prompts, so many at once; what came of it, and the seconds that it took."""
     waiting = iter(prompts)
 

@@ -30,11 +30,6 @@ ENDED = 5
 """Seconds until a process that was killed is gone."""
 
 
-def forever() -> float:
-    """Seconds that are left where nothing ends."""
-    return math.inf
-
-
 class PeerError(Exception):
     """A contestant that did not start, or ended before its time."""
 
@@ -63,7 +58,7 @@ class Contestant:
         *,
         form: str = "bf16",
         load: str = "auto",
-        left: Callable[[], float] = forever,
+        left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE

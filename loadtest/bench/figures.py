@@ -4,15 +4,16 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from loadtest.provenance import provenance
 
-HEADER = ("what", "median", "interval", "unit", "target")
+HEADER = ("what", "median", "interval", "unit")
 T = TypeVar("T")
 
 
@@ -36,21 +37,13 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
     return tuple(a / b for a, b in zip(above, below, strict=False))
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The `percent`-th percentile of at least one value: a stalled phase may have no more."""
-    if len(values) == 1:
-        return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A quantity: one value of `values` or more, in `unit`. Its median should be at most `most`, where that is given."""
+    """A quantity: one value of `values` or more, in `unit`."""
 
     what: str
     unit: str
     values: tuple[float, ...]
-    most: float | None = None
 
     @property
     def median(self) -> float:
@@ -61,8 +54,7 @@ class Figure:
         """A row under HEADER."""
         low, high = interval(self.values)
         spread = f"{low:.4g} to {high:.4g}" if len(self.values) > 1 else ""
-        target = "" if self.most is None else f"at most {self.most:g}"
-        return self.what, f"{self.median:.4g}", spread, self.unit, target
+        return self.what, f"{self.median:.4g}", spread, self.unit
 
     def short(self) -> str:
         """A ratio in a cell: the median, and the interval."""
@@ -72,7 +64,7 @@ class Figure:
     def document(self) -> dict[str, Any]:
         """The same for a machine, with every value."""
         low, high = interval(self.values)
-        found = {"what": self.what, "unit": self.unit, "median": self.median, "low": low, "high": high, "most": self.most}
+        found = {"what": self.what, "unit": self.unit, "median": self.median, "low": low, "high": high}
         return found | {"values": list(self.values)}
 
 
@@ -108,14 +100,21 @@ class Comparison:
 
 
 async def take_turns(
-    contestants: Mapping[str, Callable[[], Awaitable[T]]], turns: int, warm_up: int = 1, seconds: float = math.inf
+    contestants: Mapping[str, Callable[[], Awaitable[T]]],
+    turns: int,
+    warm_up: int = 1,
+    seconds: float = math.inf,
+    *,
+    values: dict[str, list[T]] | None = None,
+    show: Callable[[T], str] | None = None,
 ) -> dict[str, list[T]]:
     """What each contestant measures in each turn after those to warm up; every other turn goes from the last to the first.
 
     Within so many seconds each has an equal share of the time: who is slow has fewer turns, at least one. If there is no time
-    for more, that one is the turn to warm up.
+    for more, that one is the turn to warm up. `values` has what there is when it is ended early; `show` is said of each value
+    as it comes, on standard error.
     """
-    found: dict[str, list[T]] = {name: [] for name in contestants}
+    found = {} if values is None else values
     spent = dict.fromkeys(contestants, 0.0)
     for turn in range(turns + warm_up):
         for name in list(contestants)[:: 1 if turn % 2 else -1]:
@@ -124,8 +123,10 @@ async def take_turns(
             started = time.perf_counter()
             value = await contestants[name]()
             spent[name] += time.perf_counter() - started
-            found[name].append(value)
-    return {name: values[warm_up:] or values[-1:] for name, values in found.items()}
+            found[name] = [*(found[name] if turn > warm_up else ()), value]
+            if show:
+                print(f"{name}, turn {turn + 1} of {turns + warm_up}: {show(value)}", file=sys.stderr, flush=True)
+    return {name: found[name] for name in contestants}
 
 
 def options_of(document: str | None, turns: int | None = None) -> argparse.ArgumentParser:
@@ -179,9 +180,3 @@ class Report:
             text = json.dumps(self._found | {"table": "\n".join(self._lines), "figures": self._figures}, indent=1)
             new.write_text(text + "\n", encoding="utf-8")
             new.replace(self._path)
-
-
-async def report_each(results: AsyncIterator[Comparison | Figure], report: Report) -> None:
-    """Add each to the report when it comes."""
-    async for each in results:
-        report.add(each.figures() if isinstance(each, Comparison) else [each])

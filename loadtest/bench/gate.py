@@ -100,17 +100,13 @@ def run(options: argparse.Namespace) -> bool:
 
 
 def compare_both(both: Sequence[Contestant], options: argparse.Namespace, neighbours: Neighbours) -> list[Comparison]:
-    """Every cell, after a short work of each that warms up; without draws where the base's adapter knows none."""
-    cells = dict(CELLS)
-    if not all(each.facts.get("samples") for each in both):
-        print(f"{options.base} has no draws to compare with: no {SAMPLED}", file=sys.stderr)
-        del cells[SAMPLED]
+    """Every cell, after a short work of each that warms up."""
     for each in both:
         each(1, PROMPT, 2)
     neighbours.lap()
     neighbours.laps.clear()
     runs = dict(zip((THIS, options.base), both, strict=True))
-    return compare(runs, -(-options.pairs // STARTS), neighbours, works=cells, warm_up=0)
+    return list(compare(runs, -(-options.pairs // STARTS), neighbours, works=CELLS, warm_up=0))
 
 
 def join_comparisons(form: str, parts: Sequence[Comparison]) -> Comparison:

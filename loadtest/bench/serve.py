@@ -6,16 +6,19 @@ turn prompts of --prompt tokens and answers of 128, so many at once; all servers
 
     attend bench serve --model M.gguf --single --start "llama.cpp=llama-cpp-server -m M.gguf --port {port}" --prompt 128 1024
 
-Server and client share this machine. The servers of the URLs and of --start stand still (SIGSTOP) while another one is asked,
-if they are on this machine: what spins for the next request would take the others' cores. Attend's own rests without that.
+Server and client share this machine. The servers of --start stand still (SIGSTOP) while another one is asked: what spins for
+the next request would take the others' cores. Attend's own rests without that, and so must those of the URLs.
+
+Each turn is told on standard error; a row is printed and filed when its turns are over, or when the run is ended.
 """
 
 import argparse
 import asyncio
 import itertools
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -24,15 +27,14 @@ from urllib.parse import urlsplit
 import psutil
 
 from attend.model.shapes import SHAPES
-from loadtest.bench.client import Caller, Prompt, Prompts, closed_loop, grpc_caller, http_caller
+from loadtest.bench.client import Caller, Prompts, closed_loop, grpc_caller, http_caller
 from loadtest.bench.figures import Comparison, Report, options_of, take_turns
 from loadtest.bench.running import Running, answering, parse_command
 from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, write_shape
-from loadtest.bench.still import awake, processes_at, still
 from loadtest.measures import total
 from loadtest.options import add_seed
 from loadtest.provenance import identity
-from loadtest.server import StartError, memory, serve_command
+from loadtest.server import Server, StartError, memory, serve_command
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT
 
 
@@ -48,15 +50,15 @@ class Load(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """Somebody who is asked, and the next prompt of so many tokens for them."""
+    """Somebody who is asked, and the prompts for them."""
 
     caller: Caller
-    prompt: Callable[[int], Prompt]
+    prompts: Prompts
+    server: Server | None = None
+    """The server that stands still but for its turns."""
 
 
 SETTLE_SECONDS = 1.0
-STARTS = 3
-"""Of each server that is started here; the last of them is asked."""
 MEASURES = (
     ("output", "tokens/s"),
     ("TTFT p50", "ms"),
@@ -67,20 +69,32 @@ MEASURES = (
 )
 
 
+def send(server: Server, number: signal.Signals) -> None:
+    """A signal to each process of a server that is still there."""
+    for process in server.processes():
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 @asynccontextmanager
-async def ready(caller: Caller) -> AsyncIterator[None]:
-    """Wakes the caller's server, if it stands still, and gives it time to end the connections that it kept for too long."""
-    with awake(caller.processes):
-        if caller.processes:
-            await asyncio.sleep(SETTLE_SECONDS)
+async def awake(server: Server | None) -> AsyncIterator[None]:
+    """The server runs for the length of the block, with time to end the connections that it kept, and stands still after it."""
+    if server is None:
         yield
+        return
+    send(server, signal.SIGCONT)
+    try:
+        await asyncio.sleep(SETTLE_SECONDS)
+        yield
+    finally:
+        send(server, signal.SIGSTOP)
 
 
 async def load(contender: Contender, at_once: int, rounds: int, length: int) -> Load:
     """One turn of one server, with prompts of so many tokens."""
     caller = contender.caller
-    prompts = [contender.prompt(length) for _ in range(at_once * rounds)]
-    async with ready(caller):
+    prompts = [contender.prompts.ids(length) for _ in range(at_once * rounds)]
+    async with awake(contender.server):
         rows, seconds = await closed_loop(caller, at_once, prompts, OUTPUT)
     answers, first, gap = (total(rows, measure) for measure in (TOTAL, TTFT, ITL))
     failed = answers.failures + total(rows, REFUSED).count
@@ -88,13 +102,20 @@ async def load(contender: Contender, at_once: int, rounds: int, length: int) -> 
     return Load(answers.tokens / seconds, p50, p95, p99, failed, caller.memory() if caller.memory else None)
 
 
-async def loads(everybody: Sequence[Contender], options: argparse.Namespace) -> AsyncIterator[list[Comparison]]:
-    """Every load, one after the other, with the callers in turns."""
+async def loads(everybody: Sequence[Contender], options: argparse.Namespace, report: Report) -> None:
+    """Every load, one after the other, with the callers in turns; what an end in the middle leaves is reported too."""
+    names = [each.caller.name for each in everybody]
     for length, at_once in itertools.product(options.prompt, options.at_once):
         turns = {each.caller.name: partial(load, each, at_once, options.rounds, length) for each in everybody}
-        values = await take_turns(turns, options.turns)
         name = f"{at_once} at once, " if len(options.prompt) == 1 else f"prompts of {length}, {at_once} at once, "
-        yield [one for at in range(len(MEASURES)) if (one := comparison_of(name, values, at)).values]
+        values: dict[str, list[Load]] = {}
+        try:
+            await take_turns(turns, options.turns, values=values, show=lambda one: f"{name}{one.speed:.4g} tokens/s")  # noqa: B023
+        finally:
+            if values.keys() == turns.keys():
+                ordered = {each: values[each] for each in names}
+                found = [one for at in range(len(MEASURES)) if (one := comparison_of(name, ordered, at)).values]
+                report.add([figure for each in found for figure in each.figures()], [cells(each, names) for each in found])
 
 
 def comparison_of(load: str, values: Mapping[str, Sequence[Load]], at: int) -> Comparison:
@@ -111,44 +132,41 @@ def parse_url(text: str) -> tuple[str, str]:
     return name or urlsplit(url).netloc, url.rstrip("/")
 
 
-def found_at(url: str, running: Running | None) -> Callable[[], list[psutil.Process]]:
-    """All processes of a server, as they are whenever that is asked."""
-    if running:
-        return running.server.processes
-    return lambda: [psutil.Process(process) for process in processes_at(url)]
-
-
-def memory_of(processes: Callable[[], list[psutil.Process]]) -> float:
-    """MiB of the processes as they are now."""
-    return memory(processes())
-
-
-async def measure(options: argparse.Namespace, running: Mapping[str, Running], starts: Comparison) -> None:
+async def measure(options: argparse.Namespace, running: Mapping[str, Running]) -> None:
     """Ask everybody, and report. `running`: those who were started here, by URL."""
     servers = {name: identity(url) for name, url in options.urls}
     async with AsyncExitStack() as stack:
-        callers = []
+        everybody: list[Contender] = []
+
+        def add(caller: Caller, server: Server | None = None) -> None:
+            # the same prompts for all over HTTP; gRPC's are others, since its server is one of them
+            everybody.append(Contender(caller, Prompts(f"{options.seed} {caller.transport}"), server))
+
         for name, url in options.urls:
-            processes, is_own = found_at(url, running.get(url)), url == options.own
-            flags = {"ignore_eos": not options.eos, "do_sample": options.sampled}
-            caller = await stack.enter_async_context(http_caller(url, name, **flags))
-            here = [process.pid for process in processes()]
-            caller = replace(caller, memory=(partial(memory_of, processes)) if here else None)
-            callers.append(caller if is_own else replace(caller, processes=tuple(here)))
+            caller = await stack.enter_async_context(http_caller(url, name, do_sample=options.sampled))
+            server = running[url].server if url in running else None
+            if server:
+                caller = replace(caller, memory=partial(memory_of, server))
+            stopped = server if url != options.own else None
+            if stopped:
+                send(stopped, signal.SIGSTOP)
+                stack.callback(send, stopped, signal.SIGCONT)
+            add(caller, stopped)
         if options.grpc:
-            callers.append(await stack.enter_async_context(grpc_caller(options.grpc, do_sample=options.sampled)))
-        stack.enter_context(still([process for each in callers for process in each.processes]))
-        everybody = []
-        for caller in callers:  # the same for all over HTTP; gRPC's are others, since its server is one of them
-            prompts = Prompts(f"{options.seed} {caller.transport}")
-            everybody.append(Contender(caller, prompts.words if options.text else prompts.ids))
+            add(await stack.enter_async_context(grpc_caller(options.grpc, do_sample=options.sampled)))
         names = [each.caller.name for each in everybody]
         head = ("what", "unit", *names, *(f"{names[0]} / {name}" for name in names[1:]))
         report = Report(options.json, head, bench="serve", seed=options.seed, servers=servers)
-        async for found in loads(everybody, options):
-            report.add([figure for each in found for figure in each.figures()], [cells(each, names) for each in found])
         if running:
+            seconds = {one.name: [one.seconds] for one in running.values()}
+            starts = Comparison("the command to the first token", "s", seconds)
             report.add(starts.figures(), [cells(starts, names)])
+        await loads(everybody, options, report)
+
+
+def memory_of(server: Server) -> float:
+    """MiB of the processes as they are now."""
+    return memory(server.processes())
 
 
 def read_flags(arguments: list[str] | None) -> argparse.Namespace:
@@ -166,14 +184,12 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
         default=[],
         type=parse_command,
         metavar="NAME=COMMAND",
-        help=f"a server that is started here, on {{port}} of 127.0.0.1, {STARTS} times; its time to the first token counts too",
+        help="a server that is started here, on {port} of 127.0.0.1; its time to the first token counts too",
     )
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16, 32, 64, 256], help="default 1 8 16 32 64 256")
     parser.add_argument("--prompt", type=int, nargs="+", default=[PROMPT], help=f"tokens of a prompt (default {PROMPT})")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.7 and top_p 0.95, instead of greedy answers")
     parser.add_argument("--rounds", type=int, default=2, help="requests of a turn, as a multiple of those at once (default 2)")
-    parser.add_argument("--text", action="store_true", help="prompts of words, for servers that take no token ids")
-    parser.add_argument("--eos", action="store_true", help="let answers end by themselves, for servers without ignore_eos")
     add_seed(parser)
     return parser.parse_args(arguments)
 
@@ -185,18 +201,10 @@ def cells(comparison: Comparison, names: Sequence[str]) -> Sequence[str]:
     return (comparison.what, comparison.unit, *medians, *ratios)
 
 
-def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> tuple[list[Running], Comparison]:
-    """A server of each command, and the seconds to its first token in each of its starts. Raises StartError."""
-    running: list[Running] = []
-    seconds: dict[str, list[float]] = {}
-    for name, command in commands:
-        log, seconds[name] = FOLDER / f"serve-{len(running)}.log", []
-        for _ in range(STARTS - 1):
-            with answering(name, command, log) as one:
-                seconds[name].append(one.seconds)
-        running.append(stack.enter_context(answering(name, command, log)))
-        seconds[name].append(running[-1].seconds)
-    return running, Comparison("the command to the first token", "s", seconds)
+def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> list[Running]:
+    """A server of each command. Raises StartError."""
+    logs = (FOLDER / f"serve-{at}.log" for at in itertools.count())
+    return [stack.enter_context(answering(name, command, log)) for (name, command), log in zip(commands, logs, strict=False)]
 
 
 def own_command(options: argparse.Namespace) -> list[str]:
@@ -214,13 +222,13 @@ def main(arguments: list[str] | None = None) -> None:
     commands = [*([("HTTP", own_command(options))] if is_own else []), *options.start]
     with ExitStack() as stack:
         try:
-            running, starts = start(stack, commands)
+            running = start(stack, commands)
         except StartError as error:
             sys.exit(str(error))
         if is_own:
             options.own, options.grpc = running[0].url, running[0].grpc
         options.urls = [*((one.name, one.url) for one in running), *options.urls]
-        asyncio.run(measure(options, {one.url: one for one in running}, starts))
+        asyncio.run(measure(options, {one.url: one for one in running}))
 
 
 if __name__ == "__main__":

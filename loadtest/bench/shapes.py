@@ -8,7 +8,6 @@ from typing import Any
 
 from attend.model.config import DEFAULT_MODEL
 from attend.model.shapes import SHAPES
-from attend.model.shapes import write_config as written
 
 FOLDER = Path(tempfile.gettempdir()) / "attend-shapes"
 PROMPT, OUTPUT, AT_ONCE, LONG = 128, 128, 16, 1024
@@ -22,11 +21,6 @@ def parameters(shape: str) -> int:
     head = sizes.get("head_dim", hidden // heads)
     layer = hidden * (2 * head * (heads + sizes["num_key_value_heads"]) + 3 * sizes["intermediate_size"])
     return round(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
-
-
-def write_config(name: str, folder: Path = FOLDER) -> Path:
-    """A folder with the config.json of a shape and no weights, for contestants that draw them."""
-    return written(name, folder)
 
 
 def write_shape(name: str, folder: Path = FOLDER) -> Path:

@@ -4,15 +4,9 @@ Each looks at the answers. Most are done with a few calls.
 """
 
 import asyncio
-import io
 import itertools
-import json
 import re
-import time
-from typing import Any
-
-import aiohttp
-import orjson
+from collections.abc import Sequence
 
 from loadtest.faults.attack import attack
 from loadtest.faults.attacker import Attacker
@@ -21,6 +15,15 @@ from loadtest.faults.bodies import COMPLETIONS, completion_body
 _numbers = itertools.count()
 BODY = b'{"prompt":"a","max_tokens":1}'
 COUNTED = re.compile(r'^attend_(?:auth_failures_total|requests_total\{.*outcome="invalid")\S* (\S+)$', re.MULTILINE)
+
+
+async def got(a: Attacker, paths: Sequence[str], host: str = "localhost") -> dict[str, list[int]]:
+    """The statuses of a GET of each path as it is written."""
+    found = {}
+    for path in paths:
+        found[path] = statuses(await a.raw(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode()))
+        a.outcomes.update(map(str, found[path]))
+    return found
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -92,12 +95,8 @@ async def forwarded_addresses(a: Attacker) -> None:
 @attack(("none",), ends=True)
 async def other_hosts(a: Attacker) -> None:
     """calls without a key for another Host, as a page makes them that has bound its name to 127.0.0.1"""
-    found = []
-    for path in ("/v1/models", "/", "/openapi.json"):
-        answer = await a.raw(f"GET {path} HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n".encode())
-        found += statuses(answer)
-    a.outcomes.update(map(str, found))
-    a.check("answers to another Host", sum(status == 200 for status in found))
+    found = await got(a, ("/v1/models", "/", "/openapi.json"), "evil.example")
+    a.check("answers to another Host", sum(200 in each for each in found.values()))
 
 
 @attack(ends=True)
@@ -124,12 +123,9 @@ async def smuggled_requests(a: Attacker) -> None:
 async def odd_paths(a: Attacker) -> None:
     """paths of HAProxy, outside the files, and doubled: none is a route"""
     paths = ("/stats", "/haproxy?stats", "//healthz", "/./healthz", "/static/..%2f..%2fsettings.py")
-    found = []
-    for path in (*paths, "/static/../../settings.py", "/..%2f..%2fetc/passwd", "/v1/models/..%2f..%2fmetrics"):
-        seen = statuses(await a.raw(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()))
-        a.outcomes.update(map(str, seen))
-        found += [path] if 200 in seen else []
-    a.check("paths that were answered", len(found), 0, ", ".join(found))
+    found = await got(a, (*paths, "/static/../../settings.py", "/..%2f..%2fetc/passwd", "/v1/models/..%2f..%2fmetrics"))
+    answered = [path for path, seen in found.items() if 200 in seen]
+    a.check("paths that were answered", len(answered), 0, ", ".join(answered))
 
 
 @attack()
@@ -170,60 +166,3 @@ async def guessed_prompts(a: Attacker) -> None:
         usage = (await answer.json(content_type=None)).get("usage", {})
         a.outcomes[str(answer.status)] += 1
     a.check("cached tokens of another key", usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
-
-
-@attack(fills=True)
-async def replays(a: Attacker) -> None:
-    """streams resumed in the middle of an answer of 200 tokens, 16 at a time"""
-    body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0.7, "seed": 1}
-    whole = await stream_tokens(a, body)
-    middle, changed = len(whole) // 2, 0
-    if not middle:
-        return
-
-    async def one() -> None:
-        nonlocal changed
-        seen = await stream_tokens(a, body | {"resume_token_ids": whole[:middle]})
-        changed += seen != whole[middle:][: len(seen)]
-
-    try:
-        await a.repeat(one, 16)
-    finally:
-        a.check("streams that went on with other tokens", changed)
-
-
-async def stream_tokens(a: Attacker, body: dict[str, Any]) -> list[int]:
-    """The tokens of a streamed completion."""
-    found: list[int] = []
-    url, headers = a.target.address.http + COMPLETIONS, a.target.headers("open")
-    try:
-        async with a.session.post(url, json=body | {"return_token_ids": True}, headers=headers) as answer:
-            a.outcomes[str(answer.status)] += 1
-            async for line in answer.content:
-                if line.startswith(b'data: {"id"'):
-                    found += json.loads(line[6:])["choices"][0]["token_ids"]
-    except (aiohttp.ClientError, TimeoutError) as error:
-        a.outcomes[type(error).__name__] += 1
-    return found
-
-
-@attack(("each",), ends=True)
-async def empty_lines(a: Attacker) -> None:
-    """two batches of 20 MB of line ends: how long a small upload of another key takes"""
-
-    async def upload(content: bytes, key: str) -> str:
-        form = aiohttp.FormData({"purpose": "batch"})
-        form.add_field("file", io.BytesIO(content), filename="lines.jsonl")
-        headers = {name: value for name, value in a.target.headers(key).items() if name.lower() != "content-type"}
-        async with a.session.post(f"{a.target.address.http}/v1/files", data=form, headers=headers) as answer:
-            a.outcomes[str(answer.status)] += 1
-            return str(orjson.loads(await answer.read()).get("id", ""))
-
-    file = await upload(b"\n" * (20 << 20), "open")
-    for _ in range(2):
-        asked = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
-        await a.post("/v1/batches", asked)
-    await asyncio.sleep(0.5)
-    began = time.monotonic()
-    await upload(b"{}", "quiet")
-    a.check("seconds of a small upload", time.monotonic() - began, 2.0)

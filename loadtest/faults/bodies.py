@@ -62,45 +62,22 @@ def tools(count: int, properties: int) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": f"tool_{number}", "parameters": schema}} for number in range(count)]
 
 
-def regex() -> dict[str, Any]:
-    """Another regular expression each time, with many states or much to choose from."""
-    number = next(_numbers)
-    patterns = (
-        f"((((a?){{{20 + number % 9}}}){{20}}){{20}})b{number}",
-        f"(.*a.*){{40}}{number}",
-        f"(a|aa|aaa|b{number})*c.{{200}}",
-        f"(\\w{{1,{200 + number}}}\\s?){{1,200}}",
-    )
-    return structured_body(regex=patterns[number % len(patterns)])
-
-
 def grammar() -> dict[str, Any]:
-    """Another grammar each time: ambiguous, recursive to the left, or a chain of rules."""
+    """Another grammar each time: with many states, ambiguous, recursive, of many alternatives, or with much to choose from."""
     number = next(_numbers)
     chain = "\n".join(f"r{index}: r{index + 1} | r{index + 1} r{index + 1}" for index in range(300))
-    texts = (
-        f'start: start start | "a" | "{number}"',
-        f'start: start "a" start | "" | "{number}"',
-        f'start: r0\n{chain}\nr300: "a" | "{number}"',
-    )
-    return structured_body(grammar=texts[number % len(texts)])
-
-
-def schema() -> dict[str, Any]:
-    """Another JSON schema each time: many alternatives alike, or many that must hold together."""
-    number = next(_numbers)
-    alike = {"anyOf": [{"type": "object", "properties": {f"a{number}": {"const": index}}} for index in range(300)]}
     together = {"allOf": [{"anyOf": [{"pattern": f"^a{{{index},}}b{number}"}, {"type": "null"}]} for index in range(30)]}
-    nested: dict[str, Any] = {"type": "string", "pattern": f"(a?){{100}}{number}"}
-    for _ in range(20):
-        nested = {"type": "array", "items": nested, "minItems": 3, "maxItems": 30}
-    return structured_body(json=(alike, together, nested)[number % 3])
-
-
-def choices() -> dict[str, Any]:
-    """5000 texts, others each time, one of which is to be the answer."""
-    number = next(_numbers)
-    return structured_body(choice=[f"{number} choice {index} of them" for index in range(5000)])
+    alike = {"anyOf": [{"type": "object", "properties": {f"a{number}": {"const": index}}} for index in range(300)]}
+    ways: tuple[dict[str, Any], ...] = (
+        {"regex": f"((((a?){{{20 + number % 9}}}){{20}}){{20}})b{number}"},
+        {"regex": f"(a|aa|aaa|b{number})*c.{{200}}"},
+        {"grammar": f'start: start start | "a" | "{number}"'},
+        {"grammar": f'start: r0\n{chain}\nr300: "a" | "{number}"'},
+        {"json": alike},
+        {"json": together},
+        {"choice": [f"{number} choice {index} of them" for index in range(5000)]},
+    )
+    return structured_body(**ways[number % len(ways)])
 
 
 def unknown_fields() -> dict[str, Any]:
@@ -121,21 +98,18 @@ def embeddings_body() -> dict[str, Any]:
     return {"input": [f"{number} {index} " + "word " * 100 for index in range(512)]}
 
 
-def rerank_body() -> dict[str, Any]:
-    """512 texts to be ranked, others each time."""
-    return {"query": "what is it", "documents": embeddings_body()["input"]}
-
-
 WORDS = [f"word number {index} of the forbidden ones" for index in range(64)]
 BAD_WORDS = {"prompt": [f"prompt {index}" for index in range(16)], "n": 8, "max_tokens": 1, "bad_words": WORDS}
-FAILING = slow_schema()
-STOPS: dict[str, Any] = {"stop": [" " * 255 + mark for mark in "abcd"], "logit_bias": {"220": 50}}
 TABLES: dict[str, Any] = {
     "logit_bias": {str(token): 1 for token in range(300)},
     "allowed_token_ids": [*range(8000)],
     "stop_token_ids": [*range(7000, 7300)],
     "repetition_penalty": 1.1,
     "presence_penalty": 0.1,
+    "top_p": 0.95,
+    "top_k": 8000,
+    "min_p": 0.001,
+    "stop": [" " * 255 + mark for mark in "abcd"],
 }
 EXPLAINED = {
     "prompt": [128 + i % 512 for i in range(512)],
@@ -147,199 +121,66 @@ EXPLAINED = {
 TEXT = ("lorem ipsum dolor " * (MIB // 18))[: MIB - 200]
 MANY_TEXTS = {"prompt": [f"{index} " + "word " * 790 for index in range(128)], "max_tokens": 1}
 REFUSED = json.dumps({"messages": [USER] * 8000, "max_tokens": "many"}).encode()
-TOOL_CALL = {"messages": [USER], "max_tokens": 4, "tools": tools(60, 130)}
+TOOL_CALL = {"messages": [USER], "max_tokens": 4, "tools": tools(60, 130), "tool_choice": "required"}
+MASKED = answers(8, 64, response_format={"type": "json_object"}, top_p=0.95)
+LARGE = {"prompt": [[7] * 1000] * 40, "max_tokens": 1, "prompt_logprobs": 20}
+WRONG = b'{"prompt":[' + b"{}," * (MIB // 3 - 10) + b"{}]}"
+ARGUMENTS = {"messages": [USER], "max_tokens": 1, "chat_template_kwargs": {"given": [["a"] * 10] * 4000}}
+STREAMS = answers(16, 200, stream=True, logprobs=5, stream_options={"continuous_usage_stats": True})
+LONG = completion_body(max_tokens=400, ignore_eos=True)
+UNKNOWN = {"authorization": "Bearer wrong"}
 GZIP = {"content-encoding": "gzip"}
 
 add_floods(
     {
         "bad words": Flood("64 bad words for 16 prompts of 8 answers", COMPLETIONS, BAD_WORDS, 2, fills=True),
-        "bad words of a limited key": Flood(
-            "the same with a key that is at its limit", COMPLETIONS, BAD_WORDS, 8, EACH, key="limited"
-        ),
         "slow grammars": Flood("64 schemas at a time that take a second each to compile", COMPLETIONS, slow_schema, 64),
         "slow grammars of a limited key": Flood(
             "322 of them with a key that is at its limit", COMPLETIONS, slow_schema, 322, EACH, key="limited"
         ),
-        "one failing grammar": Flood("the same schema that takes too long, 32 at a time", COMPLETIONS, FAILING, 32),
-        "regular expressions": Flood("regular expressions of many states, 16 at a time", COMPLETIONS, regex, 16),
-        "ambiguous grammars": Flood("grammars that are ambiguous or recurse, 16 at a time", COMPLETIONS, grammar, 16),
-        "schemas of alternatives": Flood(
-            "schemas of 300 alternatives, or 30 at once, or 20 levels, 16 at a time", COMPLETIONS, schema, 16
-        ),
-        "many choices": Flood("5000 choices, others each time, 8 at a time", COMPLETIONS, choices, 8),
-        "masks with top p": Flood(
-            "64 JSON answers with top_p",
-            COMPLETIONS,
-            answers(8, 64, response_format={"type": "json_object"}, top_p=0.95),
-            2,
-            fills=True,
-        ),
-        "full sorts": Flood(
-            "64 answers with top_p, min_p and a top_k of 8000",
-            COMPLETIONS,
-            answers(8, 128, top_p=0.95, top_k=8000, min_p=0.001),
-            2,
-            fills=True,
-        ),
+        "large grammars": Flood("grammars of many states, alternatives or choices, 16 at a time", COMPLETIONS, grammar, 16),
+        "masks with top p": Flood("64 JSON answers with top_p", COMPLETIONS, MASKED, 2, fills=True),
         "tables of every answer": Flood(
-            "300 biases, 8000 allowed tokens and 300 stop tokens for 64 answers",
+            "64 answers with 300 biases, 8000 allowed tokens, stop strings and every limit of sampling",
             COMPLETIONS,
-            answers(8, 128, **TABLES),
+            answers(8, 128, " " * 200, **TABLES),
             2,
             fills=True,
         ),
-        "stop strings": Flood(
-            "4 stop strings of 256 characters that nearly match, for 64 answers",
-            COMPLETIONS,
-            answers(8, 128, " " * 200, **STOPS),
-            2,
-            fills=True,
-        ),
-        "large log probabilities": Flood(
-            "answers of 55 MB, 2 at a time",
-            COMPLETIONS,
-            {"prompt": [[7] * 1000] * 40, "max_tokens": 1, "prompt_logprobs": 20},
-            2,
-            fills=True,
-        ),
-        "log probabilities of every answer": Flood(
-            "128 answers with 5 log probabilities each, 2 at a time", COMPLETIONS, answers(16, 64, logprobs=5), 2, fills=True
-        ),
-        "wrong bodies": Flood(
-            "1 MiB of JSON that is wrong half a million times",
-            COMPLETIONS,
-            b'{"prompt":[' + b"{}," * (MIB // 3 - 10) + b"{}]}",
-            4,
-        ),
+        "large log probabilities": Flood("answers of 55 MB, 2 at a time", COMPLETIONS, LARGE, 2, fills=True),
+        "wrong bodies": Flood("1 MiB of JSON that is wrong half a million times", COMPLETIONS, WRONG, 4),
         "deep bodies": Flood("1 MiB of brackets", COMPLETIONS, b'{"prompt":' + b"[" * (MIB - 20), 4),
         "refused bodies": Flood("chats of 8000 messages with a wrong field, 250 at a time", CHAT, REFUSED, 250),
-        "bodies at the limit": Flood(
-            "1 MB of token ids, 8 at a time",
-            COMPLETIONS,
-            many_ids,
-            8,
-        ),
+        "bodies at the limit": Flood("1 MB of token ids, 8 at a time", COMPLETIONS, many_ids, 8),
         "gzip bombs": Flood("64 MiB in 64 KB of gzip, 16 at a time", COMPLETIONS, bomb, 16, headers=GZIP),
-        "gzip of chats": Flood(
-            "1 MB of messages in some KB of gzip, 32 at a time", CHAT, gzip.compress(REFUSED), 32, headers=GZIP
-        ),
         "unknown fields": Flood("2000 unknown fields, others each time, 8 at a time", COMPLETIONS, unknown_fields, 8),
-        "long names": Flood(
-            "a field, a model and a salt with names of 300 KB",
-            COMPLETIONS,
-            completion_body(**{"x" * 300_000: 1, "model": "y" * 300_000, "cache_salt": "z" * 300_000}),
-            8,
-        ),
-        "unknown models": Flood(
-            "calls for models that nobody serves, 32 at a time",
-            COMPLETIONS,
-            lambda: completion_body(model=f"model {next(_numbers)}"),
-            32,
-        ),
-        "long chats": Flood("chats of 20,000 messages", CHAT, {"messages": [USER] * 20_000, "max_tokens": 1}, 4),
-        "chats of parts": Flood(
-            "2048 messages of 10 parts each, 4 at a time",
-            CHAT,
-            {"messages": [USER | {"content": [{"type": "text", "text": "hello"}] * 10}] * 2048, "max_tokens": 1},
-            4,
-        ),
-        "template arguments": Flood(
-            "600 KB of arguments for the chat template",
-            CHAT,
-            {"messages": [USER], "max_tokens": 1, "chat_template_kwargs": {"given": [["a"] * 10] * 4000}},
-            4,
-        ),
-        "tool schemas": Flood("1 MB of tools that the model may call, 4 at a time", CHAT, TOOL_CALL, 4),
-        "enforced tool schemas": Flood(
-            "1 MB of tools one of which must be called, 4 at a time", CHAT, TOOL_CALL | {"tool_choice": "required"}, 4
-        ),
+        "template arguments": Flood("600 KB of arguments for the chat template", CHAT, ARGUMENTS, 4),
+        "enforced tool schemas": Flood("1 MB of tools one of which must be called, 4 at a time", CHAT, TOOL_CALL, 4),
         "long prompts": Flood(
             "prompts of 900 tokens that nobody has cached, 16 at a time", COMPLETIONS, new_prompt, 16, fills=True
         ),
-        "many answers of long prompts": Flood(
-            "8 answers each of prompts of 900 tokens that nobody has cached, 8 at a time",
-            COMPLETIONS,
-            lambda: new_prompt(n=8, max_tokens=64, ignore_eos=True),
-            8,
-            fills=True,
-        ),
         "texts too long": Flood("1 MiB of text to be tokenized, 8 at a time", TOKENIZE, {"prompt": TEXT}, 8),
-        "texts cut": Flood(
-            "1 MiB of text whose last token alone is kept, 8 at a time",
-            COMPLETIONS,
-            completion_body(prompt=TEXT, truncate_prompt_tokens=1),
-            8,
-        ),
         "odd texts": Flood("60 KB of one word, or of marks on marks, to be tokenized, 16 at a time", TOKENIZE, odd_text, 16),
         "long detokenizing": Flood(
             "200,000 tokens to be made a text, 8 at a time", "/detokenize", {"tokens": [300] * 200_000}, 8
         ),
-        "counted tokens": Flood(
-            "count_tokens of 900 KB of messages, 8 at a time",
-            "/v1/messages/count_tokens",
-            {"messages": [USER | {"content": TEXT[:900_000]}]},
-            8,
-        ),
         "many prompts": Flood("lists of 128 prompts of 4000 characters, 4 at a time", COMPLETIONS, MANY_TEXTS, 4, fills=True),
-        "half characters": Flood(
-            "answers resumed after 1000 bytes that are no characters",
-            COMPLETIONS,
-            completion_body(max_tokens=1001, resume_token_ids=[128 + index % 64 for index in range(1000)], n=8),
-            4,
-            fills=True,
-        ),
-        "many answers": Flood("calls of 128 answers of 200 tokens, 4 at a time", COMPLETIONS, answers(16, 200), 4, fills=True),
         "a hog": Flood("128 answers of 900 tokens, 3 at a time", COMPLETIONS, answers(16, 900), 3, fills=True),
         "streams of many answers": Flood(
-            "streams of 128 answers with log probabilities and counts, 4 at a time",
-            COMPLETIONS,
-            answers(16, 200, stream=True, logprobs=5, stream_options={"continuous_usage_stats": True}),
-            4,
-            fills=True,
+            "streams of 128 answers with log probabilities and counts, 4 at a time", COMPLETIONS, STREAMS, 4, fills=True
         ),
         "highest priority": Flood(
-            "answers of 400 tokens with priority 9, 64 at a time",
-            COMPLETIONS,
-            completion_body(max_tokens=400, ignore_eos=True, priority=9),
-            64,
-            fills=True,
+            "answers of 400 tokens with priority 9, 64 at a time", COMPLETIONS, LONG | {"priority": 9}, 64, fills=True
         ),
         "short deadlines": Flood(
-            "answers of 400 tokens with a deadline of 1 ms, 64 at a time",
-            COMPLETIONS,
-            completion_body(max_tokens=400, deadline_ms=1),
-            64,
+            "answers of 400 tokens with a deadline of 1 ms, 64 at a time", COMPLETIONS, LONG | {"deadline_ms": 1}, 64
         ),
-        "overload with one header": Flood(
-            "320 callers at once with the same header",
-            COMPLETIONS,
-            completion_body(max_tokens=64, ignore_eos=True),
-            320,
-            fills=True,
-        ),
-        "responses": Flood(
-            "streams of /v1/responses, 64 at a time",
-            "/v1/responses",
-            {"input": "a", "max_output_tokens": 400, "stream": True},
-            64,
-            fills=True,
-        ),
+        "overload with one header": Flood("320 callers at once with the same header", COMPLETIONS, LONG, 320, fills=True),
         "embeddings": Flood("512 texts to embed, 4 at a time", "/v1/embeddings", embeddings_body, 4, fills=True),
-        "rankings": Flood("512 texts to rank, 4 at a time", "/v1/rerank", rerank_body, 4, fills=True),
-        "explained texts": Flood(
-            "/v1/attention of 512 tokens with as many weights as an answer may hold, 8 at a time",
-            "/v1/attention",
-            EXPLAINED,
-            8,
-        ),
+        "explained texts": Flood("/v1/attention of 512 tokens with all weights, 8 at a time", "/v1/attention", EXPLAINED, 8),
         "errors": Flood("calls that are refused with 400, 32 at a time", COMPLETIONS, {"prompt": 1}, 32),
         "wrong keys": Flood(
-            "calls with a key that is not known, 32 at a time",
-            COMPLETIONS,
-            completion_body(),
-            32,
-            ("each", "shared"),
-            headers={"authorization": "Bearer wrong"},
+            "calls with a key that is not known, 32 at a time", COMPLETIONS, LONG, 32, ("each", "shared"), headers=UNKNOWN
         ),
     }
 )

@@ -3,7 +3,6 @@
 A death is a function of a started server that returns what was measured. Its docstring is its line in the table.
 """
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -12,7 +11,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +22,6 @@ import grpc
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.bench.client import Prompts
-from loadtest.bench.shapes import FOLDER, write_shape
-from loadtest.faults.attacker import Attacker, attacker
-from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.measure import Measure
 from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, start_target, wait_for
 from loadtest.faults.use import open_to_others
@@ -170,43 +165,30 @@ def struck(target: Target, what: str, number: signal.Signals, again: float) -> l
     return calls.measures_after(when, again)
 
 
-@death
-def replica_frozen() -> list[Measure]:
-    """SIGSTOP of the only replica"""
-    with running(FAST) as target:
-        return struck(target, REPLICA, signal.SIGSTOP, REPLACE_SECONDS)
+TWO = ("--replicas", "2", "--num-threads", "1")
+STRUCK: dict[str, tuple[str, Sequence[str], str, signal.Signals, float]] = {
+    "replica frozen": ("SIGSTOP of the only replica", (), REPLICA, signal.SIGSTOP, REPLACE_SECONDS),
+    "replica killed": ("SIGKILL of the only replica", (), REPLICA, signal.SIGKILL, REPLACE_SECONDS),
+    "one of two replicas killed": ("SIGKILL of one of two replicas", TWO, REPLICA, signal.SIGKILL, 1.0),
+    "one of two replicas frozen": ("SIGSTOP of one of two replicas", TWO, REPLICA, signal.SIGSTOP, AGAIN_SECONDS),
+    "haproxy killed": ("SIGKILL of HAProxy", (), HAPROXY, signal.SIGKILL, AGAIN_SECONDS),
+    "controller killed": ("SIGKILL of Serve's controller", (), CONTROLLER, signal.SIGKILL, 1.0),
+}
+"""What is done, the server's flags, the process that gets the signal, and the seconds in which calls are answered again."""
 
 
-@death
-def replica_killed() -> list[Measure]:
-    """SIGKILL of the only replica"""
-    with running(FAST) as target:
-        return struck(target, REPLICA, signal.SIGKILL, REPLACE_SECONDS)
+def striking(about: str, flags: Sequence[str], what: str, number: signal.Signals, again: float) -> Death:
+    """A death of STRUCK."""
+
+    def run() -> list[Measure]:
+        with running((*FAST, *flags)) as target:
+            return struck(target, what, number, again)
+
+    run.__doc__ = about
+    return run
 
 
-def completed(target: Target, prompt: Sequence[int]) -> tuple[str, int]:
-    """The text after a prompt, greedy, and how many of its tokens were not computed."""
-    body = {"prompt": list(prompt), "max_tokens": 16, "temperature": 0}
-    request = urllib.request.Request(f"{target.address.http}/v1/completions", json.dumps(body).encode(), target.headers())
-    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
-        found = json.load(answer)
-    return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-@death
-def replica_killed_while_it_writes() -> list[Measure]:
-    """SIGKILL of the only replica while it writes KV blocks to `kv_disk_folder`; the next one reads what was written before"""
-    prompts, count = Prompts(), 900
-    with tempfile.TemporaryDirectory() as folder, running((*FAST, "--kv-disk-folder", folder)) as target:
-        known = prompts.ids(count)
-        text, _ = completed(target, known)
-        wait_for(lambda: any(Path(folder).rglob("kv-*.bin")), WATCH_SECONDS)
-        for _ in range(8):
-            completed(target, prompts.ids(count))
-        found = struck(target, REPLICA, signal.SIGKILL, REPLACE_SECONDS)
-        again, cached = completed(target, known)
-        found.append(Measure("tokens of a known prompt computed again", count - cached, "", 64))
-        return [*found, Measure("answers that changed", int(again != text), "", 0)]
+DEATHS |= {name: striking(*how) for name, how in STRUCK.items()}
 
 
 def of_api(target: Target, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
@@ -238,39 +220,11 @@ def replica_killed_in_the_middle_of_a_batch() -> list[Measure]:
 
 
 @death
-def one_of_two_replicas_killed() -> list[Measure]:
-    """SIGKILL of one of two replicas"""
-    with running((*FAST, "--replicas", "2", "--num-threads", "1")) as target:
-        return struck(target, REPLICA, signal.SIGKILL, 1.0)
-
-
-@death
-def one_of_two_replicas_frozen() -> list[Measure]:
-    """SIGSTOP of one of two replicas"""
-    with running((*FAST, "--replicas", "2", "--num-threads", "1")) as target:
-        return struck(target, REPLICA, signal.SIGSTOP, AGAIN_SECONDS)
-
-
-@death
-def haproxy_killed() -> list[Measure]:
-    """SIGKILL of HAProxy"""
-    with running(FAST) as target:
-        return struck(target, HAPROXY, signal.SIGKILL, AGAIN_SECONDS)
-
-
-@death
 def haproxy_and_its_manager_killed() -> list[Measure]:
     """SIGKILL of HAProxy's manager (a Serve actor), then of HAProxy"""
     with running(FAST) as target:
         target.send(MANAGER, signal.SIGKILL)
         return struck(target, HAPROXY, signal.SIGKILL, REPLACE_SECONDS)
-
-
-@death
-def controller_killed() -> list[Measure]:
-    """SIGKILL of Serve's controller"""
-    with running(FAST) as target:
-        return struck(target, CONTROLLER, signal.SIGKILL, 1.0)
 
 
 def left_behind(target: Target, seconds: float) -> list[Measure]:
@@ -280,28 +234,31 @@ def left_behind(target: Target, seconds: float) -> list[Measure]:
     return [Measure("until no process is left", time.monotonic() - began if gone else float("inf"), "s", seconds)]
 
 
-@death
-def driver_killed() -> list[Measure]:
-    """SIGKILL of the driver"""
-    with running(FAST) as target:
-        target.send("attend.service.runtime.driver_main", signal.SIGKILL)
-        return left_behind(target, 10.0)
+DRIVER = "attend.service.runtime.driver_main"
+ENDING = {
+    "driver killed": ("SIGKILL of the driver", DRIVER, 10.0),
+    "supervisor killed": ("SIGKILL of `attend serve` itself", "", 10.0),
+    "ray killed": ("SIGKILL of Ray's control service, without which nothing can be replaced: the server ends", GCS, 90.0),
+}
+"""What is done, the process that is killed, and the seconds until no process is left."""
 
 
-@death
-def supervisor_killed() -> list[Measure]:
-    """SIGKILL of `attend serve` itself"""
-    with running(FAST) as target:
-        target.process.kill()
-        return left_behind(target, 10.0)
+def ending(about: str, what: str, seconds: float) -> Death:
+    """A death of ENDING."""
+
+    def run() -> list[Measure]:
+        with running(FAST) as target:
+            if what:
+                target.send(what, signal.SIGKILL)
+            else:
+                target.process.kill()
+            return left_behind(target, seconds)
+
+    run.__doc__ = about
+    return run
 
 
-@death
-def ray_killed() -> list[Measure]:
-    """SIGKILL of Ray's control service, without which nothing can be replaced: the server ends"""
-    with running(FAST) as target:
-        target.send(GCS, signal.SIGKILL)
-        return left_behind(target, 90.0)
+DEATHS |= {name: ending(*how) for name, how in ENDING.items()}
 
 
 @death
@@ -314,86 +271,9 @@ def stopped_while_it_starts() -> list[Measure]:
 
 
 @death
-def more_replicas_than_fit() -> list[Measure]:
-    """64 replicas on a machine of fewer cores: a sentence, or the start goes on"""
-    with start_target((*FAST, "--replicas", "64")) as target:
-        began = time.monotonic()
-        said = wait_for(lambda: any("replicas" in line for line in target.lines), 60.0)
-        took = time.monotonic() - began if said else float("inf")
-        line = next((line for line in target.lines if "replicas" in line), "")
-        return [Measure("until a sentence says so", took, "s", 30.0, line)]
-
-
-@death
 def other_users_of_the_machine() -> list[Measure]:
     """no death: sockets of the server that another user of the machine can write to"""
     with running(FAST) as target:
         paths = {each.laddr for one in target.processes() for each in one.net_connections("unix") if each.laddr}
         writable = sorted(path for path in paths if open_to_others(Path(path)))
         return [Measure("sockets", len(writable), "", 0, ", ".join(writable))]
-
-
-def survives_load(flags: Sequence[str], load: Callable[[Attacker], Awaitable[None]], seconds: float) -> list[Measure]:
-    """Put a load on a server for so long: its replica must still be the one that it was."""
-    with running((*FAST, *flags)) as target:
-        before, began = target.pids(REPLICA), time.monotonic()
-
-        async def put() -> str:
-            async with attacker(target) as one:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await load(one)
-                return ", ".join(f"{count} {what}" for what, count in one.outcomes.most_common(4))
-
-        outcomes = asyncio.run(put())
-        answers = target.ready(WATCH_SECONDS)
-        return [
-            Measure("replicas lost", len(set(before) - set(target.pids(REPLICA))), "", 0, outcomes),
-            Measure("until it answers after it", time.monotonic() - began - seconds if answers else float("inf"), "s", 30.0),
-        ]
-
-
-@death
-def a_slow_reader_of_one_of_two_models() -> list[Measure]:
-    """no death: a long answer that nobody reads on, and a call of another model, which needs the memory (`--models`)"""
-    entry = "- {name: %s, memory: 400MiB, settings: {kv_cache_memory: 32MiB, num_threads: 1}}\n"
-    asked = {"model": "a", "prompt": [[9] * 1000] * 30, "max_tokens": 1, "prompt_logprobs": 10}
-    with tempfile.TemporaryDirectory() as folder:
-        (file := Path(folder, "models.yaml")).write_text(f"memory_budget: 700MiB\nmodels:\n{entry % 'a'}{entry % 'b'}")
-        with running(("--models", str(file))) as target:
-            connection = http.client.HTTPConnection(urlsplit(target.address.http).netloc)
-            with contextlib.closing(connection):
-                connection.request("POST", "/v1/completions", json.dumps(asked), target.headers())
-                connection.getresponse()
-                began = time.monotonic()
-                of_api(target, "completions", b'{"model": "b", "prompt": "a", "max_tokens": 1}')
-                return [Measure("until the other model answers", time.monotonic() - began, "s", 60.0)]
-
-
-@death
-def overload_kills_nobody() -> list[Measure]:
-    """no death: 400 callers at once for 40 s"""
-
-    async def load(a: Attacker) -> None:
-        body = {"prompt": "def f(", "max_tokens": 200, "ignore_eos": True}
-        await a.repeat(lambda: a.post("/v1/completions", body), 400)
-
-    return survives_load((), load, 40.0)
-
-
-@death
-def compiling_kills_nobody() -> list[Measure]:
-    """no death: 64 slow grammars at a time for 40 s"""
-    return survives_load((), ATTACKS["slow grammars"].run, 40.0)
-
-
-@death
-def a_long_prefill_kills_nobody() -> list[Measure]:
-    """no death: prompts of 2000 tokens, 1.2G parameters, steps of 2048 tokens, for 60 s"""
-    prompts = Prompts()
-
-    async def load(a: Attacker) -> None:
-        await a.repeat(lambda: a.post("/v1/completions", {"prompt": prompts.ids(2000), "max_tokens": 1}), 4)
-
-    FOLDER.mkdir(exist_ok=True)
-    return survives_load((str(write_shape("1B")), "--max-batch-tokens", "2048", "--kv-cache-memory", str(1 << 30)), load, 60.0)

@@ -1,5 +1,6 @@
 """What must hold for a server's other callers while it is attacked, and for the server itself."""
 
+import statistics
 from collections.abc import Sequence
 
 from loadtest.faults.measure import Measure
@@ -20,11 +21,6 @@ FILES = 24
 """Open files more than before, once it is over: those of the neighbours come and go."""
 AFTERWARDS = 3.0
 """The streams may be so many times slower after it than before: other work of the machine changes their pace too."""
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value; nothing came: infinity."""
-    return sorted(values)[len(values) // 2] if values else float("inf")
 
 
 def times(value: float, of: float) -> float:
@@ -62,7 +58,7 @@ def refusals(observation: Observation, *, is_attacker: bool = False) -> list[Mea
     """The key that is at its limit. Where it attacks itself, only its own callers wait."""
     most = None if is_attacker else REFUSED_SECONDS * 1e3
     return [
-        Measure("limited key refused, median", median(observation.refusals) * 1e3, "ms", most),
+        Measure("limited key refused, median", statistics.median(observation.refusals or [float("inf")]) * 1e3, "ms", most),
         Measure("limited key refused, longest", max(observation.refusals, default=float("inf")) * 1e3, "ms"),
     ]
 

@@ -54,7 +54,6 @@ class Observation:
     gaps: list[float] = field(default_factory=list)
     """Between two messages of one stream; of a stream that is silent at the end, the silence too."""
     firsts: list[float] = field(default_factory=list)
-    """From a call for a stream to its first message."""
     chats: list[float] = field(default_factory=list)
     """From a call of one word to its answer of one token."""
     refusals: list[float] = field(default_factory=list)
@@ -149,44 +148,24 @@ class Neighbours:
             if b"data: [DONE]" not in last:
                 raise ValueError("a stream was cut")
 
-    async def chat(self) -> None:
-        """A chat of one word, again and again."""
+    async def ask_again(self, kind: str, path: str, body: dict[str, Any], headers: Headers) -> None:
+        """A short call, again and again: one of `chats` is answered, one of `refusals` is not, but for once a minute."""
         assert self.session is not None
-        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         while True:
             began = time.monotonic()
-            self.waiting["chat"] = "chats", began
+            self.waiting[kind] = kind, began
             try:
-                url = f"{self.options.url}/v1/chat/completions"
-                async with self.session.post(url, json=body, headers=self.options.chat) as answer:
+                async with self.session.post(self.options.url + path, json=body, headers=headers) as answer:
                     text = await answer.text()
-                    if answer.status == 200:
-                        self.seen.chats.append(time.monotonic() - began)
-                    elif answer.status == 429:
-                        self.seen.turned_away += 1
-                    else:
-                        self.seen.failed.append(f"a chat: {answer.status} {text[:200]}")
+                if answer.status == (200 if kind == "chats" else 429):
+                    getattr(self.seen, kind).append(time.monotonic() - began)
+                elif answer.status == 429:
+                    self.seen.turned_away += 1
+                elif answer.status != 200:
+                    self.seen.failed.append(f"one of {kind}: {answer.status} {text[:200]}")
             except (aiohttp.ClientError, TimeoutError) as error:
-                self.seen.failed.append(f"a chat: {type(error).__name__}")
-            del self.waiting["chat"]
-            await asyncio.sleep(EVERY)
-
-    async def be_refused(self) -> None:
-        """Call with the key that is at its limit, again and again."""
-        assert self.session is not None
-        body = {"prompt": PROMPT, "max_tokens": 1}
-        while True:
-            began = time.monotonic()
-            try:
-                url = f"{self.options.url}/v1/completions"
-                async with self.session.post(url, json=body, headers=self.options.limited_headers) as answer:
-                    await answer.read()
-                    if answer.status == 429:
-                        self.seen.refusals.append(time.monotonic() - began)
-                    elif answer.status != 200:  # once a minute it is let in
-                        self.seen.failed.append(f"the limited key: {answer.status}")
-            except (aiohttp.ClientError, TimeoutError) as error:
-                self.seen.failed.append(f"the limited key: {type(error).__name__}")
+                self.seen.failed.append(f"one of {kind}: {type(error).__name__}")
+            del self.waiting[kind]
             await asyncio.sleep(EVERY)
 
     async def probe(self, what: str) -> None:
@@ -209,9 +188,11 @@ class Neighbours:
 
     def jobs(self) -> list[Coroutine[Any, Any, None]]:
         """All that goes on at once."""
-        probes = [self.probe(what) for what in ("/healthz", "/readyz", "grpc.health")]
-        refused = [self.be_refused()] if self.options.limited_headers else []
-        return [*map(self.stream, range(STREAMS)), self.chat(), *probes, *refused]
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        short = [self.ask_again("chats", "/v1/chat/completions", chat, self.options.chat)]
+        if limited := self.options.limited_headers:
+            short.append(self.ask_again("refusals", "/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, limited))
+        return [*map(self.stream, range(STREAMS)), *short, *map(self.probe, ("/healthz", "/readyz", "grpc.health"))]
 
 
 async def http_state(url: str) -> str:

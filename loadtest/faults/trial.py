@@ -13,7 +13,7 @@ from loadtest.faults.attack import ATTACKS, KEYS, sensible
 from loadtest.faults.attacker import attacker
 from loadtest.faults.measure import Measure
 from loadtest.faults.neighbours import NeighbourProcess, Observation, run_neighbours
-from loadtest.faults.target import Target, make_keys, running
+from loadtest.faults.target import REPLICA, Target, make_keys, running
 from loadtest.faults.use import files_come_back, highest_use, use
 
 SERVES = ("single", "ray")
@@ -109,7 +109,7 @@ class Trial:
 
     def attack(self, name: str) -> tuple[list[Measure], bool]:
         """What came of one attack, and whether the server is fit for the next one."""
-        before = use(self.target)
+        before, replicas = use(self.target), set(self.target.pids(REPLICA))
         self.neighbours.take()
         with highest_use(self.target) as most:
             checked = self.runner.run(_attack(self.target, name, self.seconds))
@@ -122,6 +122,7 @@ class Trial:
             *judge.streams(self.quiet, seen, may_refuse=may_refuse),
             *(judge.refusals(seen, is_attacker=name.endswith("of a limited key")) if "limited" in self.target.keys else ()),
             *judge.server(most.memory - before.memory, left + judge.FILES if left else 0, again, AGAIN_SECONDS),
+            Measure("replicas lost", len(replicas - set(self.target.pids(REPLICA))), "", 0),
             *judge.afterwards(self.quiet, after),
             *checked,
         ]

@@ -5,8 +5,9 @@ import contextlib
 import itertools
 import socket
 import struct
+from collections.abc import Callable
 
-from loadtest.faults.attack import attack
+from loadtest.faults.attack import KEYS, Attack, Run, add, attack
 from loadtest.faults.attacker import Attacker
 from loadtest.faults.bodies import COMPLETIONS, MIB
 from loadtest.faults.frames import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, fields, frame
@@ -15,6 +16,156 @@ MANY_CONNECTIONS = 4096
 STREAM = b'{"prompt":"def f","max_tokens":900,"ignore_eos":true,"stream":true}'
 LARGE = b'{"prompt":[' + b",".join([b"[" + b",".join([b"7"] * 900) + b"]"] * 4) + b'],"max_tokens":1,"prompt_logprobs":20}'
 _numbers = itertools.count()
+Bytes = Callable[[Attacker], bytes]
+
+
+def call(body: bytes, path: str = COMPLETIONS) -> Bytes:
+    """A whole call."""
+    return lambda a: a.head(path, len(body)) + body
+
+
+def hold(data: Bytes, at_once: int, seconds: float = 30.0, *, receive: int = 0) -> Run:
+    """Connections that send this, and then neither read nor send for so long."""
+
+    async def run(a: Attacker) -> None:
+        async def one() -> None:
+            async with a.connection(receive=receive) as (_, writer):
+                writer.write(data(a))
+                a.outcomes["unread"] += 1
+                await asyncio.sleep(seconds)
+
+        await a.repeat(one, at_once)
+
+    return run
+
+
+def by_byte(first: Bytes, slow: Bytes, at_once: int) -> Run:
+    """Connections that send this, and then a byte at a time."""
+
+    async def run(a: Attacker) -> None:
+        async def one() -> None:
+            async with a.connection() as (_, writer):
+                writer.write(first(a))
+                for byte in slow(a):
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.2)
+
+        await a.repeat(one, at_once)
+
+    return run
+
+
+def exchange(data: Bytes, at_once: int, seconds: float = 5.0) -> Run:
+    """Connections that send this and read to the end, for so long at most; counts how the last answer ended."""
+
+    async def run(a: Attacker) -> None:
+        async def one() -> None:
+            answer = await a.raw(data(a), seconds=seconds)
+            last = answer[answer.rfind(b"HTTP/1.1 ") :] if b"HTTP/1.1 " in answer else b""
+            a.outcomes[last[9:12].decode() or "cut"] += 1
+
+        await a.repeat(one, at_once)
+
+    return run
+
+
+def go_on(first: Bytes, piece: bytes, at_once: int) -> Run:
+    """Connections that send the first bytes, and then a piece again and again, until they end or for thirty seconds."""
+
+    async def run(a: Attacker) -> None:
+        async def one() -> None:
+            async with a.connection() as (reader, writer):
+                with contextlib.suppress(OSError, TimeoutError, ExceptionGroup):
+                    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+                        end = group.create_task(reader.read())
+                        writer.write(first(a))
+                        while not end.done():
+                            writer.write(piece)
+                            await writer.drain()
+                            await asyncio.sleep(0 if piece else 0.1)
+                a.outcomes["ended"] += 1
+
+        await a.repeat(one, at_once)
+
+    return run
+
+
+def get(path: str, at_once: int, **headers: str) -> Run:
+    """The same GET again and again."""
+    return lambda a: a.repeat(lambda: a.get(path, **headers), at_once)
+
+
+def in_chunks(a: Attacker) -> bytes:
+    """A chunked call of 64 KB, a byte a chunk."""
+    body = b'{"prompt":"a","max_tokens":1,"user":"' + b"x" * 200 + b'"' + b" " * 65_000 + b"}"
+    return a.head(COMPLETIONS, None, connection="close") + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+
+
+def over_http_2(a: Attacker) -> bytes:
+    """A hundred unfinished bodies in frames of HTTP/2."""
+    head, body = fields(a, COMPLETIONS), b" " * 600
+    calls = (frame(HEADERS, END_HEADERS, n, head) + frame(DATA, 0, n, body) for n in range(1, 200, 2))
+    return PREFACE + frame(SETTINGS) + b"".join(calls)
+
+
+CONNECTIONS: dict[str, tuple[str, Run, bool]] = {
+    "slow heads": (
+        "256 connections that send a byte of their head at a time",
+        by_byte(lambda a: b"", lambda a: a.head(COMPLETIONS, 10), 256),
+        False,
+    ),
+    "slow bodies": (
+        "256 connections that send a byte of their body at a time",
+        by_byte(lambda a: a.head(COMPLETIONS, MIB), lambda a: bytes(MIB), 256),
+        False,
+    ),
+    "unread bodies": (
+        "1100 POSTs of 100 bytes of which one comes",
+        exchange(lambda a: a.head(COMPLETIONS, 100) + b"{", 1100, 60.0),
+        False,
+    ),
+    "awaited bodies": (
+        "512 POSTs that wait for 100 Continue, and send nothing then",
+        exchange(lambda a: a.head(COMPLETIONS, 100, expect="100-continue"), 512, 60.0),
+        False,
+    ),
+    "bytes in chunks": ("chunked bodies of 64 KB, a byte a chunk, 16 at a time", exchange(in_chunks, 16), False),
+    "answers unread": (
+        "answers of 5 MB that nobody reads, 64 at a time, receive buffers of 2 KB",
+        hold(call(LARGE), 64, receive=2048),
+        True,
+    ),
+    "pipelined streams": (
+        "64 streams sent at once on each of 16 connections, and nothing read",
+        hold(lambda a: call(STREAM)(a) * 64, 16, 5.0, receive=2048),
+        True,
+    ),
+    "pipelined calls": (
+        "500 calls sent at once on each of 16 connections",
+        exchange(lambda a: call(b'{"prompt":"a"}', "/tokenize")(a) * 500, 16),
+        False,
+    ),
+    "long heads": (
+        "heads of 120 KB, 64 at a time",
+        exchange(lambda a: a.head(COMPLETIONS, 0, **{"x-long": "x" * 120_000}), 64, 2.0),
+        False,
+    ),
+    "trailers without end": (
+        "chunked calls whose trailers go on until the connection ends, 16 at a time",
+        go_on(lambda a: a.head("/tokenize", None) + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 10_000, 16),
+        False,
+    ),
+    "calls over http 2": (
+        "HTTP/2 on the HTTP port, a hundred unfinished bodies on each of 64 connections",
+        go_on(over_http_2, b"", 64),
+        False,
+    ),
+    "scrapes": ("/metrics, 32 at a time, which needs no key", get("/metrics", 32), False),
+    "new connections": ("a new connection for each /healthz, 64 at a time", get("/healthz", 64, connection="close"), False),
+}
+"""What each does, and whether it fills batch and queue."""
+for _name, (_about, _run, _fills) in CONNECTIONS.items():
+    add(_name, Attack(_about, _run, KEYS, _fills))
 
 
 @attack()
@@ -29,25 +180,16 @@ async def standard_error_unread(a: Attacker) -> None:
 
 @attack()
 async def idle_connections(a: Attacker) -> None:
-    """4096 connections that say nothing"""
+    """4096 connections, a quarter of which ask once and are then kept open"""
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(MANY_CONNECTIONS):
-            with contextlib.suppress(OSError):
-                await stack.enter_async_context(a.connection())
-                a.outcomes["connected"] += 1
-        await asyncio.Event().wait()
-
-
-@attack()
-async def kept_connections(a: Attacker) -> None:
-    """1024 connections that ask once and are then kept open"""
-    async with contextlib.AsyncExitStack() as stack:
-        for _ in range(1024):
+        for number in range(MANY_CONNECTIONS):
             with contextlib.suppress(OSError):
                 reader, writer = await stack.enter_async_context(a.connection())
-                writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-                line = await reader.readline()
-                a.outcomes[line.decode().split()[1] if line else "cut"] += 1
+                a.outcomes["connected"] += 1
+                if number % 4 == 0:
+                    writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    line = await reader.readline()
+                    a.outcomes[line.decode().split()[1] if line else "cut"] += 1
         await asyncio.Event().wait()
 
 
@@ -67,187 +209,17 @@ async def tiny_connections(a: Attacker) -> None:
     await a.repeat(one, 128)
 
 
-@attack()
-async def slow_heads(a: Attacker) -> None:
-    """256 connections that send a byte of their head at a time"""
-
-    async def one() -> None:
-        async with a.connection() as (_, writer):
-            for byte in a.head(COMPLETIONS, 10):
-                writer.write(bytes([byte]))
-                await asyncio.sleep(0.2)
-
-    await a.repeat(one, 256)
-
-
-@attack()
-async def slow_bodies(a: Attacker) -> None:
-    """256 connections that send a byte of their body at a time"""
-
-    async def one() -> None:
-        async with a.connection() as (_, writer):
-            writer.write(a.head(COMPLETIONS, MIB))
-            while True:
-                writer.write(b" ")
-                await asyncio.sleep(0.2)
-
-    await a.repeat(one, 256)
-
-
-@attack()
-async def unread_bodies(a: Attacker) -> None:
-    """1100 POSTs of 100 bytes of which one comes"""
-
-    async def one() -> None:
-        async with a.connection() as (reader, writer):
-            writer.write(a.head(COMPLETIONS, 100) + b"{")
-            line = await reader.readline()
-            a.outcomes[line.decode().split()[1] if line else "cut"] += 1
-
-    await a.repeat(one, 1100)
-
-
-@attack()
-async def awaited_bodies(a: Attacker) -> None:
-    """512 POSTs that wait for 100 Continue, and send nothing then"""
-
-    async def one() -> None:
-        async with a.connection() as (reader, writer):
-            writer.write(a.head(COMPLETIONS, 100, expect="100-continue"))
-            while line := await reader.readline():
-                a.outcomes.update([line.decode().split()[1]] if line.startswith(b"HTTP/1.1 ") else ())
-
-    await a.repeat(one, 512)
-
-
-@attack()
-async def bytes_in_chunks(a: Attacker) -> None:
-    """chunked bodies of 64 KB, a byte a chunk, 16 at a time"""
-    body = b'{"prompt":"a","max_tokens":1,"user":"' + b"x" * 200 + b'"' + b" " * 65_000 + b"}"
-    data = a.head(COMPLETIONS, None, connection="close") + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-
-    async def one() -> None:
-        answer = await a.raw(data)
-        a.outcomes[answer[9:12].decode() or "cut"] += 1
-
-    await a.repeat(one, 16)
-
-
-@attack(fills=True)
-async def slow_readers(a: Attacker) -> None:
-    """16 answers of a MB or more that nobody reads"""
-    body = STREAM[:-1] + b',"logprobs":5,"n":1}'
-
-    async def one() -> None:
-        async with a.connection() as (_, writer):
-            writer.write(a.head(COMPLETIONS, len(body)) + body)
-            a.outcomes["unread"] += 1
-            await asyncio.sleep(5)
-
-    await a.repeat(one, 16)
-
-
-@attack(fills=True)
-async def answers_unread(a: Attacker) -> None:
-    """answers of 5 MB that nobody reads, 64 at a time, receive buffers of 2 KB"""
-
-    async def one() -> None:
-        async with a.connection(receive=2048) as (_, writer):
-            writer.write(a.head(COMPLETIONS, len(LARGE)) + LARGE)
-            a.outcomes["unread"] += 1
-            await asyncio.sleep(30)
-
-    await a.repeat(one, 64)
-
-
-@attack(fills=True)
-async def half_closed(a: Attacker) -> None:
-    """streams whose callers say that they send no more, and do not read, 32 at a time"""
-
-    async def one() -> None:
-        async with a.connection(receive=2048) as (_, writer):
-            writer.write(a.head(COMPLETIONS, len(STREAM)) + STREAM)
-            writer.write_eof()
-            a.outcomes["half closed"] += 1
-            await asyncio.sleep(5)
-
-    await a.repeat(one, 32)
-
-
 @attack(fills=True)
 async def callers_who_leave(a: Attacker) -> None:
-    """streams that are given up as soon as they begin, 32 at a time"""
+    """streams that are given up as soon as they begin, or before, 32 at a time"""
 
     async def one() -> None:
         async with a.connection() as (reader, writer):
-            writer.write(a.head(COMPLETIONS, len(STREAM)) + STREAM)
-            await reader.readline()
+            writer.write(call(STREAM)(a))
+            await (reader.readline() if next(_numbers) % 2 else asyncio.sleep(0.004))
             a.outcomes["left"] += 1
 
     await a.repeat(one, 32)
-
-
-@attack(fills=True)
-async def callers_who_never_stay(a: Attacker) -> None:
-    """calls of 128 answers whose callers are gone before the first byte, 32 at a time"""
-    body = b'{"prompt":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p"],"n":8,"max_tokens":900}'
-
-    async def one() -> None:
-        async with a.connection() as (_, writer):
-            writer.write(a.head(COMPLETIONS, len(body)) + body)
-            await writer.drain()
-            await asyncio.sleep(next(_numbers) % 5 * 0.002)
-            a.outcomes["left"] += 1
-
-    await a.repeat(one, 32)
-
-
-@attack()
-async def long_heads(a: Attacker) -> None:
-    """heads of 120 KB, 64 at a time"""
-    data = a.head(COMPLETIONS, 0, **{"x-long": "x" * 120_000})
-
-    async def one() -> None:
-        answer = await a.raw(data, seconds=2)
-        a.outcomes[answer[9:12].decode() or "cut"] += 1
-
-    await a.repeat(one, 64)
-
-
-@attack()
-async def many_headers(a: Attacker) -> None:
-    """heads of 1000 fields in 15 KB, 32 at a time"""
-    many = {f"x-{number}": "1" for number in range(1000)}
-    await a.repeat(lambda: a.get("/v1/models", "open", **many), 32)
-
-
-@attack()
-async def pipeline_calls(a: Attacker) -> None:
-    """500 calls sent at once on each of 16 connections"""
-    call = a.head("/tokenize", 14) + b'{"prompt":"a"}'
-
-    async def one() -> None:
-        async with a.connection() as (reader, writer):
-            writer.write(call * 500)
-            while piece := await reader.read(1 << 16):
-                a.outcomes["200"] += piece.count(b"HTTP/1.1 200")
-                a.outcomes["429"] += piece.count(b"HTTP/1.1 429")
-
-    await a.repeat(one, 16)
-
-
-@attack(fills=True)
-async def pipelined_streams(a: Attacker) -> None:
-    """64 streams sent at once on each of 16 connections, and nothing read"""
-    call = a.head(COMPLETIONS, len(STREAM)) + STREAM
-
-    async def one() -> None:
-        async with a.connection(receive=2048) as (_, writer):
-            writer.write(call * 64)
-            a.outcomes["sent"] += 64
-            await asyncio.sleep(5)
-
-    await a.repeat(one, 16)
 
 
 @attack()
@@ -266,110 +238,42 @@ async def other_protocols(a: Attacker) -> None:
     await a.repeat(one, 32)
 
 
+async def _count_wrong(a: Attacker, data: Bytes, is_wrong: Callable[[bytes], bool], what: str) -> None:
+    """The same call 16 at a time; how many of the answers are wrong."""
+    wrong = 0
+
+    async def one() -> None:
+        nonlocal wrong
+        answer = await a.raw(data(a), seconds=1.0)
+        a.outcomes[answer[9:12].decode() or "cut"] += 1
+        wrong += is_wrong(answer)
+
+    try:
+        await a.repeat(one, 16)
+    finally:
+        a.check(what, wrong)
+
+
 @attack()
 async def trailers(a: Attacker) -> None:
     """chunked calls whose trailers are header fields of another caller, 16 at a time"""
     more = b"x-request-id: of-a-trailer\r\nauthorization: Bearer another\r\nx-tenant: another\r\nx-forwarded-for: 10.0.0.1\r\n"
     data = a.head("/tokenize", None, connection="close") + b'e\r\n{"prompt":"a"}\r\n0\r\n' + more + b"\r\n"
-    wrong = 0
-
-    async def one() -> None:
-        nonlocal wrong
-        answer = await a.raw(data)
-        a.outcomes[answer[9:12].decode() or "cut"] += 1
-        wrong += b"of-a-trailer" in answer or answer.startswith(b"HTTP/1.1 401")
-
-    try:
-        await a.repeat(one, 16)
-    finally:
-        a.check("calls that their trailers named", wrong)
-
-
-@attack()
-async def trailers_without_end(a: Attacker) -> None:
-    """chunked calls whose trailers go on until the connection ends, 16 at a time"""
-    await a.repeat(lambda: _send_on(a, a.head("/tokenize", None) + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 10_000), 16)
-
-
-@attack()
-async def calls_over_http_2(a: Attacker) -> None:
-    """HTTP/2 on the HTTP port, a hundred unfinished bodies on each of 64 connections"""
-    head, body = fields(a, COMPLETIONS), b" " * 600
-    calls = (frame(HEADERS, END_HEADERS, n, head) + frame(DATA, 0, n, body) for n in range(1, 200, 2))
-    data = PREFACE + frame(SETTINGS) + b"".join(calls)
-    await a.repeat(lambda: _send_on(a, data, b""), 64)
+    await _count_wrong(
+        a,
+        lambda _: data,
+        lambda answer: b"of-a-trailer" in answer or answer.startswith(b"HTTP/1.1 401"),
+        "calls that their trailers named",
+    )
 
 
 @attack()
 async def upgrade_offers(a: Attacker) -> None:
     """calls that offer h2c and others, each with a call in its body, which must not be answered, 16 at a time"""
-    offers, hidden, wrong = ("h2c", "websocket", "TLS/1.0", "foo"), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", 0
+    offers, hidden = ("h2c", "websocket", "TLS/1.0", "foo"), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
-    async def one() -> None:
-        nonlocal wrong
+    def data(a: Attacker) -> bytes:
         offer = {"connection": "Upgrade", "upgrade": offers[next(_numbers) % len(offers)]}
-        answer = await a.raw(a.head("/tokenize", len(hidden), **offer) + hidden, seconds=1)
-        a.outcomes[answer[9:12].decode() or "cut"] += 1
-        wrong += answer.count(b"HTTP/1.1 ") > 1
+        return a.head("/tokenize", len(hidden), **offer) + hidden
 
-    try:
-        await a.repeat(one, 16)
-    finally:
-        a.check("bodies that were answered", wrong)
-
-
-async def _send_on(a: Attacker, first: bytes, piece: bytes) -> None:
-    """Send the first bytes, and then a piece again and again, until the connection ends or for thirty seconds."""
-    async with a.connection() as (reader, writer):
-        with contextlib.suppress(OSError, TimeoutError, ExceptionGroup):
-            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-                end = group.create_task(reader.read())
-                writer.write(first)
-                while not end.done():
-                    writer.write(piece)
-                    await writer.drain()
-                    await asyncio.sleep(0 if piece else 0.1)
-        a.outcomes["ended"] += 1
-
-
-@attack()
-async def scrapes(a: Attacker) -> None:
-    """/metrics, 32 at a time, which needs no key"""
-    await a.repeat(lambda: a.get("/metrics"), 32)
-
-
-@attack()
-async def new_connections(a: Attacker) -> None:
-    """a new connection for each /healthz, 64 at a time"""
-    await a.repeat(lambda: a.get("/healthz", connection="close"), 64)
-
-
-@attack()
-async def many_probes(a: Attacker) -> None:
-    """/healthz and /readyz from the address of the real probes, 16 at a time"""
-    await a.repeat(lambda: a.get(("/healthz", "/readyz")[next(_numbers) % 2]), 16)
-
-
-@attack()
-async def encoded_paths(a: Attacker) -> None:
-    """/%68ealthz and /metric%73, 16 at a time"""
-    await a.repeat(lambda: _get_raw_path(a, ("/%68ealthz", "/metric%73")[next(_numbers) % 2]), 16)
-
-
-async def _get_raw_path(a: Attacker, path: str) -> None:
-    """A GET whose path stays as it is written."""
-    answer = await a.raw(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
-    a.outcomes[answer[9:12].decode() or "cut"] += 1
-
-
-@attack()
-async def plain_gets(a: Attacker) -> None:
-    """/v1/models, /v1/capacity, /tokenizer_info and /version, 32 at a time"""
-    paths = ("/v1/models", "/v1/capacity?prompt_tokens=10", "/tokenizer_info", "/version")
-    await a.repeat(lambda: a.get(paths[next(_numbers) % len(paths)], "open"), 32)
-
-
-@attack()
-async def documents(a: Attacker) -> None:
-    """/openapi.json, the page and its files, 16 at a time"""
-    await a.repeat(lambda: a.get(("/openapi.json", "/", "/docs")[next(_numbers) % 3]), 16)
+    await _count_wrong(a, data, lambda answer: answer.count(b"HTTP/1.1 ") > 1, "bodies that were answered")

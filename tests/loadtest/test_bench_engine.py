@@ -15,10 +15,10 @@ import pytest
 
 from loadtest import server
 from loadtest.bench import engine, gate
-from loadtest.bench.contestant import TREE, Contestant, PeerError, is_installed, start_all
+from loadtest.bench.contestant import TREE, Contestant, PeerError, start_all
 from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
-from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, SHAPES, parameters
+from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT
 from loadtest.server import Address
 from tests.service.server import wait_for
 
@@ -85,17 +85,14 @@ def test_a_contestant_draws_where_it_is_asked_to(tree):
     assert list(engine.read_flags(["--sampled", "--peer", "transformers"]).peers) == ["transformers"]
 
 
-@pytest.mark.parametrize("adapters", [("draws", "draws"), ("draws", "greedy")])
-def test_the_gate_compares_draws_too_where_both_trees_have_them(tree, adapters, monkeypatch):
-    """Four cells, of which the base may lack one; the times of an adapter that computes nothing are its own."""
-    (tree / PEERS / "greedy.py").write_text(DRAWS.replace(', "samples": True', ""))
+def test_the_gate_compares_draws_too(tree, monkeypatch):
+    """The times of an adapter that computes nothing are its own."""
     options = argparse.Namespace(base="HEAD~1", pairs=6)
-    with start_all([partial(contestant, name, tree) for name in adapters]) as both:
+    with start_all([partial(contestant, "draws", tree)] * 2) as both:
         neighbours = Neighbours()
         monkeypatch.setattr(gate, "CELLS", {"W1": lambda run: 1 / run(1, 8, 4), gate.SAMPLED: gate.CELLS[gate.SAMPLED]})
         found = gate.compare_both(both, options, neighbours)
-    assert [each.what for each in found] == (["W1", "W2 sampled"] if adapters[1] == "draws" else ["W1"])
-    assert all(len(values) == 3 for each in found for values in each.values.values())
+    assert [each.what for each in found] == ["W1", "W2 sampled"]
     joined = gate.join_comparisons("int8 ", [found[0], found[0]])
     assert joined.what == "int8 W1" and all(len(values) == gate.PAIRS for values in joined.values.values())
 
@@ -103,11 +100,6 @@ def test_the_gate_compares_draws_too_where_both_trees_have_them(tree, adapters, 
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])
 def test_a_contestant_that_ends_says_why(tree, name, reason):
     with pytest.raises(PeerError, match=reason), start_all([lambda: contestant(name, tree)]) as (one,):
-        one(1, 8, 4)
-
-
-def test_a_contestant_that_makes_too_few_tokens_is_out(tree):
-    with start_all([lambda: contestant("short", tree)]) as (one,), pytest.raises(PeerError, match="1 tokens, not 4"):
         one(1, 8, 4)
 
 
@@ -124,12 +116,6 @@ os._exit(0)
     assert wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_every_contestant_gets_the_same_prompts():
-    code = "import child, json; print(json.dumps(child.prompts(3, 5)))"
-    found = {subprocess.check_output([sys.executable, "-c", code], cwd=TREE / PEERS) for _ in range(2)}
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize("path", sorted((TREE / PEERS).glob("*.py")), ids=lambda path: path.stem)
 def test_an_adapter_can_be_read_where_nothing_is_installed(path):
     """Its own packages are imported when it starts; Attend's nowhere but in the adapter of Attend."""
@@ -138,11 +124,6 @@ def test_an_adapter_can_be_read_where_nothing_is_installed(path):
     assert path.stem == "attend" or not {"from attend", "from loadtest"} & {
         " ".join(line.split()[:2]).partition(".")[0] for line in path.read_text().splitlines() if line.split()
     }
-
-
-def test_a_peer_is_installed_where_its_package_can_be_found():
-    assert is_installed("transformers", sys.executable)
-    assert not is_installed("openvino", "/bin/false")
 
 
 def test_the_works_are_tokens_a_second_of_what_they_say():
@@ -168,18 +149,13 @@ def test_every_work_is_measured_in_turns():
 
         return run
 
-    found = engine.compare({"a": contestant("a", 1e-3), "b": contestant("b", 2e-3)}, 2, Neighbours())
+    found = list(engine.compare({"a": contestant("a", 1e-3), "b": contestant("b", 2e-3)}, 2, Neighbours()))
     assert [each.what for each in found] == ["W1", "W2", "W3"]
     assert all(each.ratio("b").values == (2.0, 2.0) for each in found)
-
-
-def test_the_table_has_the_share_of_the_roofline_and_every_peer():
-    values = {"Attend": [80.0, 80.0], "one": [40.0, 40.0], "two": [160.0, 160.0]}
-    outcome = engine.Outcome("S", "int8", [Comparison("W1", "tokens/s", values)], {"W1": 200.0}, {})
-    (row,) = outcome.rows()
-    peers = "one: 40, 2.00 (2.00 to 2.00); two: 160, 0.50 (0.50 to 0.50)"
-    assert row == ["S", "int8", "W1", "80", "40% of 200", peers]
-    assert {figure.what: figure.median for figure in outcome.figures()}["S int8 W1, share of the roofline"] == 0.4
+    assert engine.row("S", "int8", Comparison("W1", "tokens/s", {"Attend": [80.0], "one": [40.0]})) == [
+        *("S", "int8", "W1", "80"),
+        "one: 40, 2.00 (2.00 to 2.00)",
+    ]
 
 
 def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_of_the_same_turns():
@@ -197,23 +173,6 @@ def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_o
     assert len(found["a"]) == 9 and 1 <= len(found["b"]) <= 3
     assert Comparison("x", "s", found).ratio("b").values == (1.0,) * len(found["b"])
     assert len(asyncio.run(take_turns({"c": contestant("c", 0.05)}, 9, seconds=0.01))["c"]) == 1
-
-
-def test_a_shape_is_measured_only_where_every_contestant_has_room():
-    engine.check_memory("S", 0)
-    with pytest.raises(PeerError, match="need"):
-        engine.check_memory("1B", 1000)
-
-
-def test_the_shapes_have_the_parameters_that_they_are_named_after():
-    assert {name: round(parameters(name) / 1e6, 1) for name in SHAPES} == {
-        "S": 12.5,
-        "M": 134.5,
-        "L": 494.0,
-        "Q": 596.0,
-        "1B": 1235.7,
-        "8B": 7504.7,
-    }
 
 
 def test_marked_processes_are_found_whoever_their_parent_is():

@@ -4,17 +4,11 @@ import asyncio
 import json
 import math
 import random
-import signal
-import subprocess
-import sys
 
 import pytest
 
-from loadtest.bench.contestant import TREE
-from loadtest.bench.figures import Comparison, Figure, Report, interval, percentile, ratios, take_turns
+from loadtest.bench.figures import Comparison, Figure, Report, interval, take_turns
 from loadtest.bench.gate import judge, slower
-from loadtest.bench.machine import Neighbours
-from tests.service.server import wait_for
 
 
 def covered(count, tries=4000):
@@ -38,18 +32,6 @@ def test_more_values_make_the_interval_narrower_and_few_leave_the_whole_range():
     assert interval(range(9)) == (1, 7)
     assert interval(range(15)) == (3, 11)
     assert interval([3.0]) == (3.0, 3.0)
-
-
-def test_a_figure_shows_its_median_between_the_ends_of_its_interval():
-    figure = Figure("steps", "ms", (5.0, 1.0, 2.0, 4.0, 3.0), most=9)
-    assert figure.cells() == ("steps", "3", "1 to 5", "ms", "at most 9")
-    assert figure.document()["values"] == [5.0, 1.0, 2.0, 4.0, 3.0]
-
-
-def test_ratios_are_of_neighbours_and_percentiles_of_all_values():
-    assert ratios([2, 9], [1, 3]) == (2, 3)
-    assert percentile(range(101), 99) == 99
-    assert percentile([5.0], 99) == 5
 
 
 def test_a_comparison_divides_the_first_by_each_other_turn_by_turn():
@@ -90,18 +72,6 @@ def test_each_row_is_printed_and_filed_at_once_with_every_value_and_the_machine(
     assert [each.name for each in path.parent.iterdir()] == ["found.json"]
 
 
-def test_a_run_that_is_interrupted_keeps_what_it_has_measured(tmp_path):
-    path, words = tmp_path / "found.json", ["--running", "1", *["16000"] * 90]
-    command = [sys.executable, "-m", "loadtest.bench.scheduler", "--json", str(path), *words]
-    with subprocess.Popen(command, cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        lines = [process.stdout.readline() for _ in range(3)]
-        assert wait_for(path.exists, 60)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
-    assert "a step of 1 requests" in lines[2]
-    assert json.loads(path.read_text())["figures"][0]["what"] == "a step of 1 requests"
-
-
 def test_a_loss_that_every_pair_shows_closes_the_gate():
     assert slower([0.9, 0.92, 0.95, 0.91, 0.9, 0.93, 0.94, 0.9, 0.96])
 
@@ -129,12 +99,3 @@ def test_a_work_that_became_slower_is_named():
         ("W1", "kept"),
         ("W2", "slower"),
     ]
-
-
-def test_what_others_use_of_the_machine_is_seen_and_our_own_work_is_not():
-    neighbours = Neighbours()
-    sum(range(2_000_000))
-    neighbours.lap()
-    assert len(neighbours.laps) == 1 and neighbours.laps[0] >= 0
-    neighbours.laps[:] = [0.1, 0.3, 0.2]
-    assert neighbours.sentence() == "other processes used 0.20 cores (median of the turns), 0.30 at most"

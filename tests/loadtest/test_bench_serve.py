@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.bench import serve
-from loadtest.bench.client import Prompts, answer, closed_loop, http_caller, read_events, rows
+from loadtest.bench.client import answer, closed_loop, http_caller, read_events, rows
 from loadtest.bench.contestant import TREE
 from loadtest.measures import total
 from loadtest.stream import ITL, REFUSED, TOTAL, TTFT, FailedError, Stream
@@ -81,8 +81,6 @@ def served_by(handler):
 async def whole_answer(request):
     """As many tokens as were asked for."""
     body = await request.json()
-    if not body.get("stream"):
-        return web.json_response({"system_fingerprint": "fp_tiny", "choices": [{"text": "x"}]})
     response = web.StreamResponse()
     await response.prepare(request)
     for _ in range(body["max_tokens"]):
@@ -123,37 +121,13 @@ def test_a_full_server_refuses_and_a_broken_one_fails_and_says_why(status, faile
         return web.Response(status=status, text="no")
 
     async def do(caller):
-        return rows("HTTP", [await answer(caller, "text", 4)])
+        return rows("HTTP", [await answer(caller, [1], 4)])
 
     found = ask(handler, do)
     assert (total(found, TOTAL).failures, total(found, REFUSED).count) == (failed, turned_away)
     assert ("1 of 1 answers failed" in (said := capsys.readouterr().err)) == bool(failed) and ("status 500" in said) == bool(
         failed
     )
-
-
-def test_the_body_is_what_the_protocol_knows_and_greedy():
-    bodies = []
-
-    async def handler(request):
-        bodies.append(await request.json())
-        return await whole_answer(request)
-
-    async def do(caller):
-        return await answer(caller, [1, 2, 3], 2)
-
-    assert ask(handler, do)[1] is None
-    (body,) = bodies
-    assert body["prompt"] == [1, 2, 3] and body["model"] == "tiny" and body["stream"] and body["ignore_eos"]
-    assert (body["max_tokens"], body["temperature"]) == (2, 0)
-
-
-def test_prompts_are_as_long_as_they_should_be_never_twice_the_same_and_again_those_of_their_seed():
-    prompts = Prompts(7)
-    drawn = [prompts.ids(128), prompts.ids(128), prompts.words(128).split()]
-    assert [len(each) for each in drawn] == [128] * 3 and drawn[0] != drawn[1]
-    again, other = Prompts(7), Prompts(8)
-    assert [again.ids(128), again.ids(128), again.words(128).split()] == drawn != [other.ids(128), other.ids(128)]
 
 
 @pytest.fixture(autouse=True)
@@ -176,12 +150,12 @@ def command(words_, count=2, handler=whole_answer):
 
 def test_the_command_compares_two_servers_and_files_what_it_found(tmp_path, capsys):
     out = tmp_path / "found.json"
-    command(["--at-once", "2", "--rounds", "1", "--turns", "2", "--text", "--seed", "3", "--json", str(out)])
+    command(["--at-once", "2", "--rounds", "1", "--turns", "2", "--seed", "3", "--json", str(out)])
     found = json.loads(out.read_text())
     whats = [figure["what"] for figure in found["figures"]]
     assert "2 at once, output, one" in whats and "2 at once, TTFT p95, one / two" in whats
     assert found["provenance"]["seed"] == 3 and found["provenance"]["servers"].keys() == {"one", "two"}
-    assert found["provenance"]["servers"]["two"]["fingerprint"] == "fp_tiny"
+    assert found["provenance"]["servers"]["two"]["model"] == "tiny"
     assert "| 2 at once, failed or refused | requests | 0 | 0 |  |" in capsys.readouterr().out
 
 
@@ -191,8 +165,7 @@ def prompts_of(seed, *flags):
 
     async def handler(request):
         body = await request.json()
-        if body.get("stream"):
-            asked.setdefault(request.url.port, []).append(body)
+        asked.setdefault(request.url.port, []).append(body)
         return await whole_answer(request)
 
     command(
@@ -248,26 +221,30 @@ def test_a_server_that_is_started_here_is_timed_weighed_and_ended(tmp_path):
     serve.main(["--start", start, "--at-once", "1", "--rounds", "1", "--turns", "1", "--json", str(out)])
     found = json.loads(out.read_text())
     figures = {figure["what"]: figure["values"] for figure in found["figures"]}
-    assert len(figures["the command to the first token, slow"]) == serve.STARTS
+    assert len(figures["the command to the first token, slow"]) == 1
     assert all(0.3 <= seconds < 10 for seconds in figures["the command to the first token, slow"])
     assert figures["1 at once, memory, slow"][0] > 1
     assert found["provenance"]["servers"]["slow"]["version"] == "7"
     assert not alive(script)
 
 
-def test_what_was_started_ends_with_a_run_that_is_ended(tmp_path):
+def test_a_run_that_is_ended_has_its_rows_and_ends_what_it_started(tmp_path):
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
     command = [sys.executable, "-m", "loadtest.bench.serve", "--start", f"slow={sys.executable} {script} {{port}}"]
-    log, running = tmp_path / "log", lambda: alive(script)
+    log = tmp_path / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen([*command, "--at-once", "1", "--rounds", "9999"], stdout=out, stderr=out, cwd=TREE)
+        process = subprocess.Popen(
+            [*command, "--at-once", "1", "--rounds", "1", "--turns", "9999"], stdout=out, stderr=out, cwd=TREE
+        )
     try:
-        assert wait_for(lambda: running() or process.poll() is not None, 60) and running(), log.read_text()
+        assert wait_for(lambda: "turn 3 of" in log.read_text() or process.poll() is not None, 60), log.read_text()
     finally:
         process.terminate()
     process.wait(30)
-    assert wait_for(lambda: not running())
+    assert "| the command to the first token | s |" in log.read_text()
+    assert "| 1 at once, output | tokens/s |" in log.read_text()
+    assert wait_for(lambda: not alive(script))
 
 
 @pytest.mark.parametrize(

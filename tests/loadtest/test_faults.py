@@ -109,41 +109,11 @@ def test_memory_files_and_the_time_until_an_answer_are_limited():
     assert missed(judge.server(1 << 30, 30, math.inf, 10.0)) == ["memory", "open files left", "answering again"]
 
 
-def test_what_ends_while_the_server_settles_is_the_attacks():
-    after = seen(chats=[7.0], failed=["a chat: 500"], lost_probes=["/healthz: TimeoutError"], gaps=[5.0])
-    assert judged(seen().with_end(after)) == ["longest chat", "broken", "probes lost"]
-
-
 def test_a_stream_that_is_silent_counts_as_a_gap_although_no_message_ends_it():
     neighbours = Neighbours(None, NOBODY)
     neighbours.waiting[0] = "gaps", time.monotonic() - 7
     assert neighbours.take().longest_gap() >= 7
     assert neighbours.take().longest_gap() < 7  # it goes on from the last look
-
-
-def test_a_chat_that_waits_counts_from_its_call_at_each_look():
-    neighbours = Neighbours(None, NOBODY)
-    neighbours.waiting["chat"] = "chats", time.monotonic() - 7
-    assert max(neighbours.take().chats) >= 7
-    assert max(neighbours.take().chats) >= 7
-
-
-def test_a_server_that_says_nothing_loses_probes_and_is_no_good_neighbour(monkeypatch):
-    from loadtest.faults import neighbours as room
-
-    monkeypatch.setattr(room, "PROBE_SECONDS", 0.1)
-
-    async def lost(port):
-        one = Neighbours(None, NeighbourOptions(f"http://127.0.0.1:{port}", f"127.0.0.1:{port}", {}, {}, {}))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await asyncio.gather(one.probe("/healthz"), one.probe("grpc.health"))
-        return one.take()
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        found = asyncio.run(lost(silent.getsockname()[1]))
-    assert {line.partition(":")[0] for line in found.lost_probes} == {"/healthz", "grpc.health"}
-    assert found.probes == []
 
 
 def call(began, ended, transport, result="ok"):
@@ -160,12 +130,6 @@ def test_a_fault_ends_with_the_first_answer_of_the_slower_transport():
     seen = seen_of(call(101, 103, "HTTP"), call(102, 103, "gRPC", "refused"), call(103, 104, "gRPC"))
     assert seen["answering again"].value == 4
     assert seen["answering again"].within_limit
-
-
-def test_a_transport_that_never_answers_again_is_not_kept():
-    seen = seen_of(call(101, 103, "HTTP"), call(101, 102, "gRPC", "refused"))
-    assert math.isinf(seen["answering again"].value)
-    assert not seen["answering again"].within_limit
 
 
 def test_a_call_that_was_under_way_at_the_fault_counts_as_long_as_it_hung():
@@ -225,9 +189,9 @@ def test_what_a_server_held_at_most_is_seen_although_it_was_given_back(monkeypat
 
 
 def test_attacks_are_left_out_where_they_make_no_sense():
-    names = ["wrong keys", "bad words of a limited key", "other hosts", "a hog", "replica killed"]
+    names = ["wrong keys", "slow grammars of a limited key", "other hosts", "a hog", "replica killed"]
     assert [sensible(names, keys) for keys in KEYS] == [
-        ["wrong keys", "bad words of a limited key", "a hog"],
+        ["wrong keys", "slow grammars of a limited key", "a hog"],
         ["wrong keys", "a hog"],
         ["other hosts", "a hog"],
     ]
@@ -258,27 +222,10 @@ def test_a_run_that_was_ended_goes_on_where_it_was(tried, capsys):
     assert "answering again 1 s (at most 5)" in capsys.readouterr().out
 
 
-def test_an_attack_is_tried_in_every_setting_and_a_death_on_ray_alone(tried):
-    first, *_ = DEATHS
-    assert faults.main(["--only", first, "wrong keys"]) == 0
-    ways = ("single, a key each", "single, one shared key", "ray, a key each")
-    assert tried == [*((way, "wrong keys") for way in ways), first]
-    tried.clear()
-    assert faults.main(["--only", first, "wrong keys", "--serve", "single", "--keys", "none"]) == 0
-    assert tried == []
-
-
 def test_a_limit_that_was_missed_is_the_exit_code(monkeypatch):
     name = next(iter(DEATHS))
     monkeypatch.setitem(DEATHS, name, lambda: [Measure("answering again", math.inf, "s", 5.0)])
     assert faults.main(["--only", name]) == 3
-
-
-def test_the_table_tells_which_limit_was_missed(tried, capsys):
-    found = {"single, no keys": {"a hog": [Measure("largest gap", 300.0, "ms", 250.0), Measure("p99 gap", 12.0, "ms", 100.0)]}}
-    row = next(line for line in faults.table(found).splitlines() if line.startswith("| a hog"))
-    assert "| 12 | 300 |" in row
-    assert "**no**: largest gap 300 ms (at most 250)" in row
 
 
 def test_a_socket_that_any_user_can_write_to_is_found_and_one_behind_a_closed_folder_is_not():
@@ -303,6 +250,9 @@ class Stub:
         self.keys, self.stretches = {"open": "a"}, iter(stretches)
 
     def processes(self):
+        return []
+
+    def pids(self, what):
         return []
 
     def ready(self, seconds):

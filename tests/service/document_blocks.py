@@ -57,7 +57,7 @@ CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
 BFCL, CLUSTER = NotRun("Berkeley function calling"), NotRun("No cluster was at hand")
 NO_CLUSTER = NotRun("No cluster was at hand when this was written")
 REGISTRY = NotRun("Nothing here was run against a registry")
-FAULTS = NotRun("an hour and a quarter, on a quiet machine")
+FAULTS = NotRun("some fifty minutes, on a quiet machine")
 INSTALLED = (
     "tests/service/test_installed.py::test_the_wheels_native_decoder_serves_with_the_one_openmp_runtime_that_torch_brings"
 )
@@ -179,20 +179,13 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "attend pull": Elsewhere("tests/service/commands/test_pull.py::test_a_copy_is_a_folder_of_files"),
     },
     "deploy/chart/README.md": {"helm install": CLUSTER},
-    "loadtest/PEERS.md": {"venv peers": NotRun("pip builds llama.cpp's server for this machine")},
     "loadtest/README.md": {
         "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),
-        "make capacity": NotRun("a minute of both kinds of callers"),
-        "--shape steps": Elsewhere("tests/loadtest/test_locustfile.py::test_a_shape_of_steps_is_a_curve_of_one_point_a_step"),
-        "loadtest.capacity": Elsewhere(
-            "tests/loadtest/test_locustfile.py::test_the_capacity_is_the_highest_rate_that_keeps_the_objectives"
-        ),
+        "--loop open": Elsewhere("tests/loadtest/test_locustfile.py::test_the_open_loop_keeps_its_rate_over_two_processes"),
         "ATTEND_API_KEY": Elsewhere(
             "tests/loadtest/test_locustfile.py::test_a_service_behind_tls_that_asks_for_a_key_can_be_loaded_over_both_transports"
         ),
-        "loadtest.compare": Elsewhere(
-            "tests/loadtest/test_compare.py::test_the_command_prints_every_measure_and_says_what_the_makings_do_not_share"
-        ),
+        "venv peers": NotRun("pip builds llama.cpp's server for this machine"),
         "make faults  ": FAULTS,
         "--resume": FAULTS,
         "--serve single --keys none": FAULTS,

@@ -283,7 +283,7 @@ def test_the_planted_code_would_run(hostile, ran):
         (["check", "http://127.0.0.1:9"], 1),
         pytest.param(["quality", ".", "--bytes", "6000", "--quantize", "int8"], 0, marks=pytest.mark.long),
         (["train", "--help"], 0),
-        (["bench", "option", "--help"], 2),  # they come with the tree
+        (["bench", "serve", "--help"], 2),  # they come with the tree
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -294,12 +294,12 @@ def test_no_command_runs_code_of_the_folder_that_it_is_typed_in(installed, hosti
 
 
 def test_children_of_a_benchmark_import_the_source_tree(hostile, ran):
-    main = "lambda: sys.exit(subprocess.run([sys.executable, '-m', 'loadtest.bench.option', '--help']).returncode)"
+    main = "lambda: sys.exit(subprocess.run([sys.executable, '-m', 'loadtest.bench.serve', '--help']).returncode)"
     code = f"""import subprocess, sys
 from types import SimpleNamespace
 from attend.service.commands import bench
 bench.importlib.import_module = lambda name: SimpleNamespace(main={main})
-bench.run("option", [])"""
+bench.run("serve", [])"""
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=hostile, capture_output=True, text=True, check=False)
     assert (ran.read_text(), done.returncode) == ("", 0), done.stderr
 

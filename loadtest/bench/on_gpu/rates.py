@@ -4,16 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from attend.model.shapes import SHAPES
+from attend.model.shapes import SHAPES, write_config
 from loadtest.bench.contestant import OURS, Contestant, PeerError
-from loadtest.bench.on_gpu.clocks import Clocks
+from loadtest.bench.on_gpu.device import Clocks
 from loadtest.bench.on_gpu.session import Left, Session
-from loadtest.bench.shapes import parameters, write_config
+from loadtest.bench.shapes import parameters
 
 Run = Callable[[int, int, int], float]
 """(requests, prompt tokens, output tokens) -> seconds."""
-MEASURING = 60
-"""Seconds of a contestant's time that are not for its start, or half of the time."""
 
 
 @dataclass(frozen=True)
@@ -65,41 +63,36 @@ class Work:
 GPU_WORKS = (Work(1, 1024, 128), Work(32, 1024, 128), Work(1, 8192), Work(256, 1024, 128))
 CPU_WORKS = (Work(1, 64, 8), Work(4, 64, 8), Work(1, 256))
 """The most telling first."""
-GPU_SMOKE, CPU_SMOKE = (GPU_WORKS[0], GPU_WORKS[2]), (CPU_WORKS[0], CPU_WORKS[2])
-"""A decode of one request, and a prompt."""
 
 
-def measure(
-    session: Session,
-    shape: str,
-    peer: str,
-    works: tuple[Work, ...],
-    folder: Path,
-    left: Left,
-    device: str,
-    measuring: float = MEASURING,
-) -> None:
+def measure(session: Session, shape: str, peer: str, works: tuple[Work, ...], folder: Path, device: str, left: Left) -> None:
     """Start a contestant, which draws its weights on the device, and note what it does; what it cannot do is lost.
 
-    What is measured has `measuring` seconds, or half of what there is, however long the start was.
+    The start has half of the time.
     """
-    what, given, made = f"{shape}, {peer}", left(), 0
-    measuring = min(measuring, given / 2)
+    what, made = f"{shape}, {peer}", 0
     log = folder / f"{peer}-{shape}.log"
     try:
-        contestant = Contestant(peer, write_config(shape, folder), log, load="dummy", left=session.time_left(given - measuring))
+        start = session.time_left(left() / 2)
+        contestant = Contestant(peer, write_config(shape, folder), log, load="dummy", left=start)
     except (PeerError, OSError, ValueError) as error:
         session.lose(what, f"its start: {error}")
         return
     try:
-        session.note("start", f"{what}: {contestant.facts}", shape=shape, who=peer, about=contestant.facts)
-        check(session, what, peer, contestant.facts, device)
-        contestant.left = session.time_left(measuring)
+        about = contestant.facts
+        session.note("start", f"{what}: {about}", shape=shape, who=peer, about=about)
+        if peer == OURS and device == "cuda" and (about.get("backend"), about.get("recorded")) != ("triton", True):
+            session.lose(what, f"backend is {about.get('backend')}, steps are recorded: {about.get('recorded')}")
+        contestant.left = left
         contestant(1, 64, 2)
         for work in works:
             with Clocks(device == "cuda") as clocks:
                 rate = work.rate(contestant)
-            note(session, shape, peer, work, rate, clocks)
+            speeds = session.of("speed")
+            share = f"{rate / limit:.0%} of {limit:.0f}" if speeds and (limit := work.limit(shape, speeds[-1])) else "not known"
+            shown = f"{shape}, {work.name}, {peer}: {rate:.1f} tokens/s, {share}; {clocks.summary}"
+            values = {"unit": "tokens/s", "value": rate, "share": share, "clocks": clocks.told}
+            session.note("figure", shown, shape=shape, work=work.name, who=peer, **values)
             made += 1
     except (PeerError, OSError, ValueError) as error:
         session.lose(what, f"{', '.join(work.name for work in works[made:])}: {error}")
@@ -107,40 +100,10 @@ def measure(
         contestant.close()
 
 
-def check(session: Session, what: str, peer: str, facts: Mapping[str, object], device: str) -> None:
-    """On a GPU Attend is what it is measured as: Triton's kernels, and recorded steps."""
-    if peer == OURS and device == "cuda" and (facts.get("backend"), facts.get("recorded")) != ("triton", True):
-        session.lose(what, f"backend is {facts.get('backend')}, steps are recorded: {facts.get('recorded')}")
-
-
-def note(session: Session, shape: str, peer: str, work: Work, rate: float, clocks: Clocks) -> None:
-    """A figure, beside the clocks at which it was measured: one that other clocks made cannot be compared with it."""
-    speeds = session.of("speed")
-    limit = work.limit(shape, speeds[-1]) if speeds else None
-    share = "" if limit is None else f", {rate / limit:.0%} of {limit:.0f}"
-    shown = f"{shape}, {work.name}, {peer}: {rate:.1f} tokens/s{share}" + (f"; {clocks.summary}" if clocks.summary else "")
-    values = {"unit": "tokens/s", "value": rate, "limit": limit, "clocks": clocks.told}
-    session.note("figure", shown, shape=shape, work=work.name, who=peer, **values)
-
-
-HEADER = ("shape", "work", "Attend, tokens/s", "share of the roofline", "beside it")
+HEADER = ("shape", "work", "who", "tokens/s", "share of the roofline")
 
 
 def rows(session: Session) -> list[list[str]]:
-    """A row for each work that somebody did, in the order of the first who did."""
-    found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
-    for each in session.of("figure"):
-        found.setdefault((each["shape"], each["work"]), {})[each["who"]] = each
-    shown = []
-    for (shape, work), values in found.items():
-        ours = values.get(OURS)
-        mine = "not measured" if ours is None else f"{ours['value']:.1f}"
-        share = f"{ours['value'] / ours['limit']:.0%} of {ours['limit']:.0f}" if ours and ours["limit"] else "not known"
-        others = []
-        for who, each in values.items():
-            if who != OURS:
-                others.append(
-                    f"{who}: {each['value']:.1f}" + ("" if ours is None else f", {ours['value'] / each['value']:.2f}")
-                )
-        shown.append([shape, work, mine, share, "; ".join(others) or "nobody"])
-    return shown
+    """A row of each figure, the peers' beside ours."""
+    found = sorted(session.of("figure"), key=lambda each: (each["shape"], each["work"]))
+    return [[each["shape"], each["work"], each["who"], f"{each['value']:.1f}", each["share"]] for each in found]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from loadtest.bench.contestant import ENDED, TICK, TREE
@@ -26,11 +25,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class Session:
-    """`end`: when everything must be over, by `clock`. `facts` stand in every line of the file at `path`."""
+    """`end`: when everything must be over (time.monotonic). `facts` stand in every line of the file at `path`."""
 
     end: float
-    path: Path | None = None
-    clock: Callable[[], float] = time.monotonic
+    path: Path
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[dict[str, Any]] = field(default_factory=list)
     ended_by: str = ""
@@ -39,37 +37,35 @@ class Session:
     @property
     def left(self) -> float:
         """Seconds."""
-        return self.end - self.clock()
+        return self.end - time.monotonic()
 
     def time_left(self, seconds: float) -> Left:
         """What is left of so many seconds from now on, and of the session."""
-        end = self.clock() + seconds
-        return lambda: min(end, self.end) - self.clock()
+        end = time.monotonic() + seconds
+        return lambda: min(end, self.end) - time.monotonic()
 
     def listen(self) -> None:
         """From now on a signal ends the time, but one that whoever started this ignores, as nohup does."""
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self.interrupt)
+                signal.signal(number, lambda one, _: self.interrupt(one))
 
-    def interrupt(self, number: int, frame: FrameType | None) -> None:
+    def interrupt(self, number: int) -> None:
         """What a signal does."""
         self.ended_by = self.ended_by or signal.Signals(number).name
-        self.end = min(self.end, self.clock())
+        self.end = min(self.end, time.monotonic())
 
     def note(self, kind: str, text: str, /, **values: Any) -> None:
         """Append a row to the file, down to the disk, and print it. A lack of either costs the other nothing."""
         line = {"kind": kind, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **values}
         self.notes.append(line)
-        if self.path is not None:
-            try:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line | {"facts": self.facts}) + "\n")
-                    file.flush()
-                    with suppress(OSError):  # a pipe has no disk
-                        os.fsync(file.fileno())
-            except OSError as error:
-                say(f"{self.path} cannot be written: {error}")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line | {"facts": self.facts}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            say(f"{self.path} cannot be written: {error}")
         say(text)
 
     def lose(self, what: str, why: str) -> None:
@@ -116,16 +112,17 @@ def tail(log: Path, lines: int = 8) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def json_lines(log: Path) -> list[dict[str, Any]]:
-    """The objects of JSON that a command printed, a line each; libraries print what they like before and after them."""
+def ask(session: Session, what: str, log: Path, left: Left, name: str, *words: object) -> list[dict[str, Any]]:
+    """The objects of JSON that a module of this folder printed, a line each; a failure is noted.
+
+    Libraries print what they like before and after them.
+    """
+    code = run([sys.executable, "-m", f"loadtest.bench.on_gpu.{name}", *words], log, left)
+    if code != 0:
+        session.lose(what, "it took too long" if code is None else tail(log))
     found = []
     for line in log.read_text(errors="replace").splitlines():
         with suppress(ValueError):
             if line.startswith("{"):
                 found.append(json.loads(line))
     return found
-
-
-def module(name: str, *words: object) -> list[object]:
-    """The command of a module of this folder."""
-    return [sys.executable, "-m", f"loadtest.bench.on_gpu.{name}", *words]
