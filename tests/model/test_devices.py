@@ -80,15 +80,6 @@ def test_a_variable_that_hides_the_gpu_is_the_reason(driver, monkeypatch):
     assert why_no_cuda(driver).startswith("No CUDA GPUs are available; nvidia-smi must work here")
 
 
-def test_a_machine_without_a_gpu_has_nothing_to_tell(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert unused_gpu(tmp_path) == ""
-    assert choose_device("auto", tmp_path) == "cpu"
-    with pytest.raises(SettingError, match="no NVIDIA driver is here"):
-        choose_device("cuda", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("found", "wanted", "family", "dtype"),
     [

@@ -7,7 +7,7 @@ import pytest
 from transformers import GenerationConfig
 
 from attend.model.errors import CheckpointError
-from attend.model.generation_config import CARRIED, HARMLESS, NO_DEFAULTS, OFF, Defaults, read_defaults, stop_tokens
+from attend.model.generation_config import CARRIED, HARMLESS, NO_DEFAULTS, OFF, read_defaults, stop_tokens
 from attend.model.params import DecodingParams, SamplingParams
 from tests.model.gguf_files import make, write_gguf
 
@@ -33,15 +33,6 @@ def test_without_a_file_or_its_fields_the_defaults_are_our_own(tmp_path):
     assert NO_DEFAULTS.values() == {name: getattr(SamplingParams(), name, None) for name in list(PLAIN)[:4]} | {
         "repetition_penalty": DecodingParams().repetition_penalty
     }
-
-
-def test_nothing_is_read_where_the_file_is_not_asked_for(tmp_path):
-    assert read_defaults(write(tmp_path, **ALL), "none") == NO_DEFAULTS
-    assert read_defaults(write(tmp_path, temperature="hot", num_beams=4), "none") == NO_DEFAULTS
-
-
-def test_a_file_that_does_not_sample_is_greedy(tmp_path):
-    assert read_defaults(write(tmp_path, do_sample=False, temperature=0.7)).values() == PLAIN | {"temperature": 0.0}
 
 
 BAD = [
@@ -82,10 +73,6 @@ def test_every_key_of_transformers_is_carried_out_refused_or_known_to_change_not
     assert "chat_format is not known, and changes nothing" in caplog.text
 
 
-def test_the_tokens_that_are_suppressed_are_kept_each_once(tmp_path):
-    assert read_defaults(write(tmp_path, suppress_tokens=[93, 92, 93], top_k=64)) == Defaults({"top_k": 64}, {}, (93, 92))
-
-
 @pytest.mark.parametrize(
     ("said", "found"),
     [
@@ -112,24 +99,12 @@ def test_a_gguf_file_says_the_same_in_its_metadata(said, found, tmp_path):
     assert ((values["temperature"], values["top_k"], values["top_p"]), values["repetition_penalty"]) == found
 
 
-def test_a_gguf_file_suppresses_tokens(tmp_path):
-    file = tmp_path / "m.gguf"
-    write_gguf(make("qwen3-tied", tmp_path), file, metadata={"tokenizer.ggml.suppress_tokens": [93, 92]})
-    assert read_defaults(file) == Defaults(suppress_tokens=(93, 92))
-
-
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000], ids=lambda content: repr(content[:4]))
 def test_a_damaged_file_is_named(content, tmp_path):
     (tmp_path / "generation_config.json").write_bytes(content)
     for read in (read_defaults, stop_tokens):
         with pytest.raises(CheckpointError, match=r"generation_config\.json (cannot be read as JSON|must hold a JSON object)"):
             read(tmp_path)
-
-
-@pytest.mark.parametrize(("value", "ends"), [(None, ()), (2, (2,)), ([2, 7], (2, 7)), ([], ())])
-def test_the_end_tokens_are_one_or_several(value, ends, tmp_path):
-    assert stop_tokens(tmp_path) == ()
-    assert stop_tokens(write(tmp_path, eos_token_id=value)) == ends
 
 
 @pytest.mark.parametrize("value", ["</s>", True, [2, "x"], [[2]], 2.0, {}], ids=repr)

@@ -1,4 +1,4 @@
-"""What the native library is told of a model, of a cache and of a step, as C structures: layers.h and decoder.cpp have the same fields."""
+"""What the native library is told of a model, of a cache and of a step, as C structures, as in layers.h and decoder.cpp."""
 
 import ctypes
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ from attend.model.generation_config import read_defaults
 from attend.model.gguf import documents
 from attend.model.gguf.config import ARCHITECTURES
 from attend.model.gguf.container import read_container
-from attend.model.gguf.paths import is_gguf, only_gguf
+from attend.model.gguf.paths import only_gguf
 from attend.model.net.checkpoint import read_config
 from attend.model.text.tokenizer import Tokenizer
 from tests.model.gguf_files import MADE, architecture, make, write_gguf
@@ -71,11 +71,6 @@ def test_a_key_that_is_missing_is_named(key, made, tmp_path):
 def test_a_size_of_the_wrong_type_is_named(key, value, made, tmp_path):
     sentence = refusal(write_gguf(made("llama"), tmp_path / "tiny.gguf", metadata={f"llama.{key}": value}))
     assert sentence.startswith((f"llama.{key} must be a positive integer", f"llama.{key} differs from layer to layer"))
-
-
-def test_a_value_for_each_layer_is_read_where_they_are_all_the_same(made, tmp_path):
-    same = {"llama.attention.head_count_kv": [2, 2], "llama.feed_forward_length": [48, 48]}
-    assert read_config(write_gguf(made("llama"), tmp_path / "tiny.gguf", metadata=same)).num_kv_heads == 2
 
 
 REFUSED = {
@@ -151,11 +146,6 @@ def test_sizes_of_layers_that_no_model_has_are_refused(key, made, tmp_path):
     assert refusal(path).startswith(sentence)
 
 
-def test_experts_that_are_weighted_otherwise_are_refused(made, tmp_path):
-    path = write_gguf(made("qwen3_moe"), tmp_path / "tiny.gguf", metadata={"qwen3moe.expert_gating_func": 2})
-    assert refusal(path) == "qwen3moe.expert_gating_func = 2 is not supported"
-
-
 ROUTED = [
     ("deepseek_v3", {"deepseek2.expert_gating_func": 3}, "deepseek2.expert_gating_func = 3 is not supported"),
     (
@@ -199,11 +189,6 @@ def test_only_a_folder_with_one_gguf_and_no_safetensors_stands_for_it(tmp_path):
     assert only_gguf(tmp_path) == tmp_path / "b-00001-of-00002.gguf"
     (tmp_path / "model.safetensors").touch()
     assert only_gguf(tmp_path) is None
-
-
-def test_a_folder_is_no_gguf_file_whatever_its_name(tmp_path):
-    (tmp_path / "x.gguf").mkdir()
-    assert not is_gguf(tmp_path / "x.gguf") and is_gguf(tmp_path / "y.gguf")
 
 
 def test_a_folder_of_several_gguf_files_is_refused_with_the_way_to_name_one(tmp_path):

@@ -116,38 +116,6 @@ def test_any_tokens_are_decoded_to_its_text(kind, skip, loaded):
         assert "".join([*map(stream.push, ids), stream.flush()]) == theirs.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("pre", list(SPLITS))
-def test_every_split_gives_each_byte_of_a_text_back(pre, folder, tmp_path):
-    tokens = byte_level(tokenizers.KINDS["gpt2"](), pre)
-    tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens))
-    for text in NASTY:
-        if not SPLITS[pre].uses_nfc:
-            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-
-
-WORDS = {
-    "gpt-2": ["It", "'s", " 2026", "!!", "\n", " x", "  ", " y"],
-    "smollm": ["It", "'s", " ", "2", "0", "2", "6", "!!", "\n", " x", "  ", " y"],
-    "llama-bpe": ["It", "'s", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "qwen2": ["It", "'s", " ", "2", "0", "2", "6", "!!\n", " x", "  ", " y"],
-    "tekken": ["It", "'s", " ", "2", "0", "2", "6", "!!\n", " x", "  ", " y"],
-    "hunyuan-dense": ["It", "'s", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "gpt-4o": ["It's", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "seed-coder": ["It", "'s", " ", "2", "0", "2", "6", "!!", "\n", " x", "  ", " y"],
-    "deepseek-v3": ["It", "'s", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "deepseek-coder": ["It", "'", "s", " ", "2", "0", "2", "6", "!!", "\n", " x", "  ", " y"],
-    "deepseek-llm": ["It", "'", "s", " ", "2026", "!!", "\n", " x", "  ", " y"],
-    "default": ["It", "'", "s", " ", "202", "6", "!!", "\n", " x", "  ", " y"],
-}
-
-
-@pytest.mark.parametrize("pre", list(WORDS))
-def test_a_split_makes_the_words_that_its_models_know(pre):
-    text = "It's 2026!!\n x   y"
-    words = [text[start:end] for _, (start, end) in SPLITS[pre].pre_tokenizer().pre_tokenize_str(text)]
-    assert words == WORDS[pre]
-
-
 BORDERS = {
     "gpt-2": "ab| '|Cd| 12345| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
     "smollm": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
@@ -196,14 +164,6 @@ def test_a_word_that_is_a_token_is_that_token_where_its_models_have_it_so(folder
         assert (tokenizer.encode("the") == [raw.token_to_id("the")]) is whole
 
 
-def test_texts_begin_with_the_start_token_as_the_split_has_it_where_the_file_does_not_say(folder, tmp_path):
-    for kind, starts in (("llama3", True), ("qwen", False), ("llama2", True)):
-        path = tmp_path / f"{kind}.gguf"
-        tokens = vocabulary(kind) | {"add_bos_token": None}
-        write_gguf(folder, path, tokens={key: value for key, value in tokens.items() if value is not None})
-        assert (Tokenizer.load(path).encode("the")[0] == tokens["bos_token_id"]) is starts
-
-
 def test_a_user_defined_token_is_its_own_text_as_llama_cpp_has_it(folder, tmp_path):
     raw = tokenizers.KINDS["gpt2"]()
     raw.add_tokens([AddedToken(word, normalized=False) for word in ("für", "đem", "Ä")])
@@ -214,12 +174,6 @@ def test_a_user_defined_token_is_its_own_text_as_llama_cpp_has_it(folder, tmp_pa
         assert "".join([stream.push(token) for token in ids]) + stream.flush() == tokenizer.decode(ids) == text
         assert b"".join(map(tokenizer.bytes_of, ids)).decode() == text
     assert tokenizer.decode([raw.token_to_id("<|é|>")], skip_special_tokens=False) == "<|é|>"
-
-
-def test_an_end_token_is_added_where_the_file_says_so(folder, tmp_path):
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | {"add_eos_token": True})
-    tokenizer = Tokenizer.load(path)
-    assert tokenizer.encode("the")[-1] == vocabulary("qwen")["eos_token_id"]
 
 
 def test_special_tokens_of_phi3_take_the_spaces_after_them(tmp_path):
@@ -276,23 +230,6 @@ def test_an_end_that_only_the_makers_of_a_family_name_is_one_whatever_its_type(a
     container.metadata["general.architecture"] = arch
     assert Vocabulary(container).ends == [0] and Vocabulary(container).kinds[0] == 3
     assert Vocabulary(read_container(path)).ends == []
-
-
-@pytest.mark.parametrize("says", [{}, {"add_bos_token": False}, {"add_bos_token": True}], ids=str)
-def test_gemma_4_begins_with_the_start_token_whatever_the_file_says(says, folder, tmp_path):
-    words = ["<bos>", "<unk>", '!"', "!", '"', *(f"t{n}" for n in range(86))]
-    tokens = {"model": "gemma4", "tokens": words, "token_type": [3, 3] + [1] * 89, "merges": ['! "'], "bos_token_id": 0}
-    file = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"unknown_token_id": 1} | says)
-    assert Tokenizer.load(file).encode('!"') == [0, 2]
-
-
-@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}<|turn|>"])
-def test_a_word_that_only_looks_like_an_end_is_none(folder, tmp_path, template):
-    """No control token, and not what the chat template writes."""
-    tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": ["<|end|>", "</s>", *(f"t{n}" for n in range(90))]}
-    said = {"tokenizer.chat_template": template}
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"token_type": [1] * 92}, metadata=said)
-    assert read_config(path).eos_token_ids == ()
 
 
 WRITTEN = ("<|im_end|>", "<｜end▁of▁sentence｜>", "<|eot|>", "< EOT >", "<turn|>", "<|endofturn|>", "<|END_OF_TURN_TOKEN|>")
@@ -355,19 +292,6 @@ def test_a_vocabulary_that_makes_no_sense_is_refused_with_the_key(key, folder, t
     with pytest.raises(CheckpointError) as error:
         Tokenizer.load(path)
     assert str(path) in str(error.value) and sentence in str(error.value)
-
-
-def test_a_merge_of_no_token_is_refused(folder, tmp_path):
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | {"merges": ["zq jx"]})
-    with pytest.raises(CheckpointError, match=r"tiny\.gguf: no tokenizer can be built from its tokens: .*zq"):
-        Tokenizer.load(path)
-
-
-def test_scores_are_needed_where_there_are_no_merges(folder, tmp_path):
-    tokens = {key: value for key, value in vocabulary("llama2").items() if key != "scores"}
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.scores must be an array of float"):
-        Tokenizer.load(path)
 
 
 @law

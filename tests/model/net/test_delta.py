@@ -67,14 +67,6 @@ def test_the_chunked_form_is_the_recurrence(length, fade, rates):
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
 
 
-def test_the_same_key_again_and_again_is_no_trouble_for_the_chunked_form():
-    """Its triangular system then has ones everywhere."""
-    q, k, v, decay, rate, state = rolled(2 * CHUNK, fade=0.0)
-    given = (q, k[:, :, :1].expand_as(k), v, decay, torch.ones_like(rate), state)
-    for ours, expected in zip(chunked_delta_rule(*given), delta_rule(*given), strict=True):
-        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("rule", [delta_rule, chunked_delta_rule])
 @pytest.mark.parametrize("parts", [[1] * 9, [4, 5], [8, 1]])
 def test_a_state_goes_on_where_it_was_left(rule, parts):
@@ -232,24 +224,6 @@ def test_a_draft_does_not_move_the_state_on(net, backend):
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 
 
-SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 8, "value_size": 6, "kernel": 4}
-
-
-@pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
-def test_a_size_that_is_none_is_named(name, value):
-    with pytest.raises(CheckpointError, match=f"config.json: delta: {name} must be a positive integer"):
-        DeltaSpec(**SIZES | {name: value})
-
-
-@pytest.mark.parametrize(
-    "other", [{"negative_eigenvalues": 1}, {"norm_eps": 0.0}, {"norm_eps": "small"}, {"norm_eps": math.inf}], ids=str
-)
-def test_a_switch_that_is_none_is_named(other):
-    with pytest.raises(CheckpointError, match=f"config.json: delta: {next(iter(other))} must be"):
-        DeltaSpec(**SIZES | other)
-
-
 CONV = {"conv_kernel": 3, "conv_layers": (0,)}
 UNSERVED = {
     "need a conv_kernel above 1": CONV | {"conv_kernel": 1},
@@ -264,11 +238,6 @@ UNSERVED = {
 def test_layers_with_a_state_that_are_not_built_are_refused_by_name(named, switches):
     with pytest.raises(CheckpointError, match=f"config.json: .*{named}"):
         tiny_config(num_layers=3, **switches)
-
-
-def test_value_heads_that_cannot_share_the_key_heads_are_refused():
-    with pytest.raises(CheckpointError, match="4 value heads are not divisible by 3 key heads"):
-        DeltaSpec(**SIZES | {"key_heads": 3})
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONVOLVES], ids=["delta", "short_conv"])

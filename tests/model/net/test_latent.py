@@ -84,20 +84,6 @@ def test_one_vector_of_a_token_is_kept_in_each_layer(dtype):
 
 
 @torch.inference_mode()
-def test_a_step_writes_the_normed_latent_vector_and_the_rotated_key_once():
-    config = latent_config()
-    net, cache = tiny_decoder(config), KVCache.allocate(config, 2, 8, torch.float32, "cpu")
-    layout = BatchLayout.build([Row([2], 0, 5)], 8, "cpu")
-    net(torch.arange(5), layout.positions_T, PagedAttention(BACKENDS["torch"](config.attention_variants), cache, layout))
-    first = net.blocks[0]
-    down = first.attention.kv_down(first.attention_norm(net.embedding(torch.arange(5), layout.positions_T)))
-    cos, sin = (table[:5, None] for table in net.rope_tables[0])
-    torch.testing.assert_close(cache.keys[0][16:21, 0, :12], first.attention.kv_norm(down[:, :12]))
-    torch.testing.assert_close(cache.keys[0][16:21, :, 12:], apply_rotary(down[:, None, 12:], Rotation(cos, sin)))
-    assert not cache.keys[0][:16].any() and not cache.keys[0][21:].any()
-
-
-@torch.inference_mode()
 def test_a_cache_in_8_bits_changes_scores_by_its_rounding_alone():
     config, tokens = latent_config(), torch.arange(40)
     net, found = tiny_decoder(config), {}

@@ -54,12 +54,6 @@ def test_the_published_key_of_a_tied_head_wins(folder, changes):
     assert not read_config(folder).tied_head
 
 
-def test_without_any_word_every_layer_attends(folder):
-    edit_config(folder, layer_types=..., full_attn_idxs=...)
-    assert read_config(folder).conv_layers == ()
-    assert read_config(folder).conv_kernel is None
-
-
 REFUSED: dict[str, dict[str, Any]] = {
     "layer_types must name conv or full_attention for each of 4 layers": {"layer_types": ["conv", "full_attention"]},
     "layer_types": {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},

@@ -6,7 +6,6 @@ import re
 import resource
 import signal
 import subprocess
-import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
 from attend.model.text.grammar import _probe_source as probed
-from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks, unpack_bits
+from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks
 from attend.model.text.schema import MAX_WHITESPACE, Whitespace
 from attend.model.text.tokenizer import Tokenizer
 from tests.conftest import examples
@@ -244,21 +243,6 @@ def test_flexible_white_space_has_an_end(kind, text, around):
             assert accepts(compiler_of("flexible").compile(spec).start(), before + other + after) == fits, other
 
 
-def test_white_space_in_strings_is_as_it_was():
-    value = {"a  b": ["  ", "x \u3000y"]}
-    assert accepts(compiled("json_object", "").start(), compact(value))
-
-
-@settings(deadline=None, max_examples=examples(25))
-@given(st.one_of(st.tuples(st.just(POINT), points), st.tuples(st.just(TREE), trees)), st.sampled_from([None, 1, 3]))
-def test_every_valid_document_is_accepted_with_flexible_white_space(pair, indent):
-    schema, value = pair
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    spec = GrammarSpec("json_schema", json.dumps(schema))
-    depth = max((len(line) - len(line.lstrip(" ")) for line in text.split("\n")), default=0)
-    assert accepts(compiler_of("flexible").compile(spec).start(), text) == (depth < MAX_WHITESPACE)
-
-
 @settings(deadline=None, max_examples=examples(25))
 @given(
     st.sampled_from(sorted(REGEXES)).flatmap(
@@ -294,30 +278,6 @@ def test_a_choice_accepts_its_strings_and_nothing_else(strings):
 )
 def test_what_breaks_the_form_is_refused_or_has_no_end(kind, text, wrong):
     assert not accepts(compiled(kind, text).start(), wrong)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_same_tokens_after_a_new_start_give_the_same_masks(name):
-    kind, text, _ = CASES[name]
-    first, again = compiled(kind, text).start(), compiled(kind, text).start()
-    taken, _ = walk(compiled(kind, text).start(), random.Random(5), limit=40)
-    for token in taken:
-        assert np.array_equal(first.mask(), again.mask())
-        again = again.copy()
-        first.advance(token)
-        assert np.array_equal(first.mask(), first.mask())  # looking changes nothing
-        again.advance(token)
-    replayed = compiled(kind, text).start()
-    for token in taken:
-        replayed.advance(token)  # without looking
-    assert np.array_equal(first.mask(), replayed.mask()) and first.is_finished == replayed.is_finished
-
-
-def test_copies_go_their_own_ways():
-    one = compiled("choice", json.dumps(CHOICES)).start()
-    other = one.copy()
-    one.advance(tokens_of("no")[0])
-    assert accepts(other, "yes")
 
 
 NUMBER = json.dumps({"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]})
@@ -368,17 +328,6 @@ def test_a_character_may_span_tokens():
         assert mask[token] and not mask[END] and not grammar.is_finished
         grammar.advance(token)
     assert grammar.is_finished and np.flatnonzero(grammar.mask()).tolist() == [END]
-
-
-def test_the_end_is_allowed_exactly_when_the_text_is_complete():
-    grammar = compiled("regex", "(ab)*").start()
-    seen = [bool(grammar.mask()[END])]
-    for letter in "abab":
-        grammar.advance(tokens_of(letter)[0])
-        seen.append(bool(grammar.mask()[END]))
-    assert seen == [True, False, True, False, True] and not grammar.is_finished
-    grammar.advance(END)
-    assert grammar.is_finished
 
 
 def test_several_end_tokens_are_all_allowed_at_the_end():
@@ -487,14 +436,6 @@ def test_a_bomb_is_refused_within_two_seconds(name):
     assert spent() - before < 2
 
 
-@pytest.mark.parametrize(
-    "text", ["a{1,100000}", "(a|aa|aaa|a*)*b{0,5000}", "[ab]*a[ab]{25}", "(a|b|ab)" * 60, r"(\p{L}|\w){1,2000}"]
-)
-def test_a_large_regex_that_costs_little_is_served(text):
-    taken, _ = walk(compiler().compile(GrammarSpec("regex", text)).start(), random.Random(1), limit=60)
-    assert taken
-
-
 def cached(made):
     """Grammars in the cache of a compiler, and about how many bytes they hold."""
     return len(made._compiled), made._compiled.size_bytes
@@ -511,32 +452,10 @@ def test_the_cache_hits_and_stays_within_its_bounds():
     assert accepts(tight.compile(GrammarSpec("choice", '["a"]')).start(), "a") and cached(tight) == (0, 0)
 
 
-def test_threads_may_compile_and_start_at_once():
-    grammars: list[Grammar] = []
-
-    def work():
-        for text in ("[xy]z", "x+"):
-            grammars.append(compiler().compile(GrammarSpec("regex", text)).start())
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(grammars) == 8 and all(grammar.mask()[tokens_of("x")[0]] for grammar in grammars)
-
-
 def test_a_model_without_an_end_token_is_refused():
     tokenizer = shipped()
     with pytest.raises(NotSupported, match="end token"):
         GrammarCompiler(tokenizer, tokenizer.size, ()).compile(GrammarSpec("json_object", ""))
-
-
-@settings(derandomize=True, deadline=None)
-@given(st.binary(min_size=4, max_size=16), st.data())
-def test_unpacked_bits_are_the_bits(bits, data):
-    size = data.draw(st.integers(0, len(bits) * 8))
-    assert unpack_bits(bits, size).tolist() == [bool(bits[i // 8] >> i % 8 & 1) for i in range(size)]
 
 
 def test_masks_that_are_worked_out_side_by_side_are_those_of_each_alone():
@@ -556,16 +475,6 @@ def test_masks_that_are_worked_out_side_by_side_are_those_of_each_alone():
                 continue
             ours.advance(token)
             theirs.advance(token)
-
-
-def test_a_grammar_that_has_failed_fails_alone_and_spoils_no_mask_beside_it():
-    good, bad, other = (compiled("regex", "[a-c]{2,30}").start() for _ in range(3))
-    with pytest.raises(GrammarFailed):
-        bad.advance(next(token for token in range(200) if not bad.mask()[token]))
-    compute_masks([good, bad, other])
-    assert np.array_equal(good.mask(), other.mask())
-    with pytest.raises(GrammarFailed):
-        bad.mask()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -671,16 +580,6 @@ def test_what_may_follow_is_the_same_although_the_states_are_used_up():
         assert grammar.allows(token) == alone.allows(token)
 
 
-def test_an_answer_that_waited_while_two_sets_of_states_were_used_up_goes_on():
-    spec = GrammarSpec("json_schema", json.dumps(LONG_FORM))
-    compiled = own_compiler().compile(spec)
-    first, waited, alone = compiled.start(), compiled.start(), own_compiler().compile(spec).start()
-    spend(first)
-    assert first.mask().any()
-    spend(first)
-    assert np.array_equal(waited.mask(), alone.mask())
-
-
 @pytest.mark.parametrize("worn", ["slow", "hungry"])
 def test_a_grammar_that_cannot_be_renewed_in_a_step_fails_its_answer_and_is_new_for_the_next(worn, monkeypatch):
     """Because it takes long to compile, or because new states would not last."""
@@ -698,18 +597,6 @@ def test_a_grammar_that_cannot_be_renewed_in_a_step_fails_its_answer_and_is_new_
             each.mask()
     assert maker.compile(spec) is compiled
     follow(compiled.start(), long_answer(5, 1))
-
-
-def test_an_answer_whose_tokens_take_too_long_to_take_again_fails(monkeypatch):
-    compiled = own_compiler().compile(GrammarSpec("json_schema", json.dumps(LONG_FORM)))
-    grammar, other = compiled.start(), compiled.start()
-    for token in long_answer(200, 1)[:300]:
-        grammar.advance(token)
-    spend(grammar)
-    monkeypatch.setattr("attend.model.text.mask.MAX_REPLAY_SECONDS", -1.0)
-    with pytest.raises(GrammarFailed, match="too complex"):
-        grammar.mask()
-    assert other.mask().any()
 
 
 @pytest.mark.parametrize(
@@ -754,64 +641,3 @@ def test_a_child_process_that_was_killed_from_outside_says_nothing_of_its_spec(n
         maker.compile(spec)
     monkeypatch.setattr(subprocess, "run", run)
     assert accepts(maker.compile(spec).start(), "ab")
-
-
-def test_refused_specs_are_remembered_within_bounds(monkeypatch):
-    monkeypatch.setattr("attend.model.text.grammar.MAX_REFUSED_GRAMMARS", 2)
-    maker, children = own_compiler(), []
-
-    def fail(spec, _):
-        children.append(spec.text)
-        raise InvalidRequest("regex: no", "regex")
-
-    monkeypatch.setattr("attend.model.text.grammar._probe_source", fail)
-    for text in ("a", "b", "c", "c", "b", "a"):
-        with pytest.raises(InvalidRequest):
-            maker.compile(GrammarSpec("regex", text))
-    assert children == ["a", "b", "c", "a"]
-
-
-def test_callers_of_one_new_spec_share_one_child_process(monkeypatch):
-    maker, children = own_compiler(), []
-    monkeypatch.setattr(
-        "attend.model.text.grammar._probe_source", lambda spec, white: children.append(spec) or probed(spec, white)
-    )
-    maker._probes = threading.BoundedSemaphore(1)
-    threads = [threading.Thread(target=maker.compile, args=(GrammarSpec("regex", "x+"),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(children) == 1
-
-
-class Counted:
-    """A matcher of the library, with the masks that it and its copies worked out."""
-
-    def __init__(self, matcher, masks: list[bytes]) -> None:
-        self._matcher, self._masks = matcher, masks
-
-    def __getattr__(self, name: str):
-        return getattr(self._matcher, name)
-
-    def deep_copy(self) -> "Counted":
-        return Counted(self._matcher.deep_copy(), self._masks)
-
-    def compute_bitmask(self) -> bytes:
-        self._masks.append(self._matcher.compute_bitmask())
-        return self._masks[-1]
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [GrammarSpec("json_schema", json.dumps(LONG_FORM)), GrammarSpec("regex", "[a-z ]{0,50}"), GrammarSpec("regex", "a{0}")],
-    ids=["schema", "text or none", "none"],
-)
-def test_a_token_that_does_not_fit_costs_no_mask(spec):
-    """Most tokens that a step draws freely may not fit: each is looked at, and nothing more."""
-    grammar, masks = own_compiler().compile(spec).start(), []
-    wanted = grammar.mask()
-    grammar._states.first = Counted(grammar._states.first, masks)
-    refused = [token for token in range(shipped().size) if not grammar.allows(token)]
-    assert len(refused) > 1000 and not wanted[refused].any()
-    assert masks == []

@@ -78,14 +78,6 @@ def test_ids_that_the_tokenizer_does_not_know_have_no_text(ids, skip):
     assert_stream_is_text(BYTE_LEVEL, ids, skip)
 
 
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte_level", "byte_fallback"])
-def test_bytes_that_are_no_character_are_not_held_back(tokenizer):
-    """However many come: their text is settled, and holding it would decode all of them again with each new one."""
-    byte = next(token for token in range(tokenizer.size) if tokenizer.bytes_of(token) == b"\x95")
-    pieces = assert_stream_is_text(tokenizer, [byte] * 50)
-    assert all("".join(pieces[at : at + 16]) for at in range(0, 48, 16))
-
-
 def test_only_texts_that_are_their_tokens_bytes_joined_are_looked_up():
     tables = [each.alone(skip_special_tokens=True) for each in (BYTE_LEVEL, METASPACE, BYTE_FALLBACK)]
     assert [table is not None for table in tables] == [True, False, False]
@@ -95,28 +87,9 @@ TEXTS = st.text(max_size=20) | st.text(alphabet="😀👩‍🚀é日 the\n", ma
 
 
 @law
-@given(text=TEXTS, skip=st.booleans())
-def test_a_character_is_sent_whole_or_not_at_all(text, skip):
-    """A text with no U+FFFD of its own streams without one, though its characters span tokens."""
-    pieces = assert_stream_is_text(BYTE_LEVEL, BYTE_LEVEL.encode(text), skip)
-    assert "\ufffd" in text or all("\ufffd" not in piece for piece in pieces)
-
-
-@law
 @given(text=TEXTS)
 def test_encoding_loses_nothing(text):
     assert text == BYTE_LEVEL.decode(BYTE_LEVEL.encode(text), skip_special_tokens=False)
-
-
-def test_every_token_that_ends_on_a_character_is_sent_at_once():
-    """Nothing is held back without need: plain text streams token by token, an emoji with its last byte."""
-    ids = BYTE_LEVEL.encode("the cat 🦀!")
-    pieces = assert_stream_is_text(BYTE_LEVEL, ids)
-    words = [BYTE_LEVEL.decode([token]) for token in ids]
-    whole = [word for word in words if "\ufffd" not in word]
-    assert [*whole[:-1], "🦀", "!"] == [piece for piece in pieces if piece]
-    assert len(words) - len(whole) > 1
-    assert pieces[-1] == ""
 
 
 def test_what_never_becomes_a_character_comes_with_the_flush():
@@ -130,26 +103,6 @@ def test_special_tokens_are_shown_only_when_asked_for():
     ids = [*BYTE_LEVEL.encode("the"), END, *BYTE_LEVEL.encode(" cat")]
     assert "".join(assert_stream_is_text(BYTE_LEVEL, ids, skip=True)) == "the cat"
     assert f"the{END_OF_TEXT} cat" == "".join(assert_stream_is_text(BYTE_LEVEL, ids, skip=False))
-
-
-@law
-@given(ids=st.lists(st.integers(0, METASPACE.size - 1) | st.just(0), max_size=30), skip=st.booleans())
-def test_a_leading_space_stays_where_decoding_puts_it(ids, skip):
-    """Where a token's text depends on the token before it, the stream still is the text."""
-    assert_stream_is_text(METASPACE, ids, skip)
-
-
-def test_words_keep_the_spaces_between_them():
-    ids = METASPACE.encode("the cat sat")
-    assert "".join(assert_stream_is_text(METASPACE, ids)) == "the cat sat"
-
-
-@law
-@given(text=st.text(alphabet="hi é😀日", max_size=15))
-def test_byte_fallback_streams_text_as_decoded(text):
-    """Characters spelled in byte tokens, one after the other, come out whole: Llama 2 and Mistral spell emoji so."""
-    pieces = assert_stream_is_text(BYTE_FALLBACK, BYTE_FALLBACK.encode(text))
-    assert text == "".join(pieces)
 
 
 def test_a_tokenizer_survives_its_file(tmp_path):
@@ -213,72 +166,6 @@ def test_the_bytes_of_the_tokens_are_the_texts_bytes(tokenizer, text):
     joined = b"".join(tokenizer.bytes_of(token) for token in ids)
     before = " " if tokenizer is BYTE_FALLBACK and text else ""  # its normalizer begins every text with a space
     assert (before + text).encode() == joined
-
-
-def test_a_token_that_is_no_whole_character_shows_its_bytes_and_a_word_its_space():
-    halves = [BYTE_FALLBACK.raw.token_to_id(name) for name in ("<0xC3>", "<0xA9>")]
-    assert ["bytes:\\xc3", "bytes:\\xa9"] == [BYTE_FALLBACK.text_of(half) for half in halves]
-    assert " hi" == BYTE_FALLBACK.text_of(BYTE_FALLBACK.raw.token_to_id("▁hi"))
-    assert "a" == BYTE_LEVEL.text_of(BYTE_LEVEL.encode("a")[0])
-    assert END_OF_TEXT == BYTE_LEVEL.text_of(END)
-
-
-# Of the byte-fallback tokenizer: ids 1 to 256 are the bytes, the words follow.
-SPELLED = st.binary(max_size=24) | st.text(alphabet="é日😀\ufffd a", max_size=8).map(str.encode)
-PARTS = st.one_of(
-    SPELLED.map(lambda raw: [1 + byte for byte in raw]), st.lists(st.integers(257, BYTE_FALLBACK.size + 2), max_size=3)
-)
-
-
-def with_an_end(tokenizer: Tokenizer) -> Tokenizer:
-    raw = RawTokenizer.from_str(tokenizer.raw.to_str())
-    raw.add_special_tokens(["</s>"])
-    return Tokenizer(raw)
-
-
-FALLBACK_WITH_END = with_an_end(BYTE_FALLBACK)
-FALLBACK_END = FALLBACK_WITH_END.raw.token_to_id("</s>")
-
-
-@law
-@given(parts=st.lists(PARTS | st.just([FALLBACK_END]), max_size=6), skip=st.booleans())
-def test_byte_tokens_in_any_order_stream_as_decoded(parts, skip):
-    """Whole characters, parts of them, bytes that are none, words and special tokens between them, at the start and the end."""
-    assert_stream_is_text(FALLBACK_WITH_END, [token for part in parts for token in part], skip)
-
-
-@law
-@given(raw=st.binary(max_size=24))
-def test_byte_tokens_say_what_their_bytes_say(raw):
-    """As with a byte-level tokenizer; the library itself makes U+FFFD of whole characters that stand beside half of one."""
-    ids = [BYTE_FALLBACK.raw.token_to_id("h"), *(1 + byte for byte in raw)]
-    assert "h" + raw.decode(errors="replace") == BYTE_FALLBACK.decode(ids)
-
-
-def test_a_character_of_byte_tokens_is_sent_with_its_last_byte():
-    pieces = assert_stream_is_text(BYTE_FALLBACK, [1 + byte for byte in "€".encode() + b"\xe2"])
-    assert ["", "", "€", "", "\ufffd"] == pieces
-
-
-@law
-@given(text=st.text(max_size=20), skip=st.booleans())
-def test_valid_text_is_decoded_as_the_library_does(text, skip):
-    ids = BYTE_FALLBACK.encode(text)
-    assert BYTE_FALLBACK.raw.decode(ids, skip_special_tokens=skip) == BYTE_FALLBACK.decode(ids, skip_special_tokens=skip)
-
-
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE, FALLBACK_WITH_END], ids=["byte-level", "metaspace", "fallback"])
-def test_a_token_costs_the_same_however_many_were_skipped_before_it(tokenizer, monkeypatch):
-    """Special tokens, and ids without a token: none of them is decoded again."""
-    end = tokenizer.size - 1 if tokenizer is FALLBACK_WITH_END else END if tokenizer is BYTE_LEVEL else 0
-    longest, decode = [0], Tokenizer.decode_as_is
-    monkeypatch.setattr(
-        Tokenizer, "decode_as_is", lambda self, ids, **how: longest.append(len(ids)) or decode(self, ids, **how)
-    )
-    stream = StreamDecoder(tokenizer)
-    for token in [*tokenizer.encode("hi"), *[end, tokenizer.size + 5] * 500, *tokenizer.encode("hi")]:
-        stream.push(token)
-    assert max(longest) < 16
 
 
 def ending(name: str, start: int, end: int):

@@ -13,10 +13,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from attend.model.errors import CheckpointError, EngineFailed, InvalidRequest
-from attend.model.net.checkpoint import read_config
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.text.tokenizer_files import end_tokens
-from tests.model.checkpoints import edit_config, write_checkpoint
 from tests.model.tokenizers import complete, gpt2
 
 TEXTS = ["the cat", "<|new|> the<|new|>cat", "sat <|turn|>x", "<image> then <|b|><|a|>  the[PAD]", " at at<s>", "<|tool|>"]
@@ -101,19 +99,6 @@ def test_tokens_that_other_files_name_are_those_of_transformers(files, tmp_path)
             assert shown == ours.decode(ids, skip_special_tokens=skip)
 
 
-def test_a_special_token_that_nothing_gives_an_id_is_ordinary_text(tmp_path):
-    """The model cannot know one: its text must not become an id beyond the vocabulary."""
-    loaded = Tokenizer.load(write(tmp_path, tokenizer_config={"bos_token": "[BOS]", "pad_token": "[PAD]"}))
-    assert loaded.bos_token_id is None
-    assert max(loaded.encode("a [PAD] b [BOS]")) < SIZE
-    assert SIZE == loaded.size
-
-
-def test_the_start_token_may_stand_in_the_older_file_alone(tmp_path):
-    loaded = Tokenizer.load(write(tmp_path, special_tokens_map={"bos_token": token("<s>")}))
-    assert loaded.raw.token_to_id("<s>") == loaded.bos_token_id
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -188,11 +173,6 @@ def test_the_command_that_converts_a_tokenizer_makes_a_folder_that_loads(tmp_pat
     assert Tokenizer.load(tmp_path).encode("the cat") == raw.encode("the cat").ids
 
 
-def test_a_folder_without_any_tokenizer_is_told_what_is_needed(tmp_path):
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing: Attend needs the tokenizer in the `tokenizers`"):
-        Tokenizer.load(tmp_path)
-
-
 QWEN = ["<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
 ENDS = {
     "of no file": ([], {}, []),
@@ -221,15 +201,6 @@ def test_answers_end_with_the_tokenizers_own_end_and_after_infilled_code(added, 
     found = end_tokens(tmp_path)
     ids = Tokenizer.load(tmp_path).raw.token_to_id if ends else None
     assert found == tuple(ids(text) for text in ends)
-
-
-def test_the_ends_of_all_files_of_a_folder_count_where_the_model_knows_them(tmp_path):
-    folder = write_checkpoint("qwen2", tmp_path)
-    write(folder, tokenizer_config={"eos_token": "at"}, generation_config={"eos_token_id": 5})
-    at = complete("gpt2").token_to_id("at")
-    for size, ends in ((at + 1, (2, 5, at)), (at, (2, 5))):
-        edit_config(folder, eos_token_id=2, vocab_size=size)
-        assert read_config(folder).eos_token_ids == ends
 
 
 @pytest.mark.parametrize("adds", [(True, True), (True, False), (False, True), (None, "yes")], ids=str)

@@ -1,7 +1,6 @@
 """A tokenizer and a model that do not have the same ids: what is known to one alone harms nobody."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -27,13 +26,6 @@ def with_a_gap(kind: str = "gpt2") -> Tokenizer:
         token["id"] += GAP
         described["model"]["vocab"][token["content"]] = token["id"]
     return Tokenizer(RawTokenizer.from_str(json.dumps(described)))
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama2"])
-def test_the_size_reaches_to_the_last_token_although_ids_are_left_out(kind):
-    tokenizer = with_a_gap(kind)
-    assert max(tokenizer.raw.get_vocab(with_added_tokens=True).values()) + 1 == tokenizer.size
-    assert complete(kind).get_vocab_size() + GAP == tokenizer.size
 
 
 def test_no_grammar_allows_an_id_without_a_token_and_every_end_is_reached():
@@ -117,29 +109,3 @@ def test_a_grammar_reads_each_id_as_the_bytes_that_it_stands_for(kind, words, ga
     others.remove(next(token for token in others if tokenizer.bytes_of(token) == b"\xff"))  # a mark of the library, no text
     assert not any(read.is_special_token(token) for token in others)
     assert {token: tokenizer.bytes_of(token) for token in others} == {token: read.decode_bytes([token]) for token in others}
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama2", "mistral"])
-def test_a_grammar_that_leaves_no_choice_names_tokens_that_may_follow(kind):
-    """An added token where the text is one, a special token never: its text is spelled. And words as a prompt has them."""
-    raw = KINDS[kind]()
-    raw.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
-    raw.add_tokens([AddedToken(word, normalized=False) for word in ("<think>", "</think>", "für")])
-    tokenizer = Tokenizer(raw)
-    end, first, last = (raw.token_to_id(word) for word in ("<|im_end|>", "<think>", "</think>"))
-    compiler = GrammarCompiler(tokenizer, tokenizer.size, (end,))
-    for regex, begins in (("<think>[a-z]*", first), ("</think>für", last), ("a<\\|im_end\\|>für", None)):
-        grammar, taken = compiler.compile(GrammarSpec("regex", regex)).start(), []
-        while not (mask := grammar.mask())[end]:
-            taken.append(int(np.flatnonzero(mask)[-1]))
-            grammar.advance(taken[-1])
-        assert begins is None or begins == taken[0]
-        text = b"".join(tokenizer.bytes_of(token) for token in taken).decode()
-        assert re.fullmatch(regex, text)
-    forced = compiler.compile(GrammarSpec("regex", "the cat sat")).start()
-    for token in tokenizer.encode("\nthe cat sat", add_special_tokens=False)[
-        len(tokenizer.encode("\n", add_special_tokens=False)) :
-    ]:
-        assert forced.allows(token)
-        forced.advance(token)
-    assert forced.mask()[end]

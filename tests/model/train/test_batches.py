@@ -66,14 +66,6 @@ def test_an_epoch_starts_once_at_each_function(text):
     assert found[:count] != found[count:]
 
 
-def test_a_row_without_stutter_is_the_text_itself(text):
-    tokens, targets = rows_of_functions(text, 40)
-    for index in range(40):
-        if index % STUTTERS_EVERY:
-            assert tokens[index][1:] == targets[index][:-1]
-            assert IGNORED not in targets[index]
-
-
 def test_a_stutter_is_ignored_then_unlearned_and_what_follows_is_learned(text):
     """Without the stutter the row is the text as it was, and the stutter repeats what stands before it."""
     tokens, targets = rows_of_functions(text, 400)
@@ -94,16 +86,3 @@ def test_a_stutter_is_ignored_then_unlearned_and_what_follows_is_learned(text):
         gone_on += goals[-1] >= 0
     assert more_often > 100
     assert gone_on > 50
-
-
-def test_the_other_steps_read_pieces_as_if_there_were_no_functions(text):
-    for step in range(2 * FUNCTIONS_EVERY):
-        if step % FUNCTIONS_EVERY != FUNCTIONS_EVERY - 1:
-            for side, alone in zip(batch_at(text, RECIPE, step), batch_at(TrainingText(text.row), RECIPE, step), strict=True):
-                assert torch.equal(side, alone)
-
-
-def test_a_text_without_functions_is_read_in_pieces(tokenizer):
-    text = batches.read_texts(tokenizer, ["x = 1\n" * 300], CONTEXT)
-    assert not len(text.starts)
-    assert {tuple(side.shape) for step in range(6) for side in batch_at(text, RECIPE, step)} == {(RECIPE.batch, CONTEXT)}

@@ -13,7 +13,7 @@ from attend.model.errors import SettingError
 from attend.model.net.transformer import Decoder
 from attend.model.train.batches import TrainingText, batch_at
 from attend.model.train.command import default_config, original_config
-from attend.model.train.trainer import MOMENTS, Progress, Recipe, Trainer, build_optimizers, read_run
+from attend.model.train.trainer import Progress, Recipe, Trainer, build_optimizers, read_run
 from tests.model.checkpoints import VOCAB, tiny_config
 
 RECIPE = Recipe(tokens=16 * 4 * 24, context=16, batch=4, learning_rate=2e-2, warmup=0.1, evaluate_every=8)
@@ -64,21 +64,6 @@ def test_a_run_learns(unbroken):
     assert last < first / 2 < np.log(VOCAB) / 2
     assert after < before / 2 < np.log2(VOCAB) / 2
     assert unbroken.evaluate(HELD_OUT, 60) == after
-
-
-def test_progress_counts_steps_and_tokens(unbroken):
-    assert unbroken.progress.step == RECIPE.steps == 24
-    assert [seen for seen, _ in unbroken.progress.held_out] == [8 * 64, 16 * 64, 24 * 64]
-    assert [seen for seen, _ in unbroken.progress.losses] == [10 * 64, 20 * 64]
-
-
-def test_the_same_recipe_gives_the_same_weights(unbroken, tmp_path):
-    assert_same_run(train(tmp_path), unbroken)
-
-
-def test_another_seed_gives_other_weights(unbroken, tmp_path):
-    other = train(tmp_path, replace(RECIPE, seed=1))
-    assert not torch.equal(next(unbroken.net.parameters()), next(other.net.parameters()))
 
 
 @pytest.mark.parametrize("cut", [3, 8, 13, 23])
@@ -140,28 +125,6 @@ def test_every_parameter_has_one_optimizer(config):
     assert len(inner) == config.num_layers * 4
 
 
-def test_only_vectors_are_free_of_weight_decay():
-    net = Decoder(tiny_config(tied_head=False, out_bias=True, mlp_bias=True))
-    for optimizer in build_optimizers(net, RECIPE):
-        for group in optimizer.param_groups:
-            decays = {RECIPE.weight_decay if parameter.dim() == 2 else 0.0 for parameter in group["params"]}
-            assert decays == {group["weight_decay"]}
-
-
-def test_both_optimizers_follow_the_schedule(unbroken):
-    """After the last step every group has that step's rate."""
-    rates = {group["lr"] for optimizer in unbroken.optimizers for group in optimizer.param_groups}
-    assert rates == {RECIPE.rate(RECIPE.steps - 1)}
-
-
-def test_the_state_holds_weights_and_moments_and_nothing_else(unbroken):
-    tensors = load_file(unbroken.folder / "state.safetensors")
-    expected = {f"net.{name}" for name, _ in unbroken.net.named_parameters()}
-    for name, (optimizer,) in owners(unbroken.net).items():
-        expected |= {f"{key}.{name}" for key in MOMENTS[optimizer]}
-    assert expected == tensors.keys()
-
-
 def test_a_run_of_another_optimizer_is_refused(tmp_path):
     """Going on without a parameter's moments would be another run in silence."""
     train(tmp_path, replace(RECIPE, tokens=16 * 4 * 8))
@@ -179,19 +142,6 @@ def test_a_run_with_another_order_of_the_data_is_refused(tmp_path, change):
         Trainer(CONFIG, replace(RECIPE, **change), tmp_path)
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"state\.safetensors is missing"):
-        read_run(tmp_path)
-
-
-def test_a_finished_run_is_not_trained_further(tmp_path):
-    short = replace(RECIPE, tokens=16 * 4 * 8)
-    first, again = train(tmp_path, short), train(tmp_path, short)
-    for one, two in zip(first.net.parameters(), again.net.parameters(), strict=True):
-        assert torch.equal(one, two)
-    assert len(again.progress.held_out) == 1
-
-
 @pytest.mark.parametrize(("steps", "warmup"), [(100, 0.1), (1000, 0.02), (7, 0.5), (3, 0.0), (1, 0.02)])
 def test_the_rate_rises_linearly_then_falls_linearly_to_zero(steps, warmup):
     recipe = Recipe(tokens=steps * 8, batch=2, context=4, warmup=warmup, learning_rate=0.5)
@@ -203,11 +153,6 @@ def test_the_rate_rises_linearly_then_falls_linearly_to_zero(steps, warmup):
     for step in range(rising):
         assert rates[step] == pytest.approx(min(0.5 * (step + 1) / rising, fall[step]))
     assert 0 < max(rates) <= 0.5
-
-
-@pytest.mark.parametrize("steps", [1, 5])
-def test_a_recipe_has_at_least_a_step(steps):
-    assert [steps, 1] == [Recipe(tokens=steps * 32 + 31, batch=4, context=8).steps, Recipe(tokens=1).steps]
 
 
 def places(recipe: Recipe, tokens: np.ndarray, pieces: int) -> list[int]:
@@ -231,13 +176,3 @@ def test_an_epoch_visits_each_piece_once(length):
     if per_epoch > 3:
         assert first.tolist() != second.tolist()
         assert first.tolist() != sorted(first)
-
-
-def test_a_batch_is_a_function_of_the_recipe_and_the_step():
-    text = TrainingText(np.arange(300, dtype=np.uint16))
-    recipes = [Recipe(context=8, batch=4, seed=seed) for seed in (1, 1, 2)]
-    (tokens, targets), (same, _), (other, _) = (batch_at(text, recipe, 5) for recipe in recipes)
-    assert torch.equal(tokens, same)
-    assert not torch.equal(tokens, other)
-    assert not torch.equal(tokens, batch_at(text, recipes[0], 6)[0])
-    assert [(4, 8), torch.int64] == [tuple(targets.shape), tokens.dtype]

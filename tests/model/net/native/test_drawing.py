@@ -189,21 +189,3 @@ def test_a_row_without_finite_scores_has_no_number():
     [(first, _), (second, _)] = logprobs(scores, [0, 0], [1, 1])
     assert first != first
     assert second == pytest.approx(-2.4076, abs=1e-4)
-
-
-def test_neither_limits_nor_changes_cost_a_call_of_torch():
-    scores, calls = torch.randn(4, 500, generator=torch.Generator().manual_seed(1)), []
-    decoding = DecodingParams(presence_penalty=1.0, repetition_penalty=1.2, logit_bias={3: 1.0})
-    text = History().follow([1, 2], [3, 3])
-    for draws in (
-        [drawn(at) for at in range(4)],
-        [drawn(at, top_k=20, top_p=0.9, min_p=0.01) for at in range(4)],
-        [Draw(SamplingPlan(SamplingParams(), 7, decoding=decoding), at, (5,), text) for at in range(4)],
-    ):
-        with Calls() as seen:
-            draw_tokens(scores, draws)
-        calls.append(seen.names)
-    assert calls[0] == calls[1] == calls[2]
-    with Calls() as seen:
-        logprobs(scores, [1, 2, 3, 4], [5, 5, 0, 1])
-    assert not seen.names
