@@ -17,15 +17,6 @@ def add_budget(tree: nodes.Template) -> None:
             node.test = nodes.And(_call_filter("tick!", nodes.Const(0)), node.test, lineno=node.lineno)
     for concat in list(tree.find_all(nodes.Concat)):  # `~` is not among the operators that a sandbox may intercept
         concat.nodes = [_call_filter("concat!", nodes.List(concat.nodes))]
-    for compare in list(tree.find_all(nodes.Compare)):
-        operands = [compare.expr, *(each.expr for each in compare.ops)]
-        if len(operands) > 2 or not any(isinstance(each, nodes.Const) for each in operands):  # against a constant it is cheap
-            compare.expr = _call_filter("compared!", compare.expr)
-            for each in compare.ops:
-                each.expr = _call_filter("searched!" if each.op in ("in", "notin") else "compared!", each.expr)
-    for pair in list(tree.find_all(nodes.Pair)):
-        if not isinstance(pair.key, nodes.Const):
-            pair.key = _call_filter("compared!", pair.key)
 
 
 def _call_filter(name: str, argument: nodes.Expr) -> nodes.Filter:

@@ -183,76 +183,29 @@ LOOPS = [
 ]
 LARGE = [
     "{{ 'a' * 10**9 }}",
-    "{{ 10**9 * 'a' }}",
     "{{ ([0] * 10**9) | length }}",
     "{{ 9**9**9 }}",
     "{% set ns = namespace(x=7) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
-    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | upper }}",
-    "{% set ns = namespace(x=['ab']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ '%s' % (ns.x,) }}",
     "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}",
     "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x | replace('a', ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x.join([ns.x] * 9) %}{% endfor %}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = [ns.x] * 9 | join(ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = '{0}{0}{0}'.format(ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = '%s%s' | format(ns.x, ns.x) %}{% endfor %}",
-    "{{ '%999999999d' % 1 }}",
-    "{{ '%*d' % (999999999, 1) }}",
-    "{{ '{:>999999999}'.format(1) }}",
-    "{{ '{:>{}}'.format(1, 999999999) }}",
-    "{{ '{a:>999999999}'.format_map({'a': 1}) }}",
     "{{ 'a'.ljust(10**9) }}",
-    "{{ 'a'.translate({97: 'a' * 4000000}) }}",
     "{{ (7).to_bytes(10**9) }}",
     "{{ s | indent(10**9, first=true) }}",
-    "{{ messages | tojson(indent=10**9) }}",
-    "{{ ([[0] * 4000000] * 1000) | sum(start=[]) | length }}",
-    "{{ 1.5 | round(10**9, 'ceil') }}",
     "{% for i in range(99999) %}{{ s * 1000 }}{% endfor %}",
     "{% macro m() %}{% for i in range(99999) %}{{ s * 1000 }}{% endfor %}{% endmacro %}{{ m() | length }}",
     "{% set x %}{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}{% endset %}",
 ]
-
-SHARED = (
-    "{% set ns = namespace(x=[1], y=[1], t=(1,), d={}) %}{% for i in range(44) %}{% set ns.x = [ns.x, ns.x] %}"
-    "{% set ns.y = [ns.y, ns.y] %}{% set ns.t = (ns.t, ns.t) %}{% set ns.d = {'a': ns.d, 'b': ns.d} %}{% endfor %}"
-)
-"""Four values that are 2^44 large where their shared parts count each time."""
-WALKS = [
-    *("ns.x == ns.y", "1 < ns.x == ns.y", "ns.d == ns.d.copy()", "ns.x in [ns.y]", "ns.t in {}", "[ns.x, ns.y] | sort"),
-    *("[{'a': ns.x}, {'a': ns.y}] | groupby('a')", "[ns.x, ns.y] | max", "{'a': ns.x, 'b': ns.y} | dictsort(by='value')"),
-    *("ns.x is eq ns.y", "[ns.x] | select('eq', ns.y) | list", "[ns.x].index(ns.y)", "{ns.t: 1}", "{}.fromkeys([ns.t])"),
-    *("{'a': ns.t}.items() - {}.items()", "'x'.join([ns.x])", "ns.x | tojson", "'{}'.format(ns.x)", "'a'.replace(ns.x, 'b')"),
-    *("ns.x ~ ''", "ns.x is lower", "raise_exception(ns.x)", "[[1]] | map(attribute=ns.t) | list"),
-]
-DEEP = "{% set ns = namespace(x=(1,)) %}{% for i in range(99999) %}{% set ns.x = (ns.x,) %}{% endfor %}"
-
-
-@pytest.mark.parametrize("source", [*(SHARED + "{{ " + walk + " }}" for walk in WALKS), DEEP + "{{ {ns.x: 1} }}"], ids=str)
-def test_no_comparison_hash_or_sort_walks_shared_lists_for_ever(source):
-    with pytest.raises(InvalidRequest, match=r"the chat template made a value of more than|nested lists more than"):
-        render(source)
-
-
-@pytest.mark.parametrize("body", ["{{ loop.changed(i) }}", "{% if i == ns.y %}{% endif %}", "{% if i in [ns.y] %}{% endif %}"])
-def test_no_loop_compares_shared_lists_for_ever(body):
-    with pytest.raises(InvalidRequest, match="the chat template made a value of more than"):
-        render(SHARED + "{% for i in [ns.x, ns.y] %}" + body + "{% endfor %}")
-
 
 CONTENT = [{"role": "user", "content": "hello" * 1000}]
 
 
 @pytest.mark.parametrize("source", LOOPS, ids=lambda source: source[:60])
 def test_no_loop_runs_for_ever(source, monkeypatch):
-    """With a clock that stands still, so that the rounds alone must end it; fewer of them, for the sake of time."""
-    assert chat_sandbox.MAX_ROUNDS == 1_000_000
-    monkeypatch.setattr(chat_sandbox, "MAX_ROUNDS", 20_000)
-    with pytest.raises(InvalidRequest, match=r"^messages: the chat template exceeded 20000 loop iterations") as caught:
-        render("{% set s = messages[0].content %}" + source, CONTENT)
+    monkeypatch.setattr(chat_sandbox, "MAX_SECONDS", 0.05)
+    with pytest.raises(InvalidRequest, match=r"^messages: the chat template ran for more than 0.05 seconds") as caught:
+        ChatTemplate("{% set s = messages[0].content %}" + source).render(CONTENT)
     assert caught.value.field == "messages"
 
 
