@@ -8,7 +8,6 @@ import torch
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.sampling import EXCLUDED, UNSCORED, change_scores, row_logprobs, sample
 from attend.model.sampling_plan import Draw, History, SamplingPlan, completing
-from tests.model.engine.machines import Counted
 
 GREEDY = SamplingParams(temperature=0)
 SCORES = [2.0, -1.0, 0.5, 0.0, -4.0, 3.0]
@@ -132,28 +131,6 @@ EVERY_WAY = [
 each_way = pytest.mark.parametrize("way", EVERY_WAY, ids=lambda way: next(iter(way)))
 
 
-@each_way
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_scores_of_the_caller_are_not_changed(way, dtype):
-    logits = torch.tensor([SCORES, SCORES], dtype=dtype)
-    before = logits.clone()
-    assert 5 == sample(logits, [draw(), draw(**way)]).tolist()[0]
-    assert torch.equal(before, logits)
-
-
-@each_way
-def test_a_changed_row_does_not_touch_its_neighbours(way):
-    dice = torch.Generator().manual_seed(3)
-    logits, ways = torch.randn(32, 8, generator=dice), SamplingParams(temperature=1)
-    plain = [draw(sampling=ways, position=at) for at in range(32)]
-    mixed = [draw(sampling=ways, position=at, **way) if at % 3 == 1 else each for at, each in enumerate(plain)]
-    expected, found = sample(logits, plain).tolist(), sample(logits, mixed).tolist()
-    others = [at for at in range(32) if at % 3 != 1]
-    assert [expected[at] for at in others] == [found[at] for at in others]
-    alone = [sample(logits[at : at + 1], mixed[at : at + 1]).item() for at in range(32)]
-    assert alone == found
-
-
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_row_with_no_token_left_says_so_and_its_neighbours_draw(temperature):
     sampling = SamplingParams(temperature=temperature, top_k=1)
@@ -174,19 +151,6 @@ def test_a_row_that_is_not_finite_is_the_models_fault_whatever_the_parameters_le
 
 
 # Penalties of a long text
-
-
-@pytest.mark.parametrize("penalty", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
-def test_a_penalty_reads_each_token_of_a_text_once_however_many_steps_there_are(penalty):
-    prompt, output, history = Counted([0, 1, 1] * 50), Counted(), History()
-    plan = SamplingPlan(GREEDY, 0, decoding=DecodingParams(**{penalty: 1.5}))
-    for position, token in enumerate([3, 4, 3, 5, 3, 1]):
-        row, whole = torch.tensor(SCORES), torch.tensor(SCORES)
-        change_scores(row, Draw(plan, position, text=history.follow(prompt, output)))
-        change_scores(whole, Draw(plan, position, text=History().follow(prompt.copy(), output.copy())))
-        assert whole.tolist() == row.tolist()
-        output.append(token)
-    assert (150, 5) == (prompt.num_read, output.num_read)
 
 
 # Bad words

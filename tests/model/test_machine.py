@@ -16,8 +16,6 @@ from attend.model.machine import (
 )
 
 MIB = 1 << 20
-UNLIMITED_V1 = 9223372036854771712
-"""What the kernel shows where version 1 sets no limit."""
 
 
 def write(root: Path, **files: object) -> Path:
@@ -80,14 +78,6 @@ def test_a_group_that_is_the_root_of_a_container_is_found_whatever_its_path_outs
     machine(tmp_path, "0::/kubepods/pod1/container2")
     group(tmp_path, "", memory_max=200 * MIB, memory_current=50 * MIB, memory_stat=stat(0, 0))
     assert 150 * MIB == available_memory(tmp_path)
-
-
-def test_version_1_is_read_too(tmp_path):
-    machine(tmp_path, "9:cpu,cpuacct:/docker/a\n5:memory:/docker/a\n0::/")
-    quiet = {"memory_usage_in_bytes": 400 * MIB, "memory_stat": stat(1, 1) + "\n" + stat(100 * MIB, 20 * MIB, "total_")}
-    group(tmp_path, "memory/docker/a", memory_limit_in_bytes=500 * MIB, **quiet)
-    group(tmp_path, "memory/docker", memory_limit_in_bytes=UNLIMITED_V1, **quiet)
-    assert 220 * MIB == available_memory(tmp_path)
 
 
 @pytest.mark.parametrize(

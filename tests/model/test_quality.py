@@ -57,12 +57,6 @@ def test_sums_are_those_of_the_definition_over_all_positions_but_the_first(monke
     assert found.bits_per_byte(100) == pytest.approx(nats / math.log(2) / 100, rel=1e-6)
 
 
-def test_a_form_is_at_no_distance_from_itself_and_agrees_everywhere():
-    scores = table(0, spread=20.0)
-    for found in compare([Table(scores), Table(scores)], TOKENS, 8):
-        assert (found.divergence, found.agreed) == (0.0, found.positions)
-
-
 @pytest.mark.parametrize("num_tokens", [2, 8, 9, 10, 50])
 @pytest.mark.parametrize("context", [2, 8, 9])
 def test_each_token_but_the_first_is_scored_once_with_half_a_window_before_it(context, num_tokens):

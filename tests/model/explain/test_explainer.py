@@ -1,6 +1,5 @@
 """What is told of a text is what the model does with it: beside `transformers`, and beside the decoder that serves."""
 
-import copy
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -129,29 +128,6 @@ def test_log_probabilities_entropies_and_the_last_layers_guesses_are_the_decoder
     assert torch.equal(found.lens.best_NG[last], here.best_NG[:, :2])
     assert (found.lens.logprobs_NG[last] - here.logprobs_NG[:, :2]).abs().max() < 1e-6
     assert (found.lens.asked_N[last] - here.asked_N)[:-1].abs().max() < 1e-6
-
-
-def test_a_layer_guesses_as_a_model_that_ends_with_it_would():
-    net = tiny_decoder(tiny_config(num_layers=3))
-    found = explained(net, lens=1).lens
-    for layers in (1, 2, 3):
-        short = copy.deepcopy(net)
-        short.blocks = short.blocks[:layers]
-        short.rope_of_layer = net.rope_of_layer[:layers]
-        wanted = scores_of(short).log_softmax(dim=-1).topk(1)
-        mine = slice((layers - 1) * len(TOKENS), layers * len(TOKENS))
-        assert torch.equal(found.best_NG[mine], wanted.indices)
-        assert (found.logprobs_NG[mine] - wanted.values).abs().max() < NEAR
-
-
-def test_the_chosen_layers_and_heads_are_told_in_the_order_in_which_they_were_asked_for():
-    explainer = Explainer(tiny_decoder(tiny_config(num_layers=3)))
-    whole = explainer.explain(question(explainer.config))
-    some = explainer.explain(Question(TOKENS, (2, 0), (3, 1)))
-    assert [view.layer for view in some.layers] == [2, 0]
-    for view in some.layers:
-        assert torch.equal(view.head_weights.weights_NTT, whole.layers[view.layer].head_weights.weights_NTT[[3, 1]])
-    assert explainer.explain(Question(TOKENS, (), ())).layers == ()
 
 
 @cache

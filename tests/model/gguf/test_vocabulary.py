@@ -7,10 +7,9 @@ from pathlib import Path
 
 import gguf
 import pytest
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as RawTokenizer
 from transformers.tokenization_utils_sentencepiece import generate_merges
 
@@ -140,21 +139,6 @@ def test_a_split_keeps_to_its_borders(pre):
     assert [text[start:end] for _, (start, end) in found] == words
 
 
-THEIRS = {"gpt-2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen35": "Qwen3_5Tokenizer", "command-r": "CohereTokenizer"}
-
-
-@pytest.mark.parametrize("pre", list(THEIRS))
-def test_a_split_makes_the_words_of_the_tokenizer_that_transformers_has_for_its_models(pre):
-    theirs, split = getattr(transformers, THEIRS[pre])().backend_tokenizer, SPLITS[pre]
-
-    def words(normalizer: normalizers.Normalizer | None, pre_tokenizer: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
-        text = text if normalizer is None else normalizer.normalize_str(text)
-        return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
-
-    for text in NASTY:
-        assert words(split.normalizer(), split.pre_tokenizer(), text) == words(theirs.normalizer, theirs.pre_tokenizer, text)
-
-
 def test_a_word_that_is_a_token_is_that_token_where_its_models_have_it_so(folder, tmp_path):
     """Whatever the merges, which lead to no `the` here."""
     raw = tokenizers.KINDS["gpt2"]()
@@ -162,18 +146,6 @@ def test_a_word_that_is_a_token_is_that_token_where_its_models_have_it_so(folder
         tokens = byte_level(raw, pre, merges=[], add_bos_token=False)
         tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / f"{pre}.gguf", tokens=tokens))
         assert (tokenizer.encode("the") == [raw.token_to_id("the")]) is whole
-
-
-def test_a_user_defined_token_is_its_own_text_as_llama_cpp_has_it(folder, tmp_path):
-    raw = tokenizers.KINDS["gpt2"]()
-    raw.add_tokens([AddedToken(word, normalized=False) for word in ("für", "đem", "Ä")])
-    raw.add_special_tokens(["<|é|>"])
-    tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / "tiny.gguf", tokens=byte_level(raw, "gpt-2")))
-    for text in ("ich für dich", "đem", "Ä!"):
-        ids, stream = tokenizer.encode(text), StreamDecoder(tokenizer)
-        assert "".join([stream.push(token) for token in ids]) + stream.flush() == tokenizer.decode(ids) == text
-        assert b"".join(map(tokenizer.bytes_of, ids)).decode() == text
-    assert tokenizer.decode([raw.token_to_id("<|é|>")], skip_special_tokens=False) == "<|é|>"
 
 
 def test_special_tokens_of_phi3_take_the_spaces_after_them(tmp_path):

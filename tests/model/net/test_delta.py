@@ -1,15 +1,12 @@
 """The gated delta rule: the recurrence, its chunked form, and the states that go from one to the next."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.delta import CHUNK, causal_convolution, chunked_delta_rule, delta_rule
+from attend.model.net.delta import CHUNK, chunked_delta_rule, delta_rule
 from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
-from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from attend.model.train.loss import hidden_states
@@ -31,30 +28,6 @@ def rolled(
     q, k = (torch.nn.functional.normalize(torch.randn(rows, heads, length, keys), dim=-1) for _ in range(2))
     decay, rate = -fade * torch.rand(rows, heads, length), rates * torch.rand(rows, heads, length)
     return q, k, torch.randn(rows, heads, length, values), decay, rate, torch.randn(rows, heads, keys, values)
-
-
-def by_numbers(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor) -> tuple[list, list]:
-    """One head of one sequence in plain Python: S ← a S (I - b k kᵀ) + b v kᵀ, written for each number of S [K][V]."""
-    table, outputs = state.tolist(), []
-    for at in range(len(q)):
-        kept, pull, key, value = math.exp(decay[at]), float(rate[at]), k[at].tolist(), v[at].tolist()
-        said = [sum(key[i] * kept * table[i][j] for i in range(len(key))) for j in range(len(value))]
-        table = [
-            [kept * table[i][j] + pull * key[i] * (value[j] - said[j]) for j in range(len(value))] for i in range(len(key))
-        ]
-        outputs.append([sum(float(q[at, i]) * table[i][j] for i in range(len(key))) for j in range(len(value))])
-    return outputs, table
-
-
-@pytest.mark.parametrize("rates", [1.0, 2.0])
-def test_the_recurrence_is_the_equation(rates):
-    given = rolled(5, rates=rates)
-    outputs, state = delta_rule(*given)
-    for row in range(2):
-        for head in range(3):
-            expected, table = by_numbers(*(part[row, head] for part in given))
-            torch.testing.assert_close(outputs[row, head], torch.tensor(expected), atol=1e-5, rtol=0)
-            torch.testing.assert_close(state[row, head], torch.tensor(table), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("rates", [1.0, 2.0])
@@ -80,21 +53,6 @@ def test_a_state_goes_on_where_it_was_left(rule, parts):
     torch.testing.assert_close(state, last, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 4])
-@pytest.mark.parametrize("parts", [[7], [1] * 7, [2, 5], [6, 1]])
-def test_the_convolution_sees_the_last_tokens_in_whatever_parts_they_come(parts, kernel):
-    torch.manual_seed(kernel)
-    x, weight, before = torch.randn(2, 7, 3), torch.randn(3, 1, kernel), torch.zeros(2, 3, kernel - 1)
-    outputs = []
-    for part in x.split(parts, dim=1):
-        out, before = causal_convolution(part, before, weight)
-        outputs.append(out)
-    for token in range(7):
-        seen = range(max(0, token - kernel + 1), token + 1)
-        expected = sum(x[:, at] * weight[:, 0, at - token + kernel - 1] for at in seen)
-        torch.testing.assert_close(torch.cat(outputs, dim=1)[:, token], expected)
-
-
 def test_a_weak_decay_after_strong_ones_keeps_its_digits():
     q, k, v, decay, rate, state = rolled(CHUNK, fade=0.01)
     decay[..., : CHUNK // 2] -= 400.0
@@ -106,35 +64,6 @@ def test_a_weak_decay_after_strong_ones_keeps_its_digits():
 
 LENGTHS = (1, 70, 9, 40)
 TEXTS = [[(7 * at * at + 13 * row + at) % VOCAB for at in range(length)] for row, length in enumerate(LENGTHS)]
-
-
-@torch.no_grad()
-def test_a_short_convolution_is_its_equation():
-    """In plain Python, column by column."""
-    layer = tiny_decoder(CONVOLVES).blocks[0].attention
-    assert isinstance(layer, ShortConv)
-    b_TC, z_TC = torch.randn(2, 6, 32)
-    sums, after = layer.advance([(b_TC * z_TC)[None]], layer.start(1))
-    weight, bias = layer.convolution[:, 0].tolist(), layer.convolution_bias.tolist()
-    for token in range(6):
-        for column in range(32):
-            seen = range(max(0, token - 3), token + 1)
-            expected = bias[column] + sum(
-                weight[column][at - token + 3] * float(b_TC[at, column]) * float(z_TC[at, column]) for at in seen
-            )
-            assert float(sums[0, token, column]) == pytest.approx(expected, abs=1e-4)
-    assert torch.equal(after[0][0], (b_TC * z_TC)[3:].T)
-    x_TE = torch.randn(1, 32)
-    b, c, z = layer.inputs(x_TE).chunk(3, dim=-1)
-    wanted = layer.merge(c * (layer.convolution_bias + layer.convolution[:, 0, -1] * b * z))
-    torch.testing.assert_close(layer(x_TE, None, 0, Fresh()), wanted)
-
-
-class Fresh:
-    """One sequence from its first token on."""
-
-    def recur(self, layer, recurrence, *inputs_T):
-        return recurrence.advance([part[None] for part in inputs_T], recurrence.start(1))[0][0]
 
 
 @pytest.fixture(scope="module", params=[CONFIG, CONVOLVES], ids=["delta", "short_conv"])

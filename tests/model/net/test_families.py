@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -24,7 +22,6 @@ from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttentio
 from attend.model.net.rope import rotary_table
 from attend.model.net.transformer import Decoder
 from attend.model.train.loss import hidden_states
-from tests.conftest import examples
 from tests.model.attention import BACKENDS
 from tests.model.checkpoints import (
     KINDS,
@@ -190,37 +187,11 @@ def test_arithmetic_that_is_not_built_is_refused_by_key(llama, named, changes):
     assert_refused(llama, named.removesuffix(" of old").removesuffix(" inside"))
 
 
-GOOD_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> dict[str, Any]:
     folder = write_checkpoint("llama", tmp_path_factory.mktemp("plain"))
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return {key: value for key, value in raw.items() if not key.startswith("rope")}
-
-
-@pytest.mark.parametrize("base", [{}, GOOD_ROPE], ids=["default", "llama3"])
-@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
-@settings(
-    max_examples=examples(60), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(key=st.text(min_size=1, max_size=12), value=st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5))
-def test_a_key_of_rope_that_is_not_understood_is_passed_over_with_a_line(plain, base, name, key, value, caplog):
-    """As `transformers` does it, which warns."""
-    values = {"rope_type": "default", **base}
-    assume(key not in {"type", "rope_theta", "partial_rotary_factor", "attention_factor", *KEYS[values["rope_type"]], *values})
-    caplog.clear()
-    tell.cache_clear()
-    with caplog.at_level("INFO", "attend.model"):
-        assert FAMILIES["llama"].read(plain | {name: values | {key: value}}) == FAMILIES["llama"].read(plain | {name: values})
-    assert 1 == len(caplog.records) and f"{name} has {key}, " in caplog.records[0].getMessage()
 
 
 ODD_ROPES: dict[str, dict[str, Any]] = {
@@ -373,31 +344,6 @@ def test_our_own_spelling_is_read_strictly(tmp_path, key, value):
     save(tiny_decoder(tiny_config()), tmp_path, torch.float32)
     edit_config(tmp_path, **{key: value})
     assert_refused(tmp_path, key)
-
-
-FULL, ABOVE, BELOW = (None, None), (None, 9), (9, None)
-"""The windows of both layers."""
-WINDOWS = {
-    "mistral has the window in every layer": ("mistral", {"sliding_window": 9}, (9, 9)),
-    "mistral without": ("mistral", {"sliding_window": None}, FULL),
-    "a window that no text outgrows is none": ("mistral", {"sliding_window": POSITIONS}, FULL),
-    "an absent key of mistral is 4096": ("mistral", {"sliding_window": ..., "max_position_embeddings": 5000}, (4096, 4096)),
-    "qwen2 not switched on": ("qwen2", {"sliding_window": 9, "use_sliding_window": False}, FULL),
-    "qwen2 from a layer on": ("qwen2", {"max_window_layers": 1, "layer_types": ...}, ABOVE),
-    "qwen2 everywhere": ("qwen2", {"max_window_layers": 0, "layer_types": ...}, (9, 9)),
-    "qwen3 from a layer beyond the last": ("qwen3", {"max_window_layers": ..., "layer_types": ...}, FULL),
-    "qwen3 by name": ("qwen3", {"max_window_layers": 1, "layer_types": ["sliding_attention", "full_attention"]}, BELOW),
-    "llama has none": ("llama", {"sliding_window": 9}, FULL),
-}
-
-
-@pytest.mark.parametrize(("kind", "changes", "expected"), WINDOWS.values(), ids=WINDOWS)
-def test_each_layer_has_the_window_that_transformers_gives_it(tmp_path, kind, changes, expected):
-    folder = write_checkpoint(kind, tmp_path)
-    edit_config(folder, **{"sliding_window": 9, "use_sliding_window": True} | changes)
-    config = read_config(folder)
-    assert expected == tuple(variant.window for variant in config.attention_variants)
-    assert changes.get("max_position_embeddings", POSITIONS) == config.max_positions
 
 
 BAD_WINDOWS = [

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from attend.model.backends.backend import Placement
 from attend.model.backends.choice import choose_backend
@@ -12,55 +11,23 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.explain.explainer import Explainer, Question
 from attend.model.net.adapters import targets_of
-from attend.model.net.attention import causal_mask
 from attend.model.net.checkpoint import load_decoder, read_config
 from attend.model.net.formats.codes import INT8
-from attend.model.net.latent import LatentAttention
 from attend.model.net.linear import Linear
 from attend.model.net.packed_linears import PackedLinear, multiplies_bfloat16, pack_linears
 from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
 from attend.model.net.quantised import QuantisedLinear
-from attend.model.net.rope import Rotation, apply_rotary, rotary_table
 from attend.model.sublayers import LatentSpec
-from attend.model.train.loss import DenseCausal, hidden_states
+from attend.model.train.loss import hidden_states
 from tests.model.adapters import linears, write_adapter
 from tests.model.attention import BACKENDS
 from tests.model.checkpoints import edit_config, tiny_config, tiny_decoder, write_checkpoint
 
 SPEC = LatentSpec(rank=12, query_rank=None, key_size=6, rope_size=4, value_size=5)
-TOKENS = 9
 
 
 def latent_config(**changes) -> ModelConfig:
     return tiny_config(**{"latent": SPEC, "num_kv_heads": 1, "head_size": SPEC.cached_size} | changes)
-
-
-@torch.no_grad()
-def written_out(layer: LatentAttention, x_TE: Tensor, rotation: tuple[Tensor, Tensor], scale: float) -> Tensor:
-    """Keys and values of every head by themselves, and the equation over them."""
-    queries, keys, values = [], [], []
-    down = layer.kv_down(x_TE)
-    latent, turned = layer.kv_norm(down[:, :12]), apply_rotary(down[:, None, 12:], rotation)[:, 0]
-    for q_TD, up in zip(layer.query(x_TE).split(10, dim=-1), layer.kv_up.weight.split(11), strict=True):
-        queries.append(torch.cat((q_TD[:, :6], apply_rotary(q_TD[:, None, 6:], rotation)[:, 0]), dim=-1))
-        keys.append(torch.cat((latent @ up[:6].T, turned), dim=-1))
-        values.append(latent @ up[6:].T)
-    mask = causal_mask(torch.arange(len(x_TE)), len(x_TE))
-    heads = [
-        torch.softmax((q @ k.T * scale).masked_fill(~mask, -torch.inf), dim=-1) @ v
-        for q, k, v in zip(queries, keys, values, strict=True)
-    ]
-    return layer.out(torch.cat(heads, dim=-1))
-
-
-@torch.no_grad()
-def test_what_is_absorbed_is_the_equation_written_out():
-    config = latent_config(attention_scale=0.4)
-    layer = tiny_decoder(config).blocks[0].attention
-    x_TE = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
-    cos, sin = (table[:TOKENS, None] for table in rotary_table(config.ropes[0], TOKENS))
-    found = layer(x_TE, Rotation(cos, sin), 0, DenseCausal(TOKENS, config.attention_variants))
-    torch.testing.assert_close(found, written_out(layer, x_TE, Rotation(cos, sin), 0.4))
 
 
 @torch.no_grad()

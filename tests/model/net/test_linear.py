@@ -222,15 +222,3 @@ def four_bits(linear: Linear) -> FourBits:
 
 
 # --- shards
-
-
-def shards(matrix: Linear, ranks: int = 2) -> list[Linear]:
-    """What each has after all of them were offered all rows, in two pieces that divide a part."""
-    found = [matrix.shard(rank, ranks) for rank in range(ranks)]
-    for shard in found:
-        for kind, shape in shard.shapes().items():
-            shard.make_room(kind, torch.float32, "cpu")
-            border = shape[0] // 3
-            shard.fill(kind, 0, getattr(matrix, kind)[:border])
-            shard.fill(kind, border, getattr(matrix, kind)[border:])
-    return found

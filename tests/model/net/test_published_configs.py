@@ -197,6 +197,10 @@ HUNYUAN |= {
     "use_qk_norm": True,
 }
 HUNYUAN |= {"rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}}
+ARCEE = shape(2560, 18432, 36, 20, 4, 128004, 65536) | {"model_type": "arcee", "hidden_act": "relu2", "rms_norm_eps": 1e-5}
+ARCEE |= {"bos_token_id": 128000, "eos_token_id": 128001}
+ARCEE |= {"rope_theta": 10000.0, "tie_word_embeddings": False, "head_dim": 128, "mlp_bias": False}
+ARCEE |= {"rope_scaling": YARN | {"factor": 20.0, "original_max_position_embeddings": 4096}}
 SLIDING = ("mistral", "gpt_oss", "cohere2", "starcoder2", "gemma3", "exaone4", "mistral3")
 PUBLISHED = {
     "gemma-3-4b-it": {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": SIGLIP, "eos_token_id": [1, 106]},
@@ -205,6 +209,7 @@ PUBLISHED = {
     "Qwen2.5-VL-3B": QWEN2_VL,
     "Qwen3-VL-4B": {"model_type": "qwen3_vl", "text_config": QWEN3_VL, "vision_config": EYES, "tie_word_embeddings": True},
     "Hunyuan-1.8B": HUNYUAN,
+    "AFM-4.5B": ARCEE,
     "Mixtral-8x7B-v0.1": MIXTRAL,
     "Qwen3-30B-A3B": QWEN3_MOE,
     "Qwen1.5-MoE-A2.7B": QWEN2_MOE | {"eos_token_id": 151643},

@@ -167,15 +167,6 @@ def test_the_tokens_say_what_they_would_say_if_the_callers_were_control_tokens(k
     assert found == wanted
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_a_conversation_without_control_tokens_has_the_tokens_that_it_has_without_marks(name, kind):
-    for talk in TALKS:
-        found, wanted = (write(template_of(name, each), talk) for each in (kind, None))
-        assert (found and found.text) == (wanted and wanted.text)
-        if found is not None and wanted is not None:
-            assert tokens_of(kind, found) == tokens_of(kind, wanted)
-
-
 # --- which tokens
 
 

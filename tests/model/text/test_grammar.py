@@ -4,8 +4,6 @@ import json
 import random
 import re
 import resource
-import signal
-import subprocess
 import time
 from functools import cache
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
+from attend.model.errors import EngineFailed, InvalidRequest, NotSupported
 from attend.model.text.grammar import MAX_TEXT_BYTES, GrammarCompiler, GrammarSpec, Kind
 from attend.model.text.grammar import _probe_source as probed
 from attend.model.text.mask import CompiledGrammar, Grammar, GrammarFailed, compute_masks
@@ -330,14 +328,6 @@ def test_a_character_may_span_tokens():
     assert grammar.is_finished and np.flatnonzero(grammar.mask()).tolist() == [END]
 
 
-def test_several_end_tokens_are_all_allowed_at_the_end():
-    tokenizer = shipped()
-    grammar = GrammarCompiler(tokenizer, tokenizer.size, (END, 9)).compile(GrammarSpec("regex", "x")).start()
-    assert np.flatnonzero(grammar.mask()).tolist() == tokens_of("x")
-    grammar.advance(tokens_of("x")[0])
-    assert np.flatnonzero(grammar.mask()).tolist() == [END, 9]
-
-
 @pytest.mark.parametrize("token", [tokens_of("z")[0], 10**6])
 def test_a_matcher_that_failed_says_so_for_ever_and_alone(token):
     failed, neighbour = compiled("regex", "ab").start(), compiled("regex", "ab").start()
@@ -614,30 +604,3 @@ def test_a_spec_that_was_refused_is_refused_again_without_another_child_process(
         assert caught.value.field == spec.kind
         messages.append(str(caught.value))
     assert len(set(messages)) == 1 == len(children)
-
-
-def test_what_is_the_servers_fault_is_not_remembered_of_a_spec(monkeypatch):
-    faults = [Overloaded("busy"), EngineFailed("no child")]
-
-    def fail(spec, white):
-        if faults:
-            raise faults.pop()
-        return probed(spec, white)
-
-    monkeypatch.setattr("attend.model.text.grammar._probe_source", fail)
-    maker = own_compiler()
-    for fault in (EngineFailed, Overloaded):
-        with pytest.raises(fault):
-            maker.compile(GrammarSpec("regex", "ab"))
-    assert accepts(maker.compile(GrammarSpec("regex", "ab")).start(), "ab")
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_child_process_that_was_killed_from_outside_says_nothing_of_its_spec(number, monkeypatch):
-    """As where the machine is short of memory: the next caller's may be compiled."""
-    maker, spec, run = own_compiler(), GrammarSpec("regex", "ab"), subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -number, b"", b""))
-    with pytest.raises(Overloaded):
-        maker.compile(spec)
-    monkeypatch.setattr(subprocess, "run", run)
-    assert accepts(maker.compile(spec).start(), "ab")

@@ -56,15 +56,6 @@ def test_patterns_over_declared_properties_leave_no_dead_end_and_are_obeyed(sche
     assert obeyed(schema) > 0
 
 
-def test_references_still_lead_where_they_led_after_a_pattern_is_gone():
-    schema = SCORE | {
-        "properties": {"score": {"type": "object", "properties": {"in": {"type": "null"}}, "required": ["in"]} | CLOSED,
-                       "other": {"$ref": "#/properties/score/properties/in"}},
-        "patternProperties": {"^score$": {"minProperties": 1}},
-    }  # fmt: skip
-    assert obeyed(schema, 5) == 5
-
-
 def tagged(name, *required, **more):
     properties = {"kind": {"const": name, "default": name, "type": "string"}, name: {"type": "integer", "maximum": 9}}
     return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False, **more}
@@ -241,13 +232,3 @@ def test_a_bound_admits_no_number_beyond_it(word, kind):
             for near in [int(number) + distance for distance in (() if fault else NEAR)]:
                 beyond = near > number if below else near < number
                 assert not (beyond or (is_open and near == number)) or not takes(source, str(near)), (bound, near)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [{"uniqueItems": True}, {"uniqueItems": 0}, {"not": {}}, {"propertyNames": {"type": "string", "maxLength": 1}},
-     {"propertyNames": 1}, {"unevaluatedProperties": False}, {"dependentRequired": {"a": ["b"]}}],
-    ids=json.dumps,
-)  # fmt: skip
-def test_words_that_ask_for_more_than_is_carried_out_are_refused(words):
-    assert _try("json_schema", json.dumps({"items": words}))[0].startswith("items")

@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RawTokenizer
-from transformers import PreTrainedTokenizerFast
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from attend.model.errors import CheckpointError
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -105,29 +103,6 @@ def test_special_tokens_are_shown_only_when_asked_for():
     assert f"the{END_OF_TEXT} cat" == "".join(assert_stream_is_text(BYTE_LEVEL, ids, skip=False))
 
 
-def test_a_tokenizer_survives_its_file(tmp_path):
-    loaded = Tokenizer.load(write_tokenizer(tmp_path))
-    text = "def attend(q): 😀"
-    assert BYTE_LEVEL.encode(text) == loaded.encode(text)
-    assert BYTE_LEVEL.size == loaded.size
-    assert loaded.bos_token_id is None
-
-
-@pytest.mark.parametrize("token", [END_OF_TEXT, {"content": END_OF_TEXT, "lstrip": False}], ids=["text", "object"])
-def test_the_start_token_is_read_from_the_tokenizer_config(tmp_path, token):
-    write_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": token}), encoding="utf-8")
-    assert Tokenizer.load(tmp_path).bos_token_id == END
-
-
-@pytest.mark.parametrize("limit", [4096, 2**63 - 1, -(2**63), 2**63, 1000000000000000019884624838656, 10**400], ids=str)
-def test_any_number_of_the_tokenizer_config_can_be_told_in_json(tmp_path, limit):
-    write_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}), encoding="utf-8")
-    told = json.loads(orjson.dumps(Tokenizer.load(tmp_path).facts))["model_max_length"]
-    assert told == (None if limit == 10**400 else limit)
-
-
 @pytest.mark.parametrize("document", [{}, {"bos_token": None}, {"bos_token": "<unknown>"}], ids=str)
 def test_a_tokenizer_without_a_start_token_has_none(tmp_path, document):
     write_tokenizer(tmp_path)
@@ -166,36 +141,3 @@ def test_the_bytes_of_the_tokens_are_the_texts_bytes(tokenizer, text):
     joined = b"".join(tokenizer.bytes_of(token) for token in ids)
     before = " " if tokenizer is BYTE_FALLBACK and text else ""  # its normalizer begins every text with a space
     assert (before + text).encode() == joined
-
-
-def ending(name: str, start: int, end: int):
-    """A post-processor that adds a start, or an end as well."""
-    specials = [("<s>", start), ("</s>", end)]
-    both = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=specials)
-    first = processors.TemplateProcessing(single="<s> $A", special_tokens=specials[:1])
-    return {"both": both, "start": processors.Sequence([processors.ByteLevel(), first])}[name]
-
-
-ASKED = ["the cat sat on the mat", " hi é", "hi <|x|> hi", "hi<|x|>hi  <|y|>\n", "<s>hi</s>", "", "  ", "日本 😀", "<s><s> the"]
-
-
-@pytest.mark.parametrize("added", ["none", "both", "start"])
-@pytest.mark.parametrize("kind", [BYTE_LEVEL, METASPACE, BYTE_FALLBACK], ids=["byte-level", "metaspace", "fallback"])
-def test_a_file_gives_the_tokens_that_transformers_gives(kind, added, tmp_path):
-    """Saved with truncation and padding, with tokens that swallow the spaces around them, with start and end tokens."""
-    raw = RawTokenizer.from_str(kind.raw.to_str())
-    raw.add_special_tokens([AddedToken("<s>", normalized=False), AddedToken("</s>", normalized=False)])
-    raw.add_special_tokens([AddedToken("<|x|>", lstrip=True, rstrip=True, normalized=False)])
-    raw.add_tokens([AddedToken("<|y|>", lstrip=True, single_word=True)])
-    if added != "none":
-        raw.post_processor = ending(added, raw.token_to_id("<s>"), raw.token_to_id("</s>"))
-    raw.enable_truncation(5)
-    raw.enable_padding(length=9)
-    raw.save(str(tmp_path / "tokenizer.json"))
-    ours, theirs = Tokenizer.load(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    for text in ASKED:
-        for special in (True, False):
-            ids = ours.encode(text, add_special_tokens=special)
-            assert theirs.encode(text, add_special_tokens=special) == ids
-            shown = theirs.decode(ids, skip_special_tokens=special, clean_up_tokenization_spaces=False)
-            assert shown == ours.decode(ids, skip_special_tokens=special)

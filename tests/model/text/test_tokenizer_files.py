@@ -226,27 +226,6 @@ def test_start_and_end_are_added_where_the_file_asks_for_them_and_the_post_proce
         assert found == [ids["bos"]] * ("bos" in wanted) + plain + [ids["eos"]] * ("eos" in wanted)
 
 
-SEQUENCE = {"Sequence": {"id": "A", "type_id": 0}}
-PANICS = {
-    "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
-    "post_processor": {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "no", "type_id": 0}}, SEQUENCE],
-        "pair": [],
-        "special_tokens": {},
-    },
-}
-
-
-@pytest.mark.parametrize("part", PANICS)
-def test_a_tokenizer_at_which_the_library_panics_is_named_at_the_start(part, tmp_path):
-    folder = write(tmp_path)
-    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    (folder / "tokenizer.json").write_text(json.dumps(document | {part: PANICS[part]}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be (read|used) as a tokenizer: "):
-        Tokenizer.load(folder)
-
-
 def test_a_panic_of_a_later_call_is_an_error_of_that_call(tmp_path):
     tokenizer = Tokenizer.load(write(tmp_path))
     tokenizer.raw = Panicking()

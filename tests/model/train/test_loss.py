@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attend.model.train.loss
-from attend.model.net.transformer import Decoder
-from attend.model.train.loss import IGNORED, backward, bits_per_byte, hidden_states, summed_loss, unlikelihood_targets
+from attend.model.train.loss import IGNORED, backward, hidden_states, summed_loss, unlikelihood_targets
 from tests.conftest import examples
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 
@@ -50,16 +49,6 @@ def test_an_unlearned_token_costs_what_the_others_lack():
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_the_loss_is_float32_whatever_the_logits_are():
-    """Sums over many tokens in bfloat16 would lose them; the gradient keeps the logits' dtype."""
-    logits = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
-    targets = torch.arange(2000) % 8
-    loss = summed_loss(logits, targets)
-    loss.backward()
-    torch.testing.assert_close(loss, F.cross_entropy(logits.float(), targets, reduction="sum"))
-    assert [torch.float32, torch.bfloat16] == [loss.dtype, logits.grad.dtype]
-
-
 @pytest.fixture
 def batch() -> torch.Tensor:
     return torch.randint(VOCAB, (3, 13), generator=torch.Generator().manual_seed(0))
@@ -79,41 +68,3 @@ def test_backward_in_chunks_is_backward_at_once(monkeypatch, batch, chunk, tied)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def uniform() -> Decoder:
-    """A model to which every token is equally likely, always."""
-    net = tiny_decoder(tiny_config(tied_head=False))
-    torch.nn.init.zeros_(net.head.weight)
-    return net
-
-
-def test_each_score_is_that_of_its_own_token():
-    """A model sure that each token repeats the last is right on a constant text and wrong on a changing one."""
-    net = tiny_decoder(tiny_config(num_layers=1))
-    for name, parameter in net.named_parameters():
-        if name.endswith(("out.weight", "down.weight")):
-            torch.nn.init.zeros_(parameter)
-    torch.nn.init.eye_(net.embedding.tokens.weight.data)
-    net.norm.weight.data.fill_(6.0)
-    constant, changing = torch.full((30,), 5), torch.arange(30)
-    assert bits_per_byte(net, constant, 30, context=8) < 1e-3
-    assert bits_per_byte(net, changing, 30, context=8) > 10
-
-
-@pytest.mark.parametrize("context", [8, 16])
-def test_each_token_has_half_a_window_before_it(context):
-    """Whatever is scored has seen at least context / 2 tokens, or all there are."""
-    windows = []
-
-    def spy(net, tokens_BL):
-        windows.append(tokens_BL[0].tolist())
-        return hidden_states(net, tokens_BL)
-
-    bits_per_byte(uniform(), torch.arange(50), 1, context, spy)
-    scored = 1
-    for window in windows:
-        assert len(window) <= context
-        assert scored - window[0] >= min(scored, context // 2)
-        scored = window[-1] + 2
-    assert scored == 50

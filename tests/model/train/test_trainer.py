@@ -1,19 +1,15 @@
 """Training: the loss falls, no piece is seen twice in an epoch, and a run that was cut off goes on as if it had not."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from attend.model.errors import SettingError
-from attend.model.net.transformer import Decoder
 from attend.model.train.batches import TrainingText, batch_at
-from attend.model.train.command import default_config, original_config
-from attend.model.train.trainer import Progress, Recipe, Trainer, build_optimizers, read_run
+from attend.model.train.trainer import Progress, Recipe, Trainer
 from tests.model.checkpoints import VOCAB, tiny_config
 
 RECIPE = Recipe(tokens=16 * 4 * 24, context=16, batch=4, learning_rate=2e-2, warmup=0.1, evaluate_every=8)
@@ -73,66 +69,6 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(unbroken, tmp_path, cut
         train(tmp_path, kill_at=cut)
     assert Trainer(CONFIG, RECIPE, tmp_path).progress.step == cut // 8 * 8
     assert_same_run(train(tmp_path), unbroken)
-
-
-@pytest.mark.parametrize("survived", [0, 1, 2, 3])
-def test_a_run_killed_while_it_saves_loses_nothing_else(monkeypatch, unbroken, tmp_path, survived):
-    """Killed right after any file has taken its place: what is on disk is one state, and the run goes on from it."""
-    moved, place = [], Path.replace
-
-    def place_and_die(path: Path, target: Path) -> Path:
-        done = place(path, target)
-        moved.append(target)
-        if len(moved) > survived:
-            raise KilledError
-        return done
-
-    monkeypatch.setattr(Path, "replace", place_and_die)
-    try:
-        train(tmp_path)
-    except KilledError:
-        monkeypatch.setattr(Path, "replace", place)
-    assert_same_run(train(tmp_path), unbroken)
-
-
-def owners(net: Decoder) -> dict[str, list[type]]:
-    """The optimisers that hold each parameter."""
-    names = {parameter: name for name, parameter in net.named_parameters()}
-    found: dict[str, list[type]] = {name: [] for name in names.values()}
-    for optimizer in build_optimizers(net, RECIPE):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                found[names[parameter]].append(type(optimizer))
-    return found
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        tiny_config(),
-        tiny_config(tied_head=False, positions="learned", qkv_bias=True, qk_norm="head"),
-        default_config(16),
-        original_config(16),
-    ],
-    ids=["tied", "untied", "default", "original"],
-)
-def test_every_parameter_has_one_optimizer(config):
-    """Muon takes the matrices inside the blocks; embeddings, head, gains and biases are AdamW's."""
-    net = Decoder(config)
-    kinds = {name: parameter.dim() for name, parameter in net.named_parameters()}
-    inner = {name for name, dim in kinds.items() if dim == 2 and name.startswith("blocks.")}
-    assert {name: [torch.optim.Muon if name in inner else torch.optim.AdamW] for name in kinds} == owners(net)
-    assert len(inner) == config.num_layers * 4
-
-
-def test_a_run_of_another_optimizer_is_refused(tmp_path):
-    """Going on without a parameter's moments would be another run in silence."""
-    train(tmp_path, replace(RECIPE, tokens=16 * 4 * 8))
-    tensors, run = load_file(tmp_path / "state.safetensors"), read_run(tmp_path)
-    kept = {name: value for name, value in tensors.items() if not name.startswith("momentum_buffer")}
-    save_file(kept, tmp_path / "state.safetensors", metadata={"run": json.dumps(run)})
-    with pytest.raises(SettingError, match=r"another optimiser.*momentum_buffer"):
-        Trainer(CONFIG, RECIPE, tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch": 5}, {"context": 8}, {"weight_decay": 0.0}])

@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load_decoder, read_config
+from attend.model.net.checkpoint import load_decoder, read_config
 from attend.model.net.formats.codes import INT4, INT8, MXFP4
-from attend.model.net.formats.compressed_tensors import CompressedTensors
 from attend.model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import edit_config, edit_tensors, shaped, spread
 from tests.model.net.formats.writing import (
@@ -178,21 +177,6 @@ def packed(tmp_path) -> Path:
     return pack_folder(plain, compressed("pack-quantized", weights), settings("pack-quantized", weights))
 
 
-def test_a_name_comes_before_an_expression_and_that_before_a_class():
-    def group(target: str, bits: int) -> dict[str, Any]:
-        return {"targets": [target], "weights": args(bits, "group") | {"group_size": bits * 32}, "format": "pack-quantized"}
-
-    groups = {"a": group("Linear", 4), "b": group(r"re:.*mlp", 8), "c": group("model.mlp.up", 4) | {"format": "int-quantized"}}
-    groups["c"]["weights"] = args(8, "channel")
-    found = CompressedTensors({"config_groups": groups, "ignore": []})
-    layouts = [found.scheme_of(f"model.{name}.weight") for name in ("mlp.up", "mlp.down", "attention.q")]
-    assert [(scheme.layout, scheme.bits) for scheme in layouts] == [
-        ("int-quantized", 8),
-        ("pack-quantized", 8),
-        ("pack-quantized", 4),
-    ]
-
-
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "by its name": ({"ignore": ["model.layers.0.mlp.down_proj"]}, "tensor model.layers.0.mlp.down_proj.weight is missing"),
     "by an expression": ({"ignore": [r"re:.*1\.mlp\.up"]}, "tensor model.layers.1.mlp.up_proj.weight is missing"),
@@ -220,25 +204,6 @@ def test_what_is_said_of_activations_and_of_the_cache_is_not_carried_out_and_a_l
         assert torch.equal(before, logits(load_decoder(folder, torch.float32, "cpu", keep_codes=True)))
     assert "the activation quantisation of config_groups is ignored" in caplog.text
     assert "kv_cache_scheme is ignored" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "groups", [{}, None, {"group_0": {"targets": ["Linear"], "weights": None}}], ids=["empty", "none", "no weights"]
-)
-def test_where_only_the_cache_was_rounded_weights_are_plain_and_a_line_says_so(tmp_path, caplog, groups):
-    plain = plain_folder(tmp_path)
-    before = logits(load_decoder(plain, torch.float32, "cpu"))
-    said = settings("float-quantized", {}, config_groups=groups, kv_cache_scheme={"num_bits": 8, "type": "float"})
-    edit_config(plain, quantization_config=said)
-    parts = ("k_scale", "v_scale", "k_zero_point", "k_proj.output_scale", "v_proj.output_scale")
-    edit_tensors(plain, **{f"model.layers.{n}.self_attn.{part}": torch.ones(1) for n in range(2) for part in parts})
-    assert inspect(plain).num_layers == 2
-    with caplog.at_level(logging.INFO, "attend.model"):
-        assert torch.equal(before, logits(load_decoder(plain, torch.float32, "cpu", keep_codes=True)))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{plain}: kv_cache_scheme is ignored: --kv-dtype sets the type of the KV cache"
-    ]
-    load_decoder(plain, torch.float32, "cpu", quantize=INT8)
 
 
 def test_a_config_may_name_modules_with_another_prefix_than_the_files(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,23 +140,6 @@ def test_parts_of_latent_attention_are_the_numbers_of_their_blocks(kind, tmp_pat
     for name in ("query.q_down", "query.q_up", "kv_down", "out"):
         mine, plain_one = (net.blocks[1].attention.get_submodule(name).dense() for net in (kept, theirs))
         assert (mine - plain_one).abs().max() <= 5e-3 * plain_one.abs().max(), name
-
-
-def test_a_byte_of_minus_128_is_that_number(wide, tmp_path):
-    """No quantiser writes it, and codes of 8 bits have no place for it."""
-
-    def blocks(name: str, tensor: Tensor) -> tuple[numpy.ndarray, Type]:
-        numbers, kind = stored_as(Type.Q8_0)(name, tensor)
-        if kind == Type.Q8_0:
-            numbers[..., 2::34] = 0x80
-        return numbers, kind
-
-    path = write_gguf(wide, tmp_path / "a.gguf", blocks)
-    ours, kept = load_decoder(path, torch.float32, "cpu"), load_decoder(path, torch.float32, "cpu", keep_codes=True)
-    theirs = load_decoder(write_gguf(wide, tmp_path / "b.gguf", dequantised(blocks)), torch.float32, "cpu")
-    assert all(torch.equal(mine, one) for mine, one in zip(ours.parameters(), theirs.parameters(), strict=True))
-    assert kept.head.codes.view(torch.int8).min() == -127
-    assert (kept.head.dense() - theirs.head.weight).abs().max() < theirs.head.weight.abs().max() / 127
 
 
 def test_matrices_of_a_type_that_is_served_stay_in_the_mapped_file(wide, tmp_path):
@@ -311,13 +293,6 @@ def test_codes_that_are_kept_are_the_numbers_but_for_scales_in_float16(kind, wid
     assert near < (0.05 if form.rounded_types else 0.01)
 
 
-def test_gains_of_gemma_stay_in_float32_as_those_of_its_folder_do(tmp_path):
-    folder = make("gemma2", tmp_path / "theirs")
-    ours = load_decoder(write_gguf(folder, tmp_path / "tiny.gguf"), torch.bfloat16, "cpu").blocks[0].attention_norm.weight
-    assert ours.dtype == torch.float32
-    assert (ours - load_decoder(folder, torch.bfloat16, "cpu").blocks[0].attention_norm.weight).abs().max() < 1e-6
-
-
 def test_a_tied_head_has_the_codes_of_the_embedding(tmp_path):
     path = write_gguf(make("llama-tied", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
     net = load_decoder(path, torch.float32, "cpu", keep_codes=True)
@@ -343,27 +318,6 @@ def test_the_native_decoder_multiplies_the_codes_that_are_kept(kind, wide, tmp_p
     whole = load_decoder(path, torch.float32, "cpu")
     wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32, texts)
     assert distance(found, wanted) <= (0.25 if FORMS[kind].rounded_types else 0.05)
-
-
-def resident(path: Path) -> int:
-    """Bytes of a mapped file that count as this process's memory."""
-    size, here = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        here = line.endswith(str(path)) if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line) else here
-        size += int(line.split()[1]) << 10 if here and line.startswith("Rss:") else 0
-    return size
-
-
-@pytest.mark.parametrize("keep_codes", [True, False])
-def test_of_a_file_no_more_is_in_memory_than_a_slice(keep_codes, wide, tmp_path, monkeypatch):
-    """An embedding of 2 MB in slices of 64 KB; the system brings up to 64 KB beside a page."""
-    monkeypatch.setattr("attend.model.net.formats.blocks.SLICE", 1 << 16)
-    folder, seen = tmp_path / "long", []
-    net = shaped("Llama", vocab_size=8192, hidden_size=256, intermediate_size=256, num_hidden_layers=1, head_dim=64)
-    net.save_pretrained(folder)
-    path = write_gguf(folder, tmp_path / "long.gguf", stored_as(Type.Q8_0))
-    load_decoder(path, torch.float32, "cpu", keep_codes=keep_codes, report=lambda num_bytes, total: seen.append(resident(path)))
-    assert len(seen) > 32 and max(seen) < 1 << 20 < path.stat().st_size / 4
 
 
 WHOLE = 0.1 * math.log(4.0) + 1
