@@ -4,8 +4,7 @@ A group's limit holds for all groups inside it, so the least on the way from the
 In a container the path that the kernel tells may be the host's, of which only the container's own end can be read:
 directories that are missing set no limit.
 
-Sources: proc_meminfo(5), cgroups(7), and the kernel's cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst
-and cputopology.rst.
+Sources: proc_meminfo(5), cgroups(7), and the kernel's cgroup-v2.rst, scheduler/sched-bwc.rst and cputopology.rst.
 """
 
 import os
@@ -22,7 +21,7 @@ CACHED = ("inactive_file", "active_file")
 def available_memory(root: Path = ROOT) -> int:
     """Bytes that may still be taken. Page cache counts as free, that of a checkpoint that was just read too."""
     [free] = [line.split()[1] for line in _text(root / "proc/meminfo").splitlines() if line.startswith("MemAvailable:")]
-    left = [bytes_left for group in _groups(root, "memory") if (bytes_left := _memory_left(group)) is not None]
+    left = [bytes_left for group in _groups(root) if (bytes_left := _memory_left(group)) is not None]
     return max(0, min([int(free) * 1024, *left]))
 
 
@@ -31,10 +30,9 @@ def memory_use(root: Path = ROOT) -> tuple[int, int]:
     lines = dict(line.split(":") for line in _text(root / "proc/meminfo").splitlines() if line.startswith("Mem"))
     total, free = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     found = []
-    for group in _groups(root, "memory"):
-        limit = _text(group / "memory.max") or _text(group / "memory.limit_in_bytes")
-        if (left := _memory_left(group)) is not None and int(limit) <= total:  # more is how version 1 says that it has none
-            found.append((left, int(limit)))
+    for group in _groups(root):
+        if (left := _memory_left(group)) is not None:
+            found.append((left, int(_text(group / "memory.max"))))
     left, limit_bytes = min(found, default=(free, total))
     return limit_bytes - left, limit_bytes
 
@@ -47,7 +45,7 @@ def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> 
     """
     mask = os.sched_getaffinity(0) if affinity is None else affinity
     cores = len({_siblings(root, cpu) for cpu in mask})
-    return max(1, min([cores, *(int(quota) for group in _groups(root, "cpu") if (quota := _quota(group)) is not None)]))
+    return max(1, min([cores, *(int(quota) for group in _groups(root) if (quota := _quota(group)) is not None)]))
 
 
 def process_age(root: Path = ROOT) -> float:
@@ -115,35 +113,29 @@ def _siblings(root: Path, cpu: int) -> str:
     return _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Directories of the process's groups, of version 2 and of the controller's own tree of version 1, up to the root."""
+def _groups(root: Path) -> Iterator[Path]:
+    """Directories of the process's groups (version 2), from its own up to the root."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / (controller if controllers else "")  # version 1 has a directory or link of this name
+        top = root / "sys/fs/cgroup"
         own = top / path.lstrip("/")
-        yield from (group for group in (own, *own.parents) if group.is_relative_to(top))
+        yield from (group for group in (own, *own.parents) if not controllers and group.is_relative_to(top))
 
 
 def _memory_left(group: Path) -> int | None:
     """Bytes under the group's limit; None where it has none."""
-    limit = _text(group / "memory.max") or _text(group / "memory.limit_in_bytes")
-    used = _text(group / "memory.current") or _text(group / "memory.usage_in_bytes")
+    limit, used = _text(group / "memory.max"), _text(group / "memory.current")
     if limit in ("", "max") or not used:
         return None
     counts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-    # in version 1 the plain numbers leave out the groups inside, which its usage counts
-    cached = sum(int(counts.get(f"total_{name}", counts.get(name, 0))) for name in CACHED)
+    cached = sum(int(counts.get(name, 0)) for name in CACHED)
     return int(limit) - max(0, int(used) - cached)
 
 
 def _quota(group: Path) -> float | None:
     """Cores that the group's processes may use at the same time; None where they may use all."""
     quota, _, period = _text(group / "cpu.max").partition(" ")
-    if not quota:
-        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
-    return None if quota in ("", "max", "-1") else int(quota) / int(period)
+    return None if quota in ("", "max") else int(quota) / int(period)
 
 
 def _text(path: Path) -> str:

@@ -109,12 +109,12 @@ def _guard_filter(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         if name == "replace":
             _check_replace(str(value), *options, **kwargs)
         made = run(*args, **kwargs)
-        return _timed(made) if isinstance(made, Iterator) else _like(value, _charge_value(made))
+        return _check_each(made) if isinstance(made, Iterator) else _like(value, _charge_value(made))
 
     return run_filter
 
 
-def _timed(items: Iterator[Any]) -> Iterator[Any]:
+def _check_each(items: Iterator[Any]) -> Iterator[Any]:
     for item in items:
         _BUDGET.get().check()
         yield item
@@ -125,7 +125,7 @@ def _like(value: Any, made: Any) -> Any:
     return value.wrap_result(made) if isinstance(value, caller_marks.Fragment) else made
 
 
-def _written(items: Any) -> list[Any]:
+def _as_texts(items: Any) -> list[Any]:
     """A caller's short texts among them as they are written."""
     return [str(each) if isinstance(each, caller_marks.Fragment) else each for each in items]
 
@@ -190,9 +190,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "replace":
             _check_replace(owner, *args, **kwargs)
-            args = (*args[:1], *_written(args[1:]))
+            args = (*args[:1], *_as_texts(args[1:]))
         elif isinstance(owner, str) and name == "join":
-            args = tuple(map(_written, args))
+            args = tuple(map(_as_texts, args))
         run = caller_marks.method_of(owner, name) if isinstance(owner, str) else None
         return _like(owner, _charge_value(super().call(__context, run or __obj, *args, **kwargs)))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attend.model.params import DecodingParams, SamplingParams
-from attend.model.sampling import EXCLUDED, UNSCORED, change_scores, row_logprobs, sample
+from attend.model.sampling import change_scores, row_logprobs, sample
 from attend.model.sampling_plan import Draw, History, SamplingPlan, completing
 
 GREEDY = SamplingParams(temperature=0)
@@ -131,28 +131,6 @@ EVERY_WAY = [
 each_way = pytest.mark.parametrize("way", EVERY_WAY, ids=lambda way: next(iter(way)))
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_a_row_with_no_token_left_says_so_and_its_neighbours_draw(temperature):
-    sampling = SamplingParams(temperature=temperature, top_k=1)
-    lost = {"allowed_token_ids": (0, 2), "banned": (2, 0)}
-    draws = [draw(sampling=sampling), draw(sampling=sampling, **lost), draw(sampling=sampling)]
-    assert [5, EXCLUDED, 5] == sample(torch.tensor([SCORES] * 3), draws).tolist()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_a_row_that_is_not_finite_is_the_models_fault_whatever_the_parameters_leave(bad, temperature):
-    lost = {"allowed_token_ids": (0, 2), "banned": (2, 0)}
-    changes = [{"logit_bias": {1: 3}}, {"banned": (3,)}, {"allowed_token_ids": (2,)}, lost]
-    draws = [draw(sampling=SamplingParams(temperature=temperature), **change) for change in changes]
-    scores = torch.tensor([SCORES] * 4)
-    scores[:, 2] = bad
-    assert [UNSCORED] * 4 == sample(scores, draws).tolist()
-
-
-# Penalties of a long text
-
-
 # Bad words
 
 
@@ -200,12 +178,6 @@ def test_each_row_gets_its_own_number_of_the_likeliest_sorted(top):
         assert pytest.approx([value for _, value in expected]) == [value for _, value in best]
 
 
-def test_the_chosen_token_is_scored_even_outside_the_likeliest():
-    [(chosen, best)] = row_logprobs(torch.tensor([SCORES]), [4], [2])
-    assert [5, 0] == [token for token, _ in best]
-    assert chosen < best[-1][1]
-
-
 def test_tokens_that_are_asked_for_by_their_ids_come_after_the_likeliest():
     logits = noise(rows=2)
     scores = torch.log_softmax(logits, dim=-1).tolist()
@@ -224,6 +196,3 @@ def test_logprobs_are_the_models_own_although_parameters_changed_the_scores(way)
     expected = torch.log_softmax(torch.tensor(SCORES), dim=-1).tolist()
     assert pytest.approx(expected[int(token)]) == chosen
     assert pytest.approx(dict(enumerate(expected))) == dict(best)
-
-
-# Validation

@@ -53,18 +53,6 @@ def test_a_bad_value_or_one_that_is_not_carried_out_stops_the_start_with_file_an
     assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: {name} ")
 
 
-def test_values_that_change_nothing_are_fine(tmp_path):
-    off = {
-        "num_beams": 1,
-        "typical_p": 1.0,
-        "no_repeat_ngram_size": 0,
-        "stop_strings": [],
-        "suppress_tokens": [],
-        "forced_eos_token_id": None,
-    }
-    assert read_defaults(write(tmp_path, **off)) == NO_DEFAULTS
-
-
 def test_every_key_of_transformers_is_carried_out_refused_or_known_to_change_nothing(tmp_path, caplog):
     keys = vars(GenerationConfig()).keys()
     assert keys - HARMLESS - OFF.keys() - {*CARRIED} == set()

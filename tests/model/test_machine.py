@@ -1,4 +1,4 @@
-"""What this process may use: the least of what its machine has and what its control groups allow, of either version."""
+"""What this process may use: the least of what its machine has and what its control groups allow."""
 
 import os
 from pathlib import Path
@@ -106,12 +106,6 @@ def test_hardware_threads_of_a_core_are_one(tmp_path, pairs):
     assert 4 == usable_cores(root, affinity=range(8))
 
 
-def test_only_cores_of_the_mask_count_and_one_thread_of_a_core_is_enough(tmp_path):
-    root = machine(tmp_path, "0::/")
-    siblings(root, ["0,4", "1,5", "2,6", "3,7"])
-    assert [1, 2, 3] == [usable_cores(root, affinity=mask) for mask in ({0, 4}, {1, 2}, {0, 4, 1, 6})]
-
-
 def test_a_quota_pays_for_no_more_than_the_physical_cores(tmp_path):
     root = machine(tmp_path, "0::/")
     siblings(root, ["0,4", "1,5", "2,6", "3,7"])
@@ -121,23 +115,11 @@ def test_a_quota_pays_for_no_more_than_the_physical_cores(tmp_path):
     assert 3 == usable_cores(root, affinity=range(8))
 
 
-def test_cores_are_never_more_than_the_affinity_mask_has(tmp_path):
-    machine(tmp_path, "0::/")
-    group(tmp_path, "", cpu_max="800000 100000")
-    assert 2 == usable_cores(tmp_path, affinity=range(2))
-
-
 def test_the_tightest_quota_on_the_way_to_the_root_decides(tmp_path):
     machine(tmp_path, "0::/pods/one")
     group(tmp_path, "pods/one", cpu_max="600000 100000")
     group(tmp_path, "pods", cpu_max="300000 100000")
     assert 3 == usable_cores(tmp_path, affinity=range(8))
-
-
-def test_a_machine_without_control_groups_is_all_there_is(tmp_path):
-    root = machine(tmp_path, "")
-    (root / "proc/self/cgroup").unlink()
-    assert (1000 * MIB, 8) == (available_memory(root), usable_cores(root, affinity=range(8)))
 
 
 def test_a_process_is_as_old_as_the_kernel_says(tmp_path):

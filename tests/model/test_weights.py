@@ -1,6 +1,5 @@
 """A folder's files: where its weights are, what they may not be, and how weights of other kinds become what is read."""
 
-import json
 import os
 import shlex
 import struct
@@ -69,18 +68,6 @@ def test_pickled_weights_are_refused_with_a_command_that_converts_them(folder, n
     subprocess.run(words, check=True, cwd="/", env=os.environ | {"OMP_NUM_THREADS": "1"})
     loaded = load_decoder(folder, torch.float32, "cpu")
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
-
-
-def test_a_folder_without_weights_that_are_read_names_its_gguf_files(folder):
-    (folder / WHOLE).unlink()
-    (folder / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
-    path = shlex.quote(str(folder / "tiny-Q8_0.gguf"))
-    assert refusal(folder) == f"{folder / WHOLE} is missing; name one of its GGUF files, as in {path}"
-
-
-def test_weights_of_no_kind_are_only_missing(folder):
-    (folder / WHOLE).unlink()
-    assert refusal(folder) == f"{folder / WHOLE} is missing"
 
 
 LINKED = ["config.json", "generation_config.json", WHOLE, "tokenizer.json", "chat_template.jinja"]
@@ -200,11 +187,3 @@ def test_a_tensor_in_two_shards_is_named_with_both(folder):
     first, second = weight_files(folder)
     second.write_bytes(first.read_bytes())
     assert f"tensor model.embed_tokens.weight is in {first.name} and in {second.name}" in refusal(folder)
-
-
-def test_a_tensor_that_its_shard_lacks_is_named(folder):
-    table = shard(folder)
-    name, file = next(iter(table.items()))
-    (other,) = set(table.values()) - {file}
-    (folder / INDEX).write_text(json.dumps({"weight_map": table | {name: other}}), encoding="utf-8")
-    assert f"{INDEX} says that tensor {name} is in {other}, which lacks it" in refusal(folder)

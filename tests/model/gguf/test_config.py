@@ -132,9 +132,6 @@ def test_what_is_no_model_of_text_is_refused_before_its_vocabulary_is_read(value
 GEMMA4 = {
     "feed_forward_length": ([48, 48, 48, 48, 96, 50], "gemma4.feed_forward_length [48, 48, 48, 48, 96, 50] differs from layer"),
     "attention.head_count_kv": ([2, 1], "gemma4.attention.head_count_kv and sliding_window_pattern must have 6 values"),
-    "attention.shared_kv_layers": (1, "gemma4.feed_forward_length [48, 48, 48, 48, 96, 96] differs from layer to layer"),
-    "attention.value_length_swa": (4, "gemma4.attention.value_length_swa = 4 is not supported"),
-    "rope.dimension_count_swa": (4, "gemma4.rope.dimension_count_swa = 4 is not supported"),
     "rope.scaling.type": ("yarn", "tensor rope_freqs.weight beside gemma4.rope.scaling.type is not supported"),
 }
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf import container
-from attend.model.gguf.container import MAX_ITEMS, read_container
+from attend.model.gguf.container import read_container
 from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.text.tokenizer import Tokenizer
 from tests.conftest import examples
@@ -104,22 +103,11 @@ def test_a_number_that_promises_more_than_the_file_has_is_refused_before_memory_
         tracemalloc.stop()
 
 
-def test_more_items_than_are_read_of_a_file_are_refused_before_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(container, "MAX_ITEMS", 1000)
-    strings = struct.pack("<IQ", STRING, 1001) + text(b"") * 1001
-    assert refusal(built(tmp_path / "many.gguf", [pair(b"a", ARRAY, strings)], [])) == (
-        "1001 strings of a are more than the 1000 items that are read of a file"
-    )
-    assert MAX_ITEMS > 2 * (262_144 * 3 + 580_604), "Gemma 3's vocabulary with its merges is not near the bound"
-
-
 WRONG = {
     "type": (tensor(b"w", [4], kind=77), "tensor w is of the unknown type 77"),
     "offset": (tensor(b"w", [4], offset=32), "tensor w has the offset 32, expected 0"),
     "beyond": (tensor(b"w", [1 << 40]), "tensor w ends 4398046511040 bytes beyond the file: it is cut off"),
-    "overflow": (tensor(b"w", [1 << 63, 1 << 63]), "bytes beyond the file"),
     "block": (tensor(b"w", [33, 2], kind=8), "tensor w has rows of 33 elements, which is not a multiple of the block size 32"),
-    "empty": (tensor(b"w", [4, 0]), "tensor w has shape [0, 4]: it is empty"),
     "dimensions": (tensor(b"w", [1] * 9), "tensor w has 9 dimensions, expected 1 to 4"),
 }
 
@@ -128,13 +116,6 @@ WRONG = {
 def test_a_tensor_that_cannot_be_is_named(what, tmp_path):
     described, sentence = WRONG[what]
     assert sentence in refusal(built(tmp_path / "bad.gguf", [], [described], more=64))
-
-
-def test_a_tensor_or_a_key_that_stands_twice_is_named(tmp_path):
-    twice = [tensor(b"w", [4]), tensor(b"w", [4], offset=32)]
-    assert refusal(built(tmp_path / "a.gguf", [], twice, more=64)) == "tensor w stands in it twice"
-    twice = [pair(b"k", U32, struct.pack("<I", 1))] * 2
-    assert refusal(built(tmp_path / "b.gguf", twice, [])) == "k stands twice in the metadata"
 
 
 HEADS = {

@@ -133,18 +133,11 @@ BAD_CONFIGS = {
     "modules_to_save": (["lm_head"], "modules_to_save = .* is not supported"),
     "bias": ("all", "bias must be none; got 'all'"),
     "peft_type": ("IA3", "peft_type must be LORA; got 'IA3'"),
-    "lora_bias": (True, "lora_bias = True is not supported"),
-    "layer_replication": ([[0, 1]], "layer_replication = .* is not supported"),
-    "trainable_token_indices": ([1], "trainable_token_indices = .* is not supported"),
     "target_parameters": (["mlp.experts.down_proj"], "target_parameters = .* is not supported"),
     "something_new": ({"on": 1}, "something_new = .* is not supported"),
     "init_lora_weights": ("pissa_niter_4", "init_lora_weights 'pissa_niter_4' is not supported, for it changes"),
     "r": (0, "r must be a rank from 1 to 512; got '0'"),
-    "rank_pattern": ({"q_proj": "many"}, "rank_pattern must be a rank"),
     "alpha_pattern": ({"(": 1}, "alpha_pattern '\\(' is no regular expression"),
-    "lora_alpha": (float("inf"), "lora_alpha must be a number"),
-    "target_modules": (None, "target_modules must be a name"),
-    "layers_to_transform": (["1"], "layers_to_transform must be numbers of layers"),
 }
 
 

@@ -93,16 +93,10 @@ ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
 REFUSED = {
     "use_bidirectional_attention": {"use_bidirectional_attention": "all"},
     "layer_types must name full_attention or sliding_attention for each of 6 layers": {"layer_types": ["full_attention"] * 3},
-    "layer_types": {"layer_types": ["linear_attention"] * 6},
     "rope_parameters must have an object full_attention": {"rope_parameters": ROPE},
     "rope_type 'dynamic' of layers with full_attention": {
         "rope_parameters": ROPE | {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
     },
-    "partial_rotary_factor": {
-        "rope_parameters": ROPE
-        | {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
-    },
-    "no 'rope_theta'": {"rope_parameters": ROPE | {"full_attention": {"rope_type": "default"}}},
     "rope_scaling": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "at most all pairs": {
         "rope_parameters": ROPE
@@ -112,11 +106,7 @@ REFUSED = {
     "heads of layers with full_attention differ": {"per_layer_config": {"1": {"head_dim": 10}, "3": {"head_dim": 16}}},
     "vocab_size_per_layer_input 90 is below vocab_size 96": {"vocab_size_per_layer_input": 90},
     "kv_shared_layers: layer 0 has no layer before": {"num_kv_shared_layers": 6},
-    "kv_shared_layers": {"num_kv_shared_layers": 5},
     "no 'num_experts'": {"enable_moe_block": True},
-    "3 key/value heads": {"num_key_value_heads": 3},
-    "sliding_window": {"sliding_window": 0},
-    "even head size": {"per_layer_config": {str(layer): {"head_dim": 7} for layer in (1, 3, 5)}},
 }
 
 

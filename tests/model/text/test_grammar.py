@@ -316,18 +316,6 @@ def test_numbers_of_json_have_at_most_twenty_digits_in_a_row(kind, spec, begin, 
     assert grammar.mask().any()
 
 
-def test_a_character_may_span_tokens():
-    """The snowman's three bytes are three tokens; the text is complete after the last one only."""
-    raw = shipped().raw
-    ids = [raw.token_to_id(character) for character in ("â", "ĺ", "ĥ")]  # bytes e2 98 83 in GPT-2's alphabet
-    grammar = compiled("choice", '["☃"]').start()
-    for token in ids:
-        mask = grammar.mask()
-        assert mask[token] and not mask[END] and not grammar.is_finished
-        grammar.advance(token)
-    assert grammar.is_finished and np.flatnonzero(grammar.mask()).tolist() == [END]
-
-
 @pytest.mark.parametrize("token", [tokens_of("z")[0], 10**6])
 def test_a_matcher_that_failed_says_so_for_ever_and_alone(token):
     failed, neighbour = compiled("regex", "ab").start(), compiled("regex", "ab").start()
@@ -342,34 +330,24 @@ def test_a_matcher_that_failed_says_so_for_ever_and_alone(token):
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
-        ("json_schema", '{"type": "objec', "line 1 column"),
         ("json_schema", "[]", "JSON object"),
         ("json_schema", '{"type": "objec"}', "objec"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json_schema", '{"$ref": "#/nope"}', "/nope"),
-        ("json_schema", '{"$ref": "http://example.com/x.json"}', "example.com"),
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "minimum"),
         ("json_schema", '{"type": "string", "pattern": "a("}', "character 2"),
-        ("json_schema", '{"x-guidance": {"lenient": true}}', "x-guidance"),
         ("json_schema", '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}', "no text matches"),
         ("json_object", "{}", "no text"),
         ("regex", "ab(c", "character 3: unclosed group"),
-        ("regex", r"(a)\1", "backreferences"),
         ("regex", "a(?=b)", "look-around"),
         ("regex", "[a&&b]", "no text matches"),
-        ("regex", "", "empty"),
         ("regex", "a\ud800", "character 1"),
         ("regex", "a" * (MAX_TEXT_BYTES + 1), "65536 bytes"),
-        ("choice", '["a"', "JSON list"),
         ("choice", "[]", "1 to 1000"),
         ("choice", json.dumps(["a"] * 1001), "1 to 1000"),
         ("choice", '["a", 3]', r"choice\[1\]"),
-        ("choice", '["a", ""]', r"choice\[1\]"),
-        ("choice", json.dumps(["a" * 1001]), r"choice\[0\]"),
         ("choice", r'["\ud800"]', "surrogate"),
-        ("choice", "[" * 60_000, "JSON list"),
         ("grammar", 'start: a b\na: "x"\n', r"1\("),
-        ("grammar", 'start: "a" |\n x ((', r"2\(4\)"),
         ("grammar", "start: x\nx: x\n", "no text matches"),
         ("grammar", 'start: <|endoftext|> "a"', "special token"),
     ],
@@ -389,25 +367,16 @@ def chain(length, wrap):
 BOMBS = {
     "nested repetition": ("regex", "((((a{1,100}){1,100}){1,100}){1,100})"),
     "parentheses": ("regex", "(" * 30_000 + "a" + ")" * 30_000),
-    "optional prefix": ("regex", "a?" * 5000 + "a" * 5000),
-    "stars": ("regex", "(.*)*" * 3000),
     "deep schema": ("json_schema", '{"type":"array","items":' * 2000 + '{"type":"integer"}' + "}" * 2000),
     "chained references": ("json_schema", chain(1000, lambda link: {"type": "array", "items": link})),
-    "many values": ("json_schema", json.dumps({"enum": list(range(100_000))})),
     "least common multiple": ("json_schema", '{"type": "integer", "multipleOf": 100000007}'),
-    "disjoint patterns": (
-        "json_schema",
-        json.dumps({"type": "object", "patternProperties": {f"^[a-z]*{i}[a-z]*$": {} for i in range(400)}}),
-    ),
     "product of alternatives": (
         "json_schema",
         json.dumps(
             {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {"type": "null"}}} for j in range(4)]} for i in range(12)]}
         ),
     ),
-    "rule chain": ("grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4000)) + 'r4000: "a"\n'),
     "terminal doubling": ("grammar", "start: R0\n" + "".join(f"R{i}: R{i + 1} R{i + 1}\n" for i in range(40)) + 'R40: "a"\n'),
-    "ambiguity": ("grammar", "start: s\ns: " + "s s | " * 50 + '"a"\n'),
     "repeated repetition": ("grammar", 'start: s{1,100000}\ns: t{1,100000}\nt: "a"{1,100000}\n'),
 }
 
@@ -554,20 +523,6 @@ def spend(grammar: Grammar) -> None:
 
 def own_compiler() -> GrammarCompiler:
     return GrammarCompiler(shipped(), shipped().size, (END,))
-
-
-def test_what_may_follow_is_the_same_although_the_states_are_used_up():
-    """The library says no to tokens that fit then, and a draw would take that for the grammar's word."""
-    spec, tokens = GrammarSpec("json_schema", json.dumps(LONG_FORM)), long_answer(50, 1)[:20]
-    grammar, alone = own_compiler().compile(spec).start(), own_compiler().compile(spec).start()
-    for each in (grammar, alone):
-        for token in tokens:
-            each.advance(token)
-    spend(grammar)
-    lies = [token for token in range(0, shipped().size, 7) if grammar._allows(token) != alone.allows(token)]
-    assert lies
-    for token in (*lies, *range(0, shipped().size, 101), END):
-        assert grammar.allows(token) == alone.allows(token)
 
 
 @pytest.mark.parametrize("worn", ["slow", "hungry"])

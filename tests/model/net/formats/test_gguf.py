@@ -238,10 +238,6 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda tensors: tensors.update({DOWN: (tensors[DOWN][0][:-1], Type.F32)}),
         f"tiny.gguf: tensor {DOWN} has shape [31, 48], expected [32, 48]",
     ),
-    "of a type": (
-        lambda tensors: tensors.update({NORM: (numpy.ones(32), Type.F64)}),
-        f"tiny.gguf: tensor {NORM} is F64, expected one of F32, F16",
-    ),
     "a vector in blocks": (
         lambda tensors: tensors.update({NORM: (quantize(numpy.ones(32, numpy.float32), Type.Q8_0), Type.Q8_0)}),
         f"tiny.gguf: tensor {NORM} is Q8_0, expected one of F32, F16, BF16",
