@@ -14,10 +14,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers.tokenization_utils_sentencepiece import generate_merges
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.container import Container, read_container
+from attend.model.gguf.container import read_container
 from attend.model.gguf.documents import json_file
-from attend.model.gguf.splits import SPLITS
-from attend.model.gguf.vocabulary import BESIDE, HARMLESS, OFF, READ, Vocabulary, _merges
+from attend.model.gguf.vocabulary import BESIDE, HARMLESS, OFF, READ, Vocabulary
 from attend.model.net.checkpoint import read_config
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -113,30 +112,6 @@ def test_any_tokens_are_decoded_to_its_text(kind, skip, loaded):
         assert loaded(kind).decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), ids
         stream = StreamDecoder(loaded(kind), skip_special_tokens=skip)
         assert "".join([*map(stream.push, ids), stream.flush()]) == theirs.decode(ids, skip_special_tokens=skip)
-
-
-BORDERS = {
-    "gpt-2": "ab| '|Cd| 12345| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
-    "smollm": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
-    "llama-bpe": "ab| '|Cd| |123|45| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
-    "qwen2": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
-    "qwen35": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
-    "tekken": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
-    "gpt-4o": "ab| '|Cd| |123|45| 日本| 한| !?| (|x|\t\n\n| we'LL| e\u0301q| `<",
-    "seed-coder": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
-    "deepseek-v3": "ab| '|Cd| |123|45| |日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
-    "deepseek-llm": "ab| '|Cd| |12345| |日本| |한| !?| (|x|\t|\n|\n| we|'|LL| e|\u0301|q| `<",
-    "deepseek-coder": "ab| '|Cd| |1|2|3|4|5| |日本| |한| !?| (|x|\t|\n|\n| we|'|LL| e|\u0301|q| `<",
-    "default": "ab| |'|Cd| |123|45| 日本| 한| |!?| |(|x|\t\n\n| we|'|LL| e|\u0301|q| `|<",
-}
-"""The words of one more text, between bars: llama.cpp's, but for combining marks in tekken and gpt-4o, which it leaves out."""
-
-
-@pytest.mark.parametrize("pre", list(BORDERS))
-def test_a_split_keeps_to_its_borders(pre):
-    words = BORDERS[pre].split("|")
-    found = SPLITS[pre].pre_tokenizer().pre_tokenize_str(text := "".join(words))
-    assert [text[start:end] for _, (start, end) in found] == words
 
 
 def test_a_word_that_is_a_token_is_that_token_where_its_models_have_it_so(folder, tmp_path):
@@ -264,23 +239,6 @@ def test_a_vocabulary_that_makes_no_sense_is_refused_with_the_key(key, folder, t
     with pytest.raises(CheckpointError) as error:
         Tokenizer.load(path)
     assert str(path) in str(error.value) and sentence in str(error.value)
-
-
-@law
-@given(st.lists(st.text("ab▁é𝄞", min_size=1, max_size=5), min_size=1, max_size=40, unique=True))
-def test_the_merges_of_a_vocabulary_are_all_its_pairs_in_the_order_of_their_scores(words):
-    """Read as it is said: each word that is two others, the best score first, and of those the longest first part."""
-    scores = [float(len(word) % 3) for word in words]
-    ids = {word: token for token, word in enumerate(words)}
-    pairs = [
-        (-scores[token], -at, at - len(word), token)
-        for word, token in ids.items()
-        for at in range(1, len(word))
-        if word[:at] in ids and word[at:] in ids
-    ]
-    metadata = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.scores": scores, "tokenizer.ggml.model": "llama"}
-    found = _merges(Vocabulary(Container(Path("tiny.gguf"), (), metadata, {})))
-    assert found == [(words[token][:-at], words[token][-at:]) for _, at, _, token in sorted(pairs)]
 
 
 def test_a_padded_vocabulary_is_read_as_llama_cpp_reads_it(tmp_path):

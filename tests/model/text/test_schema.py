@@ -165,12 +165,6 @@ def takes(source, text):
     return matcher.try_consume_tokens([*text.encode()]) == len(text) and matcher.is_accepting()
 
 
-def said_of(schema, text):
-    """True if a schema takes a text to its end, or why the schema is refused."""
-    fault, source = _try("json_schema", json.dumps(schema))
-    return fault or takes(source, text)
-
-
 @pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**60 + 1, TOP - 1, TOP + 1, -TOP - 1, -TOP - 2, 10**30, 1e20])
 @pytest.mark.parametrize(
     ("place", "schema"),
@@ -191,12 +185,6 @@ def test_a_constant_that_would_come_out_as_another_number_is_refused(place, sche
     assert _try("grammar", f'start: "a" %json {written}\n') == (ROUNDED, "")
     fault, _ = _try("tools", f'start: a\na: %json {written} // "tools[0].function.parameters"\n')
     assert fault.startswith(f"tools[0].function.parameters{'.' if place else ': '}{told}; or enforce no calls")
-
-
-@pytest.mark.parametrize("number", [0, 2**53, -(2**53), 2**53 + 2, 2**60, TOP, TOP - 1023, 10**18, 1.5, 1e15, 0.1])
-def test_a_constant_that_is_kept_is_taken_however_large(number):
-    for schema, text in [({"enum": [number, "x"]}, str(number)), ({"const": {"a": [number]}}, f'{{"a":[{number}]}}')]:
-        assert said_of(schema, text.replace("1000000000000000.0", "1000000000000000")) is True
 
 
 BOUNDS = [-TOP - 5000, -TOP - 1, -TOP, -TOP + 1023, -(2**60) - 1, -(2**53) - 1, -(2**53), -(2**53) + 1, 2**53 - 1, 2**53]

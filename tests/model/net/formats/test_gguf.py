@@ -184,19 +184,6 @@ def test_the_native_decoder_unpacks_a_file_to_the_bits_that_torch_makes_of_it(ki
 
 
 @needs_library
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "gemma2", "glm4"])
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.BF16], ids=lambda kind: kind.name)
-def test_so_it_does_for_experts_and_other_rows(family, kind, tmp_path):
-    path = write_gguf(make(family, tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(kind))
-    found = []
-    for mapped in (True, False):
-        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=mapped)
-        NativeDecoder(net, spend=True)
-        found.append(matrices(net))
-    assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())
-
-
-@needs_library
 @pytest.mark.parametrize("name", ["blk.0.attn_k.weight", "blk.0.ffn_down.weight", "output.weight"])
 @pytest.mark.parametrize("kind", [Type.Q8_0, *KINDS_OF_256, Type.BF16], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
