@@ -171,19 +171,6 @@ def test_a_model_without_any_head_is_loaded_where_its_files_say_how_it_embeds(tm
     assert not lacks_head(folder)
 
 
-@pytest.mark.parametrize("kind", ["qwen3-tied", "gpt2", "gpt_neox", "qwen3_5"])
-def test_names_with_and_without_a_prefix_in_one_checkpoint_are_refused_with_one_of_each(tmp_path, kind):
-    folder = write_checkpoint(kind, tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    ends = ("model.norm.weight", ".final_layer_norm.weight", ".ln_f.weight")
-    [short] = [".".join(name.split(".")[-2:]) for name in tensors if name.endswith(ends)]
-    save_file(tensors | {short: torch.ones(32)}, folder / "model.safetensors")
-    for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
-        with pytest.raises(CheckpointError, match="with and without") as caught:
-            check(folder)
-        assert short in str(caught.value) and str(folder) in str(caught.value)
-
-
 def test_a_tied_head_that_was_saved_anyway_is_no_stranger(tmp_path):
     net = decoder("llama-tied")
     save(net, tmp_path, torch.float32)
@@ -465,18 +452,3 @@ def test_a_matrix_that_lies_the_wrong_way_is_named_with_both_shapes(tmp_path, ki
         for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
             with pytest.raises(CheckpointError, match=said):
                 check(folder)
-
-
-def tables(net: Decoder) -> list[torch.Tensor]:
-    return [*net.buffers(), *(table for pair in net.rope_tables for table in pair)]
-
-
-@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
-def test_tables_of_positions_reach_as_far_as_they_are_told_to(tmp_path, positions):
-    save(tiny_decoder(tiny_config(positions=positions)), tmp_path, torch.float32)
-    whole, short = load_decoder(tmp_path, torch.float32, "cpu"), load_decoder(tmp_path, torch.float32, "cpu", context=3)
-    for context in (3, 0, len(TOKENS)):
-        short.reach(context)
-        pairs = list(zip(tables(whole), tables(short), strict=True))
-        assert pairs and all(torch.equal(long[:context], table) for long, table in pairs)
-    assert torch.equal(logits(whole), logits(short))

@@ -104,15 +104,6 @@ def test_experts_are_summed_in_the_order_of_their_numbers(routing, count):
         assert torch.equal(total_E, found_E)
 
 
-@torch.no_grad()
-def test_a_token_has_the_same_bits_beside_any_others():
-    mixture = whole_numbers(tiny_config(**MIXTURE, routing="all"))
-    x_TE = torch.randint(-2, 3, (40, 32)).float()
-    whole_TE = mixture(x_TE)
-    for part in (slice(0, 1), slice(3, 20), slice(39, 40)):
-        assert torch.equal(whole_TE[part], mixture(x_TE[part]))
-
-
 SIGMOID = {"scoring_func": "sigmoid", "score_correction": True, "routed_scaling_factor": 2.5, "routing_eps": 0.1}
 
 

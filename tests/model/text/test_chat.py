@@ -89,11 +89,6 @@ def test_a_prompt_is_what_transformers_renders(source, messages, prompted):
     assert render(source, messages, add_generation_prompt=prompted) == theirs[0]
 
 
-def test_a_generation_prompt_is_added_unless_refused():
-    assert render(CHATML) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    assert render(CHATML, add_generation_prompt=False) == "<|im_start|>user\nhello<|im_end|>\n"
-
-
 def test_what_a_caller_writes_is_never_a_template():
     for text in (
         "{{7*7}}",
@@ -158,16 +153,6 @@ def test_an_attack_gets_a_sentence_that_says_nothing_of_the_inside(source):
     assert error is None or (error.field == "messages" and said.startswith("messages: "))
     assert not any(word in said for word in ("object", "class '", "__", "Error", "jinja", "/", "unsafe", "root:"))
     assert messages == USER
-
-
-def test_an_attribute_with_an_underscore_is_not_there():
-    for source in (
-        "{{ messages.__class__ }}",
-        "{{ messages._x }}",
-        "{{ messages['__len__'] }}",
-        "{{ messages|attr('__len__') }}",
-    ):
-        assert render(source) == ""
 
 
 LOOPS = [

@@ -188,22 +188,6 @@ def test_a_token_that_the_normalizer_makes_is_none(kind):
     assert [ids.count(raw.token_to_id(text)) for text in ("<s>", "[x]")] == [0, 1]
 
 
-def test_a_word_of_the_model_that_is_a_control_token_is_spelled():
-    """Llama 3's models take a whole word of the vocabulary for one token."""
-    raw = KINDS["llama3"]()
-    described = json.loads(raw.to_str())
-    described["model"]["vocab"]["></"] = len(described["model"]["vocab"])
-    raw = type(raw).from_str(json.dumps(described))
-    raw.add_special_tokens([AddedToken("></", normalized=False)])
-    assert raw.model.ignore_merges
-    template = ChatTemplate("{{ messages[0].content }}></")
-    template.control = ControlTokens(raw, "")
-    written = template.write([{"role": "user", "content": "a ></ b"}])
-    tokenizer = Tokenizer(raw)
-    ids = tokenizer.encode(written.text, literals=written.literals)
-    assert ids.count(raw.token_to_id("></")) == 1 and tokenizer.decode(ids, skip_special_tokens=False) == "a ></ b></"
-
-
 # --- marks
 
 

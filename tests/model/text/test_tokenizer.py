@@ -131,13 +131,3 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is not a JSON object"):
         Tokenizer.load(damaged(tmp_path, content, "tokenizer_config.json"))
-
-
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
-@law
-@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=30))
-def test_the_bytes_of_the_tokens_are_the_texts_bytes(tokenizer, text):
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    joined = b"".join(tokenizer.bytes_of(token) for token in ids)
-    before = " " if tokenizer is BYTE_FALLBACK and text else ""  # its normalizer begins every text with a space
-    assert (before + text).encode() == joined

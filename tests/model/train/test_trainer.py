@@ -78,19 +78,6 @@ def test_a_run_with_another_order_of_the_data_is_refused(tmp_path, change):
         Trainer(CONFIG, replace(RECIPE, **change), tmp_path)
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(100, 0.1), (1000, 0.02), (7, 0.5), (3, 0.0), (1, 0.02)])
-def test_the_rate_rises_linearly_then_falls_linearly_to_zero(steps, warmup):
-    recipe = Recipe(tokens=steps * 8, batch=2, context=4, warmup=warmup, learning_rate=0.5)
-    rising = int(steps * warmup)
-    rates = [recipe.rate(step) for step in range(steps + 1)]
-    fall = [0.5 * (steps - step) / steps for step in range(steps + 1)]
-    assert rates[-1] == 0.0
-    assert rates[rising:] == pytest.approx(fall[rising:])
-    for step in range(rising):
-        assert rates[step] == pytest.approx(min(0.5 * (step + 1) / rising, fall[step]))
-    assert 0 < max(rates) <= 0.5
-
-
 def places(recipe: Recipe, tokens: np.ndarray, pieces: int) -> list[int]:
     """Where each of the first pieces starts, on a row that counts."""
     steps = [batch_at(TrainingText(tokens), recipe, step) for step in range(-(-pieces // recipe.batch))]

@@ -177,19 +177,6 @@ def packed(tmp_path) -> Path:
     return pack_folder(plain, compressed("pack-quantized", weights), settings("pack-quantized", weights))
 
 
-NAMED: dict[str, tuple[dict[str, Any], str]] = {
-    "by its name": ({"ignore": ["model.layers.0.mlp.down_proj"]}, "tensor model.layers.0.mlp.down_proj.weight is missing"),
-    "by an expression": ({"ignore": [r"re:.*1\.mlp\.up"]}, "tensor model.layers.1.mlp.up_proj.weight is missing"),
-}
-
-
-@pytest.mark.parametrize(("changes", "named"), NAMED.values(), ids=NAMED)
-def test_a_module_that_is_ignored_must_be_plain(packed, changes, named):
-    edit_config(packed, quantization_config=settings("pack-quantized", args(4, "group", symmetric=False), **changes))
-    with pytest.raises(CheckpointError, match=named):
-        load_decoder(packed, torch.float32, "cpu", keep_codes=True)
-
-
 def test_what_is_said_of_activations_and_of_the_cache_is_not_carried_out_and_a_line_says_so(tmp_path, caplog):
     plain, weights = plain_folder(tmp_path / "plain"), args(8, "channel")
     more = settings("int-quantized", weights, kv_cache_scheme={"num_bits": 8, "type": "float"})

@@ -17,7 +17,6 @@ from attend.model.net.checkpoint import inspect, load_decoder, quantised_decoder
 from attend.model.net.formats.codes import INT4, INT8, MXFP4, CodeLayout
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedEmbedding, QuantisedLinear
-from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import edit_config, edit_tensors, spread
 from tests.model.net.formats.writing import (
     AWQ,
@@ -34,7 +33,6 @@ from tests.model.net.formats.writing import (
     pack_folder,
     plain_folder,
 )
-from tests.model.net.test_adapters import logits as adapted
 from tests.model.net.test_linear import filling
 
 LAYOUTS: dict[str, tuple[Pack, dict[str, Any]]] = {
@@ -180,15 +178,6 @@ def test_weights_of_codes_are_filled_without_a_second_copy(tmp_path):
     assert beside < 4 * 256 * 128
 
 
-def test_adapters_stand_beside_codes(tmp_path):
-    plain = plain_folder(tmp_path / "plain")
-    folder = pack_folder(plain, awq(64, zeros=False), AWQ | {"group_size": 64})
-    adapter = write_adapter(tmp_path / "adapter", linears(plain, ["q_proj", "down_proj"]))
-    found, expected = (adapted(each, adapter) for each in (folder, plain))
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert (found - adapted(folder)).abs().max() > 0.05 * expected.abs().max()
-
-
 # --- what is refused
 
 
@@ -329,21 +318,3 @@ def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path, lacks):
     for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError, match=rf"tensor {name}\.{told} is not read: quant_method 'mlx' \(MLX: "):
             check(folder)
-
-
-TELLING = {
-    "exl2": "q_weight",
-    "exl3": "trellis",
-    "bitsandbytes": "weight.absmax",
-    "aqlm": "codebooks",
-    "hqq": "W_q",
-    "quanto": "weight._data",
-}
-
-
-@pytest.mark.parametrize("method", TELLING)
-def test_tensors_of_a_format_that_is_not_read_are_named_where_the_config_says_nothing(tmp_path, method):
-    folder = plain_folder(tmp_path)
-    edit_tensors(folder, **{f"model.layers.0.mlp.down_proj.{TELLING[method]}": torch.ones(2)})
-    with pytest.raises(CheckpointError, match=rf"is not read: quant_method '{method}' \(.*\) is not supported"):
-        inspect(folder)

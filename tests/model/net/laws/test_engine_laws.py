@@ -183,33 +183,6 @@ def test_guessing_changes_no_token(way, config, draft_tokens):
     assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
 
 
-def alike(seed: int) -> list[Request]:
-    """Greedy and drawn, with prompts that repeat nothing of themselves: those of each seed are the same."""
-    dice = random.Random(8)
-    return [
-        ask(f"r{at}", dice.sample(range(VOCAB), k=20), 24, sampling=SamplingParams(temperature=at % 2 / 2), seed=at + seed)
-        for at in range(6)
-    ]
-
-
-def check_drafts_from_others(way: Way, config: ModelConfig, draft_tokens: int, net: Decoder | None = None) -> None:
-    """The same requests come again, whose drafts are right, and then with other seeds."""
-    machine, accepted = engine(way, config, net=net, draft_tokens=draft_tokens), [0]
-    for seed in (0, 0, 10):
-        assert answers(engine(way, config, net=net), alike(seed)) == answers(machine, alike(seed))
-        accepted.append(machine.stats().num_accepted)
-    assert accepted[1] < accepted[2] - accepted[1], "the second time there is more to draft from"
-    assert accepted[2] < accepted[3] < machine.stats().num_drafted
-
-
-@pytest.mark.usefixtures("bold_drafts")
-@pytest.mark.parametrize("draft_tokens", [7, 60])
-@each_model
-@each_guessing_way
-def test_drafts_from_other_requests_change_no_token(way, config, draft_tokens):
-    check_drafts_from_others(way, config, draft_tokens)
-
-
 @each_model
 @each_way
 def test_a_prompt_reads_a_block_that_a_stream_fills_in_the_same_step(way, config):

@@ -5,8 +5,6 @@ Where TRITON_INTERPRET is 1 they run in Triton's interpreter on the CPU, else on
     python -m pytest tests/model/net/triton/laws.py
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -14,9 +12,7 @@ from attend.model.backends.backend import Placement
 from attend.model.backends.triton import Triton
 from attend.model.net.paged_attention import BatchLayout, KVCache, ReferenceBackend, Row
 from attend.model.net.triton import backend as under_test
-from attend.model.net.triton import kernels
-from attend.model.net.triton.backend import INTERPRETED, Shares, TritonBackend
-from attend.model.net.triton.processors import Processors
+from attend.model.net.triton.backend import INTERPRETED, TritonBackend
 from attend.model.sublayers import AttentionVariant
 from tests.model.checkpoints import tiny_config
 
@@ -119,17 +115,6 @@ def decodes(*lengths):
     return [(length - 1, 1) for length in lengths]
 
 
-@pytest.mark.parametrize(("num_rows", "limit"), [(1, 0), (40, 0), (23, 9)])
-def test_work_is_shared_out_as_counted_by_hand(monkeypatch, num_rows, limit):
-    """Among more rows than the kernel counts at once, and fewer."""
-    monkeypatch.setattr(under_test, "COUNTED", 16)
-    units = [1 + 7 * row % 20 for row in range(num_rows)]
-    items = [-(-min(count, limit or count) // 4) for count in units]
-    shares = Shares.split_rows(torch.tensor(units, device=DEVICE) - 1, 4, limit, sum(items) + 5)
-    assert [sum(items[:row]) for row in range(num_rows + 1)] == shares.first_R.tolist()
-    assert [row for row, count in enumerate(items) for _ in range(count)] == shares.rows_I[: sum(items)].tolist()
-
-
 @each_shape
 def test_decode_is_the_equation_at_the_borders_of_blocks_and_splits(shape):
     at = Scene(decodes(1, 15, 16, 17, SPLIT, SPLIT + 1, 2 * SPLIT - 1, 3 * SPLIT), shape)
@@ -194,28 +179,6 @@ def test_a_chunk_on_a_past_in_splits_is_the_equation_and_the_same_beside_others(
     assert_close(together, at.attend(reference, sinks=sinks))
     assert_same(together, [at.attend(backend, [index], sinks=sinks)[0] for index in range(6)])
     assert_same(together, at.attend(backend, cache=at.spoil(variant.window), sinks=sinks))
-
-
-def test_a_decode_starts_as_many_programs_as_run_at_once(monkeypatch):
-    """Once its kernel is compiled; until then one a processor. With more, the last ones would run beside idle processors."""
-    grids, built = [], SimpleNamespace(n_regs=88, metadata=SimpleNamespace(shared=40_000, num_warps=4))
-    kernel = kernels.decode_kernel
-
-    class Launched:
-        def __getitem__(self, grid):
-            grids.append(grid)
-            return lambda *args, **more: (kernel[grid](*args, **more), built)[1]
-
-    monkeypatch.setattr(under_test.kernels, "decode_kernel", Launched())
-    monkeypatch.setattr(under_test, "DECODES", {})
-    monkeypatch.setattr(under_test.Processors, "here", lambda: Processors(count=4, shared_memory=100_000))
-    monkeypatch.setattr(under_test, "SPLIT", 16)
-    scene = Scene(decodes(500, 400), SHAPES[0])
-    kv_heads = SHAPES[0][1]
-    wanted = scene.attend(ReferenceBackend())
-    for programs in (4, 4 * 2):  # of a processor's shared memory two have 41,024 bytes each
-        assert_close(scene.attend(TritonBackend()), wanted)
-        assert grids[-1] == (programs // kv_heads, kv_heads)
 
 
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2]], ids=["float32", "bfloat16"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attend.model import sampling, transfer
+from attend.model import sampling
 from attend.model.engine import sampler as under_test
 from attend.model.engine.sampler import TokenSampler
 from attend.model.net.triton import limits
@@ -139,14 +139,6 @@ def test_a_drawn_token_is_the_references_up_to_the_rounding_of_two_logarithms(te
         assert len(set(tokens_R.tolist())) > 10
 
 
-def test_rows_of_every_kind_share_a_step():
-    scores_RV = scores_of(34)
-    draws = [*changing(32, temperature=0.8), plain(1, temperature=0), plain(2, seed=4, temperature=1, top_p=0.5)]
-    tokens_R = TokenSampler(VOCAB, DEVICE)(scores_RV, draws)
-    assert near(scores_RV, draws, tokens_R)
-    assert (tokens_R == sample(scores_RV, draws)).sum() >= 33
-
-
 LIMITS = [
     {"top_k": 1},
     {"top_k": 7},
@@ -275,18 +267,6 @@ def test_a_row_draws_beside_others_what_it_draws_alone():
     together_R = TokenSampler(VOCAB, DEVICE)(scores_RV, draws)
     alone = [TokenSampler(VOCAB, DEVICE)(scores_RV[at : at + 1], draws[at : at + 1]).item() for at in range(0, 32, 5)]
     assert together_R[::5].tolist() == alone
-
-
-def test_a_step_of_a_known_text_copies_as_much_after_ten_tokens_as_after_a_thousand(monkeypatch):
-    sizes = []
-    drawer = TokenSampler(VOCAB, DEVICE)
-    monkeypatch.setattr(transfer, "to_device", lambda part, device: (sizes.append(part.nbytes), part.to(device))[1])
-    history, prompt, output = History(), list(range(100)), []
-    for step in range(1000):
-        output.append(step * 7 % VOCAB)
-        text = history.follow(prompt, output)
-        drawer._receive([draw(step, text=text, decoding={"frequency_penalty": 0.5})])
-    assert sizes[10] == sizes[-1] == 8 * (kernels.NUMBERS.value + 2)
 
 
 def test_counts_that_were_told_and_never_written_are_sent_again():
