@@ -1,20 +1,15 @@
-// Every loop once for each instruction set, and how a team of threads shares out what they do.
+// Every loop once for each instruction set, and how threads share them out.
 #pragma once
 #include <memory>
 
 #include "attention_tiles.h"
-#include "attention_vectors.h"
 #include "blocks.h"
 #include "delta.h"
 #include "drawing.h"
 #include "experts.h"
 #include "pairs.h"
 #include "quantised_tiles.h"
-#include "quantised_vnni.h"
 #include "threads.h"
-#include "tiles.h"
-#include "tokens.h"
-#include "vectors.h"
 
 struct Kernels {
     void (*embed)(const bf16* token, const float* position, float scale, bf16* to, i64 E);

@@ -1,4 +1,4 @@
-// What a decoder is, and what its layers compute in a step.
+// A decoder, and what its layers compute.
 #pragma once
 #include <array>
 #include <map>
