@@ -1,4 +1,4 @@
-"""`attend train`: corpus, tokenizer, training with a progress bar, and a finished checkpoint folder with its plot."""
+"""`attend train`: corpus, tokenizer, training with a progress bar, and a finished checkpoint folder."""
 
 import json
 import math
@@ -17,8 +17,7 @@ from attend.model.machine import usable_cores
 from attend.model.net.checkpoint import save
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import batches, corpus
-from attend.model.train.evaluate import count_bytes, xz_bits_per_byte
-from attend.model.train.plot import plot_losses
+from attend.model.train.evaluate import count_bytes
 from attend.model.train.trainer import Progress as Run
 from attend.model.train.trainer import Recipe, Trainer, keep_large_blocks
 
@@ -105,7 +104,6 @@ def run_training(recipe: Recipe, out: Path, root: Path | None, *, original: bool
     bits = trainer.evaluate(torch.from_numpy(held_row.astype(np.int64)), num_bytes)
     save(trainer.net, out, torch.bfloat16)
     _write_tokenizer_config(out, recipe.context)
-    plot_losses({"this model": trainer.progress}, xz_bits_per_byte(held_out), out / "loss.png")
     console.print(f"{bits:.4f} bits per byte on {num_bytes:,} held-out bytes; the checkpoint is in {out}")
 
 

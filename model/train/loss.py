@@ -4,7 +4,7 @@ Shapes: T tokens · E model width · V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,17 +119,13 @@ def backward(net: Decoder, tokens_BL: Tensor, targets_BL: Tensor) -> float:
     return total
 
 
-Hidden = Callable[[Decoder, Tensor], Tensor]
-"""(net, tokens [B, L]) -> hidden states [B * L, E]."""
-
-
 @torch.inference_mode()
-def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int, hidden: Hidden = hidden_states) -> float:
+def bits_per_byte(net: Decoder, tokens: Tensor, num_bytes: int, context: int) -> float:
     """Bits that the model needs for each byte of a held-out text of `num_bytes` bytes, read in overlapping windows."""
     nats = 0.0
     for start, scored, stop in overlapping_windows(len(tokens), context):
         window = tokens[start:stop].long()
-        hidden_TE = hidden(net, window[None, :-1])[scored - 1 - start :]
+        hidden_TE = hidden_states(net, window[None, :-1])[scored - 1 - start :]
         targets_T = window[scored - start :]
         for chunk_TE, chunk_T in zip(hidden_TE.split(CHUNK), targets_T.split(CHUNK), strict=True):
             nats += F.cross_entropy(net.logits(chunk_TE).float(), chunk_T, reduction="sum").item()

@@ -50,7 +50,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has seen so far; written beside the weights, read by the plot and the model card."""
+    """What a run has seen so far; written beside the weights."""
 
     step: int = 0
     seconds: float = 0.0

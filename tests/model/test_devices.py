@@ -5,15 +5,8 @@ import warnings
 import pytest
 import torch
 
-from attend.model import devices
-from attend.model.backends.backend import Placement
-from attend.model.backends.choice import choose_backend
-from attend.model.backends.torch import Torch
-from attend.model.backends.triton import Triton
 from attend.model.devices import choose_device, gpu_dtype, unused_gpu, why_no_cuda
-from attend.model.engine.fallback import slower_path
 from attend.model.errors import SettingError
-from tests.model.checkpoints import tiny_config
 
 OLD_DRIVER = (
     "The NVIDIA driver on your system is too old (found version 12040). Please update your GPU driver by downloading and "
@@ -80,15 +73,6 @@ def test_a_variable_that_hides_the_gpu_is_the_reason(driver, monkeypatch):
     assert why_no_cuda(driver).startswith("No CUDA GPUs are available; nvidia-smi must work here")
 
 
-def test_a_machine_without_a_gpu_has_nothing_to_tell(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert unused_gpu(tmp_path) == ""
-    assert choose_device("auto", tmp_path) == "cpu"
-    with pytest.raises(SettingError, match="no NVIDIA driver is here"):
-        choose_device("cuda", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("found", "wanted", "family", "dtype"),
     [
@@ -110,25 +94,3 @@ def test_what_an_old_gpu_cannot_compute_is_refused_with_what_serves(gpu, wanted,
     gpu(7, 5)
     with pytest.raises(SettingError, match=rf"^dtype is {wanted}, but this GPU has compute capability 7.5.*: use .*float32"):
         gpu_dtype(wanted, family)
-
-
-@pytest.mark.skipif(Triton.absence() is not None, reason="triton is not installed")
-def test_triton_is_for_gpus_from_ampere_on(gpu):
-    config, at = tiny_config(), Placement(torch.float16, "cuda", 32)
-    gpu(7, 5)
-    assert choose_backend("auto", config, at).name == "torch"
-    assert slower_path(Torch(config), config, at).reason == "capability"
-    with pytest.raises(SettingError, match=r"this GPU has compute capability 7\.5, and it needs 8\.0"):
-        choose_backend("triton", config, at)
-    gpu(8, 9)
-    assert choose_backend("auto", config, at).name == "triton"
-
-
-def test_a_device_is_named_for_people(monkeypatch):
-    monkeypatch.setattr(devices, "instruction_sets", lambda: ["AVX-512-BF16", "AVX2"])
-    monkeypatch.setattr(devices, "processor_name", lambda: "AMD EPYC")
-    assert devices.name_of_device("cpu") == "AMD EPYC, AVX-512-BF16"
-    monkeypatch.setattr(devices, "instruction_sets", list)
-    assert devices.name_of_device("cpu") == "AMD EPYC"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
-    assert devices.name_of_device("cuda") == "NVIDIA H100"

@@ -7,7 +7,7 @@ import pytest
 from transformers import GenerationConfig
 
 from attend.model.errors import CheckpointError
-from attend.model.generation_config import CARRIED, HARMLESS, NO_DEFAULTS, OFF, Defaults, read_defaults, stop_tokens
+from attend.model.generation_config import CARRIED, HARMLESS, NO_DEFAULTS, OFF, read_defaults, stop_tokens
 from attend.model.params import DecodingParams, SamplingParams
 from tests.model.gguf_files import make, write_gguf
 
@@ -35,15 +35,6 @@ def test_without_a_file_or_its_fields_the_defaults_are_our_own(tmp_path):
     }
 
 
-def test_nothing_is_read_where_the_file_is_not_asked_for(tmp_path):
-    assert read_defaults(write(tmp_path, **ALL), "none") == NO_DEFAULTS
-    assert read_defaults(write(tmp_path, temperature="hot", num_beams=4), "none") == NO_DEFAULTS
-
-
-def test_a_file_that_does_not_sample_is_greedy(tmp_path):
-    assert read_defaults(write(tmp_path, do_sample=False, temperature=0.7)).values() == PLAIN | {"temperature": 0.0}
-
-
 BAD = [
     *[(name, value) for name in ALL for value in ("1", [], True, -2, float("nan"))],
     *(("temperature", 2.5), ("top_k", 1.5), ("top_p", 1.5), ("min_p", 2), ("repetition_penalty", 0)),
@@ -62,28 +53,12 @@ def test_a_bad_value_or_one_that_is_not_carried_out_stops_the_start_with_file_an
     assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: {name} ")
 
 
-def test_values_that_change_nothing_are_fine(tmp_path):
-    off = {
-        "num_beams": 1,
-        "typical_p": 1.0,
-        "no_repeat_ngram_size": 0,
-        "stop_strings": [],
-        "suppress_tokens": [],
-        "forced_eos_token_id": None,
-    }
-    assert read_defaults(write(tmp_path, **off)) == NO_DEFAULTS
-
-
 def test_every_key_of_transformers_is_carried_out_refused_or_known_to_change_nothing(tmp_path, caplog):
     keys = vars(GenerationConfig()).keys()
     assert keys - HARMLESS - OFF.keys() - {*CARRIED} == set()
     assert not (HARMLESS & OFF.keys() or HARMLESS & {*CARRIED} or OFF.keys() & {*CARRIED})
     assert read_defaults(write(tmp_path, chat_format="x")) == NO_DEFAULTS
     assert "chat_format is not known, and changes nothing" in caplog.text
-
-
-def test_the_tokens_that_are_suppressed_are_kept_each_once(tmp_path):
-    assert read_defaults(write(tmp_path, suppress_tokens=[93, 92, 93], top_k=64)) == Defaults({"top_k": 64}, {}, (93, 92))
 
 
 @pytest.mark.parametrize(
@@ -112,24 +87,12 @@ def test_a_gguf_file_says_the_same_in_its_metadata(said, found, tmp_path):
     assert ((values["temperature"], values["top_k"], values["top_p"]), values["repetition_penalty"]) == found
 
 
-def test_a_gguf_file_suppresses_tokens(tmp_path):
-    file = tmp_path / "m.gguf"
-    write_gguf(make("qwen3-tied", tmp_path), file, metadata={"tokenizer.ggml.suppress_tokens": [93, 92]})
-    assert read_defaults(file) == Defaults(suppress_tokens=(93, 92))
-
-
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000], ids=lambda content: repr(content[:4]))
 def test_a_damaged_file_is_named(content, tmp_path):
     (tmp_path / "generation_config.json").write_bytes(content)
     for read in (read_defaults, stop_tokens):
         with pytest.raises(CheckpointError, match=r"generation_config\.json (cannot be read as JSON|must hold a JSON object)"):
             read(tmp_path)
-
-
-@pytest.mark.parametrize(("value", "ends"), [(None, ()), (2, (2,)), ([2, 7], (2, 7)), ([], ())])
-def test_the_end_tokens_are_one_or_several(value, ends, tmp_path):
-    assert stop_tokens(tmp_path) == ()
-    assert stop_tokens(write(tmp_path, eos_token_id=value)) == ends
 
 
 @pytest.mark.parametrize("value", ["</s>", True, [2, "x"], [[2]], 2.0, {}], ids=repr)

@@ -1,7 +1,6 @@
 """The one validator: every boundary is accepted, the next value refused, and the message says what and why."""
 
 import math
-import re
 
 import pytest
 
@@ -79,12 +78,6 @@ def test_what_is_no_integer_in_range_is_refused(field, value):
     assert field == caught.value.field
 
 
-@pytest.mark.parametrize("field", [*NUMBERS, *(name for name in INTEGERS if name not in ("seed", "max_tokens"))])
-def test_null_is_a_value_for_the_seed_and_max_tokens_alone(field):
-    with pytest.raises(InvalidRequest, match="got null"):
-        make(field, None)
-
-
 def test_min_tokens_may_reach_max_tokens_and_no_further():
     assert 5 == StopRules(max_tokens=5, min_tokens=5).min_tokens
     with pytest.raises(InvalidRequest, match=r"^min_tokens must be an integer from 0 to 5; got 6 \(integer\)$"):
@@ -113,11 +106,6 @@ def test_min_tokens_may_reach_max_tokens_and_no_further():
 )
 def test_a_message_shows_a_value_by_type_and_64_characters(value, shown):
     assert shown == describe(value)
-
-
-def test_a_message_stays_short_however_large_the_value():
-    for value in (10**5000, -(10**5000), "x" * 10**6, [0] * 10**5):
-        assert len(describe(value)) <= 64 + len("'...' (integer)")
 
 
 def test_of_a_long_list_only_what_is_shown_is_written():
@@ -164,14 +152,3 @@ def test_one_token_id_outside_the_vocabulary_refuses_them_all(wrong):
     ) as caught:
         token_ids("prompt", [0, wrong], 96)
     assert "prompt" == caught.value.field
-
-
-@pytest.mark.parametrize("wrong", [-1, 96, "1", 2.0, False], ids=str)
-@pytest.mark.parametrize("place", [0, 1, 4095, 4096, 12_287])
-def test_the_first_wrong_token_id_is_shown_wherever_it_stands(place, wrong):
-    """Ids are looked at part by part; a part without a fault says nothing of the next."""
-    ids = [0, 95] * 6144
-    assert tuple(ids) == token_ids("prompt", ids, 96)
-    ids[place] = wrong
-    with pytest.raises(InvalidRequest, match=f"; got {re.escape(describe(wrong))}$"):
-        token_ids("prompt", ids, 96)

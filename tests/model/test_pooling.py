@@ -58,11 +58,6 @@ def test_the_mode_is_read(tmp_path, pooling, wanted, kinds):
     assert read_rules(written(tmp_path, modules(*kinds), pooling)) == EmbeddingRules(wanted, None, "")
 
 
-@pytest.mark.parametrize(("sentences", "most"), [({"max_seq_length": 512}, 512), ({"max_seq_length": None}, None), ({}, None)])
-def test_the_length_is_read(tmp_path, sentences, most):
-    assert read_rules(written(tmp_path, sentences=sentences)).max_tokens == most
-
-
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -99,24 +94,11 @@ def test_a_checkpoint_without_the_files_makes_no_embeddings(tmp_path):
         read_rules(tmp_path).require_pooling()
 
 
-def test_a_pooling_whose_folder_is_missing_is_refused(tmp_path):
-    written(tmp_path)
-    (tmp_path / "1_Pooling" / "config.json").unlink()
-    assert "1_Pooling/config.json is missing" in read_rules(tmp_path).refusal
-
-
 @pytest.mark.parametrize(("kind", "wanted"), [(1, Pooling.MEAN), (2, Pooling.CLS), (3, Pooling.LAST)])
 def test_the_pooling_of_a_gguf_file_is_read(tmp_path, kind, wanted):
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
     assert read_rules(path) == EmbeddingRules(wanted, None, "")
     assert inspect(path).family == "qwen3"
-
-
-@pytest.mark.parametrize("kind", [7, "last", True, 1 << 31])
-def test_a_pooling_that_nobody_knows_is_a_sentence(tmp_path, kind):
-    path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf", metadata={"qwen3.pooling_type": kind})
-    with pytest.raises(NotSupported, match="this model makes no embeddings: its file has pooling_type "):
-        read_rules(path).require_pooling()
 
 
 @pytest.mark.parametrize(("kind", "said"), [(None, "no pooling_type"), (0, "0 (NONE)"), (4, "4 (RANK)")])
@@ -135,23 +117,6 @@ def test_a_chosen_pooling_is_used_where_the_files_say_nothing_and_no_line_is_wri
     path = write_gguf(make("qwen3", tmp_path), tmp_path / "tiny.gguf")
     assert chosen_rules(read_rules(path), choice, lines.append).require_pooling() is pooling
     assert lines == []
-
-
-def test_what_the_files_say_holds_without_a_choice_and_is_told_where_the_choice_is_another(tmp_path):
-    lines: list[str] = []
-    rules = read_rules(written(tmp_path, sentences={"max_seq_length": 9}))
-    assert chosen_rules(rules, "auto", lines.append) == rules == chosen_rules(rules, "last", lines.append)
-    assert lines == []
-    assert chosen_rules(rules, "mean", lines.append) == EmbeddingRules(Pooling.MEAN, 9, "")
-    assert lines == ["pooling = mean: the model's own files say lasttoken"]
-
-
-def test_a_choice_beside_files_that_ask_for_what_is_not_computed_is_told(tmp_path):
-    lines: list[str] = []
-    rules = read_rules(written(tmp_path, listed=modules(*KINDS[:2], "Dense")))
-    assert chosen_rules(rules, "last", lines.append).require_pooling() is Pooling.LAST
-    [line] = lines
-    assert "say otherwise" in line and "Dense" in line
 
 
 def test_a_refusal_where_the_files_say_nothing_names_the_flag(tmp_path):

@@ -57,18 +57,6 @@ def test_sums_are_those_of_the_definition_over_all_positions_but_the_first(monke
     assert found.bits_per_byte(100) == pytest.approx(nats / math.log(2) / 100, rel=1e-6)
 
 
-def test_a_form_is_at_no_distance_from_itself_and_agrees_everywhere():
-    scores = table(0, spread=20.0)
-    for found in compare([Table(scores), Table(scores)], TOKENS, 8):
-        assert (found.divergence, found.agreed) == (0.0, found.positions)
-
-
-def test_a_constant_added_to_all_scores_changes_nothing():
-    first, other = compare([Table(table()), Table(table() + 5.0)], TOKENS, 8)
-    assert other.nats == pytest.approx(first.nats, rel=1e-5)
-    assert other.divergence == pytest.approx(0.0, abs=1e-4)
-
-
 @pytest.mark.parametrize("num_tokens", [2, 8, 9, 10, 50])
 @pytest.mark.parametrize("context", [2, 8, 9])
 def test_each_token_but_the_first_is_scored_once_with_half_a_window_before_it(context, num_tokens):

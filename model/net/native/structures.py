@@ -1,4 +1,4 @@
-"""What the native library is told of a model, of a cache and of a step, as C structures: decoder.cpp has the same fields."""
+"""What the native library is told of a model, of a cache and of a step, as C structures, as in layers.h and decoder.cpp."""
 
 import ctypes
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from attend.model.sublayers import AttentionVariant, ConvSpec, DeltaSpec
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 """In the order of the enum `Activation` in matrix.h."""
 PLACES = ("parallel", "shared")
-"""Places of norms with attention and MLP side by side, in the order of `Place` in decoder.cpp, from 1 on."""
+"""Places of norms with attention and MLP side by side, in the order of `Place` in layers.h, from 1 on."""
 MIXERS = (type(None), DeltaSpec, ConvSpec)
-"""What layers have in place of attention, in the order of `Mixer` in decoder.cpp."""
+"""What layers have in place of attention, in the order of `Mixer` in layers.h."""
 EVERYTHING = 1 << 24
 """A window without a window: float32 holds it, and no context is as long."""
 
@@ -50,7 +50,7 @@ class StepCall(ctypes.Structure):
 
 
 class ModelSizes(ctypes.Structure):
-    """The struct `ModelSizes` of decoder.cpp."""
+    """The struct `ModelSizes` of layers.h."""
 
     _fields_ = tuple(
         (name, kind)
@@ -70,7 +70,7 @@ class ModelSizes(ctypes.Structure):
 
 
 class LayerSizes(ctypes.Structure):
-    """The struct `LayerSizes` of decoder.cpp."""
+    """The struct `LayerSizes` of layers.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("mixed", "mixer", "K", "D", "R", "M", "shares", "same", "window")),

@@ -18,7 +18,6 @@ from attend.service.http_api import openapi, problems
 from attend.service.http_api.body import Reading
 from attend.service.http_api.cors import with_cors
 from attend.service.http_api.json_pieces import json_answer
-from attend.service.http_api.limits import HeaderLimit, HostCheck
 from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
 from attend.service.http_api.routing import bind

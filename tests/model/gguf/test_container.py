@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf import container
-from attend.model.gguf.container import MAX_ITEMS, read_container
+from attend.model.gguf.container import read_container
 from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.text.tokenizer import Tokenizer
 from tests.conftest import examples
@@ -104,33 +103,11 @@ def test_a_number_that_promises_more_than_the_file_has_is_refused_before_memory_
         tracemalloc.stop()
 
 
-def test_arrays_of_arrays_are_refused(tmp_path):
-    deep = b"".join(struct.pack("<IQ", ARRAY, 1) for _ in range(5000))
-    assert refusal(built(tmp_path / "deep.gguf", [pair(b"a", ARRAY, deep)], [])) == "a is an array of arrays, which is not read"
-
-
-def test_more_items_than_are_read_of_a_file_are_refused_before_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(container, "MAX_ITEMS", 1000)
-    strings = struct.pack("<IQ", STRING, 1001) + text(b"") * 1001
-    assert refusal(built(tmp_path / "many.gguf", [pair(b"a", ARRAY, strings)], [])) == (
-        "1001 strings of a are more than the 1000 items that are read of a file"
-    )
-    assert MAX_ITEMS > 2 * (262_144 * 3 + 580_604), "Gemma 3's vocabulary with its merges is not near the bound"
-
-
-def test_metadata_of_more_bytes_than_are_read_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(container, "MAX_BYTES", 4096)
-    path = built(tmp_path / "long.gguf", [pair(b"a", STRING, text(b"x" * 5000))], [])
-    assert "more than 4096 bytes before the tensors are not read" in refusal(path)
-
-
 WRONG = {
     "type": (tensor(b"w", [4], kind=77), "tensor w is of the unknown type 77"),
     "offset": (tensor(b"w", [4], offset=32), "tensor w has the offset 32, expected 0"),
     "beyond": (tensor(b"w", [1 << 40]), "tensor w ends 4398046511040 bytes beyond the file: it is cut off"),
-    "overflow": (tensor(b"w", [1 << 63, 1 << 63]), "bytes beyond the file"),
     "block": (tensor(b"w", [33, 2], kind=8), "tensor w has rows of 33 elements, which is not a multiple of the block size 32"),
-    "empty": (tensor(b"w", [4, 0]), "tensor w has shape [0, 4]: it is empty"),
     "dimensions": (tensor(b"w", [1] * 9), "tensor w has 9 dimensions, expected 1 to 4"),
 }
 
@@ -139,19 +116,6 @@ WRONG = {
 def test_a_tensor_that_cannot_be_is_named(what, tmp_path):
     described, sentence = WRONG[what]
     assert sentence in refusal(built(tmp_path / "bad.gguf", [], [described], more=64))
-
-
-def test_a_tensor_or_a_key_that_stands_twice_is_named(tmp_path):
-    twice = [tensor(b"w", [4]), tensor(b"w", [4], offset=32)]
-    assert refusal(built(tmp_path / "a.gguf", [], twice, more=64)) == "tensor w stands in it twice"
-    twice = [pair(b"k", U32, struct.pack("<I", 1))] * 2
-    assert refusal(built(tmp_path / "b.gguf", twice, [])) == "k stands twice in the metadata"
-
-
-@pytest.mark.parametrize("alignment", [0, 4, 33, 1 << 31])
-def test_an_alignment_that_is_no_power_of_two_is_refused(alignment, tmp_path):
-    pairs = [pair(b"general.alignment", U32, struct.pack("<I", alignment))]
-    assert "general.alignment must be a power of two from 8" in refusal(built(tmp_path / "a.gguf", pairs, []))
 
 
 HEADS = {
@@ -167,10 +131,6 @@ def test_another_format_is_named(head, tmp_path):
     path = tmp_path / "other.gguf"
     path.write_bytes(head + bytes(64))
     assert refusal(path) == HEADS[head]
-
-
-def test_a_file_that_is_not_there_is_missing(tmp_path):
-    assert refusal(tmp_path / "none.gguf") == "is missing"
 
 
 def split(sound: Path, folder: Path, count: int) -> list[Path]:
@@ -222,10 +182,6 @@ def test_a_part_that_is_missing_or_another_one_is_named(sound, tmp_path):
     parts[2].unlink()
     with pytest.raises(CheckpointError, match=r"tiny-00003-of-00003\.gguf is missing"):
         read_container(parts[0])
-
-
-def test_a_name_of_very_many_parts_is_refused_before_they_are_looked_for(tmp_path):
-    assert "has 99999 parts by its name" in refusal(tmp_path / "tiny-00001-of-99999.gguf")
 
 
 def test_a_large_vocabulary_is_read_in_little_more_memory_than_it_takes(tmp_path):

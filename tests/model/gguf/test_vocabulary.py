@@ -7,18 +7,16 @@ from pathlib import Path
 
 import gguf
 import pytest
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as RawTokenizer
 from transformers.tokenization_utils_sentencepiece import generate_merges
 
 from attend.model.errors import CheckpointError
-from attend.model.gguf.container import Container, read_container
+from attend.model.gguf.container import read_container
 from attend.model.gguf.documents import json_file
-from attend.model.gguf.splits import SPLITS
-from attend.model.gguf.vocabulary import BESIDE, HARMLESS, OFF, READ, Vocabulary, _merges
+from attend.model.gguf.vocabulary import BESIDE, HARMLESS, OFF, READ, Vocabulary
 from attend.model.net.checkpoint import read_config
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -116,77 +114,6 @@ def test_any_tokens_are_decoded_to_its_text(kind, skip, loaded):
         assert "".join([*map(stream.push, ids), stream.flush()]) == theirs.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("pre", list(SPLITS))
-def test_every_split_gives_each_byte_of_a_text_back(pre, folder, tmp_path):
-    tokens = byte_level(tokenizers.KINDS["gpt2"](), pre)
-    tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens))
-    for text in NASTY:
-        if not SPLITS[pre].uses_nfc:
-            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-
-
-WORDS = {
-    "gpt-2": ["It", "'s", " 2026", "!!", "\n", " x", "  ", " y"],
-    "smollm": ["It", "'s", " ", "2", "0", "2", "6", "!!", "\n", " x", "  ", " y"],
-    "llama-bpe": ["It", "'s", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "qwen2": ["It", "'s", " ", "2", "0", "2", "6", "!!\n", " x", "  ", " y"],
-    "tekken": ["It", "'s", " ", "2", "0", "2", "6", "!!\n", " x", "  ", " y"],
-    "hunyuan-dense": ["It", "'s", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "gpt-4o": ["It's", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "seed-coder": ["It", "'s", " ", "2", "0", "2", "6", "!!", "\n", " x", "  ", " y"],
-    "deepseek-v3": ["It", "'s", " ", "202", "6", "!!\n", " x", "  ", " y"],
-    "deepseek-coder": ["It", "'", "s", " ", "2", "0", "2", "6", "!!", "\n", " x", "  ", " y"],
-    "deepseek-llm": ["It", "'", "s", " ", "2026", "!!", "\n", " x", "  ", " y"],
-    "default": ["It", "'", "s", " ", "202", "6", "!!", "\n", " x", "  ", " y"],
-}
-
-
-@pytest.mark.parametrize("pre", list(WORDS))
-def test_a_split_makes_the_words_that_its_models_know(pre):
-    text = "It's 2026!!\n x   y"
-    words = [text[start:end] for _, (start, end) in SPLITS[pre].pre_tokenizer().pre_tokenize_str(text)]
-    assert words == WORDS[pre]
-
-
-BORDERS = {
-    "gpt-2": "ab| '|Cd| 12345| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
-    "smollm": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'|LL| e|\u0301|q| `<",
-    "llama-bpe": "ab| '|Cd| |123|45| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
-    "qwen2": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
-    "qwen35": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
-    "tekken": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
-    "gpt-4o": "ab| '|Cd| |123|45| 日本| 한| !?| (|x|\t\n\n| we'LL| e\u0301q| `<",
-    "seed-coder": "ab| '|Cd| |1|2|3|4|5| 日本| 한| !?| (|x|\t\n\n| we|'LL| e|\u0301q| `<",
-    "deepseek-v3": "ab| '|Cd| |123|45| |日本| 한| !?| (|x|\t\n\n| we|'LL| e\u0301q| `<",
-    "deepseek-llm": "ab| '|Cd| |12345| |日本| |한| !?| (|x|\t|\n|\n| we|'|LL| e|\u0301|q| `<",
-    "deepseek-coder": "ab| '|Cd| |1|2|3|4|5| |日本| |한| !?| (|x|\t|\n|\n| we|'|LL| e|\u0301|q| `<",
-    "default": "ab| |'|Cd| |123|45| 日本| 한| |!?| |(|x|\t\n\n| we|'|LL| e|\u0301|q| `|<",
-}
-"""The words of one more text, between bars: llama.cpp's, but for combining marks in tekken and gpt-4o, which it leaves out."""
-
-
-@pytest.mark.parametrize("pre", list(BORDERS))
-def test_a_split_keeps_to_its_borders(pre):
-    words = BORDERS[pre].split("|")
-    found = SPLITS[pre].pre_tokenizer().pre_tokenize_str(text := "".join(words))
-    assert [text[start:end] for _, (start, end) in found] == words
-
-
-THEIRS = {"gpt-2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen35": "Qwen3_5Tokenizer", "command-r": "CohereTokenizer"}
-
-
-@pytest.mark.parametrize("pre", list(THEIRS))
-def test_a_split_makes_the_words_of_the_tokenizer_that_transformers_has_for_its_models(pre):
-    theirs, split = getattr(transformers, THEIRS[pre])().backend_tokenizer, SPLITS[pre]
-
-    def words(normalizer: normalizers.Normalizer | None, pre_tokenizer: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
-        text = text if normalizer is None else normalizer.normalize_str(text)
-        return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
-
-    for text in NASTY:
-        assert words(split.normalizer(), split.pre_tokenizer(), text) == words(theirs.normalizer, theirs.pre_tokenizer, text)
-
-
 def test_a_word_that_is_a_token_is_that_token_where_its_models_have_it_so(folder, tmp_path):
     """Whatever the merges, which lead to no `the` here."""
     raw = tokenizers.KINDS["gpt2"]()
@@ -194,32 +121,6 @@ def test_a_word_that_is_a_token_is_that_token_where_its_models_have_it_so(folder
         tokens = byte_level(raw, pre, merges=[], add_bos_token=False)
         tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / f"{pre}.gguf", tokens=tokens))
         assert (tokenizer.encode("the") == [raw.token_to_id("the")]) is whole
-
-
-def test_texts_begin_with_the_start_token_as_the_split_has_it_where_the_file_does_not_say(folder, tmp_path):
-    for kind, starts in (("llama3", True), ("qwen", False), ("llama2", True)):
-        path = tmp_path / f"{kind}.gguf"
-        tokens = vocabulary(kind) | {"add_bos_token": None}
-        write_gguf(folder, path, tokens={key: value for key, value in tokens.items() if value is not None})
-        assert (Tokenizer.load(path).encode("the")[0] == tokens["bos_token_id"]) is starts
-
-
-def test_a_user_defined_token_is_its_own_text_as_llama_cpp_has_it(folder, tmp_path):
-    raw = tokenizers.KINDS["gpt2"]()
-    raw.add_tokens([AddedToken(word, normalized=False) for word in ("für", "đem", "Ä")])
-    raw.add_special_tokens(["<|é|>"])
-    tokenizer = Tokenizer.load(write_gguf(folder, tmp_path / "tiny.gguf", tokens=byte_level(raw, "gpt-2")))
-    for text in ("ich für dich", "đem", "Ä!"):
-        ids, stream = tokenizer.encode(text), StreamDecoder(tokenizer)
-        assert "".join([stream.push(token) for token in ids]) + stream.flush() == tokenizer.decode(ids) == text
-        assert b"".join(map(tokenizer.bytes_of, ids)).decode() == text
-    assert tokenizer.decode([raw.token_to_id("<|é|>")], skip_special_tokens=False) == "<|é|>"
-
-
-def test_an_end_token_is_added_where_the_file_says_so(folder, tmp_path):
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | {"add_eos_token": True})
-    tokenizer = Tokenizer.load(path)
-    assert tokenizer.encode("the")[-1] == vocabulary("qwen")["eos_token_id"]
 
 
 def test_special_tokens_of_phi3_take_the_spaces_after_them(tmp_path):
@@ -276,23 +177,6 @@ def test_an_end_that_only_the_makers_of_a_family_name_is_one_whatever_its_type(a
     container.metadata["general.architecture"] = arch
     assert Vocabulary(container).ends == [0] and Vocabulary(container).kinds[0] == 3
     assert Vocabulary(read_container(path)).ends == []
-
-
-@pytest.mark.parametrize("says", [{}, {"add_bos_token": False}, {"add_bos_token": True}], ids=str)
-def test_gemma_4_begins_with_the_start_token_whatever_the_file_says(says, folder, tmp_path):
-    words = ["<bos>", "<unk>", '!"', "!", '"', *(f"t{n}" for n in range(86))]
-    tokens = {"model": "gemma4", "tokens": words, "token_type": [3, 3] + [1] * 89, "merges": ['! "'], "bos_token_id": 0}
-    file = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"unknown_token_id": 1} | says)
-    assert Tokenizer.load(file).encode('!"') == [0, 2]
-
-
-@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}<|turn|>"])
-def test_a_word_that_only_looks_like_an_end_is_none(folder, tmp_path, template):
-    """No control token, and not what the chat template writes."""
-    tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": ["<|end|>", "</s>", *(f"t{n}" for n in range(90))]}
-    said = {"tokenizer.chat_template": template}
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens | {"token_type": [1] * 92}, metadata=said)
-    assert read_config(path).eos_token_ids == ()
 
 
 WRITTEN = ("<|im_end|>", "<｜end▁of▁sentence｜>", "<|eot|>", "< EOT >", "<turn|>", "<|endofturn|>", "<|END_OF_TURN_TOKEN|>")
@@ -355,36 +239,6 @@ def test_a_vocabulary_that_makes_no_sense_is_refused_with_the_key(key, folder, t
     with pytest.raises(CheckpointError) as error:
         Tokenizer.load(path)
     assert str(path) in str(error.value) and sentence in str(error.value)
-
-
-def test_a_merge_of_no_token_is_refused(folder, tmp_path):
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=vocabulary("qwen") | {"merges": ["zq jx"]})
-    with pytest.raises(CheckpointError, match=r"tiny\.gguf: no tokenizer can be built from its tokens: .*zq"):
-        Tokenizer.load(path)
-
-
-def test_scores_are_needed_where_there_are_no_merges(folder, tmp_path):
-    tokens = {key: value for key, value in vocabulary("llama2").items() if key != "scores"}
-    path = write_gguf(folder, tmp_path / "tiny.gguf", tokens=tokens)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.scores must be an array of float"):
-        Tokenizer.load(path)
-
-
-@law
-@given(st.lists(st.text("ab▁é𝄞", min_size=1, max_size=5), min_size=1, max_size=40, unique=True))
-def test_the_merges_of_a_vocabulary_are_all_its_pairs_in_the_order_of_their_scores(words):
-    """Read as it is said: each word that is two others, the best score first, and of those the longest first part."""
-    scores = [float(len(word) % 3) for word in words]
-    ids = {word: token for token, word in enumerate(words)}
-    pairs = [
-        (-scores[token], -at, at - len(word), token)
-        for word, token in ids.items()
-        for at in range(1, len(word))
-        if word[:at] in ids and word[at:] in ids
-    ]
-    metadata = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.scores": scores, "tokenizer.ggml.model": "llama"}
-    found = _merges(Vocabulary(Container(Path("tiny.gguf"), (), metadata, {})))
-    assert found == [(words[token][:-at], words[token][-at:]) for _, at, _, token in sorted(pairs)]
 
 
 def test_a_padded_vocabulary_is_read_as_llama_cpp_reads_it(tmp_path):

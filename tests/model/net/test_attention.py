@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from attend.model.net.attention import attend, causal_mask
-from attend.model.net.transformer import Decoder
 from attend.model.sublayers import AttentionVariant
 from attend.model.train.loss import DenseCausal
-from tests.model.checkpoints import tiny_config, tiny_decoder
 
 VARIANTS = {
     "plain": AttentionVariant(),
@@ -70,41 +68,3 @@ def test_attention_in_training_is_the_oracle_for_each_sequence(group, variant):
     found = DenseCausal(9, [AttentionVariant(window=1), variant])(1, q, k, v)
     for part in (slice(9), slice(9, 18)):
         torch.testing.assert_close(found[part], attend(q[part], k[part], v[part], mask, variant))
-
-
-def test_a_query_sees_itself_and_what_came_before():
-    expected = [[True, False, False, False], [True, True, True, False], [True, True, True, True]]
-    assert causal_mask(torch.tensor([0, 2, 9]), 4).tolist() == expected
-
-
-def test_a_window_counts_the_query_itself():
-    expected = [[True, False, False, False], [False, True, True, False], [False, False, False, True]]
-    assert causal_mask(torch.tensor([0, 2, 4]), 4, 2).tolist() == expected
-
-
-SWITCHES = {
-    "plain": {},
-    "qk-norm": {"qk_norm": "head"},
-    "biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
-    "learned": {"positions": "learned"},
-    "original": {"positions": "sinusoidal", "norm_place": "post", "norm": "layernorm", "embedding_scale": 32**0.5},
-}
-
-
-def decoders() -> list:
-    return [pytest.param(tiny_decoder(tiny_config(**switches)), id=name) for name, switches in SWITCHES.items()]
-
-
-@pytest.mark.parametrize("net", decoders())
-def test_a_decoder_that_forgets_the_past_answers_otherwise(net: Decoder):
-    """The logits use the context: the same token after another text scores otherwise, from the first layer on."""
-    ours = net(torch.tensor([5, 7, 9]), torch.arange(3), DenseCausal(3))
-    other = net(torch.tensor([6, 7, 9]), torch.arange(3), DenseCausal(3))
-    assert (ours - other).abs().amax(-1).min() > 1e-3
-
-
-@pytest.mark.parametrize("net", decoders())
-def test_order_matters(net: Decoder):
-    """Every kind of position tells a text from its permutation."""
-    last = [net(torch.tensor(text), torch.arange(4), DenseCausal(4))[-1] for text in ([3, 4, 5, 9], [5, 3, 4, 9])]
-    assert (last[0] - last[1]).abs().max() > 1e-3

@@ -4,8 +4,6 @@ import json
 import pickle
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attend.model.config import DEFAULT_MODEL, ModelConfig
+from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import inspect, lacks_head, load_decoder, read_config, save
 from attend.model.net.linear import Linear
@@ -39,10 +37,7 @@ LLAMA3 = Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, or
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "attend": {},
-    "attend-untied": {"tied_head": False, "bos_token_id": 0, "eos_token_ids": (0, 3)},
     "attend-llama3-rope": {"rope_theta": 500.0, "rope_scaling": LLAMA3},
-    "attend-gpt2": {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "gated_mlp": False}
-    | {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "attend-original": {"norm": "layernorm", "positions": "sinusoidal", "activation": "relu", "gated_mlp": False}
     | {
         "norm_place": "post",
@@ -52,7 +47,6 @@ WRITTEN: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "num_kv_heads": 4,
     },
-    "attend-qk-norm": {"qk_norm": "head", "norm_eps": 1e-3, "num_kv_heads": 1},
     "attend-variants": {"sliding_window": 3, "window_layers": (1,), "softcap": 2.0, "attention_scale": 0.2},
     "attend-experts": {"num_experts": 5, "experts_per_token": 2, "expert_size": 24, "expert_layers": (1,), "mlp_bias": True}
     | {"routing": "chosen", "shared_expert_size": 20},
@@ -64,14 +58,10 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "attend-conv": {"conv_kernel": 3, "conv_bias": True, "conv_layers": (1,)},
     "llama": {"tied_head": False, "rope_theta": 500.0},
     "llama-tied": {"bos_token_id": 1, "eos_token_ids": (2,)},
-    "llama-gelu": {"activation": "gelu_tanh"},
     "llama-biased": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "llama-llama3-rope": {"rope_theta": 500.0, "rope_scaling": LLAMA3},
-    "mistral": {"tied_head": False, "eos_token_ids": (2, 3)},
     "mistral-sliding": {"sliding_window": 3},
-    "qwen2": {"qkv_bias": True},
     "qwen2-sliding": {"qkv_bias": True, "sliding_window": 3, "window_layers": (0,)},
-    "qwen3-sliding": {"qk_norm": "head", "sliding_window": 3},
     "qwen3": {"qk_norm": "head", "norm_eps": 1e-3},
     "qwen3-untied": {"qk_norm": "head", "tied_head": False},
 }
@@ -181,42 +171,11 @@ def test_a_model_without_any_head_is_loaded_where_its_files_say_how_it_embeds(tm
     assert not lacks_head(folder)
 
 
-@pytest.mark.parametrize("kind", ["qwen3-tied", "gpt2", "gpt_neox", "qwen3_5"])
-def test_names_with_and_without_a_prefix_in_one_checkpoint_are_refused_with_one_of_each(tmp_path, kind):
-    folder = write_checkpoint(kind, tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    ends = ("model.norm.weight", ".final_layer_norm.weight", ".ln_f.weight")
-    [short] = [".".join(name.split(".")[-2:]) for name in tensors if name.endswith(ends)]
-    save_file(tensors | {short: torch.ones(32)}, folder / "model.safetensors")
-    for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
-        with pytest.raises(CheckpointError, match="with and without") as caught:
-            check(folder)
-        assert short in str(caught.value) and str(folder) in str(caught.value)
-
-
-def test_gpt2_loads_with_and_without_its_prefix(tmp_path):
-    """The first GPT-2 files name their tensors without `transformer.`, and carry masks that are no weights."""
-    folder = write_checkpoint("gpt2", tmp_path)
-    whole = load_decoder(folder, torch.float32, "cpu")
-    tensors = load_file(folder / "model.safetensors")
-    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    old |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
-    save_file(old, folder / "model.safetensors")
-    assert torch.equal(logits(whole), logits(load_decoder(folder, torch.float32, "cpu")))
-
-
 def test_a_tied_head_that_was_saved_anyway_is_no_stranger(tmp_path):
     net = decoder("llama-tied")
     save(net, tmp_path, torch.float32)
     edit_tensors(tmp_path, lm_head__weight=net.head.weight.detach().clone())
     assert torch.equal(logits(net), logits(load_decoder(tmp_path, torch.float32, "cpu")))
-
-
-def test_so_is_one_under_the_name_that_its_family_gives_it(tmp_path):
-    folder = write_checkpoint("gpt_neox-tied", tmp_path)
-    before = load_decoder(folder, torch.float32, "cpu")
-    edit_tensors(folder, embed_out__weight=before.head.weight.detach().clone())
-    assert torch.equal(logits(before), logits(load_decoder(folder, torch.float32, "cpu")))
 
 
 @pytest.mark.parametrize("kind", ["llama-tied", "gpt2"])
@@ -262,17 +221,6 @@ def test_one_number_that_is_none_is_found_wherever_it_stands(folder, dtype, valu
 def test_a_config_that_is_not_the_weights_is_named_by_a_tensor(folder, changes, named):
     edit_config(folder, **changes)
     assert_damaged(folder, named)
-
-
-def test_what_is_loaded_is_no_longer_the_file(folder):
-    """Only with `keep_mapped` are matrices left in the file, to be copied at once."""
-    before = load_decoder(folder, torch.float32, "cpu")
-    expected = logits(before)
-    path = folder / "model.safetensors"
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        file.write(bytes(path.stat().st_size // 2))
-    assert torch.equal(logits(before), expected)
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "gpt2"])
@@ -355,10 +303,6 @@ def test_a_missing_folder_is_named(tmp_path):
     assert_damaged(tmp_path / "absent", str(tmp_path / "absent"), "is not a folder")
 
 
-def test_a_file_in_place_of_the_folder_is_named(folder):
-    assert_damaged(folder / "config.json", "config.json is not a folder")
-
-
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
@@ -429,12 +373,6 @@ def test_a_truncated_weight_file_is_named(folder, kept):
 def test_a_damaged_header_is_named(folder, header):
     path = folder / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
-    assert_damaged(folder, str(path), "damaged")
-
-
-def test_a_header_longer_than_the_file_is_named(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(struct.pack("<Q", 1 << 62) + path.read_bytes()[8:])
     assert_damaged(folder, str(path), "damaged")
 
 
@@ -514,39 +452,3 @@ def test_a_matrix_that_lies_the_wrong_way_is_named_with_both_shapes(tmp_path, ki
         for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
             with pytest.raises(CheckpointError, match=said):
                 check(folder)
-
-
-def tables(net: Decoder) -> list[torch.Tensor]:
-    return [*net.buffers(), *(table for pair in net.rope_tables for table in pair)]
-
-
-@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
-def test_tables_of_positions_reach_as_far_as_they_are_told_to(tmp_path, positions):
-    save(tiny_decoder(tiny_config(positions=positions)), tmp_path, torch.float32)
-    whole, short = load_decoder(tmp_path, torch.float32, "cpu"), load_decoder(tmp_path, torch.float32, "cpu", context=3)
-    for context in (3, 0, len(TOKENS)):
-        short.reach(context)
-        pairs = list(zip(tables(whole), tables(short), strict=True))
-        assert pairs and all(torch.equal(long[:context], table) for long, table in pairs)
-    assert torch.equal(logits(whole), logits(short))
-
-
-READ = """
-import sys
-from pathlib import Path
-import torch
-from attend.model.net.checkpoint import inspect, load_decoder
-from attend.model.net.formats.codes import INT4
-from attend.model.net.linear import Linear
-from attend.model.net.quantised import QuantisedLinear
-inspect(Path(sys.argv[1]))
-QuantisedLinear.form(Linear(32, [1], bias=False), INT4, has_minima=True)
-load_decoder(Path(sys.argv[1]), torch.float32, "cpu")
-print(sorted({"torch._dynamo", "sympy"} & sys.modules.keys()))
-"""
-
-
-def test_a_checkpoint_is_read_without_torchs_compiler():
-    """Its import takes as long as all the rest of torch's, and each process of a server that reads a checkpoint paid it."""
-    command = [sys.executable, "-c", READ, str(DEFAULT_MODEL)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "[]\n"

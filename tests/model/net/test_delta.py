@@ -1,15 +1,12 @@
 """The gated delta rule: the recurrence, its chunked form, and the states that go from one to the next."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.delta import CHUNK, causal_convolution, chunked_delta_rule, delta_rule
+from attend.model.net.delta import CHUNK, chunked_delta_rule, delta_rule
 from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
-from attend.model.net.short_conv import ShortConv
 from attend.model.net.transformer import Decoder
 from attend.model.sublayers import DeltaSpec
 from attend.model.train.loss import hidden_states
@@ -33,30 +30,6 @@ def rolled(
     return q, k, torch.randn(rows, heads, length, values), decay, rate, torch.randn(rows, heads, keys, values)
 
 
-def by_numbers(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor) -> tuple[list, list]:
-    """One head of one sequence in plain Python: S ← a S (I - b k kᵀ) + b v kᵀ, written for each number of S [K][V]."""
-    table, outputs = state.tolist(), []
-    for at in range(len(q)):
-        kept, pull, key, value = math.exp(decay[at]), float(rate[at]), k[at].tolist(), v[at].tolist()
-        said = [sum(key[i] * kept * table[i][j] for i in range(len(key))) for j in range(len(value))]
-        table = [
-            [kept * table[i][j] + pull * key[i] * (value[j] - said[j]) for j in range(len(value))] for i in range(len(key))
-        ]
-        outputs.append([sum(float(q[at, i]) * table[i][j] for i in range(len(key))) for j in range(len(value))])
-    return outputs, table
-
-
-@pytest.mark.parametrize("rates", [1.0, 2.0])
-def test_the_recurrence_is_the_equation(rates):
-    given = rolled(5, rates=rates)
-    outputs, state = delta_rule(*given)
-    for row in range(2):
-        for head in range(3):
-            expected, table = by_numbers(*(part[row, head] for part in given))
-            torch.testing.assert_close(outputs[row, head], torch.tensor(expected), atol=1e-5, rtol=0)
-            torch.testing.assert_close(state[row, head], torch.tensor(table), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("rates", [1.0, 2.0])
 @pytest.mark.parametrize("fade", [0.0, 0.1, 3.0, 500.0])
 @pytest.mark.parametrize("length", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
@@ -65,14 +38,6 @@ def test_the_chunked_form_is_the_recurrence(length, fade, rates):
     given = rolled(length, fade=fade, rates=rates)
     for ours, expected in zip(chunked_delta_rule(*given), delta_rule(*given), strict=True):
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
-
-
-def test_the_same_key_again_and_again_is_no_trouble_for_the_chunked_form():
-    """Its triangular system then has ones everywhere."""
-    q, k, v, decay, rate, state = rolled(2 * CHUNK, fade=0.0)
-    given = (q, k[:, :, :1].expand_as(k), v, decay, torch.ones_like(rate), state)
-    for ours, expected in zip(chunked_delta_rule(*given), delta_rule(*given), strict=True):
-        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("rule", [delta_rule, chunked_delta_rule])
@@ -88,21 +53,6 @@ def test_a_state_goes_on_where_it_was_left(rule, parts):
     torch.testing.assert_close(state, last, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 4])
-@pytest.mark.parametrize("parts", [[7], [1] * 7, [2, 5], [6, 1]])
-def test_the_convolution_sees_the_last_tokens_in_whatever_parts_they_come(parts, kernel):
-    torch.manual_seed(kernel)
-    x, weight, before = torch.randn(2, 7, 3), torch.randn(3, 1, kernel), torch.zeros(2, 3, kernel - 1)
-    outputs = []
-    for part in x.split(parts, dim=1):
-        out, before = causal_convolution(part, before, weight)
-        outputs.append(out)
-    for token in range(7):
-        seen = range(max(0, token - kernel + 1), token + 1)
-        expected = sum(x[:, at] * weight[:, 0, at - token + kernel - 1] for at in seen)
-        torch.testing.assert_close(torch.cat(outputs, dim=1)[:, token], expected)
-
-
 def test_a_weak_decay_after_strong_ones_keeps_its_digits():
     q, k, v, decay, rate, state = rolled(CHUNK, fade=0.01)
     decay[..., : CHUNK // 2] -= 400.0
@@ -114,35 +64,6 @@ def test_a_weak_decay_after_strong_ones_keeps_its_digits():
 
 LENGTHS = (1, 70, 9, 40)
 TEXTS = [[(7 * at * at + 13 * row + at) % VOCAB for at in range(length)] for row, length in enumerate(LENGTHS)]
-
-
-@torch.no_grad()
-def test_a_short_convolution_is_its_equation():
-    """In plain Python, column by column."""
-    layer = tiny_decoder(CONVOLVES).blocks[0].attention
-    assert isinstance(layer, ShortConv)
-    b_TC, z_TC = torch.randn(2, 6, 32)
-    sums, after = layer.advance([(b_TC * z_TC)[None]], layer.start(1))
-    weight, bias = layer.convolution[:, 0].tolist(), layer.convolution_bias.tolist()
-    for token in range(6):
-        for column in range(32):
-            seen = range(max(0, token - 3), token + 1)
-            expected = bias[column] + sum(
-                weight[column][at - token + 3] * float(b_TC[at, column]) * float(z_TC[at, column]) for at in seen
-            )
-            assert float(sums[0, token, column]) == pytest.approx(expected, abs=1e-4)
-    assert torch.equal(after[0][0], (b_TC * z_TC)[3:].T)
-    x_TE = torch.randn(1, 32)
-    b, c, z = layer.inputs(x_TE).chunk(3, dim=-1)
-    wanted = layer.merge(c * (layer.convolution_bias + layer.convolution[:, 0, -1] * b * z))
-    torch.testing.assert_close(layer(x_TE, None, 0, Fresh()), wanted)
-
-
-class Fresh:
-    """One sequence from its first token on."""
-
-    def recur(self, layer, recurrence, *inputs_T):
-        return recurrence.advance([part[None] for part in inputs_T], recurrence.start(1))[0][0]
 
 
 @pytest.fixture(scope="module", params=[CONFIG, CONVOLVES], ids=["delta", "short_conv"])
@@ -232,24 +153,6 @@ def test_a_draft_does_not_move_the_state_on(net, backend):
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 
 
-SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 8, "value_size": 6, "kernel": 4}
-
-
-@pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
-def test_a_size_that_is_none_is_named(name, value):
-    with pytest.raises(CheckpointError, match=f"config.json: delta: {name} must be a positive integer"):
-        DeltaSpec(**SIZES | {name: value})
-
-
-@pytest.mark.parametrize(
-    "other", [{"negative_eigenvalues": 1}, {"norm_eps": 0.0}, {"norm_eps": "small"}, {"norm_eps": math.inf}], ids=str
-)
-def test_a_switch_that_is_none_is_named(other):
-    with pytest.raises(CheckpointError, match=f"config.json: delta: {next(iter(other))} must be"):
-        DeltaSpec(**SIZES | other)
-
-
 CONV = {"conv_kernel": 3, "conv_layers": (0,)}
 UNSERVED = {
     "need a conv_kernel above 1": CONV | {"conv_kernel": 1},
@@ -264,11 +167,6 @@ UNSERVED = {
 def test_layers_with_a_state_that_are_not_built_are_refused_by_name(named, switches):
     with pytest.raises(CheckpointError, match=f"config.json: .*{named}"):
         tiny_config(num_layers=3, **switches)
-
-
-def test_value_heads_that_cannot_share_the_key_heads_are_refused():
-    with pytest.raises(CheckpointError, match="4 value heads are not divisible by 3 key heads"):
-        DeltaSpec(**SIZES | {"key_heads": 3})
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONVOLVES], ids=["delta", "short_conv"])

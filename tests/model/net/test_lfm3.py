@@ -34,7 +34,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "layer_types must name conv or sliding_attention or full_attention": {"layer_types": ["conv"] * 5},
     "rope_parameters must have sliding_attention and full_attention": {"rope_parameters": {"full_attention": DEFAULT}},
     "rope_parameters must have": {"rope_parameters": DEFAULT},
-    "partial_rotary_factor": {"partial_rotary_factor": 0.5},
     "RoPE scaling of sliding-window layers": {
         "rope_parameters": {"full_attention": DEFAULT, "sliding_attention": DEFAULT | {"rope_type": "linear", "factor": 2.0}}
     },
@@ -44,9 +43,6 @@ REFUSED: dict[str, dict[str, Any]] = {
             "full_attention": DEFAULT | {"rope_type": "proportional", "partial_rotary_factor": 1.5},
         }
     },
-    "sliding_window": {"sliding_window": 0},
-    "use_attention_gate": {"use_attention_gate": "yes"},
-    "use_sandwich_norm": {"use_sandwich_norm": 1},
 }
 
 

@@ -1,7 +1,6 @@
 """The one class of matrices: filled part by part without a second copy, open to other forms, and shared by shards."""
 
 import ast
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import attend.model
-from attend.model.net.attention import MultiHeadAttention
 from attend.model.net.checkpoint import fill, read_config
-from attend.model.net.layers import MLP, GatedMLP
 from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.native import library
 from attend.model.net.transformer import Decoder
-from attend.model.train.loss import DenseCausal, hidden_states
+from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
 from tests.model.net.native.test_native import run_native, shaped
 
@@ -225,84 +222,3 @@ def four_bits(linear: Linear) -> FourBits:
 
 
 # --- shards
-
-
-def numbers(matrix: Linear, seed: int = 1) -> Linear:
-    """Whole numbers, so that sums are exact in any order."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in matrix.parameters():
-        parameter.data = torch.randint(-8, 9, parameter.shape, generator=generator).float()
-    return matrix
-
-
-def shards(matrix: Linear, ranks: int = 2) -> list[Linear]:
-    """What each has after all of them were offered all rows, in two pieces that divide a part."""
-    found = [matrix.shard(rank, ranks) for rank in range(ranks)]
-    for shard in found:
-        for kind, shape in shard.shapes().items():
-            shard.make_room(kind, torch.float32, "cpu")
-            border = shape[0] // 3
-            shard.fill(kind, 0, getattr(matrix, kind)[:border])
-            shard.fill(kind, border, getattr(matrix, kind)[border:])
-    return found
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_shards_of_rows_are_the_whole_side_by_side(bias):
-    """Part by part: each has some heads of the queries, of the keys, and of the values."""
-    whole = numbers(Linear(24, [32, 16, 16], bias=bias, shard_dim="rows", unit=8))
-    x = torch.randint(-4, 5, (5, 24)).float()
-    split = [shard(x).split(shard.parts, dim=-1) for shard in shards(whole)]
-    assert [shard.parts for shard in shards(whole)] == [(16, 8, 8)] * 2
-    parts = [torch.cat(both, dim=-1) for both in zip(*split, strict=True)]
-    assert torch.equal(whole(x), torch.cat(parts, dim=-1))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_shards_of_columns_add_up_to_the_whole_with_one_bias(bias):
-    whole = numbers(Linear(32, [24], bias=bias, shard_dim="columns", unit=8))
-    x = torch.randint(-4, 5, (5, 32)).float()
-    assert torch.equal(whole(x), sum(shard(part) for shard, part in zip(shards(whole), x.split(16, dim=-1), strict=True)))
-
-
-def test_a_matrix_that_is_not_cut_is_whole_everywhere():
-    whole = Linear(8, [4], bias=True)
-    assert whole.shard(1, 2) is whole
-
-
-def test_a_head_is_never_divided():
-    with pytest.raises(ValueError, match=r"\(32, 24, 24\) rows in units of 8 cannot be divided among 2 ranks"):
-        Linear(24, [32, 24, 24], bias=False, shard_dim="rows", unit=8).shard(0, 2)
-    with pytest.raises(ValueError, match=r"\(8,\) columns in units of 8 cannot be divided among 2 ranks"):
-        Linear(8, [24], bias=False, shard_dim="columns", unit=8).shard(0, 2)  # both would add it to the sum
-
-
-def test_shards_have_the_same_head_where_there_are_fewer_than_shards():
-    whole = Linear(24, [32, 8, 8], bias=False, shard_dim="rows", unit=8)
-    assert [whole.shard(rank, 2).rows for rank in range(2)] == [
-        [range(16), range(32, 40), range(40, 48)],
-        [range(16, 32), range(32, 40), range(40, 48)],
-    ]
-
-
-def sharded(net: nn.Module) -> list[nn.Module]:
-    """Two shards of a module, their matrices filled from it."""
-    ranks = [copy.deepcopy(net) for _ in range(2)]
-    for rank, mine in enumerate(ranks):
-        matrices = {name: shards(module)[rank] for name, module in net.named_modules() if isinstance(module, Linear)}
-        replace_linears(mine, lambda name, _, matrices=matrices: matrices[name])
-    return ranks
-
-
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_the_outputs_of_two_shards_of_a_layer_add_up_to_it(kv_heads):
-    """Within rounding: attention with grouped heads and both kinds of MLP, biases counted once."""
-    config = tiny_config(num_kv_heads=kv_heads, qkv_bias=True, out_bias=True, mlp_bias=True)
-    x = torch.randn(7, 32, generator=torch.Generator().manual_seed(3))
-    torch.manual_seed(4)
-    for layer, more in (
-        (MultiHeadAttention(config, config.layer(0)), (None, 0, DenseCausal(7))),
-        (GatedMLP(config, 48), ()),
-        (MLP(config, 48), ()),
-    ):
-        torch.testing.assert_close(layer(x, *more), sum(part(x, *more) for part in sharded(layer)), rtol=0, atol=1e-6)

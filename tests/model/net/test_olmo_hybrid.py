@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, OlmoHybridConfig
+from transformers import AutoConfig
 
 from attend.model.net.checkpoint import inspect, load_decoder, read_config
-from attend.model.net.families.table import FAMILIES
 from tests.model.checkpoints import edit_config, edit_tensors, write_checkpoint
 from tests.model.net.test_qwen3_5 import same
 
@@ -66,16 +65,3 @@ def test_only_a_theta_of_null_means_that_nothing_is_rotated(folder, changes, rot
     ours = read_config(folder)
     assert rotates == bool(ours.ropes) == (theirs is not None)
     assert not rotates or ours.rope_theta == theirs
-
-
-@pytest.mark.parametrize("layers", [2, 3, 4, 5, 9])
-def test_an_absent_key_means_what_it_means_to_transformers(layers):
-    needed = {"vocab_size": 96, "hidden_size": 40, "num_attention_heads": 4, "intermediate_size": 48}
-    theirs = OlmoHybridConfig(**needed, num_hidden_layers=layers, pad_token_id=None, eos_token_id=None)
-    ours = FAMILIES["olmo_hybrid"].read(needed | {"model_type": "olmo_hybrid", "num_hidden_layers": layers})
-    kinds = [layer.recurrence is not None for layer in ours.layers]
-    assert [kind == "linear_attention" for kind in theirs.layer_types] == kinds
-    assert ours.delta.key_heads == theirs.linear_num_key_heads and ours.delta.value_heads == theirs.linear_num_value_heads
-    assert ours.delta.key_size == theirs.linear_key_head_dim and ours.delta.value_size == theirs.linear_value_head_dim
-    assert ours.delta.kernel == theirs.linear_conv_kernel_dim and ours.delta.negative_eigenvalues
-    assert (ours.norm_eps, ours.tied_head) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)

@@ -5,10 +5,10 @@ import torch
 
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import load_decoder, save
-from attend.model.net.outliers import CHANNELS, put_outliers, write_with_outliers
+from attend.model.net.outliers import put_outliers, write_with_outliers
 from attend.model.sublayers import LatentSpec
 from attend.model.train.loss import hidden_states
-from tests.model.checkpoints import tiny_config, tiny_decoder, write_checkpoint
+from tests.model.checkpoints import tiny_config, tiny_decoder
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 61, 9, 2]])
 LATENT = {"num_kv_heads": 1, "head_size": 16}
@@ -25,15 +25,6 @@ SWITCHES = [
 ]
 
 
-def inputs_of(net, name):
-    """What a matrix reads."""
-    seen = []
-    handle = net.get_submodule(name).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    hidden_states(net, TOKENS)
-    handle.remove()
-    return seen[0]
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("factor", [64.0, 10.0])
 @pytest.mark.parametrize("switches", SWITCHES, ids=str)
@@ -42,15 +33,6 @@ def test_a_model_with_outliers_has_the_logits_that_it_had(switches, factor):
     put_outliers(changed, factor)
     before, after = (each.logits(hidden_states(each, TOKENS)) for each in (net, changed))
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["blocks.0.attention.qkv", "blocks.1.mlp.gate_up"])
-def test_outliers_stand_in_a_few_channels_of_what_matrices_read(name):
-    net, changed = (tiny_decoder(tiny_config()) for _ in range(2))
-    put_outliers(changed, 64.0)
-    grown_E = (inputs_of(changed, name) / inputs_of(net, name)).mean(0).round()
-    assert sorted(grown_E.tolist()) == [1.0] * (len(grown_E) - CHANNELS) + [64.0] * CHANNELS
 
 
 def test_a_model_without_norms_before_its_sublayers_is_refused():
@@ -67,8 +49,3 @@ def test_a_written_model_with_outliers_is_the_one_that_it_was(tmp_path):
     assert not torch.equal(nets[0].blocks[0].attention_norm.weight, nets[1].blocks[0].attention_norm.weight)
     before, after = (net.logits(hidden_states(net, TOKENS)) for net in nets)
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
-
-
-def test_a_family_that_is_not_written_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="family gpt2"):
-        write_with_outliers(write_checkpoint("gpt2", tmp_path / "plain"), tmp_path / "changed", 8.0)

@@ -2,17 +2,13 @@
 
 from array import array
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
 
-from attend.model.net.paged_attention import GATHERED, LEAST_KEYS, BatchLayout, KVCache, Row
+from attend.model.net.paged_attention import BatchLayout, KVCache, Row
 from attend.model.sublayers import DeltaSpec
 from tests.model.checkpoints import tiny_config
-
-LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def test_the_cache_has_the_promised_blocks_and_the_reserved_one():
@@ -21,12 +17,6 @@ def test_the_cache_has_the_promised_blocks_and_the_reserved_one():
     tensors = (*cache.keys, *cache.values)
     assert [(6 * 16, config.num_kv_heads, config.head_size)] * 6 == [tuple(part.shape) for part in tensors]
     assert 6 * 16 * config.kv_bytes_per_token(2) == sum(part.nbytes for part in tensors)
-
-
-@pytest.mark.skipif(not LARGE_PAGES.exists(), reason="this system has no large pages")
-def test_all_of_a_cache_on_a_cpu_asks_for_large_pages():
-    cache = KVCache.allocate(tiny_config(num_layers=2), num_blocks=5, block_size=16, dtype=torch.bfloat16, device="cpu")
-    assert all("hg" in flags_of(part.data_ptr()) for part in (*cache.keys, *cache.values))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
@@ -40,24 +30,6 @@ def test_a_new_cache_is_zeros_whatever_others_left(dtype):
         assert not any(part.view(torch.uint8).any() for part in parts)
         for part in parts:
             part.view(torch.uint8).fill_(0xFF)
-
-
-def flags_of(address: int) -> list[str]:
-    """What the kernel was told of the mapping that holds an address (proc_pid_smaps(5))."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        name, *values = line.split()
-        if not name.endswith(":"):
-            begin, end = (int(part, 16) for part in name.split("-"))
-            inside = begin <= address < end
-        elif inside and name == "VmFlags:":
-            return values
-    raise AssertionError(f"no mapping holds {address:#x}")
-
-
-def test_rows_of_one_token_must_come_first():
-    with pytest.raises(AssertionError, match="rows of one token come first"):
-        BatchLayout.build([Row([1], 0, 3), Row([2], 4, 1)], 8, "cpu")
 
 
 def test_a_token_lies_in_its_requests_blocks_one_after_the_other():
@@ -102,38 +74,3 @@ def test_a_layout_looks_at_the_blocks_of_a_long_past_as_a_whole(tokens):
     assert [*range(4000, 0, -1)] == layout.block_table_RB[0].tolist()
     assert pages.num_read <= 3
     assert [pages[at // 8] * 8 + at % 8 for at in range(past, past + tokens)] == layout.slots_T.tolist()
-
-
-def decodes(*lengths):
-    """Rows of one token at the end of so many, each in blocks of its own."""
-    free = count(1)
-    return [Row([next(free) for _ in range(-(-length // 32))], length - 1, 1) for length in lengths]
-
-
-def gathered(*lengths, window=None):
-    """How many slots the torch backend reads for each row, and the most for a group of rows."""
-    rows = decodes(*lengths)
-    groups = BatchLayout.build(rows, 32, "cpu").reads(window).single
-    slots = {row: len(group.slots) // len(group.rows_N) for group in groups for row in group.rows_N.tolist()}
-    assert sorted(slots) == [*range(len(rows))], "a row is computed twice, or never"
-    return [slots[row] for row in range(len(rows))], max(len(group.slots) for group in groups)
-
-
-def test_a_short_row_costs_beside_a_long_one_what_it_costs_alone():
-    short = [40, 64, 65, 700, 701]
-    alone, _ = gathered(*short)
-    assert alone == gathered(*short, 16384)[0][:5]
-    assert alone == gathered(16384, *short, 9000)[0][1:6]
-
-
-@pytest.mark.parametrize("window", [None, 50, 500])
-def test_no_row_costs_more_than_twice_its_keys_whoever_is_beside_it(window):
-    lengths = [1 + 37 * at % 3001 for at in range(200)]
-    slots, _ = gathered(*lengths, window=window)
-    wanted = [min(length, window or length) for length in lengths]
-    assert all(real <= read <= max(2 * real, LEAST_KEYS) for real, read in zip(wanted, slots, strict=True))
-
-
-def test_what_is_gathered_at_once_is_bounded_by_the_longest_row_and_not_by_the_batch():
-    assert gathered(*[2000] * 64)[1] <= GATHERED
-    assert 2 * GATHERED == gathered(*[2 * GATHERED] * 3, 5)[1]

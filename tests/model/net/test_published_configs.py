@@ -125,9 +125,6 @@ HYBRID |= {"linear_key_head_dim": 96, "linear_value_head_dim": 192, "linear_num_
 HYBRID |= {"linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "eos_token_id": 100257, "tie_word_embeddings": False}
 HYBRID |= {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 8}
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-YOUTU = shape(2048, 6144, 32, 16, 16, 128256, 131072) | LATENT | {"model_type": "youtu", "rms_norm_eps": 1e-6}
-YOUTU |= {"attention_bias": False, "mlp_bias": False, "rope_interleave": True, "rope_scaling": None, "rope_theta": 1600000}
-YOUTU |= {"tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001}
 V3 = shape(7168, 18432, 61, 128, 128, 129280, 163840) | LATENT | {"model_type": "deepseek_v3", "rms_norm_eps": 1e-6}
 V3 |= {"ep_size": 1, "first_k_dense_replace": 3, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8}
 V3 |= {"n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "topk_group": 4}
@@ -158,17 +155,6 @@ GLM |= {"n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, 
 GLM |= {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_scaling": None}
 GLM |= {"rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "pad_token_id": 151329}
 GLM |= {"eos_token_id": [151329, 151336, 151338]}
-ERNIE_MOE = shape(2560, 12288, 28, 20, 4, 103424, 131072) | {"model_type": "ernie4_5_moe", "use_bias": False, "moe_k": 6}
-ERNIE_MOE |= {"moe_intermediate_size": 1536, "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1}
-ERNIE_MOE |= {"moe_num_experts": 64, "moe_num_shared_experts": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
-ERNIE_MOE |= {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "num_nextn_predict_layers": 1}
-MINIMAX = shape(3072, 1536, 62, 48, 8, 200064, 196608) | {"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}
-MINIMAX |= {"attn_type_list": [1] * 62, "num_experts_per_tok": 8, "num_local_experts": 256, "rms_norm_eps": 1e-6}
-MINIMAX |= {"rope_theta": 5000000, "scoring_func": "sigmoid", "shared_intermediate_size": 0, "tie_word_embeddings": False}
-MINIMAX |= {"use_qk_norm": True, "use_routing_bias": True, "qk_norm_type": "per_layer", "use_mtp": True}
-OLMOE = shape(2048, 1024, 16, 16, 16, 50304, 4096) | {"model_type": "olmoe", "clip_qkv": None, "norm_topk_prob": False}
-OLMOE |= {"attention_bias": False, "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5, "rope_scaling": None}
-OLMOE |= {"rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": 50279, "pad_token_id": 1}
 GRANITE_MOE = shape(1024, 512, 24, 16, 8, 49155, 4096) | {"model_type": "granitemoe", "attention_multiplier": 0.015625}
 GRANITE_MOE |= {"attention_bias": False, "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22}
 GRANITE_MOE |= {"num_experts_per_tok": 8, "num_local_experts": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000}
@@ -197,19 +183,6 @@ QWEN2_VL |= {"bos_token_id": 151643, "vision_config": {"depth": 32, "hidden_size
 QWEN3_VL = shape(2560, 9728, 36, 32, 8, 151936, 262144) | {"model_type": "qwen3_vl_text", "head_dim": 128, "rms_norm_eps": 1e-6}
 QWEN3_VL |= {"rope_theta": 5000000, "tie_word_embeddings": True, "attention_bias": False}
 QWEN3_VL |= {"rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}}
-SEED = shape(5120, 27648, 64, 80, 8, 155136, 524288) | {"model_type": "seed_oss", "attention_bias": True, "head_dim": 128}
-SEED |= {"bos_token_id": 0, "eos_token_id": 2}
-SEED |= {"attention_out_bias": False, "mlp_bias": False, "rope_scaling": {"rope_type": "default"}, "rope_theta": 1e7}
-SEED |= {"residual_dropout": 0.1, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-ERNIE = shape(1024, 3072, 18, 16, 2, 103424, 131072) | {"model_type": "ernie4_5", "head_dim": 128, "rms_norm_eps": 1e-5}
-ERNIE |= {"bos_token_id": 1, "eos_token_id": 2}
-ERNIE |= {
-    "compression_ratio": 1.0,
-    "rope_scaling": None,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "use_bias": False,
-}
 HUNYUAN = shape(2048, 6144, 32, 16, 4, 120818, 262144) | {
     "model_type": "hunyuan_v1_dense",
     "head_dim": 128,
@@ -224,15 +197,6 @@ HUNYUAN |= {
     "use_qk_norm": True,
 }
 HUNYUAN |= {"rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}}
-EXAONE = shape(5120, 27392, 64, 40, 8, 102400, 131072) | {"model_type": "exaone4", "head_dim": 128, "rms_norm_eps": 1e-5}
-EXAONE |= {"bos_token_id": 0, "eos_token_id": 2}
-EXAONE |= {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16, "sliding_window_pattern": "LLLG"}
-EXAONE |= {
-    "rope_scaling": LLAMA3 | {"factor": 16.0},
-    "rope_theta": 1000000,
-    "sliding_window": 4096,
-    "tie_word_embeddings": False,
-}
 ARCEE = shape(2560, 18432, 36, 20, 4, 128004, 65536) | {"model_type": "arcee", "hidden_act": "relu2", "rms_norm_eps": 1e-5}
 ARCEE |= {"bos_token_id": 128000, "eos_token_id": 128001}
 ARCEE |= {"rope_theta": 10000.0, "tie_word_embeddings": False, "head_dim": 128, "mlp_bias": False}
@@ -244,10 +208,7 @@ PUBLISHED = {
     "Ministral-3-3B": {"model_type": "mistral3", "text_config": MINISTRAL3, "vision_config": PIXTRAL},
     "Qwen2.5-VL-3B": QWEN2_VL,
     "Qwen3-VL-4B": {"model_type": "qwen3_vl", "text_config": QWEN3_VL, "vision_config": EYES, "tie_word_embeddings": True},
-    "Seed-OSS-36B": SEED,
-    "ERNIE-4.5-0.3B": ERNIE,
     "Hunyuan-1.8B": HUNYUAN,
-    "EXAONE-4.0-32B": EXAONE,
     "AFM-4.5B": ARCEE,
     "Mixtral-8x7B-v0.1": MIXTRAL,
     "Qwen3-30B-A3B": QWEN3_MOE,
@@ -266,16 +227,12 @@ PUBLISHED = {
     "DeepSeek-V3": V3 | {"rope_scaling": YARN_40 | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     "DeepSeek-V2-Lite": V2_LITE | {"eos_token_id": 100001},
     "GLM-4.7-Flash": FLASH,
-    "Youtu-LLM-2B": YOUTU,
     "MiniCPM3-4B": MINICPM3,
     "gpt2": GPT2,
     "LFM2-1.2B": LFM2,
     "LFM2-8B-A1B": LFM2_MOE,
     "Olmo-Hybrid-7B": HYBRID | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
     "GLM-4.5-Air": GLM,
-    "ERNIE-4.5-21B-A3B": ERNIE_MOE,
-    "MiniMax-M2": MINIMAX,
-    "OLMoE-1B-7B-0924": OLMOE,
     "granite-3.1-1b-a400m": GRANITE_MOE,
     "granite-4.0-micro": GRANITE_4,
     "Qwen3-Next-80B-A3B": QWEN3_NEXT,

@@ -1,13 +1,11 @@
 """Matrices in whole numbers hold what they are given, and a decoder with them is one with the numbers they stand for."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import Tensor
 
 from attend.model.net.checkpoint import load_decoder, save
-from attend.model.net.formats.codes import FP8, GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind, quantise
+from attend.model.net.formats.codes import GROUP, INT4, INT8, quantise
 from attend.model.net.linear import ExpertLinear, Linear
 from attend.model.net.quantised import QuantisedLinear
 from attend.model.train.loss import hidden_states
@@ -22,24 +20,6 @@ def numbers(rows: int, columns: int, scale: float = 1.0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns)) * scale
 
 
-def some_codes(kind: Kind, rows: int, columns: int, *, minima: bool = False, scale: float = 1.0) -> Codes:
-    dice = torch.Generator().manual_seed(columns)
-    low, high, dtype = (0, 16, torch.uint8) if kind.values else (-127, 128, torch.int8)
-    codes = torch.randint(low, high, (rows, columns), generator=dice).to(dtype)
-    if kind == FP8:  # in which some codes are no numbers
-        codes = torch.randn(rows, columns, generator=dice).to(torch.float8_e4m3fn).view(torch.int8)
-    scales, least = (torch.randn(rows, -(-columns // GROUP), generator=dice).half().float() * scale for _ in range(2))
-    return Codes(kind, codes, scales, least if minima else None)
-
-
-def form(kind: Kind, rows: int, columns: int, *, minima: bool = False) -> QuantisedLinear:
-    with torch.device("meta"):
-        plain = Linear(columns, [rows], bias=False)
-    matrix = QuantisedLinear.form(plain, kind, has_minima=minima)
-    matrix.make_room("weight", torch.float32, "cpu")
-    return matrix
-
-
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("scale", SCALES)
 def test_eight_bits_are_off_by_half_a_step(columns, scale):
@@ -48,50 +28,6 @@ def test_eight_bits_are_off_by_half_a_step(columns, scale):
     assert codes.codes_OI.abs().max() == 127
     steps = codes.scales_OG.repeat_interleave(GROUP, dim=-1)[:, :columns]
     assert ((codes.dense() - plain).abs() <= steps * 0.5001).all()
-
-
-@pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("scale", SCALES)
-def test_four_bits_come_nearer_than_if_the_largest_number_set_the_scale(columns, scale):
-    plain = numbers(64, columns, scale)
-    groups = torch.nn.functional.pad(plain / scale, (0, -columns % GROUP)).unflatten(-1, (-1, GROUP))
-    steps = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
-    coarse = ((groups / steps).round().clamp(-8, 7) * steps).flatten(-2)[:, :columns]
-    off, allowed = (((each - plain / scale) ** 2).sum() for each in (quantise(plain, INT4).dense() / scale, coarse))
-    assert off < 0.95 * allowed
-
-
-@pytest.mark.parametrize("kind", [INT8, INT4], ids=lambda kind: kind.name)
-def test_zeros_stay_zeros(kind):
-    plain = numbers(3, 64)
-    plain[1], plain[2, :32] = 0, 0
-    assert not quantise(plain, kind).dense()[plain == 0].any()
-    assert quantise(plain, kind).dense().isfinite().all()
-
-
-@pytest.mark.parametrize("kind", [*KINDS.values(), FP8], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("minima", [False, True])
-@pytest.mark.parametrize(("columns", "scale"), list(product(WIDTHS, SCALES)))
-def test_a_matrix_holds_the_codes_that_it_is_given(kind, minima, columns, scale):
-    codes = some_codes(kind, 6, columns, minima=minima, scale=scale)
-    matrix = form(kind, 6, columns, minima=minima)
-    for first in (0, 4, 2):
-        matrix.fill("weight", first, codes.each(lambda part, first=first: part[first : first + 2]))
-    size = codes.scales_OG.abs().max() * 127
-    torch.testing.assert_close(matrix.dense() / size, codes.dense() / size, rtol=0, atol=2e-7)
-
-
-@pytest.mark.parametrize("kind", [INT4, IQ4_NL, MXFP4], ids=lambda kind: kind.name)
-def test_eight_bits_hold_any_codes_of_four(kind):
-    codes, matrix = some_codes(kind, 6, 64), form(INT8, 6, 64)
-    matrix.fill("weight", 0, codes)
-    assert torch.equal(matrix.dense(), codes.dense())
-
-
-def test_codes_without_room_for_their_minima_are_rounded_anew():
-    codes, matrix = some_codes(INT4, 6, 64, minima=True), form(INT8, 6, 64)
-    matrix.fill("weight", 0, codes)
-    assert (matrix.dense() - codes.dense()).abs().max() <= codes.dense().abs().max() / 127 / 1.99
 
 
 def test_experts_are_quantised_each_by_itself():

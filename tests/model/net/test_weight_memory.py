@@ -8,7 +8,6 @@ from attend.model.errors import SettingError
 from attend.model.net.checkpoint import load_decoder, quantised_decoder, save
 from attend.model.net.quantised import count_bytes
 from tests.model.checkpoints import tiny_config, tiny_decoder
-from tests.model.gguf_files import Type, make, stored_as, write_gguf
 
 
 @pytest.fixture
@@ -28,15 +27,3 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, dtype,
     told = r"does not fit: its weights take 0\.0 GB as \w+, and 0\.0 GB of memory are free; .*=int8 or .*=int4"
     with pytest.raises(SettingError, match=told):
         load_decoder(folder, dtype, "cpu", dummy=dummy)
-
-
-def test_what_the_form_that_serves_takes_is_what_counts(tmp_path, monkeypatch):
-    """Codes of 8 bits take about half of bfloat16."""
-    path = write_gguf(make("llama", tmp_path / "theirs"), tmp_path / "tiny.gguf", stored_as(Type.Q8_0))
-    monkeypatch.setattr(room, "available_memory", lambda: count_bytes(quantised_decoder(path), torch.bfloat16))
-    load_decoder(path, torch.bfloat16, "cpu", keep_codes=True)
-    with pytest.raises(SettingError, match="does not fit"):
-        load_decoder(path, torch.bfloat16, "cpu")
-    monkeypatch.setattr(room, "available_memory", lambda: 0)
-    with pytest.raises(SettingError, match=r"as quantised weights, .*; a smaller model is needed"):
-        load_decoder(path, torch.bfloat16, "cpu", keep_codes=True)

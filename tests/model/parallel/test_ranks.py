@@ -135,12 +135,6 @@ def test_ranks_of_another_kind_answer_as_one(folder, kind, within):
         same({name: told(outputs) for name, outputs in run(engine.engine, crowd()).items()}, wanted, within)
 
 
-def test_a_request_among_ranks_is_the_same_alone(engine, wanted):
-    for request in crowd():
-        [(name, outputs)] = run(engine, [request]).items()
-        same({name: told(outputs)}, {name: wanted[name]})
-
-
 def test_tokens_that_did_not_reach_the_host_are_known_on_every_rank(engine, wanted, monkeypatch):
     """As on a GPU, where a step is submitted before the previous one has ended."""
     monkeypatch.setattr(engine, "async_scheduling", True)
@@ -149,15 +143,6 @@ def test_tokens_that_did_not_reach_the_host_are_known_on_every_rank(engine, want
     found = {name: told(outputs) for name, outputs in run(engine, crowd()[:12]).items()}
     same(found, {name: wanted[name] for name in found})
     assert any(submitted)
-
-
-def test_ranks_agree_after_every_answer(engine):
-    runner = engine.runner
-    assert isinstance(runner, Leader)
-    run(engine, crowd())
-    runner._beat -= 60
-    runner.idle()
-    assert time.monotonic() - runner._beat < 60
 
 
 def test_a_rank_that_computes_other_numbers_ends_the_engine(folder):
@@ -213,14 +198,6 @@ def test_the_other_ranks_end_with_rank_0(folder, how, serves):
         for process in (first, other):
             process.kill()
             process.communicate()
-
-
-def test_a_rank_that_ends_before_it_has_loaded_is_told_of(folder):
-    def alive():
-        raise SettingError("rank 1 says why")
-
-    with pytest.raises(SettingError, match="rank 1 says why"):
-        build_runner(folder, OPTIONS, group=ProcessGroup(0, 2, "cpu", alive=alive))
 
 
 def test_what_fails_on_rank_0_within_a_step_cannot_be_repeated(engine, monkeypatch):

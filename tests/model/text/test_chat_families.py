@@ -12,7 +12,7 @@ from transformers.utils import chat_template_utils
 
 from attend.model.errors import CheckpointError, InvalidRequest
 from attend.model.text.chat import ChatTemplate
-from tests.model.chat_templates import ASK, CONVERSATIONS, EXTRAS, PAPERS, PARTS, TEMPLATES, TOOLS
+from tests.model.chat_templates import ASK, CONVERSATIONS, EXTRAS, PAPERS, TEMPLATES, TOOLS
 from tests.model.tokenizers import complete
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -97,19 +97,6 @@ def test_the_options_of_a_template_are_those_of_transformers(name, options):
 # --- parts of a text
 
 
-@pytest.mark.parametrize("name", ["turns", "prefixed"])
-@pytest.mark.parametrize("extra", [EXTRAS["plain"], EXTRAS["tools"]], ids=["plain", "tools"])
-def test_a_template_that_writes_parts_gets_them_as_they_are(name, extra):
-    assert theirs(TEMPLATES[name], PARTS[1:], **extra) == ours(TEMPLATES[name], PARTS[1:], **extra)
-
-
-@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"turns", "prefixed"}))
-def test_a_template_that_writes_no_parts_gets_their_texts_joined_by_line_ends(name):
-    """It would fail, leave them out, or write the list."""
-    joined = [message | {"content": "\n".join(part["text"] for part in message["content"])} for message in PARTS]
-    assert theirs(TEMPLATES[name], joined) == ours(TEMPLATES[name], PARTS)
-
-
 def test_whether_parts_are_written_is_found_out_for_each_role():
     source = (
         "{% for m in messages %}{% if m.role == 'user' %}{% for p in m.content %}[{{ p.text }}]{% endfor %}"
@@ -158,16 +145,6 @@ def test_of_several_templates_the_one_for_tools_is_taken_where_there_are_tools(t
     assert [both(folder, tools=TOOLS, a=1), both(folder, b=2)] == ["T11", "D2"]
 
 
-def test_a_folder_of_templates_goes_before_tokenizer_config(tmp_path):
-    folder = write(tmp_path, LIST, "J{{ tools is none }}", {"tool_use": "F", "rag": "R"})
-    assert [both(folder), both(folder, tools=TOOLS)] == ["JTrue", "F"]
-
-
-def test_a_folder_of_templates_may_hold_all_of_them(tmp_path):
-    folder = write(tmp_path, "C", None, {"default": "A", "rag": "R"})
-    assert both(folder, tools=TOOLS) == "A"
-
-
 def test_the_file_that_older_processors_wrote_is_read_where_there_is_no_other(tmp_path):
     folder = write(tmp_path)
     (folder / "chat_template.json").write_text('{"chat_template": "P{{ messages[0].role }}"}', encoding="utf-8")
@@ -202,20 +179,6 @@ TOKENS = "{{ bos_token is defined }}{{ bos_token }}{{ eos_token }}{{ unk_token i
 )
 def test_a_template_knows_the_special_tokens_that_transformers_gives_it(config, tmp_path):
     assert both(write(tmp_path, TOKENS, **config))
-
-
-def test_a_template_knows_the_special_tokens_of_the_older_file(tmp_path):
-    (tmp_path / "special_tokens_map.json").write_text(
-        '{"bos_token": {"content": "<s>"}, "eos_token": "</s>"}', encoding="utf-8"
-    )
-    assert both(write(tmp_path, TOKENS)) == "True<s></s>False"
-
-
-def test_no_option_may_replace_a_special_token(tmp_path):
-    template = ChatTemplate.load(write(tmp_path, TOKENS, image_token="<|x|>"))
-    assert template is not None and "image_token" not in template.options
-    with pytest.raises(InvalidRequest, match="'image_token'"):
-        template.render(ASK, image_token="x")
 
 
 def test_special_tokens_in_what_a_caller_writes_are_those_tokens_where_the_template_knows_of_none():

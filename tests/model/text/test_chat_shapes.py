@@ -89,12 +89,6 @@ def test_every_text_and_every_call_of_a_conversation_is_in_its_prompt():
         assert all(call in prompt and f'{{"city": "Zürich {call}"}}' in prompt for call in calls), (name, kind, prompt)
 
 
-def test_a_template_that_takes_any_order_gets_it():
-    for talk in TALKS.values():
-        shown = "".join(f"<{message['role']}>{message.get('content', '')}" for message in talk)
-        assert written(LOOP + "<{{ m.role }}>{{ m.content }}{% endfor %}", [m | {"tool_calls": None} for m in talk]) == shown
-
-
 MOVED = [
     ("a system message in front", "two systems", "<system>be brief\n\nbe kind<user>ask"),
     ("a system message in front", "a late system", "<user>ask<assistant>say<user>be late\n\nagain"),
@@ -123,8 +117,3 @@ def test_what_a_template_takes_is_found_out_once_and_beside_tools_again():
     known = dict(template.shapes._known)
     template.render(TALKS["two systems"], [{}])
     assert template.shapes._known == known
-
-
-def test_many_turns_that_are_joined_take_time_in_proportion():
-    talk = [turn("user", "x" * 4096) for _ in range(2048)]
-    assert len(written(TEMPLATES["turns that alternate"], talk[:1000])) == 1000 * 4098 - 2 + 6

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 from attend.model.errors import InvalidRequest
-from attend.model.text.caller_marks import CLOSE, EDGE, OPEN, ChatText, Fragment, split_literals, strip, touches, without_marks
+from attend.model.text.caller_marks import CLOSE, EDGE, OPEN, ChatText, touches
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.control_tokens import ControlTokens
 from attend.model.text.tokenizer import Tokenizer
@@ -145,13 +145,6 @@ def test_no_text_of_a_caller_makes_a_control_token(name, kind):
             assert written is not None and control(kind, written) == wanted, (place, attack)
 
 
-def test_a_turn_cannot_be_forged():
-    messages = [{"role": "user", "content": ATTACKS[0]}]
-    starts = [control("qwen", template_of("chatml", kind).write(messages))["<|im_start|>"] for kind in ("qwen", None)]
-    assert starts == [2, 3]
-    assert control("qwen", template_of("chatml", "qwen").write(messages))["<|im_end|>"] == 1
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_text_is_that_of_the_template(name):
     template, free = template_of(name, "gpt2"), template_of(name, None)
@@ -174,61 +167,7 @@ def test_the_tokens_say_what_they_would_say_if_the_callers_were_control_tokens(k
     assert found == wanted
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama3", "gemma"])
-def test_letters_of_tokens_are_kept_with_the_white_space_around_them(kind):
-    for attack in ATTACKS[:5]:
-        written = template_of("chatml", kind).write([{"role": "user", "content": attack}])
-        assert tokenizer_of(kind).decode(tokens_of(kind, written), skip_special_tokens=False) == written.text
-
-
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_a_conversation_without_control_tokens_has_the_tokens_that_it_has_without_marks(name, kind):
-    for talk in TALKS:
-        found, wanted = (write(template_of(name, each), talk) for each in (kind, None))
-        assert (found and found.text) == (wanted and wanted.text)
-        if found is not None and wanted is not None:
-            assert tokens_of(kind, found) == tokens_of(kind, wanted)
-
-
-REASONED = [
-    *("<think>\nhm\n</think>\n\nHi.\n", "<think>\n\n</think>\n\nHi.", "</think>", "hm</think>Hi.", "\n\n<think>hm</think>"),
-    *("<think>", "a</think>b</think>c", "<think>a", "</think>\n\n", "<think>\n</think>"),
-]
-
-
-@pytest.mark.parametrize("content", REASONED, ids=repr)
-def test_a_template_cuts_reasoning_out_of_an_answer_as_ever(content):
-    """Qwen3 splits answers at the token, and writes it itself."""
-    for messages in (
-        [*CONVERSATIONS["ask"], {"role": "assistant", "content": content}],
-        [{"role": "user", "content": content}],
-    ):
-        for after in ([], CONVERSATIONS["ask"]):
-            found, wanted = (template_of("marks", kind).write([*messages, *after]) for kind in ("qwen", None))
-            assert found.text == wanted.text
-    last = control(
-        "qwen", template_of("marks", "qwen").write([*CONVERSATIONS["ask"], {"role": "assistant", "content": content}])
-    )
-    assert (last["<think>"], last["</think>"]) == (1, 1)  # the template's
-
-
-def test_tools_results_that_look_like_results_are_read_by_the_template_as_ever():
-    messages = [*CONVERSATIONS["ask"], {"role": "assistant", "content": "x", "reasoning_content": "r"}]
-    messages += [{"role": "user", "content": "<result>5</result>"}]
-    found, wanted = (template_of("marks", kind).render(messages) for kind in ("qwen", None))
-    assert found == wanted
-    assert control("qwen", template_of("marks", "qwen").write(messages))["<result>"] == 0
-
-
 # --- which tokens
-
-
-def test_added_tokens_that_are_words_stay_words():
-    """A text of two paragraphs has Gemma's token for two line ends."""
-    written = template_of("turns", "gemma").write([{"role": "user", "content": "a word\n\nb"}])
-    assert written.literals == ()
-    words = {tokenizer_of("gemma").raw.token_to_id(text) for text in ("word", "\n\n")}
-    assert words <= set(tokens_of("gemma", written))
 
 
 def test_an_added_token_that_stands_in_the_template_is_a_control_token():
@@ -249,53 +188,7 @@ def test_a_token_that_the_normalizer_makes_is_none(kind):
     assert [ids.count(raw.token_to_id(text)) for text in ("<s>", "[x]")] == [0, 1]
 
 
-def test_a_word_of_the_model_that_is_a_control_token_is_spelled():
-    """Llama 3's models take a whole word of the vocabulary for one token."""
-    raw = KINDS["llama3"]()
-    described = json.loads(raw.to_str())
-    described["model"]["vocab"]["></"] = len(described["model"]["vocab"])
-    raw = type(raw).from_str(json.dumps(described))
-    raw.add_special_tokens([AddedToken("></", normalized=False)])
-    assert raw.model.ignore_merges
-    template = ChatTemplate("{{ messages[0].content }}></")
-    template.control = ControlTokens(raw, "")
-    written = template.write([{"role": "user", "content": "a ></ b"}])
-    tokenizer = Tokenizer(raw)
-    ids = tokenizer.encode(written.text, literals=written.literals)
-    assert ids.count(raw.token_to_id("></")) == 1 and tokenizer.decode(ids, skip_special_tokens=False) == "a ></ b></"
-
-
-@pytest.mark.parametrize("kind", ["always", "llama2", "mistral", "nested"])
-def test_nothing_is_written_before_the_letters_of_a_token(kind):
-    """Some normalizers and splits write a space before each text: the letters stand inside one."""
-    tokenizer = tokenizer_of(kind)
-    ids = tokenizer.encode("the</s>cat", add_special_tokens=False, literals=((3, 7),))
-    assert tokenizer.decode(ids, skip_special_tokens=False).replace(" cat", "cat").strip() == "the</s>cat"
-
-
 # --- marks
-
-
-def test_a_template_compares_short_texts_as_they_stand():
-    source = "{% if messages[0].content == 'key' and 'key' in {messages[0].content: 1} %}same{% endif %}"
-    template = ChatTemplate(source)
-    template.control = ControlTokens(tokenizer_of("gpt2").raw, "")
-    assert isinstance(template.control.mark_texts("key"), Fragment)
-    assert template.render([{"role": "user", "content": "key"}]) == "same"
-
-
-def test_names_and_words_of_schemas_beside_letters_of_a_token_are_what_they_are():
-    """`Human` ends as `name` and `number` begin."""
-    raw = KINDS["gpt2"]()
-    raw.add_special_tokens(["Human", "<s>"])
-    template = ChatTemplate(
-        "{% for t in tools %}{{ t.function.name }}{{ t['function'].kind == 'number' }}"
-        "{% for n in t.function %} {{ n }}{% endfor %}{% endfor %}{{ messages[0].content == 'n' }}"
-    )
-    tools = [{"type": "function", "function": {"name": "f", "kind": "number", "H": 1, "<s>": 2}}]
-    plain = template.render([{"role": "user", "content": "n"}], tools)
-    template.control = ControlTokens(raw, template.source)
-    assert template.render([{"role": "user", "content": "n"}], tools) == plain
 
 
 def test_a_refusal_shows_no_marks():
@@ -303,14 +196,6 @@ def test_a_refusal_shows_no_marks():
     template.control = ControlTokens(tokenizer_of("gpt2").raw, "")
     with pytest.raises(InvalidRequest, match=r"refuses them: no a</s>b$"):
         template.render([{"role": "user", "content": "a</s>b"}])
-
-
-def test_json_in_ascii_has_its_marks():
-    source = "{{ messages[0].content | tojson(ensure_ascii=true) }}"
-    template = ChatTemplate(source)
-    template.control = ControlTokens(tokenizer_of("gpt2").raw, "")
-    content = 'é</s>\\\\udb40\\udded \\udb40\\udded"'
-    assert template.render([{"role": "user", "content": content}]) == json.dumps(content)
 
 
 @pytest.mark.parametrize(
@@ -342,15 +227,6 @@ def test_marks_of_a_caller_take_no_token_from_the_template():
         assert control("gpt2", written) == Counter({"<s>": 1, "</s>": 1})
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "unigram"])
-def test_white_space_of_a_caller_takes_no_token_from_the_template(kind):
-    """A token may take the white space around it along."""
-    template = ChatTemplate("{{ messages[0].content }}<|x|>{{ messages[0].content }}")
-    template.control = ControlTokens(tokenizer_of(kind).raw, "")
-    written = template.write([{"role": "user", "content": " |> and more words <"}])
-    assert control(kind, written) == Counter({"<|x|>": 1})
-
-
 def test_a_token_that_the_template_puts_where_it_split_a_text_is_its_own():
     source = (
         "{% set p = messages[0].content.split('</think>') %}{{ p[0] }}</think>{{ p[1] }}"
@@ -362,21 +238,6 @@ def test_a_token_that_the_template_puts_where_it_split_a_text_is_its_own():
         for content, text in (("a</think>b", "a</think>b"), ("</think>b", "</think>bempty"), ("a</think>", "a</think>empty")):
             written = template.write([{"role": "user", "content": content}])
             assert written.text == text and control("gpt2", written) == Counter({"</think>": 1})
-
-
-def test_letters_of_the_template_between_marks_of_two_tokens_are_its_own():
-    assert split_literals(f"a{OPEN}\n</s>\n{CLOSE}{OPEN}</s>{CLOSE}b", "</s>".__eq__) == ChatText(
-        "a\n</s>\n</s>b", ((1, 1), (7, 7), (7, 11))
-    )
-
-
-@given(st.text(st.sampled_from(f" \n\tab{OPEN}{CLOSE}{EDGE}\u2003")), st.sampled_from([None, "\n", "a \n"]))
-def test_a_text_with_marks_is_trimmed_as_without_and_loses_none(text, letters):
-    for options in ({}, {"left": False}, {"right": False}):
-        method = {"left": str.rstrip, "right": str.lstrip}.get(next(iter(options), ""), str.strip)
-        found = strip(text, letters, **options)
-        assert without_marks(found) == method(without_marks(text), letters)
-        assert [each for each in found if each in OPEN + CLOSE + EDGE] == [each for each in text if each in OPEN + CLOSE + EDGE]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=5), st.integers(0, 20), st.integers(1, 4))

@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RawTokenizer
-from transformers import PreTrainedTokenizerFast
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from attend.model.errors import CheckpointError
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
@@ -78,14 +76,6 @@ def test_ids_that_the_tokenizer_does_not_know_have_no_text(ids, skip):
     assert_stream_is_text(BYTE_LEVEL, ids, skip)
 
 
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte_level", "byte_fallback"])
-def test_bytes_that_are_no_character_are_not_held_back(tokenizer):
-    """However many come: their text is settled, and holding it would decode all of them again with each new one."""
-    byte = next(token for token in range(tokenizer.size) if tokenizer.bytes_of(token) == b"\x95")
-    pieces = assert_stream_is_text(tokenizer, [byte] * 50)
-    assert all("".join(pieces[at : at + 16]) for at in range(0, 48, 16))
-
-
 def test_only_texts_that_are_their_tokens_bytes_joined_are_looked_up():
     tables = [each.alone(skip_special_tokens=True) for each in (BYTE_LEVEL, METASPACE, BYTE_FALLBACK)]
     assert [table is not None for table in tables] == [True, False, False]
@@ -95,28 +85,9 @@ TEXTS = st.text(max_size=20) | st.text(alphabet="😀👩‍🚀é日 the\n", ma
 
 
 @law
-@given(text=TEXTS, skip=st.booleans())
-def test_a_character_is_sent_whole_or_not_at_all(text, skip):
-    """A text with no U+FFFD of its own streams without one, though its characters span tokens."""
-    pieces = assert_stream_is_text(BYTE_LEVEL, BYTE_LEVEL.encode(text), skip)
-    assert "\ufffd" in text or all("\ufffd" not in piece for piece in pieces)
-
-
-@law
 @given(text=TEXTS)
 def test_encoding_loses_nothing(text):
     assert text == BYTE_LEVEL.decode(BYTE_LEVEL.encode(text), skip_special_tokens=False)
-
-
-def test_every_token_that_ends_on_a_character_is_sent_at_once():
-    """Nothing is held back without need: plain text streams token by token, an emoji with its last byte."""
-    ids = BYTE_LEVEL.encode("the cat 🦀!")
-    pieces = assert_stream_is_text(BYTE_LEVEL, ids)
-    words = [BYTE_LEVEL.decode([token]) for token in ids]
-    whole = [word for word in words if "\ufffd" not in word]
-    assert [*whole[:-1], "🦀", "!"] == [piece for piece in pieces if piece]
-    assert len(words) - len(whole) > 1
-    assert pieces[-1] == ""
 
 
 def test_what_never_becomes_a_character_comes_with_the_flush():
@@ -130,49 +101,6 @@ def test_special_tokens_are_shown_only_when_asked_for():
     ids = [*BYTE_LEVEL.encode("the"), END, *BYTE_LEVEL.encode(" cat")]
     assert "".join(assert_stream_is_text(BYTE_LEVEL, ids, skip=True)) == "the cat"
     assert f"the{END_OF_TEXT} cat" == "".join(assert_stream_is_text(BYTE_LEVEL, ids, skip=False))
-
-
-@law
-@given(ids=st.lists(st.integers(0, METASPACE.size - 1) | st.just(0), max_size=30), skip=st.booleans())
-def test_a_leading_space_stays_where_decoding_puts_it(ids, skip):
-    """Where a token's text depends on the token before it, the stream still is the text."""
-    assert_stream_is_text(METASPACE, ids, skip)
-
-
-def test_words_keep_the_spaces_between_them():
-    ids = METASPACE.encode("the cat sat")
-    assert "".join(assert_stream_is_text(METASPACE, ids)) == "the cat sat"
-
-
-@law
-@given(text=st.text(alphabet="hi é😀日", max_size=15))
-def test_byte_fallback_streams_text_as_decoded(text):
-    """Characters spelled in byte tokens, one after the other, come out whole: Llama 2 and Mistral spell emoji so."""
-    pieces = assert_stream_is_text(BYTE_FALLBACK, BYTE_FALLBACK.encode(text))
-    assert text == "".join(pieces)
-
-
-def test_a_tokenizer_survives_its_file(tmp_path):
-    loaded = Tokenizer.load(write_tokenizer(tmp_path))
-    text = "def attend(q): 😀"
-    assert BYTE_LEVEL.encode(text) == loaded.encode(text)
-    assert BYTE_LEVEL.size == loaded.size
-    assert loaded.bos_token_id is None
-
-
-@pytest.mark.parametrize("token", [END_OF_TEXT, {"content": END_OF_TEXT, "lstrip": False}], ids=["text", "object"])
-def test_the_start_token_is_read_from_the_tokenizer_config(tmp_path, token):
-    write_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": token}), encoding="utf-8")
-    assert Tokenizer.load(tmp_path).bos_token_id == END
-
-
-@pytest.mark.parametrize("limit", [4096, 2**63 - 1, -(2**63), 2**63, 1000000000000000019884624838656, 10**400], ids=str)
-def test_any_number_of_the_tokenizer_config_can_be_told_in_json(tmp_path, limit):
-    write_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}), encoding="utf-8")
-    told = json.loads(orjson.dumps(Tokenizer.load(tmp_path).facts))["model_max_length"]
-    assert told == (None if limit == 10**400 else limit)
 
 
 @pytest.mark.parametrize("document", [{}, {"bos_token": None}, {"bos_token": "<unknown>"}], ids=str)
@@ -203,112 +131,3 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is not a JSON object"):
         Tokenizer.load(damaged(tmp_path, content, "tokenizer_config.json"))
-
-
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
-@law
-@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=30))
-def test_the_bytes_of_the_tokens_are_the_texts_bytes(tokenizer, text):
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    joined = b"".join(tokenizer.bytes_of(token) for token in ids)
-    before = " " if tokenizer is BYTE_FALLBACK and text else ""  # its normalizer begins every text with a space
-    assert (before + text).encode() == joined
-
-
-def test_a_token_that_is_no_whole_character_shows_its_bytes_and_a_word_its_space():
-    halves = [BYTE_FALLBACK.raw.token_to_id(name) for name in ("<0xC3>", "<0xA9>")]
-    assert ["bytes:\\xc3", "bytes:\\xa9"] == [BYTE_FALLBACK.text_of(half) for half in halves]
-    assert " hi" == BYTE_FALLBACK.text_of(BYTE_FALLBACK.raw.token_to_id("▁hi"))
-    assert "a" == BYTE_LEVEL.text_of(BYTE_LEVEL.encode("a")[0])
-    assert END_OF_TEXT == BYTE_LEVEL.text_of(END)
-
-
-# Of the byte-fallback tokenizer: ids 1 to 256 are the bytes, the words follow.
-SPELLED = st.binary(max_size=24) | st.text(alphabet="é日😀\ufffd a", max_size=8).map(str.encode)
-PARTS = st.one_of(
-    SPELLED.map(lambda raw: [1 + byte for byte in raw]), st.lists(st.integers(257, BYTE_FALLBACK.size + 2), max_size=3)
-)
-
-
-def with_an_end(tokenizer: Tokenizer) -> Tokenizer:
-    raw = RawTokenizer.from_str(tokenizer.raw.to_str())
-    raw.add_special_tokens(["</s>"])
-    return Tokenizer(raw)
-
-
-FALLBACK_WITH_END = with_an_end(BYTE_FALLBACK)
-FALLBACK_END = FALLBACK_WITH_END.raw.token_to_id("</s>")
-
-
-@law
-@given(parts=st.lists(PARTS | st.just([FALLBACK_END]), max_size=6), skip=st.booleans())
-def test_byte_tokens_in_any_order_stream_as_decoded(parts, skip):
-    """Whole characters, parts of them, bytes that are none, words and special tokens between them, at the start and the end."""
-    assert_stream_is_text(FALLBACK_WITH_END, [token for part in parts for token in part], skip)
-
-
-@law
-@given(raw=st.binary(max_size=24))
-def test_byte_tokens_say_what_their_bytes_say(raw):
-    """As with a byte-level tokenizer; the library itself makes U+FFFD of whole characters that stand beside half of one."""
-    ids = [BYTE_FALLBACK.raw.token_to_id("h"), *(1 + byte for byte in raw)]
-    assert "h" + raw.decode(errors="replace") == BYTE_FALLBACK.decode(ids)
-
-
-def test_a_character_of_byte_tokens_is_sent_with_its_last_byte():
-    pieces = assert_stream_is_text(BYTE_FALLBACK, [1 + byte for byte in "€".encode() + b"\xe2"])
-    assert ["", "", "€", "", "\ufffd"] == pieces
-
-
-@law
-@given(text=st.text(max_size=20), skip=st.booleans())
-def test_valid_text_is_decoded_as_the_library_does(text, skip):
-    ids = BYTE_FALLBACK.encode(text)
-    assert BYTE_FALLBACK.raw.decode(ids, skip_special_tokens=skip) == BYTE_FALLBACK.decode(ids, skip_special_tokens=skip)
-
-
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE, FALLBACK_WITH_END], ids=["byte-level", "metaspace", "fallback"])
-def test_a_token_costs_the_same_however_many_were_skipped_before_it(tokenizer, monkeypatch):
-    """Special tokens, and ids without a token: none of them is decoded again."""
-    end = tokenizer.size - 1 if tokenizer is FALLBACK_WITH_END else END if tokenizer is BYTE_LEVEL else 0
-    longest, decode = [0], Tokenizer.decode_as_is
-    monkeypatch.setattr(
-        Tokenizer, "decode_as_is", lambda self, ids, **how: longest.append(len(ids)) or decode(self, ids, **how)
-    )
-    stream = StreamDecoder(tokenizer)
-    for token in [*tokenizer.encode("hi"), *[end, tokenizer.size + 5] * 500, *tokenizer.encode("hi")]:
-        stream.push(token)
-    assert max(longest) < 16
-
-
-def ending(name: str, start: int, end: int):
-    """A post-processor that adds a start, or an end as well."""
-    specials = [("<s>", start), ("</s>", end)]
-    both = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=specials)
-    first = processors.TemplateProcessing(single="<s> $A", special_tokens=specials[:1])
-    return {"both": both, "start": processors.Sequence([processors.ByteLevel(), first])}[name]
-
-
-ASKED = ["the cat sat on the mat", " hi é", "hi <|x|> hi", "hi<|x|>hi  <|y|>\n", "<s>hi</s>", "", "  ", "日本 😀", "<s><s> the"]
-
-
-@pytest.mark.parametrize("added", ["none", "both", "start"])
-@pytest.mark.parametrize("kind", [BYTE_LEVEL, METASPACE, BYTE_FALLBACK], ids=["byte-level", "metaspace", "fallback"])
-def test_a_file_gives_the_tokens_that_transformers_gives(kind, added, tmp_path):
-    """Saved with truncation and padding, with tokens that swallow the spaces around them, with start and end tokens."""
-    raw = RawTokenizer.from_str(kind.raw.to_str())
-    raw.add_special_tokens([AddedToken("<s>", normalized=False), AddedToken("</s>", normalized=False)])
-    raw.add_special_tokens([AddedToken("<|x|>", lstrip=True, rstrip=True, normalized=False)])
-    raw.add_tokens([AddedToken("<|y|>", lstrip=True, single_word=True)])
-    if added != "none":
-        raw.post_processor = ending(added, raw.token_to_id("<s>"), raw.token_to_id("</s>"))
-    raw.enable_truncation(5)
-    raw.enable_padding(length=9)
-    raw.save(str(tmp_path / "tokenizer.json"))
-    ours, theirs = Tokenizer.load(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    for text in ASKED:
-        for special in (True, False):
-            ids = ours.encode(text, add_special_tokens=special)
-            assert theirs.encode(text, add_special_tokens=special) == ids
-            shown = theirs.decode(ids, skip_special_tokens=special, clean_up_tokenization_spaces=False)
-            assert shown == ours.decode(ids, skip_special_tokens=special)

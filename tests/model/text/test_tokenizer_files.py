@@ -1,6 +1,5 @@
 """What stands beside tokenizer.json counts as it does for `transformers`; a folder without it is told how to make it."""
 
-import inspect
 import json
 import re
 import shlex
@@ -10,13 +9,11 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as RawTokenizer
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from attend.model.errors import CheckpointError, EngineFailed, InvalidRequest
-from attend.model.net.checkpoint import read_config
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.text.tokenizer_files import end_tokens
-from tests.model.checkpoints import edit_config, write_checkpoint
 from tests.model.tokenizers import complete, gpt2
 
 TEXTS = ["the cat", "<|new|> the<|new|>cat", "sat <|turn|>x", "<image> then <|b|><|a|>  the[PAD]", " at at<s>", "<|tool|>"]
@@ -53,43 +50,6 @@ FILES = {
 }
 
 
-LAW = {
-    **{"split_special_tokens": True, "additional_special_tokens": ["at"], "extra_special_tokens": ["at"], "image_token": "at"},
-    **{"model_specific_special_tokens": {"image_token": "at"}, "chat_control_tokens": ["at"], "chat_template": "x"},
-    **{"model_max_length": 2, "max_len": 2, "max_length": 2, "truncation": True, "truncation_side": "left", "stride": 1},
-    **{"padding": True, "padding_side": "left", "pad_to_multiple_of": 8, "model_input_names": ["input_ids"]},
-    **{"add_prefix_space": True, "do_lower_case": True, "strip_accents": True, "legacy": False, "keep_accents": True},
-    **{"remove_space": True, "trim_offsets": True, "errors": "ignore", "sp_model_kwargs": {"a": 1}, "from_slow": True},
-    **{"clean_up_tokenization_spaces": True, "spaces_between_special_tokens": True, "use_default_system_prompt": True},
-    **{"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": False, "tokenize_chinese_chars": True},
-    **{"name_or_path": "x", "processor_class": "X", "verbose": True, "response_template": {}, "response_schema": {}},
-    **{"backend": "tokenizers", "files_loaded": [], "tokenizer_class": "LlamaTokenizerFast", "vocab_size": 3},
-    **{"fix_mistral_regex": True, "unk_id": 3, "vocab_file": "x"},
-}
-"""Keys of tokenizer_config.json, of the constructors of `transformers` and of its models, with a value that could act."""
-OF_CODE = {"tokenizer_object", "gguf_file", "tokenizer_file", "_json_truncation", "_json_padding", "tokenizer_padding"} | {
-    *(
-        "tokenizer",
-        "_spm_precompiled_charsmap",
-        "tokenizer_truncation",
-        "post_processor",
-        "vocab",
-        "merges",
-        "added_tokens_decoder",
-        "add_bos_token",
-        "add_eos_token",
-    )
-}
-"""Arguments of these constructors that no such file gives, and what other tests have."""
-FILES |= {f"{name}: {value}": {"tokenizer_config": {name: value}} for name, value in LAW.items()}
-
-
-def test_every_key_that_the_constructors_of_transformers_read_is_among_those_that_are_compared():
-    sources = map(inspect.getsource, (PreTrainedTokenizerBase.__init__, PreTrainedTokenizerFast.__init__))
-    names = set(re.findall(r'kwargs\.(?:pop|get)\(\s*"(\w+)"', "".join(sources)))
-    assert len(names) > 15 and names - LAW.keys() - OF_CODE == set()
-
-
 @pytest.mark.parametrize("files", FILES.values(), ids=FILES.keys())
 def test_tokens_that_other_files_name_are_those_of_transformers(files, tmp_path):
     ours, theirs = Tokenizer.load(write(tmp_path, **files)), PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -99,19 +59,6 @@ def test_tokens_that_other_files_name_are_those_of_transformers(files, tmp_path)
         for skip in (True, False):
             shown = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
             assert shown == ours.decode(ids, skip_special_tokens=skip)
-
-
-def test_a_special_token_that_nothing_gives_an_id_is_ordinary_text(tmp_path):
-    """The model cannot know one: its text must not become an id beyond the vocabulary."""
-    loaded = Tokenizer.load(write(tmp_path, tokenizer_config={"bos_token": "[BOS]", "pad_token": "[PAD]"}))
-    assert loaded.bos_token_id is None
-    assert max(loaded.encode("a [PAD] b [BOS]")) < SIZE
-    assert SIZE == loaded.size
-
-
-def test_the_start_token_may_stand_in_the_older_file_alone(tmp_path):
-    loaded = Tokenizer.load(write(tmp_path, special_tokens_map={"bos_token": token("<s>")}))
-    assert loaded.raw.token_to_id("<s>") == loaded.bos_token_id
 
 
 @pytest.mark.parametrize(
@@ -188,11 +135,6 @@ def test_the_command_that_converts_a_tokenizer_makes_a_folder_that_loads(tmp_pat
     assert Tokenizer.load(tmp_path).encode("the cat") == raw.encode("the cat").ids
 
 
-def test_a_folder_without_any_tokenizer_is_told_what_is_needed(tmp_path):
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing: Attend needs the tokenizer in the `tokenizers`"):
-        Tokenizer.load(tmp_path)
-
-
 QWEN = ["<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
 ENDS = {
     "of no file": ([], {}, []),
@@ -223,15 +165,6 @@ def test_answers_end_with_the_tokenizers_own_end_and_after_infilled_code(added, 
     assert found == tuple(ids(text) for text in ends)
 
 
-def test_the_ends_of_all_files_of_a_folder_count_where_the_model_knows_them(tmp_path):
-    folder = write_checkpoint("qwen2", tmp_path)
-    write(folder, tokenizer_config={"eos_token": "at"}, generation_config={"eos_token_id": 5})
-    at = complete("gpt2").token_to_id("at")
-    for size, ends in ((at + 1, (2, 5, at)), (at, (2, 5))):
-        edit_config(folder, eos_token_id=2, vocab_size=size)
-        assert read_config(folder).eos_token_ids == ends
-
-
 @pytest.mark.parametrize("adds", [(True, True), (True, False), (False, True), (None, "yes")], ids=str)
 @pytest.mark.parametrize("of_bytes", [True, False])
 @pytest.mark.parametrize("has", [(), ("bos",), ("eos",), ("bos", "eos")], ids=str)
@@ -253,27 +186,6 @@ def test_start_and_end_are_added_where_the_file_asks_for_them_and_the_post_proce
     plain = tokenizer.encode("the cat", add_special_tokens=False)
     for found in (tokenizer.encode("the cat"), tokenizer.encode("the cat", literals=[(0, 3)])):
         assert found == [ids["bos"]] * ("bos" in wanted) + plain + [ids["eos"]] * ("eos" in wanted)
-
-
-SEQUENCE = {"Sequence": {"id": "A", "type_id": 0}}
-PANICS = {
-    "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
-    "post_processor": {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "no", "type_id": 0}}, SEQUENCE],
-        "pair": [],
-        "special_tokens": {},
-    },
-}
-
-
-@pytest.mark.parametrize("part", PANICS)
-def test_a_tokenizer_at_which_the_library_panics_is_named_at_the_start(part, tmp_path):
-    folder = write(tmp_path)
-    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    (folder / "tokenizer.json").write_text(json.dumps(document | {part: PANICS[part]}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be (read|used) as a tokenizer: "):
-        Tokenizer.load(folder)
 
 
 def test_a_panic_of_a_later_call_is_an_error_of_that_call(tmp_path):

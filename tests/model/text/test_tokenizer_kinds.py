@@ -90,13 +90,6 @@ def test_every_prefix_of_any_tokens_streams_as_it_is_decoded(kind, data, skip):
 
 
 @kinds
-def test_a_character_is_streamed_whole_with_its_last_byte(kind):
-    ids = ours(kind).encode("a 👩🏽‍🚀 e\u0301 日本語 \ue000", add_special_tokens=False)
-    stream = StreamDecoder(ours(kind))
-    assert not any("\ufffd" in stream.push(token) for token in ids)
-
-
-@kinds
 def test_the_bytes_of_a_texts_tokens_are_the_bytes_of_the_text(kind):
     """Up to the space that some kinds write before a text."""
     for text in ("the cat sat", "naïve café 日本語 😀"):
@@ -152,25 +145,6 @@ def test_an_added_token_is_its_own_text_whatever_its_letters(kind, trained):
     assert tokenizer.decode([special]) == "" and tokenizer.decode([special], skip_special_tokens=False) == "<|é|>"
 
 
-@byte_level
-@law
-@given(data=st.data(), skip=st.booleans())
-def test_any_tokens_stream_as_they_are_decoded_beside_such_tokens(kind, data, skip):
-    tokenizer = with_letters(kind)
-    ids = data.draw(tokens_of(tokenizer))
-    assert_every_prefix_streams(tokenizer, ids, skip)
-    pieces = [tokenizer.bytes_of(token) for token in ids if not tokenizer.says_nothing(token, skip_special_tokens=skip)]
-    assert b"".join(pieces).decode(errors="replace") == tokenizer.decode(ids, skip_special_tokens=skip)
-
-
-@byte_level
-def test_a_character_that_such_a_token_interrupts_is_broken_and_the_token_is_not(kind):
-    tokenizer = with_letters(kind)
-    half, token = tokenizer.raw.token_to_id("Ã"), tokenizer.raw.token_to_id("für")
-    assert_every_prefix_streams(tokenizer, [half, token, half], skip=True)
-    assert tokenizer.decode([half, token, half]) == "\ufffdfür\ufffd"
-
-
 @pytest.mark.parametrize("word", ["Ġthe", "Ċ", "Ä"])
 def test_a_word_of_the_vocabulary_that_texts_have_keeps_its_bytes_where_it_is_an_added_token_too(word):
     raw = KINDS["gpt2"]()
@@ -190,15 +164,3 @@ def test_a_decoder_that_does_more_than_join_bytes_streams_characters_whole():
     assert_every_prefix_streams(tokenizer, ids, skip=True)
     stream = StreamDecoder(tokenizer)
     assert not any("\ufffd" in stream.push(token) for token in ids)
-
-
-@byte_level
-def test_a_special_token_that_is_skipped_does_not_part_a_character(kind):
-    raw = KINDS[kind]()
-    raw.add_special_tokens([AddedToken("für", normalized=False)])
-    raw.add_tokens([AddedToken("đem", normalized=False)])
-    tokenizer = Tokenizer(raw)
-    word, other, first, second = (raw.token_to_id(each) for each in ("für", "đem", "Ã", "©"))
-    for ids, text in (([first, word, second], "é"), ([other, first, word, word, second, other], "đeméđem")):
-        stream = StreamDecoder(tokenizer)
-        assert text == tokenizer.decode(ids) == "".join(map(stream.push, ids)) + stream.flush()

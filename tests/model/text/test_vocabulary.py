@@ -1,7 +1,6 @@
 """A tokenizer and a model that do not have the same ids: what is known to one alone harms nobody."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from attend.model.errors import NotSupported
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.grammar_tokens import for_grammars
 from attend.model.text.tokenizer import StreamDecoder, Tokenizer
-from tests.model.text.test_tokenizer_kinds import with_letters
 from tests.model.tokenizers import ENDS, KINDS, complete
 
 GAP = 10
@@ -27,13 +25,6 @@ def with_a_gap(kind: str = "gpt2") -> Tokenizer:
         token["id"] += GAP
         described["model"]["vocab"][token["content"]] = token["id"]
     return Tokenizer(RawTokenizer.from_str(json.dumps(described)))
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama2"])
-def test_the_size_reaches_to_the_last_token_although_ids_are_left_out(kind):
-    tokenizer = with_a_gap(kind)
-    assert max(tokenizer.raw.get_vocab(with_added_tokens=True).values()) + 1 == tokenizer.size
-    assert complete(kind).get_vocab_size() + GAP == tokenizer.size
 
 
 def test_no_grammar_allows_an_id_without_a_token_and_every_end_is_reached():
@@ -80,23 +71,6 @@ def test_a_grammar_takes_a_text_in_the_tokens_of_every_kind_or_says_that_it_cann
     assert grammar.mask()[end]
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_a_grammar_knows_an_added_token_by_its_own_text(trained):
-    """Its letters may be those of bytes for the tokenizer; that of a special token is no text at all."""
-    tokenizer = with_letters("gpt2", trained=trained)
-    end = tokenizer.raw.token_to_id("<|é|>")
-    grammar = (
-        GrammarCompiler(tokenizer, tokenizer.size, (end,)).compile(GrammarSpec("regex", "(für|đem|[a-z])( İstanbul)?")).start()
-    )
-    mask = grammar.mask()
-    words = {word: tokenizer.raw.token_to_id(word) for word in ("für", "đem", "ü", "čaj", "<|é|>")}
-    assert [True, True, False, False, False] == [bool(mask[token]) for token in words.values()]
-    for token in tokenizer.encode("für İstanbul"):
-        assert grammar.allows(token)
-        grammar.advance(token)
-    assert grammar.mask()[end]
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "nested", "llama2", "gemma"])
 @pytest.mark.parametrize("words", [("für", "ü", "Ã¼", "né "), ("Ã¼", "ü", "日本")])
 @pytest.mark.parametrize("gap", [False, True])
@@ -117,29 +91,3 @@ def test_a_grammar_reads_each_id_as_the_bytes_that_it_stands_for(kind, words, ga
     others.remove(next(token for token in others if tokenizer.bytes_of(token) == b"\xff"))  # a mark of the library, no text
     assert not any(read.is_special_token(token) for token in others)
     assert {token: tokenizer.bytes_of(token) for token in others} == {token: read.decode_bytes([token]) for token in others}
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama2", "mistral"])
-def test_a_grammar_that_leaves_no_choice_names_tokens_that_may_follow(kind):
-    """An added token where the text is one, a special token never: its text is spelled. And words as a prompt has them."""
-    raw = KINDS[kind]()
-    raw.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
-    raw.add_tokens([AddedToken(word, normalized=False) for word in ("<think>", "</think>", "für")])
-    tokenizer = Tokenizer(raw)
-    end, first, last = (raw.token_to_id(word) for word in ("<|im_end|>", "<think>", "</think>"))
-    compiler = GrammarCompiler(tokenizer, tokenizer.size, (end,))
-    for regex, begins in (("<think>[a-z]*", first), ("</think>für", last), ("a<\\|im_end\\|>für", None)):
-        grammar, taken = compiler.compile(GrammarSpec("regex", regex)).start(), []
-        while not (mask := grammar.mask())[end]:
-            taken.append(int(np.flatnonzero(mask)[-1]))
-            grammar.advance(taken[-1])
-        assert begins is None or begins == taken[0]
-        text = b"".join(tokenizer.bytes_of(token) for token in taken).decode()
-        assert re.fullmatch(regex, text)
-    forced = compiler.compile(GrammarSpec("regex", "the cat sat")).start()
-    for token in tokenizer.encode("\nthe cat sat", add_special_tokens=False)[
-        len(tokenizer.encode("\n", add_special_tokens=False)) :
-    ]:
-        assert forced.allows(token)
-        forced.advance(token)
-    assert forced.mask()[end]

@@ -1,19 +1,15 @@
 """Training: the loss falls, no piece is seen twice in an epoch, and a run that was cut off goes on as if it had not."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from attend.model.errors import SettingError
-from attend.model.net.transformer import Decoder
 from attend.model.train.batches import TrainingText, batch_at
-from attend.model.train.command import default_config, original_config
-from attend.model.train.trainer import MOMENTS, Progress, Recipe, Trainer, build_optimizers, read_run
+from attend.model.train.trainer import Progress, Recipe, Trainer
 from tests.model.checkpoints import VOCAB, tiny_config
 
 RECIPE = Recipe(tokens=16 * 4 * 24, context=16, batch=4, learning_rate=2e-2, warmup=0.1, evaluate_every=8)
@@ -66,21 +62,6 @@ def test_a_run_learns(unbroken):
     assert unbroken.evaluate(HELD_OUT, 60) == after
 
 
-def test_progress_counts_steps_and_tokens(unbroken):
-    assert unbroken.progress.step == RECIPE.steps == 24
-    assert [seen for seen, _ in unbroken.progress.held_out] == [8 * 64, 16 * 64, 24 * 64]
-    assert [seen for seen, _ in unbroken.progress.losses] == [10 * 64, 20 * 64]
-
-
-def test_the_same_recipe_gives_the_same_weights(unbroken, tmp_path):
-    assert_same_run(train(tmp_path), unbroken)
-
-
-def test_another_seed_gives_other_weights(unbroken, tmp_path):
-    other = train(tmp_path, replace(RECIPE, seed=1))
-    assert not torch.equal(next(unbroken.net.parameters()), next(other.net.parameters()))
-
-
 @pytest.mark.parametrize("cut", [3, 8, 13, 23])
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(unbroken, tmp_path, cut):
     """True if it died before the first save, just after one, or between two: weights and moments are those unbroken."""
@@ -90,124 +71,11 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(unbroken, tmp_path, cut
     assert_same_run(train(tmp_path), unbroken)
 
 
-@pytest.mark.parametrize("survived", [0, 1, 2, 3])
-def test_a_run_killed_while_it_saves_loses_nothing_else(monkeypatch, unbroken, tmp_path, survived):
-    """Killed right after any file has taken its place: what is on disk is one state, and the run goes on from it."""
-    moved, place = [], Path.replace
-
-    def place_and_die(path: Path, target: Path) -> Path:
-        done = place(path, target)
-        moved.append(target)
-        if len(moved) > survived:
-            raise KilledError
-        return done
-
-    monkeypatch.setattr(Path, "replace", place_and_die)
-    try:
-        train(tmp_path)
-    except KilledError:
-        monkeypatch.setattr(Path, "replace", place)
-    assert_same_run(train(tmp_path), unbroken)
-
-
-def owners(net: Decoder) -> dict[str, list[type]]:
-    """The optimisers that hold each parameter."""
-    names = {parameter: name for name, parameter in net.named_parameters()}
-    found: dict[str, list[type]] = {name: [] for name in names.values()}
-    for optimizer in build_optimizers(net, RECIPE):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                found[names[parameter]].append(type(optimizer))
-    return found
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        tiny_config(),
-        tiny_config(tied_head=False, positions="learned", qkv_bias=True, qk_norm="head"),
-        default_config(16),
-        original_config(16),
-    ],
-    ids=["tied", "untied", "default", "original"],
-)
-def test_every_parameter_has_one_optimizer(config):
-    """Muon takes the matrices inside the blocks; embeddings, head, gains and biases are AdamW's."""
-    net = Decoder(config)
-    kinds = {name: parameter.dim() for name, parameter in net.named_parameters()}
-    inner = {name for name, dim in kinds.items() if dim == 2 and name.startswith("blocks.")}
-    assert {name: [torch.optim.Muon if name in inner else torch.optim.AdamW] for name in kinds} == owners(net)
-    assert len(inner) == config.num_layers * 4
-
-
-def test_only_vectors_are_free_of_weight_decay():
-    net = Decoder(tiny_config(tied_head=False, out_bias=True, mlp_bias=True))
-    for optimizer in build_optimizers(net, RECIPE):
-        for group in optimizer.param_groups:
-            decays = {RECIPE.weight_decay if parameter.dim() == 2 else 0.0 for parameter in group["params"]}
-            assert decays == {group["weight_decay"]}
-
-
-def test_both_optimizers_follow_the_schedule(unbroken):
-    """After the last step every group has that step's rate."""
-    rates = {group["lr"] for optimizer in unbroken.optimizers for group in optimizer.param_groups}
-    assert rates == {RECIPE.rate(RECIPE.steps - 1)}
-
-
-def test_the_state_holds_weights_and_moments_and_nothing_else(unbroken):
-    tensors = load_file(unbroken.folder / "state.safetensors")
-    expected = {f"net.{name}" for name, _ in unbroken.net.named_parameters()}
-    for name, (optimizer,) in owners(unbroken.net).items():
-        expected |= {f"{key}.{name}" for key in MOMENTS[optimizer]}
-    assert expected == tensors.keys()
-
-
-def test_a_run_of_another_optimizer_is_refused(tmp_path):
-    """Going on without a parameter's moments would be another run in silence."""
-    train(tmp_path, replace(RECIPE, tokens=16 * 4 * 8))
-    tensors, run = load_file(tmp_path / "state.safetensors"), read_run(tmp_path)
-    kept = {name: value for name, value in tensors.items() if not name.startswith("momentum_buffer")}
-    save_file(kept, tmp_path / "state.safetensors", metadata={"run": json.dumps(run)})
-    with pytest.raises(SettingError, match=r"another optimiser.*momentum_buffer"):
-        Trainer(CONFIG, RECIPE, tmp_path)
-
-
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch": 5}, {"context": 8}, {"weight_decay": 0.0}])
 def test_a_run_with_another_order_of_the_data_is_refused(tmp_path, change):
     train(tmp_path, replace(RECIPE, tokens=16 * 4 * 8))
     with pytest.raises(SettingError, match=next(iter(change))):
         Trainer(CONFIG, replace(RECIPE, **change), tmp_path)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"state\.safetensors is missing"):
-        read_run(tmp_path)
-
-
-def test_a_finished_run_is_not_trained_further(tmp_path):
-    short = replace(RECIPE, tokens=16 * 4 * 8)
-    first, again = train(tmp_path, short), train(tmp_path, short)
-    for one, two in zip(first.net.parameters(), again.net.parameters(), strict=True):
-        assert torch.equal(one, two)
-    assert len(again.progress.held_out) == 1
-
-
-@pytest.mark.parametrize(("steps", "warmup"), [(100, 0.1), (1000, 0.02), (7, 0.5), (3, 0.0), (1, 0.02)])
-def test_the_rate_rises_linearly_then_falls_linearly_to_zero(steps, warmup):
-    recipe = Recipe(tokens=steps * 8, batch=2, context=4, warmup=warmup, learning_rate=0.5)
-    rising = int(steps * warmup)
-    rates = [recipe.rate(step) for step in range(steps + 1)]
-    fall = [0.5 * (steps - step) / steps for step in range(steps + 1)]
-    assert rates[-1] == 0.0
-    assert rates[rising:] == pytest.approx(fall[rising:])
-    for step in range(rising):
-        assert rates[step] == pytest.approx(min(0.5 * (step + 1) / rising, fall[step]))
-    assert 0 < max(rates) <= 0.5
-
-
-@pytest.mark.parametrize("steps", [1, 5])
-def test_a_recipe_has_at_least_a_step(steps):
-    assert [steps, 1] == [Recipe(tokens=steps * 32 + 31, batch=4, context=8).steps, Recipe(tokens=1).steps]
 
 
 def places(recipe: Recipe, tokens: np.ndarray, pieces: int) -> list[int]:
@@ -231,13 +99,3 @@ def test_an_epoch_visits_each_piece_once(length):
     if per_epoch > 3:
         assert first.tolist() != second.tolist()
         assert first.tolist() != sorted(first)
-
-
-def test_a_batch_is_a_function_of_the_recipe_and_the_step():
-    text = TrainingText(np.arange(300, dtype=np.uint16))
-    recipes = [Recipe(context=8, batch=4, seed=seed) for seed in (1, 1, 2)]
-    (tokens, targets), (same, _), (other, _) = (batch_at(text, recipe, 5) for recipe in recipes)
-    assert torch.equal(tokens, same)
-    assert not torch.equal(tokens, other)
-    assert not torch.equal(tokens, batch_at(text, recipes[0], 6)[0])
-    assert [(4, 8), torch.int64] == [tuple(targets.shape), tokens.dtype]

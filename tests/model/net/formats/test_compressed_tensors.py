@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import inspect, load_decoder, quantised_decoder, read_config
+from attend.model.net.checkpoint import load_decoder, read_config
 from attend.model.net.formats.codes import INT4, INT8, MXFP4
-from attend.model.net.formats.compressed_tensors import CompressedTensors
 from attend.model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import edit_config, edit_tensors, shaped, spread
 from tests.model.net.formats.writing import (
@@ -25,13 +24,11 @@ from tests.model.net.formats.writing import (
     Packed,
     assert_codes_mean,
     assert_means,
-    codes_of,
     is_matrix,
     logits,
     pack_folder,
     plain_folder,
 )
-from tests.model.net.test_linear import filling
 
 SCALES = {"group": lambda rows, columns: (rows, columns // 64), "channel": lambda rows, columns: (rows, 1)}
 SCALES |= {"tensor": lambda rows, columns: (1,), "block": lambda rows, columns: (-(-rows // 96), -(-columns // 128))}
@@ -98,32 +95,6 @@ def test_integers_are_read_as_they_were_written(tmp_path, layout, weights, kind)
     forms = [module for module in net.modules() if isinstance(module, QuantisedLinear)]
     assert len(forms) == 8
     assert {(form.kind, form.has_minima) for form in forms} == {(kind, not weights["symmetric"])}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_scales_of_any_precision_are_read_exactly(tmp_path, dtype):
-    weights = args(4, "group", symmetric=False)
-    plain = plain_folder(tmp_path / "plain")
-    assert_codes_mean(
-        pack_folder(plain, compressed("pack-quantized", weights, dtype=dtype), settings("pack-quantized", weights)), plain
-    )
-
-
-def test_the_least_of_256_values_is_kept(tmp_path):
-    """The package rounds to -128, and 128 scales below zero it is."""
-    weights = args(8, "channel")
-    plain = plain_folder(tmp_path / "plain")
-    folder, name = (
-        pack_folder(plain, compressed("int-quantized", weights), settings("int-quantized", weights)),
-        "model.layers.0.mlp.down_proj",
-    )
-    edit_tensors(folder, **{f"{name}.weight".replace(".", "__"): torch.full((128, 256), -128, dtype=torch.int8)})
-    scales = load_file(folder / "model.safetensors")[f"{name}.weight_scale"]
-    for dense in (
-        codes_of(folder, f"{name}.weight", (128, 256)).dense(),
-        load_decoder(folder, torch.float32, "cpu", keep_codes=True).blocks[0].mlp.down.dense(),
-    ):
-        assert torch.equal(dense, -128 * scales.float().expand(128, 256))
 
 
 FLOATS = {
@@ -206,46 +177,6 @@ def packed(tmp_path) -> Path:
     return pack_folder(plain, compressed("pack-quantized", weights), settings("pack-quantized", weights))
 
 
-def test_a_name_comes_before_an_expression_and_that_before_a_class():
-    def group(target: str, bits: int) -> dict[str, Any]:
-        return {"targets": [target], "weights": args(bits, "group") | {"group_size": bits * 32}, "format": "pack-quantized"}
-
-    groups = {"a": group("Linear", 4), "b": group(r"re:.*mlp", 8), "c": group("model.mlp.up", 4) | {"format": "int-quantized"}}
-    groups["c"]["weights"] = args(8, "channel")
-    found = CompressedTensors({"config_groups": groups, "ignore": []})
-    layouts = [found.scheme_of(f"model.{name}.weight") for name in ("mlp.up", "mlp.down", "attention.q")]
-    assert [(scheme.layout, scheme.bits) for scheme in layouts] == [
-        ("int-quantized", 8),
-        ("pack-quantized", 8),
-        ("pack-quantized", 4),
-    ]
-
-
-NAMED: dict[str, tuple[dict[str, Any], str]] = {
-    "by its name": ({"ignore": ["model.layers.0.mlp.down_proj"]}, "tensor model.layers.0.mlp.down_proj.weight is missing"),
-    "by an expression": ({"ignore": [r"re:.*1\.mlp\.up"]}, "tensor model.layers.1.mlp.up_proj.weight is missing"),
-}
-
-
-@pytest.mark.parametrize(("changes", "named"), NAMED.values(), ids=NAMED)
-def test_a_module_that_is_ignored_must_be_plain(packed, changes, named):
-    edit_config(packed, quantization_config=settings("pack-quantized", args(4, "group", symmetric=False), **changes))
-    with pytest.raises(CheckpointError, match=named):
-        load_decoder(packed, torch.float32, "cpu", keep_codes=True)
-
-
-def test_an_ignored_module_may_be_plain_and_a_name_is_not_an_expression(tmp_path):
-    plain, weights = plain_folder(tmp_path / "plain"), args(8, "channel")
-    ignore = ["lm_head", r"re:.*layers\.0\.", "model.layers.1.mlp"]
-
-    def chosen(name: str, tensor: Tensor) -> bool:
-        return is_matrix(name, tensor) and "layers.0." not in name
-
-    folder = pack_folder(plain, compressed("int-quantized", weights), settings("int-quantized", weights, ignore=ignore), chosen)
-    net = assert_means(folder, plain)
-    assert not any(isinstance(module, QuantisedLinear) for module in net.blocks[0].modules())
-
-
 def test_what_is_said_of_activations_and_of_the_cache_is_not_carried_out_and_a_line_says_so(tmp_path, caplog):
     plain, weights = plain_folder(tmp_path / "plain"), args(8, "channel")
     more = settings("int-quantized", weights, kv_cache_scheme={"num_bits": 8, "type": "float"})
@@ -262,25 +193,6 @@ def test_what_is_said_of_activations_and_of_the_cache_is_not_carried_out_and_a_l
     assert "kv_cache_scheme is ignored" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "groups", [{}, None, {"group_0": {"targets": ["Linear"], "weights": None}}], ids=["empty", "none", "no weights"]
-)
-def test_where_only_the_cache_was_rounded_weights_are_plain_and_a_line_says_so(tmp_path, caplog, groups):
-    plain = plain_folder(tmp_path)
-    before = logits(load_decoder(plain, torch.float32, "cpu"))
-    said = settings("float-quantized", {}, config_groups=groups, kv_cache_scheme={"num_bits": 8, "type": "float"})
-    edit_config(plain, quantization_config=said)
-    parts = ("k_scale", "v_scale", "k_zero_point", "k_proj.output_scale", "v_proj.output_scale")
-    edit_tensors(plain, **{f"model.layers.{n}.self_attn.{part}": torch.ones(1) for n in range(2) for part in parts})
-    assert inspect(plain).num_layers == 2
-    with caplog.at_level(logging.INFO, "attend.model"):
-        assert torch.equal(before, logits(load_decoder(plain, torch.float32, "cpu", keep_codes=True)))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{plain}: kv_cache_scheme is ignored: --kv-dtype sets the type of the KV cache"
-    ]
-    load_decoder(plain, torch.float32, "cpu", quantize=INT8)
-
-
 def test_a_config_may_name_modules_with_another_prefix_than_the_files(tmp_path):
     """A tuned model is saved without its head, and its config still has the names of the whole; or the other way round."""
     plain, weights = plain_folder(tmp_path / "plain"), args(8, "channel")
@@ -294,12 +206,6 @@ def test_a_config_may_name_modules_with_another_prefix_than_the_files(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
     assert torch.equal(logits(whole), logits(load_decoder(folder, torch.float32, "cpu", keep_codes=True)))
-
-
-def test_codes_are_filled_without_a_second_copy(tmp_path):
-    plain, weights = plain_folder(tmp_path / "plain", vocab_size=8), args(4, "group")
-    folder = pack_folder(plain, compressed("pack-quantized", weights), settings("pack-quantized", weights))
-    assert filling(quantised_decoder(folder), folder)[1] < 4 * 256 * 128
 
 
 NAME = "model.layers.1.mlp.down_proj"
@@ -330,12 +236,6 @@ def test_a_damaged_folder_is_named(packed, changes, named):
     edit_tensors(packed, **{f"{NAME}.{part}".replace(".", "__"): tensor for part, tensor in changes.items()})
     with pytest.raises(CheckpointError, match=named):
         load_decoder(packed, torch.float32, "cpu", keep_codes=True)
-
-
-def test_the_order_of_columns_may_be_theirs(packed):
-    before = load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense()
-    edit_tensors(packed, **{f"{NAME}.weight_g_idx".replace(".", "__"): torch.arange(256, dtype=torch.int32) // 64})
-    assert torch.equal(before, load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense())
 
 
 GROUP = args(4, "group")
@@ -382,10 +282,3 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, raw, named):
     edit_config(folder, quantization_config=json.loads(json.dumps(raw)))
     with pytest.raises(CheckpointError, match=rf"config\.json: quantization_config: .*{named}"):
         read_config(folder)
-
-
-def test_sparsity_and_rotations_that_are_not_there_are_passed_over(packed):
-    before = load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense()
-    absent = {"sparsity_config": {}, "transform_config": {}, "kv_cache_scheme": None}
-    edit_config(packed, quantization_config=settings("pack-quantized", args(4, "group", symmetric=False), **absent))
-    assert torch.equal(before, load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense())

@@ -10,13 +10,12 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from attend.model.errors import CheckpointError
-from attend.model.net.checkpoint import load_decoder, quantised_decoder, read_config
-from attend.model.net.formats.codes import FP8, INT8
+from attend.model.net.checkpoint import load_decoder, read_config
+from attend.model.net.formats.codes import FP8
 from attend.model.net.formats.fp8 import dense
 from attend.model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import DEEPSEEK, LATENT, edit_config, edit_tensors
 from tests.model.net.formats.writing import Pack, Packed, assert_means, pack_folder, plain_folder
-from tests.model.net.test_linear import filling
 
 BLOCKS: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [64, 128]}
 ROWS: dict[str, Any] = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
@@ -108,44 +107,12 @@ def test_a_float_that_is_no_number_is_refused(tmp_path):
             load_decoder(folder, torch.float32, "cpu", keep_codes=True, keep_floats=floats)
 
 
-def test_it_is_kept_in_the_dtype_asked_for(tmp_path):
-    plain = plain_folder(tmp_path / "plain")
-    folder = pack_folder(plain, fp8("blocks"), BLOCKS)
-    small, large = (load_decoder(each, torch.bfloat16, "cpu") for each in (folder, plain))
-    assert {parameter.dtype for parameter in small.parameters()} == {torch.bfloat16}
-    assert all(torch.equal(a, b) for a, b in zip(small.parameters(), large.parameters(), strict=True))
-
-
-def test_it_may_be_quantised_as_plain_weights_are(tmp_path):
-    plain = plain_folder(tmp_path / "plain")
-    folder = pack_folder(plain, fp8("rows", ".weight_scale"), ROWS)
-    small, large = (load_decoder(each, torch.float32, "cpu", quantize=INT8) for each in (folder, plain))
-    for found, expected in zip(small.modules(), large.modules(), strict=True):
-        if isinstance(found, QuantisedLinear):
-            assert torch.equal(found.dense(), expected.dense())
-
-
-def test_it_is_filled_with_one_matrix_in_float32_beside(tmp_path):
-    plain = plain_folder(tmp_path / "plain", vocab_size=8)
-    folder = pack_folder(plain, fp8("blocks"), BLOCKS)
-    assert filling(quantised_decoder(folder), folder)[1] <= 4 * 256 * 128 * 1.1
-
-
 def test_experts_in_one_tensor_have_blocks_each():
     weight = torch.randn(3, 96, 160).to(torch.float8_e4m3fn)
     scale = torch.rand(3, 2, 2)
     found = dense(weight, scale, (64, 128))
     for expert in range(3):
         assert torch.equal(found[expert], dense(weight[expert], scale[expert], (64, 128)))
-
-
-def test_scales_of_activations_are_passed_over(tmp_path):
-    plain = plain_folder(tmp_path / "plain")
-    folder = pack_folder(plain, fp8("one", ".weight_scale"), TENSORS)
-    edit_tensors(
-        folder, model__layers__0__mlp__up_proj__input_scale=torch.ones(1), model__layers__0__self_attn__k_scale=torch.ones(1)
-    )
-    assert_means(folder, plain, coded=False)
 
 
 NAME = "model.layers.1.mlp.down_proj"

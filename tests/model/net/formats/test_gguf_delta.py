@@ -9,12 +9,10 @@ from torch import Tensor
 
 from attend.model.errors import CheckpointError
 from attend.model.net.checkpoint import inspect, load_decoder, read_config
-from attend.model.net.native.decoder import NativeDecoder
 from attend.model.net.quantised import QuantisedLinear
 from tests.model.checkpoints import shaped, spread
 from tests.model.gguf_files import Type, make, plain, stored_as, write_gguf
 from tests.model.net.formats.test_gguf import DELTA_KINDS, TOKENS, Change, dequantised, matrices, our_logits, random_blocks
-from tests.model.net.native.test_native import needs_library
 
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
 
@@ -61,20 +59,6 @@ def test_columns_of_value_heads_lie_side_by_side_whatever_their_type(kind, wide,
     merge, whole = kept.blocks[0].attention.merge, theirs.blocks[0].attention.merge
     assert isinstance(merge, QuantisedLinear)
     assert (merge.dense() - whole.dense()).abs().max() <= whole.dense().abs().max() / 100
-
-
-@needs_library
-@pytest.mark.parametrize(
-    "kind", [Type.Q8_0, Type.Q4_K, Type.Q2_K, Type.IQ4_XS, Type.IQ3_S, Type.BF16], ids=lambda kind: kind.name
-)
-def test_the_native_decoder_unpacks_them_to_the_bits_that_torch_makes_of_them(kind, wide, tmp_path):
-    path = write_gguf(wide, tmp_path / "tiny.gguf", stored_as(kind) if kind == Type.BF16 else random_blocks(kind))
-    found = []
-    for mapped in (True, False):
-        net = load_decoder(path, torch.bfloat16, "cpu", keep_codes=True, keep_mapped=mapped)
-        NativeDecoder(net, spend=True)
-        found.append(matrices(net))
-    assert all(torch.equal(matrix, found[1][name]) for name, matrix in found[0].items())
 
 
 def test_heads_that_end_within_a_block_are_refused_by_the_tensor(tmp_path):

@@ -1,6 +1,5 @@
 """AWQ and GPTQ: a folder that holds codes is the plain folder with the numbers they stand for, in memory too."""
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,14 @@ import torch
 import transformers
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from attend.model.engine.build import build_engine
-from attend.model.engine.options import EngineOptions
-from attend.model.engine.request import Request
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.net.checkpoint import inspect, load_decoder, quantised_decoder, read_config
 from attend.model.net.formats.codes import INT4, INT8, MXFP4, CodeLayout
-from attend.model.net.formats.gptq import Gptq
 from attend.model.net.linear import Linear
 from attend.model.net.quantised import QuantisedEmbedding, QuantisedLinear
-from attend.model.params import SamplingParams
-from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import edit_config, edit_tensors, spread
 from tests.model.net.formats.writing import (
     AWQ,
@@ -39,9 +32,7 @@ from tests.model.net.formats.writing import (
     logits,
     pack_folder,
     plain_folder,
-    words,
 )
-from tests.model.net.test_adapters import logits as adapted
 from tests.model.net.test_linear import filling
 
 LAYOUTS: dict[str, tuple[Pack, dict[str, Any]]] = {
@@ -60,17 +51,6 @@ LAYOUTS: dict[str, tuple[Pack, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["awq 64", "gptq 4 bits 128 version 1"])
-def test_a_packed_folder_is_the_same_without_the_prefix_of_its_names(tmp_path, layout):
-    folder = pack_folder(plain_folder(tmp_path / "plain"), *LAYOUTS[layout])
-    whole = load_decoder(folder, torch.float32, "cpu", keep_codes=True)
-    tensors = load_file(folder / "model.safetensors")
-    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
-    base = load_decoder(folder, torch.float32, "cpu", keep_codes=True)
-    assert torch.equal(logits(whole), logits(base)) and inspect(folder) == whole.config
-    assert sum(isinstance(module, QuantisedLinear) for module in base.modules()) == 8
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_packed_folder_is_the_plain_one_with_its_numbers(tmp_path, layout):
     pack, settings = LAYOUTS[layout]
@@ -84,16 +64,6 @@ def test_a_packed_folder_is_the_plain_one_with_its_numbers(tmp_path, layout):
     assert {form.kind for form in forms} == {INT8 if "8 bits" in layout else INT4}
     assert {form.has_minima for form in forms} == {not symmetric}
     assert inspect(folder) == inspect(plain)
-
-
-def test_in_memory_minima_have_eleven_bits(tmp_path):
-    """The codes are exact whatever the scales; a minimum is 8 - z scales at most."""
-    plain = plain_folder(tmp_path / "plain")
-    folder = pack_folder(plain, awq(64, fine=True), AWQ | {"group_size": 64})
-    assert_codes_mean(folder, plain)
-    found = load_decoder(folder, torch.float32, "cpu", keep_codes=True).blocks[0].mlp.down.dense()
-    expected = load_decoder(plain, torch.float32, "cpu").blocks[0].mlp.down.weight
-    assert 0 < (found - expected).abs().max() <= 2.0**-12 * 8 * 0.125
 
 
 def test_another_reader_finds_the_same_awq_numbers(tmp_path):
@@ -189,30 +159,12 @@ def test_an_embedding_and_a_head_of_codes_are_kept_as_such(tmp_path, tied):
     assert (net.head.codes is net.embedding.tokens.codes) == tied
 
 
-def test_a_router_stays_plain_whatever_the_files_have(tmp_path):
-    plain = plain_folder(tmp_path / "plain", "Qwen2Moe", **MIXTURE | {"num_experts": 8})
-    pack = pack_folder(
-        plain, gptq(4, 32, zeros=False), GPTQ | {"bits": 4, "group_size": 32}, lambda name, _: name.endswith("mlp.gate.weight")
-    )
-    assert type(assert_means(pack, plain, coded=False).blocks[0].mlp.router) is Linear
-
-
 def test_a_bias_of_zeros_that_no_model_has_is_passed_over(packed):
     expected, name = logits(load_decoder(packed, torch.float32, "cpu", keep_codes=True)), "model.layers.0.mlp.up_proj.bias"
     edit_tensors(packed, **{name.replace(".", "__"): torch.zeros(256)})
     assert torch.equal(expected, logits(load_decoder(packed, torch.float32, "cpu", keep_codes=True)))
     edit_tensors(packed, **{name.replace(".", "__"): torch.ones(256)})
     assert_damaged(packed, rf"tensor {name} is unexpected")
-
-
-@pytest.mark.parametrize("zero", [0, 15, 7])
-def test_a_zero_that_borrows_from_its_neighbour_is_read_back(zero):
-    """The first version of GPTQ's layout stores 0 - 1 of a word of eight zeros."""
-    zeros = torch.tensor([[3, zero, 8, zero, zero, 1, 15, 0]])
-    stored = (words(zeros, 4).long() - 0x11111111) % (1 << 32)
-    stored = (stored - (stored >> 31 << 32)).int()
-    found = Gptq(GPTQ | {"bits": 4})._zeros(stored)
-    assert torch.equal(found + 8, zeros.to(torch.int8))
 
 
 def test_weights_of_codes_are_filled_without_a_second_copy(tmp_path):
@@ -224,36 +176,6 @@ def test_weights_of_codes_are_filled_without_a_second_copy(tmp_path):
     whole, _ = filling(large, plain)
     assert owned < 0.32 * whole
     assert beside < 4 * 256 * 128
-
-
-async def greedy(engine, prompts):
-    requests = [Request(f"{at}", prompt, 24, SamplingParams(temperature=0)) for at, prompt in enumerate(prompts)]
-    async for _ in engine.generate(requests):
-        pass
-    return [request.output for request in requests]
-
-
-def test_a_packed_folder_is_served_with_the_answers_of_the_plain_one(tmp_path):
-    plain = plain_folder(tmp_path / "plain")
-    folder = pack_folder(plain, gptq(4, 64, zeros=False), GPTQ | {"bits": 4, "group_size": 64})
-    answers = []
-    for each in (folder, plain):
-        engine = build_engine(each, EngineOptions(device="cpu", dtype="float32", backend="torch", kv_cache_memory=1 << 22))
-        engine.start()
-        try:
-            answers.append(asyncio.run(greedy(engine, [[5, 17, 80, 3], [44, 61]])))
-        finally:
-            engine.close()
-    assert answers[0] == answers[1] and all(len(answer) == 24 for answer in answers[0])
-
-
-def test_adapters_stand_beside_codes(tmp_path):
-    plain = plain_folder(tmp_path / "plain")
-    folder = pack_folder(plain, awq(64, zeros=False), AWQ | {"group_size": 64})
-    adapter = write_adapter(tmp_path / "adapter", linears(plain, ["q_proj", "down_proj"]))
-    found, expected = (adapted(each, adapter) for each in (folder, plain))
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert (found - adapted(folder)).abs().max() > 0.05 * expected.abs().max()
 
 
 # --- what is refused
@@ -315,31 +237,11 @@ def test_a_damaged_packed_folder_is_named(packed, changes, named):
     assert_damaged(packed, named)
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0])
-def test_scales_of_zero_and_below_are_taken_as_they_are(packed, factor):
-    name, shape = f"{NAME}.weight", (128, 256)
-    before, scales = codes_of(packed, name, shape).dense(), load_file(packed / "model.safetensors")[f"{NAME}.scales"]
-    edit_tensors(packed, **{f"{NAME}.scales".replace(".", "__"): scales * factor})
-    assert torch.equal(codes_of(packed, name, shape).dense(), before * factor)
-    assert load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense().isfinite().all()
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32], ids=str)
 def test_a_tied_head_of_codes_or_of_other_numbers_is_named(tmp_path, dtype):
     folder = pack_folder(plain_folder(tmp_path / "plain", tie_word_embeddings=True), awq(64), AWQ | {"group_size": 64})
     edit_tensors(folder, lm_head__weight=torch.ones(96, 128, dtype=dtype))
     assert_damaged(folder, "tensor lm_head.weight is not model.embed_tokens.weight, but config.json has tie_word_embeddings")
-
-
-def test_vectors_are_never_codes(packed):
-    edit_tensors(packed, model__norm__weight=..., model__norm__qweight=torch.zeros(4, 32, dtype=torch.int32))
-    assert_damaged(packed, "tensor model.norm.weight is missing")
-
-
-def test_files_may_do_without_the_order_of_their_columns(packed):
-    before = load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense()
-    edit_tensors(packed, **{f"{NAME}.g_idx".replace(".", "__"): ...})
-    assert torch.equal(before, load_decoder(packed, torch.float32, "cpu", keep_codes=True).blocks[1].mlp.down.dense())
 
 
 def test_groups_that_do_not_divide_the_width_are_named(packed):
@@ -377,24 +279,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
             {"quant_method": name},
             rf"quant_method '{name}' \(.*\) is not supported; known: awq, .*Instead take the model's AWQ, GPTQ",
         )
-        for name in (
-            "torchao",
-            "hqq",
-            "aqlm",
-            "eetq",
-            "nvfp4",
-            "auto-round",
-            "quanto",
-            "modelopt",
-            "vptq",
-            "spqr",
-            "bitnet",
-            "quark",
-            "exl2",
-            "exl3",
-            "metal",
-            "sinq",
-        )
+        for name in ("torchao", "hqq", "nvfp4", "exl3")
     },
     "bitsandbytes of old": ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, r"'bitsandbytes' \(.*\) is not supported"),
     "mlx": ({"group_size": 64, "bits": 4}, r"'mlx' \(MLX: .*\) is not supported; .*GGUF"),
@@ -433,21 +318,3 @@ def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path, lacks):
     for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
         with pytest.raises(CheckpointError, match=rf"tensor {name}\.{told} is not read: quant_method 'mlx' \(MLX: "):
             check(folder)
-
-
-TELLING = {
-    "exl2": "q_weight",
-    "exl3": "trellis",
-    "bitsandbytes": "weight.absmax",
-    "aqlm": "codebooks",
-    "hqq": "W_q",
-    "quanto": "weight._data",
-}
-
-
-@pytest.mark.parametrize("method", TELLING)
-def test_tensors_of_a_format_that_is_not_read_are_named_where_the_config_says_nothing(tmp_path, method):
-    folder = plain_folder(tmp_path)
-    edit_tensors(folder, **{f"model.layers.0.mlp.down_proj.{TELLING[method]}": torch.ones(2)})
-    with pytest.raises(CheckpointError, match=rf"is not read: quant_method '{method}' \(.*\) is not supported"):
-        inspect(folder)

@@ -3,7 +3,6 @@
 import copy
 import random
 from collections import defaultdict
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,14 +13,12 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.request import Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler
-from attend.model.net.formats.codes import INT4, INT8
 from attend.model.net.transformer import Decoder
 from attend.model.params import SamplingParams
 from attend.model.train.loss import hidden_states
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
 from tests.model.engine.machines import Clock, answers, ask, run, sizes, told
-from tests.model.net.laws.ways import NATIVE, Way, each_guessing_way, each_pair, each_way
-from tests.model.net.native.test_quantised import quantised
+from tests.model.net.laws.ways import Way, each_guessing_way, each_pair, each_way
 
 BLOCK = 32
 MODELS = {
@@ -171,28 +168,6 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(way, config, coming):
     assert ("preempted" in coming) == (stats.num_preemptions > 0)
 
 
-EXPERTS = tiny_config(max_positions=256, sinks=True, sliding_window=20, window_layers=(1,), swiglu_limit=2.0)
-EXPERTS = replace(EXPERTS, num_experts=6, experts_per_token=2, expert_size=24, expert_layers=(1,), routing="chosen")
-
-
-@pytest.mark.parametrize("coming", COMINGS)
-@pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_with_experts_and_sinks_too(backend, coming):
-    """In float32 alone: a coarser router may choose other experts, and then other tokens."""
-    test_a_request_gets_the_tokens_that_it_gets_alone(Way(backend, torch.float32), EXPERTS, coming)
-
-
-SHARED = tiny_config(num_layers=4, max_positions=256, sliding_window=20, window_layers=(0, 2), kv_shared_layers=2)
-SHARED = replace(SHARED, global_head_size=16, global_kv_heads=1, keys_are_values=True, value_norm=True, per_layer_input_size=8)
-
-
-@pytest.mark.parametrize("coming", COMINGS)
-@pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_with_layers_that_share_keys_and_values_too(backend, coming):
-    """In float32 alone: norms of a few columns make much of rounding."""
-    test_a_request_gets_the_tokens_that_it_gets_alone(Way(backend, torch.float32), SHARED, coming)
-
-
 @cache
 def without_guesses(way: Way, config: ModelConfig) -> dict:
     return answers(engine(way, config), repeating())
@@ -206,45 +181,6 @@ def test_guessing_changes_no_token(way, config, draft_tokens):
     machine = engine(way, config, draft_tokens=draft_tokens)
     assert without_guesses(way, config) == answers(machine, repeating())
     assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
-
-
-def alike(seed: int) -> list[Request]:
-    """Greedy and drawn, with prompts that repeat nothing of themselves: those of each seed are the same."""
-    dice = random.Random(8)
-    return [
-        ask(f"r{at}", dice.sample(range(VOCAB), k=20), 24, sampling=SamplingParams(temperature=at % 2 / 2), seed=at + seed)
-        for at in range(6)
-    ]
-
-
-def check_drafts_from_others(way: Way, config: ModelConfig, draft_tokens: int, net: Decoder | None = None) -> None:
-    """The same requests come again, whose drafts are right, and then with other seeds."""
-    machine, accepted = engine(way, config, net=net, draft_tokens=draft_tokens), [0]
-    for seed in (0, 0, 10):
-        assert answers(engine(way, config, net=net), alike(seed)) == answers(machine, alike(seed))
-        accepted.append(machine.stats().num_accepted)
-    assert accepted[1] < accepted[2] - accepted[1], "the second time there is more to draft from"
-    assert accepted[2] < accepted[3] < machine.stats().num_drafted
-
-
-@pytest.mark.usefixtures("bold_drafts")
-@pytest.mark.parametrize("draft_tokens", [7, 60])
-@each_model
-@each_guessing_way
-def test_drafts_from_other_requests_change_no_token(way, config, draft_tokens):
-    check_drafts_from_others(way, config, draft_tokens)
-
-
-@pytest.mark.skipif(not NATIVE, reason="no native library was built here")
-@pytest.mark.usefixtures("bold_drafts")
-@pytest.mark.parametrize("kind", [INT8, INT4], ids=lambda kind: kind.name)
-@each_model
-def test_drafts_change_no_token_where_weights_are_codes(config, kind):
-    way, net = Way("native", torch.bfloat16, exact=True), quantised(net_of(config, torch.bfloat16), kind)
-    machine = engine(way, config, net=net, draft_tokens=60)
-    assert answers(engine(way, config, net=net), repeating()) == answers(machine, repeating())
-    assert 0 < machine.stats().num_accepted < machine.stats().num_drafted
-    check_drafts_from_others(way, config, 60, net)
 
 
 @each_model

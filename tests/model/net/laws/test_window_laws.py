@@ -3,7 +3,6 @@
 import random
 from functools import cache
 
-import pytest
 import torch
 
 from attend.model.config import ModelConfig
@@ -12,10 +11,9 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.request import Request
 from attend.model.params import SamplingParams
 from tests.model.checkpoints import VOCAB, tiny_config
-from tests.model.engine.integrity import check_integrity
-from tests.model.engine.machines import answers, ask, run
-from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine, repeating
-from tests.model.net.laws.ways import Way, each_guessing_way, each_pair, leaves
+from tests.model.engine.machines import ask, run
+from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine
+from tests.model.net.laws.ways import Way, each_pair, leaves
 
 SIZES = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "max_positions": 256}
 MODELS = {
@@ -23,7 +21,6 @@ MODELS = {
     "all layers": tiny_config(**SIZES, num_layers=2, sliding_window=33),
     "itself alone": tiny_config(**SIZES, num_layers=2, sliding_window=1, window_layers=(0,)),
 }
-each_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 LENGTHS = [200, 31, 170, 20, 97, 30]
 COMINGS = {
     "chunked": {"max_batch_tokens": 13},
@@ -103,37 +100,3 @@ def test_an_answer_is_that_of_a_pool_that_frees_nothing(way, config, coming):
     stats = machine.stats()
     assert COMINGS[coming].get("prefix_caching", False) == (stats.num_prefix_hits > 0)
     assert ("preempted" in coming) == (stats.num_preemptions > 0)
-
-
-@pytest.mark.usefixtures("bold_drafts")
-@each_model
-@each_guessing_way
-def test_guessing_changes_no_token_under_a_window(way, config):
-    machine = window_engine(way, config, draft_tokens=15)
-    assert answers(engine(way, config), repeating()) == answers(machine, repeating())
-    assert 0 < machine.stats().num_drafted
-
-
-@pytest.mark.parametrize("budget", [13, 64, 256])
-@each_model
-def test_a_request_never_holds_more_than_its_window_spans_beside_a_steps_chunk(config, budget):
-    """ceil((W - 1) / B) + 2 blocks, and those that the chunk fills."""
-    way = Way("torch", torch.float32)
-    machine = window_engine(way, config, max_batch_tokens=budget)
-    [request] = requests = [ask("a", [at % VOCAB for at in range(200)], 50)]
-    place, window = next((at, group.window) for at, group in enumerate(config.memory_groups) if group.window is not None)
-    most = {"computed": 0, "idle": 0}
-    submit = machine.runner.submit
-
-    def counting(step):
-        held = sum(map(bool, step.tables[place][0]))
-        assert held <= -(-(window - 1) // BLOCK) + 2 + step.counts[0] // BLOCK
-        return submit(step)
-
-    machine.runner.submit = counting
-    machine.add(requests[0])
-    while machine.has_work:
-        machine.step()
-        most["idle"] = max(most["idle"], sum(map(bool, request.tables[place])))
-        check_integrity(machine.scheduler)
-    assert 0 < most["idle"] <= -(-(window - 1) // BLOCK) + 1

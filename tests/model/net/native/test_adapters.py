@@ -133,16 +133,6 @@ def test_an_adapter_is_no_farther_from_float32_than_the_merged_model_in_bfloat16
     assert off > 5 * far
 
 
-@torch.inference_mode()
-def test_an_adapter_that_nobody_holds_any_more_is_gone_and_others_stay(case):
-    net, beside = native(case)
-    before = run(net, case.backend, beside, [case.prepared[2]], chunk=64, texts=case.texts[1:2])
-    assert len(beside._copies) == 3
-    del case.prepared[:2]
-    assert len(beside._copies) == 1
-    assert torch.equal(before[0], run(net, case.backend, beside, case.prepared, chunk=64, texts=case.texts[1:2])[0])
-
-
 def test_an_adapter_of_what_is_not_computed_here_is_refused_by_name(case):
     beside, low = native(case)[1], next(iter(case.adapters[0].matrices.values()))
     with pytest.raises(CheckpointError, match=r"^an adapter of blocks\.0\.mlp\.router is not computed by the native backend"):

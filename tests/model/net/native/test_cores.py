@@ -3,20 +3,16 @@
 Keys are split every 1024 tokens, counted from a request's first one. More threads than cores compute the same, slowly.
 """
 
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from attend.model.config import ModelConfig
-from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeBackend
 from attend.model.net.paged_attention import BatchLayout, KVCache, ReferenceBackend, Row
-from tests.model.net.native.test_native import dirty_cache, distance, needs_library, pair, run_native, shaped
+from tests.model.net.native.test_native import dirty_cache, distance, needs_library, shaped
 
 SPLIT = 1024
 BLOCK = 32
@@ -94,83 +90,3 @@ def test_the_bits_depend_on_no_chunk_no_batch_and_no_thread(variant, shape, view
         torch.set_num_threads(2)
         for at, length in enumerate(LENGTHS):
             assert torch.equal(attended(config, texts[at : at + 1], [ends(length)], held)[0], wanted[at]), length
-
-
-@needs_library
-@pytest.mark.by_loops("amx")
-@pytest.mark.parametrize(
-    ("shape", "view"),
-    [((4, 2, 32), {}), ((8, 1, 32), {"num_experts": 5, "experts_per_token": 2, "shared_expert_size": 24, "qkv_bias": True})],
-    ids=str,
-)
-@torch.inference_mode()
-def test_64_and_128_threads_have_the_bits_of_one(variant, shape, view):
-    """With so many threads a product of few rows is shared out panel by panel."""
-    net = pair(shaped(*shape, **view, max_positions=2 * SPLIT))[1]
-    lengths = [SPLIT + 5, 3]
-    torch.set_num_threads(1)
-    wanted = run_native(net, 515, BLOCK, lengths)
-    for number, chunk in ((64, 515), (128, 700)):
-        torch.set_num_threads(number)
-        assert torch.equal(run_native(net, chunk, BLOCK, lengths), wanted), number
-
-
-PROGRAM = """
-#include <cstdio>
-#include "attention.h"
-#include "matrix.h"
-
-// Shares of attention, H = 32, K = 8, D = 128: the first of `rows` requests has `past` tokens, others 100, all `count` more.
-static void attention(i64 rows, i64 past, i64 count, i64 window, i64 threads) {
-    std::vector<i64> starts(rows, 100), counts(rows, count);
-    starts[0] = past;
-    Plan plan = plan_of({starts.data(), counts.data(), nullptr, rows}, {32, 8, 128}, window, MAX_ROWS / 4, threads);
-    i64 longest = 0;
-    for (const Share& share : plan.shares) longest = std::max(longest, share.last - share.first);
-    printf("%zu %zu %ld %ld\\n", plan.shares.size(), plan.split.size(), (long)longest, (long)(plan.room <= MAX_ROOM));
-}
-
-static void product(i64 N, i64 T, int kind, i64 threads) {
-    Matrix matrix;
-    matrix.panels = N / PANEL;
-    Product p = {nullptr, 0, T, &matrix, kind, nullptr, 0};
-    p.threads = threads;
-    printf("%ld\\n", (long)p.items());
-}
-
-int main() {
-    const i64 ALL = 1 << 24;
-    attention(1, 32767, 1, ALL, 64);    // one long stream
-    attention(1, 32767, 1, ALL, 1);
-    attention(1, 32767, 1, 2000, 64);   // with a window, which reaches into two splits
-    attention(17, 32767, 1, ALL, 64);   // beside short ones
-    attention(64, 900, 1, ALL, 64);     // short streams
-    attention(1, 31744, 1024, ALL, 64); // a prompt's chunk: as many tiles as threads have work for
-    attention(1, 1 << 20, 256, ALL, 128);  // no more room than a step may take
-    product(1024, 1, STORE, 64), product(1024, 16, ADD, 64), product(1024, 17, STORE, 64);
-    product(1024, 1, GATED + SILU, 64), product(4096, 1, STORE, 64), product(1024, 1, STORE, 2);
-}
-"""
-
-
-def test_one_long_stream_and_narrow_matrices_have_work_for_every_thread(tmp_path: Path):
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    (tmp_path / "count.cpp").write_text(PROGRAM, encoding="ascii")
-    flags = ["-O1", "-std=c++17", "-fopenmp", "-Wno-psabi", f"-I{library.SOURCE}"]
-    subprocess.run([compiler, *flags, str(tmp_path / "count.cpp"), "-o", str(tmp_path / "count")], check=True)
-    lines = subprocess.run([str(tmp_path / "count")], check=True, capture_output=True, text=True).stdout.splitlines()
-    counts = [[int(number) for number in line.split()] for line in lines]
-    # shares of attention, tiles whose parts are merged, splits of the longest share, whether the room suffices
-    assert counts[:7] == [
-        [8 * 32, 8, 1, 1],
-        [8, 0, 32, 1],
-        [8 * 2, 8, 1, 1],
-        [8 * (32 + 16), 8, 1, 1],
-        [8 * 64, 0, 1, 1],
-        [8 * 64, 0, 32, 1],
-        counts[6],
-    ]
-    assert counts[6][3] == 1
-    assert [items for [items] in counts[7:]] == [64, 64, 32, 32, 128, 7]

@@ -155,14 +155,6 @@ def test_scores_are_changed_as_the_plain_changes_have_it(variant):
     assert excluded > examples(100) // 5
 
 
-def test_a_row_whose_scores_are_not_finite_is_not_blamed_on_its_changes(variant):
-    scores = torch.full((3, 20), torch.nan)
-    scores[1] = torch.inf
-    scores[2] = 0.0
-    draws = [Draw(SamplingPlan(SamplingParams(temperature=0), 0), 0, banned_tokens=tuple(range(20)))] * 3
-    assert draw_tokens(scores, draws).tolist() == [sampling.UNSCORED, sampling.UNSCORED, sampling.EXCLUDED]
-
-
 def test_log_probabilities_are_those_of_the_plain_softmax(variant):
     dice, numbers = random.Random(4), torch.Generator().manual_seed(4)
     for _ in range(examples(200)):
@@ -182,28 +174,3 @@ def test_log_probabilities_are_those_of_the_plain_softmax(variant):
             kept = best[: len(best) - len(others[row])]
             by_score = sorted(range(size), key=lambda token: (-float(rows[row, token]), token))
             assert [token for token, _ in kept] == by_score[: len(kept)]
-
-
-def test_a_row_without_finite_scores_has_no_number():
-    scores = torch.tensor([[0.0, torch.nan, 1.0], [0.0, 1.0, 2.0]])
-    [(first, _), (second, _)] = logprobs(scores, [0, 0], [1, 1])
-    assert first != first
-    assert second == pytest.approx(-2.4076, abs=1e-4)
-
-
-def test_neither_limits_nor_changes_cost_a_call_of_torch():
-    scores, calls = torch.randn(4, 500, generator=torch.Generator().manual_seed(1)), []
-    decoding = DecodingParams(presence_penalty=1.0, repetition_penalty=1.2, logit_bias={3: 1.0})
-    text = History().follow([1, 2], [3, 3])
-    for draws in (
-        [drawn(at) for at in range(4)],
-        [drawn(at, top_k=20, top_p=0.9, min_p=0.01) for at in range(4)],
-        [Draw(SamplingPlan(SamplingParams(), 7, decoding=decoding), at, (5,), text) for at in range(4)],
-    ):
-        with Calls() as seen:
-            draw_tokens(scores, draws)
-        calls.append(seen.names)
-    assert calls[0] == calls[1] == calls[2]
-    with Calls() as seen:
-        logprobs(scores, [1, 2, 3, 4], [5, 5, 0, 1])
-    assert not seen.names

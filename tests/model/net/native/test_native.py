@@ -34,7 +34,6 @@ SHAPES = [  # query heads, key/value heads, head size
     (4, 2, 8),
     (6, 2, 80),
 ]
-VIEWS = [{"sliding_window": 20}, {"sliding_window": 1}, {"softcap": 0.05}, {"window_layers": (1,), "sliding_window": 9}]
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 200]
 
 
@@ -95,13 +94,6 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
-def tiny_like(net: Decoder) -> Decoder:
-    """The same weights, with attention as first published."""
-    plain = tiny_decoder(replace(net.config, sliding_window=None, softcap=None, attention_scale=None))
-    plain.load_state_dict(net.state_dict())
-    return plain
-
-
 def pair(config) -> tuple[Decoder, Decoder]:
     """The same weights in float32, rounded to bfloat16 first, and in bfloat16."""
     half = tiny_decoder(config).bfloat16()
@@ -125,18 +117,6 @@ def test_the_decoder_is_the_plain_one_up_to_rounding(variant, shape):
             found = run_native(half, chunk, block_size)
             assert torch.isfinite(found).all()
             assert distance(found, wanted) < 0.02
-
-
-@needs_library
-@pytest.mark.parametrize("view", VIEWS, ids=str)
-@torch.inference_mode()
-def test_each_layer_has_its_own_window_and_soft_cap(variant, view):
-    whole, half = pair(shaped(4, 2, 32, **view))
-    wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32)
-    plain = run(tiny_like(whole), ReferenceBackend(shaped(4, 2, 32).attention_variants), 1000, 32, torch.float32)
-    assert distance(plain, wanted) > 0.02, "the variant must matter here"
-    for chunk in (1000, 1, 40):
-        assert distance(run_native(half, chunk, 32), wanted) < 0.02
 
 
 @needs_library
@@ -166,18 +146,6 @@ def test_scores_are_those_of_the_head_and_do_not_depend_on_how_many_are_asked(va
     torch.testing.assert_close(scores, hidden.float() @ half.head.weight.float().T, rtol=1e-3, atol=1e-4)
     for count in (1, 2, 15, 17, 33):
         assert torch.equal(decoder.logits(hidden[:count]), scores[:count])
-
-
-@needs_library
-@torch.inference_mode()
-def test_attention_by_itself_has_sinks_too(variant):
-    whole, half = pair(shaped(4, 2, 32, sinks=True))
-    wanted = run(whole, ReferenceBackend(whole.config.attention_variants), 1000, 32, torch.float32)
-    backend = NativeBackend(half.config.attention_variants)
-    assert distance(run(half, backend, 1000, 32, torch.bfloat16), wanted) < 0.02
-    for block in half.blocks:
-        block.attention.sinks.fill_(-50)  # as if there were none
-    assert distance(run(half, backend, 1000, 32, torch.bfloat16), wanted) > 0.02
 
 
 @needs_library

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attend.model.net.formats.codes import GROUP, INT4, INT8, IQ4_NL, KINDS, MXFP4, Codes, Kind
+from attend.model.net.formats.codes import GROUP, INT8, KINDS, Codes, Kind
 from attend.model.net.linear import Linear, replace_linears
 from attend.model.net.native import library
 from attend.model.net.native.decoder import NativeDecoder
@@ -99,21 +99,6 @@ def test_the_decoder_is_the_plain_one_with_the_numbers_of_the_codes_up_to_roundi
         assert distance(run_native(small, chunk, 32), wanted) < 0.12
 
 
-@pytest.mark.by_loops  # a product by itself says it sooner
-@pytest.mark.parametrize("kind", [INT8, INT4, IQ4_NL], ids=lambda kind: kind.name)
-@torch.inference_mode()
-def test_a_token_has_the_same_bits_whatever_is_computed_beside_it(variant, kind):
-    net = quantised(pair(shaped(9, 3, 64, max_positions=512, mlp_size=1000))[1], kind, kind == IQ4_NL)
-    lengths = [400, 3, 65, 130]
-    wanted = run_native(net, 1000, 32, lengths).split(lengths)
-    for chunk in (1, 3, 7, 16, 33, 256):
-        assert torch.equal(run_native(net, chunk, 32, lengths), torch.cat(wanted)), chunk
-    torch.set_num_threads(1)
-    for at, length in enumerate(lengths):
-        assert torch.equal(run_native(net, 50, 32, [length], first=at), wanted[at]), length
-    torch.set_num_threads(2)
-
-
 # --- the product by itself: that of the head
 
 
@@ -176,26 +161,3 @@ def test_the_largest_numbers_of_both_sides_do_not_overflow(variant, kind, minima
     x = x.bfloat16()
     found, wanted = product(codes, x), defined(codes, x, variant)
     torch.testing.assert_close(found.double() / wanted.abs().max(), wanted / wanted.abs().max(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [INT8, INT4, MXFP4], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@torch.inference_mode()
-def test_a_row_that_is_not_finite_stays_so_and_no_other_row_changes(variant, kind, bad):
-    codes = codes_of(kind, 64, 96, False)
-    x = torch.randn(9, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
-    clean = product(codes, x)
-    for place in (0, 31, 40, 95):
-        dirty = x.clone()
-        dirty[4, place] = bad
-        found = product(codes, dirty)
-        assert not found[4].isfinite().any()
-        assert torch.equal(found[:4], clean[:4]) and torch.equal(found[5:], clean[5:])
-
-
-@pytest.mark.parametrize("kind", [INT8, INT4], ids=lambda kind: kind.name)
-@torch.inference_mode()
-def test_zeros_and_the_smallest_numbers_give_zeros(variant, kind):
-    codes = codes_of(kind, 64, 96, False)
-    for x in (torch.zeros(5, 96), torch.full((5, 96), 1e-39), torch.full((5, 96), 1e-31)):
-        assert product(codes, x.bfloat16()).abs().max() < 1e-26

@@ -66,11 +66,6 @@ RESERVED = 1024
 """Bytes of shared memory of each program that the system takes."""
 REGISTERS = 65536
 """Of a processor of the GPU, which programs share, as they share its shared memory."""
-ISSUES, BYTES, OPERATIONS = 4, 3.35e12 / 132 / 1.755e9, 8192
-"""Of a processor of an H100 in a cycle: instructions that begin, bytes from memory, operations in bfloat16."""
-SHARES = {"decode_kernel": 3.4, "prefill_kernel": 0.34, "8 bits": 1.1, "8 bits, floats": 0.58, "4 bits": 0.43}
-SHARES["4 bits, a table"] = 0.29
-"""At least: see `share`."""
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {
     torch.int64: "*i64",
@@ -152,8 +147,7 @@ class Compiled:
             options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": enable_fp_fusion}
             built = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
             about = self.measure(built, num_warps) | {"constants": constants, "float32": signature[names[0]] == "*fp32"}
-            about["share"] = share(about) if self.capability == 90 else None
-            about["faults"] = [*self.faults(about, built.asm["ttgir"]), *(work(about) if self.capability == 90 else ())]
+            about["faults"] = list(self.faults(about, built.asm["ttgir"]))
             self.found.append(about)
 
     def measure(self, built, num_warps: int) -> dict:
@@ -161,10 +155,8 @@ class Compiled:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(built.asm["cubin"])
             file.flush()
-            usage, sass = (
-                subprocess.run([OBJDUMP, words, file.name], capture_output=True, text=True, check=True).stdout
-                for words in ("-res-usage", "-sass")
-            )
+            command = [OBJDUMP, "-res-usage", file.name]
+            usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
         shared, graph = built.metadata.shared, built.asm["ttgir"]
         by_memory = self.target.processor // (shared + RESERVED)
@@ -177,7 +169,6 @@ class Compiled:
             "programs": min(by_memory, REGISTERS // (registers * 32 * num_warps), 64 // num_warps),
             "waits": [int(wait) for wait in re.findall(r"async_wait [^{]*\{num = (\d+)", graph)],
             "buffers": [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x", graph)],
-            "loop": max(loops(sass), default=0),
         }
 
     def faults(self, about: dict, graph: str) -> Iterator[str]:
@@ -205,49 +196,6 @@ class Compiled:
             yield f"nothing is on its way while others are multiplied: buffers {about['buffers']}, waits {about['waits']}"
         if not units and self.name != "decode_kernel":
             yield "the matrix units do not multiply"
-
-
-def share(about: dict) -> float | None:
-    """What of an H100's bandwidth (of a decode, and of codes), or of its matrix units (of a prompt), the innermost loop can
-    use at most, as a processor begins 4 instructions of 32 threads a cycle: above 1 it waits for memory, not for itself.
-
-    Of a loop that Triton has unrolled it is too low. Nothing of this was measured.
-    """
-    constants, issued = about["constants"], about["loop"] * about["warps"] / ISSUES
-    if about["kernel"] == "decode_kernel":
-        return 2 * 2 * constants["TILE"] * constants["D"] / issued / BYTES
-    if about["kernel"] == "codes_kernel":
-        return constants["ROWS"] * constants["INNER"] * constants["BITS"] / 8 / issued / BYTES
-    if about["kernel"] == "prefill_kernel":
-        return 2 * 2 * constants["LANES"] * constants["TILE"] * constants["D"] / issued / OPERATIONS
-    return None
-
-
-def work(about: dict) -> Iterator[str]:
-    """Why the innermost loop has more instructions than it had, on an H100."""
-    found = share(about)
-    constants = about["constants"]
-    if found is None or about["float32"] or constants.get("D", 128) != 128:
-        return
-    name = about["kernel"]
-    if name == "codes_kernel":
-        name = f"{constants['BITS']} bits" + (", a table" if constants["TABLE"] else ", floats" if constants["FLOATS"] else "")
-    if found < SHARES[name]:
-        yield f"its loop of {about['loop']} instructions can use {found:.2f} of the device, and it was {SHARES[name]}"
-
-
-def loops(sass: str) -> list[int]:
-    """Instructions of each innermost loop."""
-    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
-    places = [int(at, 16) for at, text in lines if not text.strip().startswith("NOP")]
-    jumps = [(int(to, 16), int(at, 16)) for at, text in lines for to in re.findall(r"BRA\S* .*?\b0x([0-9a-f]+)", text)]
-    bodies = [(first, last) for first, last in jumps if first < last]
-    inner = [
-        (first, last)
-        for first, last in bodies
-        if not any((a, b) != (first, last) and first <= a and b <= last for a, b in bodies)
-    ]
-    return [sum(first <= at <= last for at in places) for first, last in inner]
 
 
 def _type(value):

@@ -5,9 +5,6 @@ Where TRITON_INTERPRET is 1 they run in Triton's interpreter on the CPU, else on
     python -m pytest tests/model/net/triton/laws.py
 """
 
-import math
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -15,9 +12,7 @@ from attend.model.backends.backend import Placement
 from attend.model.backends.triton import Triton
 from attend.model.net.paged_attention import BatchLayout, KVCache, ReferenceBackend, Row
 from attend.model.net.triton import backend as under_test
-from attend.model.net.triton import kernels
-from attend.model.net.triton.backend import INTERPRETED, Shares, Tiles, TritonBackend
-from attend.model.net.triton.processors import Processors
+from attend.model.net.triton.backend import INTERPRETED, TritonBackend
 from attend.model.sublayers import AttentionVariant
 from tests.model.checkpoints import tiny_config
 
@@ -120,17 +115,6 @@ def decodes(*lengths):
     return [(length - 1, 1) for length in lengths]
 
 
-@pytest.mark.parametrize(("num_rows", "limit"), [(1, 0), (40, 0), (23, 9)])
-def test_work_is_shared_out_as_counted_by_hand(monkeypatch, num_rows, limit):
-    """Among more rows than the kernel counts at once, and fewer."""
-    monkeypatch.setattr(under_test, "COUNTED", 16)
-    units = [1 + 7 * row % 20 for row in range(num_rows)]
-    items = [-(-min(count, limit or count) // 4) for count in units]
-    shares = Shares.split_rows(torch.tensor(units, device=DEVICE) - 1, 4, limit, sum(items) + 5)
-    assert [sum(items[:row]) for row in range(num_rows + 1)] == shares.first_R.tolist()
-    assert [row for row, count in enumerate(items) for _ in range(count)] == shares.rows_I[: sum(items)].tolist()
-
-
 @each_shape
 def test_decode_is_the_equation_at_the_borders_of_blocks_and_splits(shape):
     at = Scene(decodes(1, 15, 16, 17, SPLIT, SPLIT + 1, 2 * SPLIT - 1, 3 * SPLIT), shape)
@@ -167,14 +151,6 @@ def test_a_sink_without_weight_is_none_to_the_bit():
     assert_same(at.attend(TritonBackend()), at.attend(TritonBackend(), sinks=nothing))
 
 
-def test_a_long_past_is_the_equation(monkeypatch):
-    """With splits of their true size, in float32."""
-    monkeypatch.undo()
-    size = under_test.SPLIT
-    at = Scene([*decodes(size, size + 1, 4096), (4090, 6)], (2, 1, 32, 128, torch.float32))
-    assert_close(at.attend(TritonBackend()), at.attend(ReferenceBackend()))
-
-
 @pytest.mark.parametrize("variant", [PLAIN, AttentionVariant(window=150)], ids=str)
 def test_a_row_has_no_more_splits_than_it_may_and_still_is_the_equation(monkeypatch, variant):
     """At the lengths where its splits grow, whatever else is in the batch."""
@@ -186,12 +162,6 @@ def test_a_row_has_no_more_splits_than_it_may_and_still_is_the_equation(monkeypa
     [shares] = backend._plan.decodes.values()
     assert 2 == shares.first_R.diff().max()
     assert len(shares.rows_I) <= 2 * len(lengths)
-
-
-def test_a_window_in_a_long_past_is_the_equation():
-    variant = AttentionVariant(window=100)
-    at = Scene([*decodes(100, 101, 1500), (1490, 3)])
-    assert_close(at.attend(TritonBackend([variant])), at.attend(ReferenceBackend([variant])))
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=["float32", "bfloat16"])
@@ -209,56 +179,6 @@ def test_a_chunk_on_a_past_in_splits_is_the_equation_and_the_same_beside_others(
     assert_close(together, at.attend(reference, sinks=sinks))
     assert_same(together, [at.attend(backend, [index], sinks=sinks)[0] for index in range(6)])
     assert_same(together, at.attend(backend, cache=at.spoil(variant.window), sinks=sinks))
-
-
-def test_a_decode_starts_as_many_programs_as_run_at_once(monkeypatch):
-    """Once its kernel is compiled; until then one a processor. With more, the last ones would run beside idle processors."""
-    grids, built = [], SimpleNamespace(n_regs=88, metadata=SimpleNamespace(shared=40_000, num_warps=4))
-    kernel = kernels.decode_kernel
-
-    class Launched:
-        def __getitem__(self, grid):
-            grids.append(grid)
-            return lambda *args, **more: (kernel[grid](*args, **more), built)[1]
-
-    monkeypatch.setattr(under_test.kernels, "decode_kernel", Launched())
-    monkeypatch.setattr(under_test, "DECODES", {})
-    monkeypatch.setattr(under_test.Processors, "here", lambda: Processors(count=4, shared_memory=100_000))
-    monkeypatch.setattr(under_test, "SPLIT", 16)
-    scene = Scene(decodes(500, 400), SHAPES[0])
-    kv_heads = SHAPES[0][1]
-    wanted = scene.attend(ReferenceBackend())
-    for programs in (4, 4 * 2):  # of a processor's shared memory two have 41,024 bytes each
-        assert_close(scene.attend(TritonBackend()), wanted)
-        assert grids[-1] == (programs // kv_heads, kv_heads)
-
-
-@pytest.mark.parametrize(
-    ("shared", "registers", "warps", "programs"),
-    [(0, 32, 4, 16), (0, 255, 8, 1), (45_056, 96, 4, 5), (232_448, 64, 8, 1), (300_000, 64, 8, 1), (0, 33, 4, 12)],
-)
-def test_programs_share_what_a_processor_has(shared, registers, warps, programs):
-    assert Processors().programs(shared, registers, warps) == 132 * programs
-
-
-def test_a_chunk_of_64_tokens_on_a_past_of_32k_starts_a_program_for_each_processor():
-    for heads, kv_heads in ((32, 8), (16, 8), (64, 8), (32, 4)):
-        queries = 128 // (heads // kv_heads)
-        tiles = -(-64 // queries)
-        splits = under_test.splits_of(tiles * kv_heads, 32768 + 64)
-        assert tiles * kv_heads * splits >= 132
-    assert under_test.splits_of(8, 1000) == under_test.splits_of(132, 100_000) == 1
-
-
-def test_layers_of_different_variants_share_one_step():
-    at = Scene([*decodes(50), (0, 30)])
-    variants = [PLAIN, AttentionVariant(window=7), PLAIN]
-    layers = KVCache(*([part[0]] * 3 for part in (at.cache.keys, at.cache.values)), at.block_size)
-    layout = at.layout([0, 1])
-    q, k, v = (torch.cat([each[part] for each in at.qkv]) for part in range(3))
-    ours, oracle = TritonBackend(variants), ReferenceBackend(variants)
-    for layer in range(3):
-        assert_close([ours.forward(layer, q, k, v, layers, layout)], [oracle.forward(layer, q, k, v, layers, layout)])
 
 
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2]], ids=["float32", "bfloat16"])
@@ -305,14 +225,6 @@ def test_nan_of_its_own_harms_one_request_only():
     assert_same([spoilt[1], spoilt[3]], [clean[1], clean[3]])
 
 
-def test_a_soft_cap_bears_any_score():
-    at = Scene([*decodes(40), (0, 5)])
-    for each in at.qkv:
-        each[0].mul_(1e6)
-    variant = AttentionVariant(softcap=30.0)
-    assert_close(at.attend(TritonBackend([variant])), at.attend(ReferenceBackend([variant])))
-
-
 def test_a_step_writes_its_own_slots_and_padding_writes_to_block_0():
     at = Scene([*decodes(12), (6, 3)])
     cache, layout = at.copy(), at.layout([0, 1])
@@ -323,18 +235,6 @@ def test_a_step_writes_its_own_slots_and_padding_writes_to_block_0():
         assert torch.equal(cached[layout.slots_T], given)
         others = torch.ones(len(cached), dtype=torch.bool, device=DEVICE).index_fill(0, layout.slots_T, False)
         assert torch.equal(cached[others], before[others])
-
-
-def test_heads_inside_a_wider_matrix_are_read_where_they_lie():
-    """Queries, keys and values as the decoder cuts them from one product, without rotation."""
-    at = Scene([*decodes(9), (2, 5)])
-    expected = torch.cat(at.attend(TritonBackend()))
-    q, k, v = (torch.cat([each[part] for each in at.qkv]) for part in range(3))
-    sizes = [part[0].numel() for part in (q, k, v)]
-    parts = torch.cat([part.flatten(1) for part in (q, k, v)], 1).split(sizes, 1)
-    q, k, v = (part.unflatten(1, (-1, 32)) for part in parts)
-    assert not q.is_contiguous()
-    assert torch.equal(expected, TritonBackend().forward(0, q, k, v, at.copy(), at.layout([0, 1])))
 
 
 def test_room_for_more_than_there_is_changes_no_bit():
@@ -350,13 +250,6 @@ def test_room_for_more_than_there_is_changes_no_bit():
         assert torch.equal(*outputs)
 
 
-def test_one_backend_sees_what_a_new_step_brings():
-    at = Scene(decodes(70, 3))
-    backend = TritonBackend()
-    assert_same(at.attend(backend, [0]), at.attend(TritonBackend(), [0]))
-    assert_same(at.attend(backend, [1]), at.attend(TritonBackend(), [1]))
-
-
 @pytest.mark.parametrize(
     ("changes", "block_size", "fits"),
     [
@@ -369,24 +262,6 @@ def test_one_backend_sees_what_a_new_step_brings():
 )
 def test_what_the_kernels_cannot_do_is_not_supported(changes, block_size, fits):
     assert fits == (Triton.refusal(tiny_config(**changes), Placement(torch.float32, DEVICE, block_size)) is None)
-
-
-def test_scores_are_scaled_by_the_head_size_and_not_by_its_padding():
-    at = Scene(decodes(30), (2, 1, 80, 8, torch.float32))
-    same = AttentionVariant(scale=1 / math.sqrt(80))
-    assert_close(at.attend(TritonBackend()), at.attend(TritonBackend([same])))
-
-
-@pytest.mark.parametrize("kib", [227, 163, 99])
-@pytest.mark.parametrize("size", [64, 128, 256, 512])
-def test_a_prompts_tiles_fit_the_shared_memory_of_the_gpu(monkeypatch, kib, size):
-    """Of H100 and B200, of A100, and of L4, A10 and RTX 5090; each tile of keys is on its way while one is multiplied."""
-    monkeypatch.setattr(under_test, "shared_memory", lambda: kib << 10)
-    for group in (1, 2, 16, 32):
-        tiles = Tiles.of(size, group, 2)
-        assert tiles.lanes >= group
-        assert (tiles.lanes + 4 * tiles.keys) * size * 2 <= kib << 10
-        assert tiles.stages(size, 2) == under_test.STAGES
 
 
 @pytest.mark.parametrize("kib", [163, 99])

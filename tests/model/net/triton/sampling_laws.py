@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from attend.model import sampling, transfer
+from attend.model import sampling
 from attend.model.engine import sampler as under_test
-from attend.model.engine.sampler import TokenSampler, mix_all
+from attend.model.engine.sampler import TokenSampler
 from attend.model.net.triton import limits
 from attend.model.net.triton import sampling as kernels
 from attend.model.net.triton.backend import INTERPRETED
@@ -114,11 +114,6 @@ def test_changed_scores_have_the_references_bits():
     assert torch.equal(found_RV.view(torch.int32), wanted_RV.view(torch.int32))
 
 
-def test_keys_are_mixed_as_the_plan_mixes_them():
-    values = [0, 1, 2**63, 2**64 - 1, 12345678901234567]
-    assert mix_all(np.array(values, np.uint64)).tolist() == [mix(value) for value in values]
-
-
 def near(scores_RV, draws, tokens_R):
     """True if the reference, too, would draw each token, or one that is closer to it than logarithms are exact."""
     scores_RV = wanted_changes(scores_RV.cpu(), draws)
@@ -144,14 +139,6 @@ def test_a_drawn_token_is_the_references_up_to_the_rounding_of_two_logarithms(te
         assert len(set(tokens_R.tolist())) > 10
 
 
-def test_rows_of_every_kind_share_a_step():
-    scores_RV = scores_of(34)
-    draws = [*changing(32, temperature=0.8), plain(1, temperature=0), plain(2, seed=4, temperature=1, top_p=0.5)]
-    tokens_R = TokenSampler(VOCAB, DEVICE)(scores_RV, draws)
-    assert near(scores_RV, draws, tokens_R)
-    assert (tokens_R == sample(scores_RV, draws)).sum() >= 33
-
-
 LIMITS = [
     {"top_k": 1},
     {"top_k": 7},
@@ -174,11 +161,6 @@ FAR = (limits.BINS.value - 1) / limits.PER_UNIT.value
 def borders(scores_RV, draws, room=under_test.ROOM):
     """How far below the best a token may be, int64 [R]; with room for so many scores. -1: whole rows are searched."""
     return searched(scores_RV, draws, room)[0]
-
-
-def found_by(scores_RV, draws):
-    """How many scores of each row were searched, int64 [R]."""
-    return searched(scores_RV, draws, under_test.ROOM)[1][:, limits.FOUND.value]
 
 
 def searched(scores_RV, draws, room):
@@ -250,34 +232,6 @@ def test_a_border_found_among_candidates_is_that_of_the_whole_row(vocab, turn, m
             assert "top_k" in way or each_R[row] == whole_R[row], way
 
 
-@pytest.mark.parametrize("spread", [0.3, 1.5, 4.0])
-def test_the_bins_have_the_border_of_every_top_p(spread, monkeypatch):
-    monkeypatch.setattr(under_test, "TILE", 1024)
-    monkeypatch.setattr(under_test, "CHUNK", 1024)
-    dice = torch.Generator().manual_seed(5)
-    scores_RV = (torch.randn(1, 1000, generator=dice) * spread).to(DEVICE).repeat(60, 1)
-    draws = [plain(top_p=(row + 0.5) / 60) for row in range(60)]
-    assert torch.equal(borders(scores_RV, draws), borders(scores_RV, draws, room=-1))
-
-
-def test_no_token_is_drawn_that_is_so_far_below_the_best_that_no_border_is_searched_there():
-    """The noise of one that is FAR below the best cannot make up for it: it is hashed to one of 2^23 numbers."""
-    uniform = torch.tensor([0.5, 2**23 - 0.5], dtype=torch.float64) * 2.0**-23
-    least, most = (-(-uniform.log()).log()).tolist()
-    assert most - least < FAR - 10
-
-
-def test_a_search_reads_few_scores(monkeypatch):
-    """Those about the border: whatever the limit, a few bins' worth."""
-    monkeypatch.setattr(under_test, "TILE", 1024)
-    monkeypatch.setattr(under_test, "CHUNK", 1024)
-    dice = torch.Generator().manual_seed(0)
-    vocab = 50_000 if not INTERPRETED else 5_000
-    scores_RV = (torch.randn(4, vocab, generator=dice) * 3).to(DEVICE)
-    for way, most in (({"top_k": 50}, 100), ({"top_p": 0.9}, vocab // 20), ({"top_p": 0.99}, vocab // 8)):
-        assert found_by(scores_RV, [plain(**way)] * 4).max() <= most
-
-
 def test_top_p_keeps_a_token_if_those_above_it_have_less_than_p():
     """Probabilities 1/2, 1/4, 1/8, 1/8: at p = 1/2 the best alone, a little above it the next one, too."""
     scores_RV = torch.full((4, VOCAB), -torch.inf, device=DEVICE)
@@ -313,76 +267,6 @@ def test_a_row_draws_beside_others_what_it_draws_alone():
     together_R = TokenSampler(VOCAB, DEVICE)(scores_RV, draws)
     alone = [TokenSampler(VOCAB, DEVICE)(scores_RV[at : at + 1], draws[at : at + 1]).item() for at in range(0, 32, 5)]
     assert together_R[::5].tolist() == alone
-
-
-def test_rows_inside_a_wider_matrix_are_read_where_they_lie():
-    wide_RV = scores_of(8, vocab=VOCAB + 9)
-    draws = [plain(at, temperature=1, top_k=50) for at in range(8)]
-    assert near(wide_RV[:, :VOCAB], draws, TokenSampler(VOCAB, DEVICE)(wide_RV[:, :VOCAB], draws))
-
-
-def test_counts_follow_texts_that_grow_come_and_go(monkeypatch):
-    """More texts than there is room for at once; each step says only what is new."""
-    monkeypatch.setattr(under_test, "TEXTS", 2)
-    texts, dice = under_test.Texts(VOCAB, DEVICE), torch.Generator().manual_seed(3)
-    prompts = [torch.randint(VOCAB, (30,), generator=dice).tolist() for _ in range(5)]
-    histories, outputs = [History() for _ in prompts], [[] for _ in prompts]
-    for step in range(24):
-        chosen = [(step // 2) % 5, (step // 2 + 1 + step % 3) % 5, *([4, 0, 1] if step == 12 else [])]
-        chosen = list(dict.fromkeys(chosen))
-        for at in chosen:
-            outputs[at].append(int(torch.randint(VOCAB, (1,), generator=dice)))
-        views = [histories[at].follow(prompts[at], outputs[at]) for at in chosen]
-        lines, news = texts.lines(views)
-        for place, value in zip(news[::2], news[1::2], strict=True):
-            texts.counts.view(-1)[place] = value
-        for at, line in zip(chosen, lines, strict=True):
-            counted = Counter(outputs[at])
-            wanted = [1 + counted[token] if token in counted or token in prompts[at] else 0 for token in range(VOCAB)]
-            assert texts.counts[line].tolist() == wanted
-        if step % 2 and step != 13:
-            assert len(lines) == len(set(lines))
-
-
-def test_a_step_of_a_known_text_copies_as_much_after_ten_tokens_as_after_a_thousand(monkeypatch):
-    sizes = []
-    drawer = TokenSampler(VOCAB, DEVICE)
-    monkeypatch.setattr(transfer, "to_device", lambda part, device: (sizes.append(part.nbytes), part.to(device))[1])
-    history, prompt, output = History(), list(range(100)), []
-    for step in range(1000):
-        output.append(step * 7 % VOCAB)
-        text = history.follow(prompt, output)
-        drawer._receive([draw(step, text=text, decoding={"frequency_penalty": 0.5})])
-    assert sizes[10] == sizes[-1] == 8 * (kernels.NUMBERS.value + 2)
-
-
-def test_a_step_is_two_launches_and_five_where_candidates_are_chosen(monkeypatch):
-    launched = []
-
-    class Counted:
-        def __init__(self, kernel):
-            self.kernel = kernel
-
-        def __getitem__(self, grid):
-            return lambda *args, **more: (launched.append(grid), self.kernel[grid](*args, **more))
-
-    for module in (kernels, limits):
-        for name in [name for name in vars(module) if name.endswith("_kernel")]:
-            monkeypatch.setattr(module, name, Counted(getattr(module, name)))
-    scores_RV, drawer = scores_of(32), TokenSampler(VOCAB, DEVICE)
-    for draws, count in ((changing(32), 2), ([plain()] * 32, 2), ([plain(top_p=0.9)] * 32, 5)):
-        launched.clear()
-        drawer(scores_RV, draws)
-        assert len(launched) == count
-
-
-def test_what_went_to_the_device_with_other_numbers_is_drawn_as_what_went_alone():
-    scores_RV, draws, h2d_copy = scores_of(32), changing(32), HostToDeviceCopy(DEVICE)
-    told, alone = TokenSampler(VOCAB, DEVICE), TokenSampler(VOCAB, DEVICE)
-    before, after = h2d_copy.add([5]), (told.stage(draws, h2d_copy), h2d_copy.add([6, 7]))[1]
-    assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
-    assert (h2d_copy[before].tolist(), h2d_copy[after].tolist()) == ([5], [6, 7])
-    assert told(scores_RV, draws).tolist() == alone(scores_RV, draws).tolist()
 
 
 def test_counts_that_were_told_and_never_written_are_sent_again():

@@ -8,17 +8,14 @@ import torch
 from attend.model.engine.cuda_recorder import CudaRecorder
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.sampler import TokenSampler
-from attend.model.net.formats.codes import FP8, INT4, INT8
 from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, ReferenceBackend, Row
 from attend.model.net.transformer import Decoder
 from attend.model.net.triton.backend import INTERPRETED, TritonBackend
-from attend.model.net.triton.codes import CodesLinear
 from attend.model.net.triton.decoder import TritonDecoder
 from attend.model.params import SamplingParams
 from attend.model.sampling import limit_scores, sample
 from attend.model.sampling_plan import Draw, SamplingPlan
 from tests.model.checkpoints import tiny_config
-from tests.model.net.triton.codes_laws import matrix, tokens, wanted
 from tests.model.net.triton.laws import DEVICE, Scene, assert_close, decodes
 
 HEADS, KV_HEADS, HEAD, BLOCK = 32, 8, 128, 32
@@ -93,14 +90,6 @@ def test_a_drawn_token_is_one_that_the_limits_leave_and_the_same_each_time():
     allowed_RV = limit_scores(scores_RV.float().cpu(), [params] * STREAMS) > -torch.inf
     assert allowed_RV.gather(1, found_R.cpu()[:, None]).all()
     assert TokenSampler(VOCAB, DEVICE)(scores_RV, draws).tolist() == found_R.tolist()
-
-
-@pytest.mark.parametrize(("kind", "count"), [(INT8, 1), (INT4, STREAMS), (FP8, 1)])
-def test_a_matrix_in_codes_multiplies_as_the_plain_one(kind, count):
-    form = matrix(kind, WIDTH, MLP)
-    x_TI = tokens(count, WIDTH, torch.bfloat16)
-    found_TO, wanted_TO = CodesLinear.take(form)(x_TI), wanted(form, x_TI)
-    assert distance(found_TO, wanted_TO) <= 0.01
 
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing is recorded in the interpreter")

@@ -37,14 +37,13 @@ def run(*arguments, **environment):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_laws_hold_in_the_interpreter():
+def test_the_laws_hold_in_the_interpreter(request):
+    """With `--cases`: as many of each as of other tests, and so the same ones again."""
+    most, seed = (request.config.getoption(name) for name in ("--cases", "--cases-seed"))
+    cases = ("--cases", str(most), "--cases-seed", seed) if most else ()
     one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     plugins = ("-p", "no:cacheprovider", "-p", "tests.model.net.triton.interpreting")
-    run("pytest", "-q", *plugins, *LAWS, TRITON_INTERPRET="1", **one_thread)
-
-
-def test_the_choice_of_candidates_takes_little_work(tmp_path):
-    run("tests.model.net.triton.work", TRITON_CACHE_DIR=str(tmp_path))
+    run("pytest", "-q", *cases, *plugins, *LAWS, TRITON_INTERPRET="1", **one_thread)
 
 
 def test_after_the_warm_up_no_step_compiles_a_kernel_or_waits_for_the_device(tmp_path):
