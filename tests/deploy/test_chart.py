@@ -378,4 +378,4 @@ def test_the_notes_say_that_a_node_autoscaler_cuts_a_grace_period_above_ten_minu
 def test_the_notes_name_the_key_and_tls(tmp_path):
     said = notes(tmp_path, 'mode="standalone"', 'keys.existingSecret="k"', 'tls.existingSecret="t"', 'gateway.kind="gateway"')
     assert "curl --insecure" in said and "Bearer $ATTEND_API_KEY" in said and "https://localhost:8000" in said
-    assert "attend check --long https://attend.example.com --grpc grpc.attend.example.com:443" in said
+    assert "attend check https://attend.example.com --grpc grpc.attend.example.com:443" in said
