@@ -11,7 +11,7 @@ from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.conversation import calling_of, messages_of
 from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
 from attend.service.contract.tolerance import MAX_UNKNOWN, PUBLISHED, SAMPLING
-from attend.service.observe.ignored_fields import SECONDS
+from attend.service.observe.limited_lines import SECONDS
 from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub

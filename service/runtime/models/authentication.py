@@ -15,7 +15,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.contract.routes import COUNTED
 from attend.service.errors import SHUTTING_DOWN, TABLE, ModelUnavailable, wire
 from attend.service.generation.unread_bodies import UnreadBodies
-from attend.service.observe.auth_failures import AuthFailures
+from attend.service.observe.limited_lines import AuthFailures
 from attend.service.records import Arrival
 
 log = logging.getLogger("attend.requests")

@@ -1,7 +1,6 @@
 """A download whose process was killed goes on where it ended, checked by its SHA-256; the hub is a server on loopback."""
 
 import hashlib
-import os
 import random
 import signal
 
@@ -84,39 +83,6 @@ def test_the_rest_is_asked_for_and_room_for_it_alone(at, server, source, monkeyp
     assert at.said[1] == f"Resuming {WEIGHTS}: 0.00 of 0.00 GB are on disk"
 
 
-def test_the_longest_beginning_is_taken_and_the_others_go_when_they_are_old(at, server):  # noqa: F811
-    whole = server.files[WEIGHTS]
-    short = begin(at, server, whole, 4096)
-    long = short.with_name(short.name.replace("0a1b2c3d", "ffffffff"))
-    long.write_bytes(whole[:BEGUN])
-    os.utime(short, (0, 0))
-    at.fetch()
-    assert asked(server) == [f"bytes={BEGUN}-"]
-    assert not short.exists() and not long.exists()
-
-
-def test_shards_go_on_side_by_side(at, server, sharded):  # noqa: F811
-    server.files = sharded
-    names = sorted(name for name in sharded if name.startswith("model-0"))
-    for name in names:
-        begin(at, server, sharded[name], 5000, name)
-    folder = at.fetch()
-    assert all((folder / name).read_bytes() == sharded[name] for name in names)
-    assert [asked(server, name) for name in names] == [["bytes=5000-"]] * len(names)
-
-
-def test_what_the_holes_of_a_file_hide_is_asked_for(at, server):  # noqa: F811
-    """hf_xet writes parts of a file in any order."""
-    whole = server.files[WEIGHTS]
-    path = begin(at, server, whole, BEGUN)
-    with path.open("r+b") as file:
-        file.truncate(len(whole) - 4096)
-        file.seek(0, os.SEEK_END)
-        file.write(whole[-4096:])
-    assert (at.fetch() / WEIGHTS).read_bytes() == whole
-    assert asked(server) == [f"bytes={BEGUN}-"]
-
-
 def test_a_damaged_beginning_is_downloaded_anew_in_the_same_run(at, server):  # noqa: F811
     whole = server.files[WEIGHTS]
     begin(at, server, b"!" + whole[1:], BEGUN)
@@ -135,15 +101,6 @@ def test_one_that_another_process_writes_to_is_left_alone(at, server):  # noqa: 
     assert (asked(server), at.said, path.stat().st_size) == ([], [], BEGUN)
 
 
-def test_a_beginning_without_the_hub_is_kept(at, server, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    path = begin(at, server, server.files[WEIGHTS], BEGUN)
-    server.lost = WEIGHTS
-    with pytest.raises(CheckpointError, match=r"answered with status 500$"):
-        at.fetch()
-    assert path.stat().st_size == BEGUN
-
-
 def test_offline_the_reason_is_told_and_the_beginning_kept(at, server, monkeypatch):  # noqa: F811
     at.fetch()
     path = next((at.cache / "models--org--tiny/snapshots").glob(f"*/{WEIGHTS}"))
@@ -154,16 +111,3 @@ def test_offline_the_reason_is_told_and_the_beginning_kept(at, server, monkeypat
     with pytest.raises(CheckpointError, match=r"is not in the cache .*, and HF_HUB_OFFLINE is set$"):
         at.fetch()
     assert begun.stat().st_size == BEGUN
-
-
-def test_without_links_the_hash_is_checked_all_the_same(at, server, monkeypatch):  # noqa: F811
-    """A claim whose file system has no links: the library puts the files themselves into the folder."""
-    monkeypatch.setattr("huggingface_hub.file_download.are_symlinks_supported", lambda *_: False)
-    monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS_WARNING", "1")
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS_WARNING", True)
-    server.spoiled = True
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
-        at.fetch()
-    server.spoiled = False
-    folder = at.fetch()
-    assert not (folder / WEIGHTS).is_symlink() and (folder / WEIGHTS).read_bytes() == server.files[WEIGHTS]
