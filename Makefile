@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ATTEND_TEST_MODELS ?= $(abspath $(MODELS))
 export ATTEND_TEST_LINTERS ?= $(abspath $(LINTERS))
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate mutants faults manifests image load soak overload bench-gate screenshots protos docs docs-site train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate faults manifests image load soak overload bench-gate screenshots protos docs docs-site train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -140,11 +140,7 @@ check: setup  ## format, lint, types, imports, the proto
 simulate: setup  ## more random lives of the scheduler and of the whole service than the tests have time for (minutes)
 	$(BIN)/python -m tests.simulation.simulate $(ARGS)
 
-mutants: setup  ## do the tests bite? 200 planted mistakes (an hour or two; goes on where it was; ARGS=--report only tells)
-	@$(BIN)/$(INSTALL) -c constraints.txt --group mutants
-	$(BIN)/python -m tests.mutation.run $(ARGS)
-
-faults: setup  ## attacks and deaths on a server of its own, beside other callers (an hour; ARGS=--resume goes on)
+faults: setup  ## attacks and deaths on a server of its own, beside other callers (fifty minutes; ARGS=--resume goes on)
 	$(BIN)/python -m loadtest.faults $(ARGS)
 
 manifests: setup  ## render deploy/ and check it strictly
@@ -192,4 +188,4 @@ train: setup  ## train the default model into ./run (hours on two cores; resumes
 	$(BIN)/attend train --out run $(ARGS)
 
 clean:  ## remove what the other verbs made
-	rm -rf model/net/native/*.so $(VENV) build mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf model/net/native/*.so $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -18,7 +18,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 source_suffix = {".md": "markdown"}
 root_doc = "README"
 include_patterns = [f"{page}.md" for pages in reference.CONTENTS.values() for page in pages] + ["README.md"]
-exclude_patterns = ["attend/[!R]*", ".*", "build/[!d]*", "mutants", "run"]  # Sphinx walks through what is not excluded
+exclude_patterns = ["attend/[!R]*", ".*", "build/[!d]*", "run"]  # Sphinx walks through what is not excluded
 
 myst_heading_anchors = 6  # as GitHub's
 highlight_language = "text"

@@ -57,7 +57,7 @@ CONTENTS = {
         *("loadtest/results/soak", "loadtest/results/quality", "loadtest/results/gpu"),
     ],
     "The project": [
-        *("GLOSSARY", "CHANGELOG", "attend/README", "tests/simulation/README", "tests/mutation/README"),
+        *("GLOSSARY", "CHANGELOG", "attend/README", "tests/simulation/README"),
         *("tests/clients/README", "tests/release/README"),
     ],
 }

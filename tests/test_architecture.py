@@ -2,15 +2,10 @@
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
-
-import pytest
-
-from tests.conftest import FIRST
 
 ROOT = Path(__file__).parent.parent
 
@@ -111,33 +106,6 @@ def test_our_modules_have_one_name():
     assert {path: names for path in (*SOURCES, *OTHERS) if (names := old_names(path))} == {}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import model.errors",
-        "from service import errors",
-        "import protos.attend.v1.generation_pb2",
-        "patch('model.sampling.LARGEST', 1)",
-        "run([python, '-c', 'from service.errors import status'])",
-        "run('python -m model')",
-    ],
-)
-def test_an_old_name_is_found(line, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "source", lambda path: line)
-    tree.cache_clear()
-    assert old_names(Path("a.py"))
-
-
-def test_no_module_leaves_the_package_by_following_its_link():
-    """`resolve()` of `__file__` gives the folder at the top of the tree, whose modules have the old names."""
-    assert [path for path in HOUSE if "Path(__file__).resolve" in calls(path)] == []
-
-
-def test_there_is_code_to_look_at():
-    assert {"model", "service", "loadtest"} == {path.parts[0] for path in SOURCES}
-    assert len(SOURCES) > 40
-
-
 def test_no_file_is_longer_than_a_reader_bears():
     lengths = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in SOURCES}
     assert {path: length for path, length in lengths.items() if length > MAX_FILE} == {}
@@ -181,12 +149,3 @@ def test_the_model_prints_only_where_it_is_a_program():
 def test_parent_packages_run_nothing():
     """What stands there is imported with every module below it, unseen by import-linter."""
     assert [path for path in PACKAGES if len(tree(path).body) != (ast.get_docstring(tree(path)) is not None)] == []
-
-
-def test_each_room_of_the_service_says_what_its_job_is():
-    rooms = [path for path in PACKAGES if path.parts[0] == "service" and len(path.parts) == 3]
-    assert [room for room in rooms if len((ast.get_docstring(tree(room)) or "").splitlines()) < 3] == []
-
-
-def test_the_files_whose_tests_begin_first_are_there():
-    assert [name for name in FIRST if not (ROOT / "tests" / name).exists()] == []

@@ -6,12 +6,11 @@ import urllib.parse
 from functools import cache
 from pathlib import Path
 
-import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from attend.service.commands.cli import app
-from tests.wrap import WIDTH, wrapped
+from tests.wrap import WIDTH
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("attend", "model", "service", "protos", "deploy", "docs", "loadtest", "tests")
@@ -79,19 +78,9 @@ def section(page: str, heading: str) -> str:
     return re.split(r"^#+ ", text_of(Path(page)).split(f"## {heading}\n")[1], flags=re.MULTILINE)[0]
 
 
-def rows(page: str, heading: str) -> list[list[str]]:
-    """The cells of the table below a heading, without its first two lines."""
-    lines = [line for line in section(page, heading).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
-
-
 def tree(page: str) -> list[str]:
     """The lines of the tree that a page draws."""
     return [line for line in section(page, "The tree").splitlines() if line.startswith("    ")]
-
-
-def test_there_are_pages_to_look_at():
-    assert {"README.md", "TUTORIAL.md", "model/README.md", "service/README.md", "loadtest/README.md"} <= set(map(str, PAGES))
 
 
 def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading():
@@ -104,11 +93,6 @@ def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading():
         assert not anchor or anchor in anchors_of(target.resolve().relative_to(ROOT)), f"{page}: {link}"
 
 
-def test_links_are_found_in_every_form():
-    assert {"model/FAMILIES.md#families-that-are-refused", "service/README.md"} <= set(links_of(Path("README.md")))
-    assert LINK.findall('![a](b.png "c") <img src="d.png">') == [("b.png", ""), ("", "d.png")]
-
-
 def test_every_function_and_test_that_is_named_exists():
     named = [(page, *each) for page in PAGES for each in NAMED.findall(text_of(page))]
     assert [each for each in named if not defines(*each[1:])] == []
@@ -118,23 +102,6 @@ def test_every_path_that_is_named_exists():
     spans = [(page, span) for page in PAGES if page != SAMPLES for span in SPAN.findall(text_of(page))]
     paths = [(page, span) for page, span in spans if PATH.fullmatch(span) and not re.search("NAME|/out/", span)]
     assert [each for each in paths if not any((start / each[1]).exists() for start in (ROOT, (ROOT / each[0]).parent))] == []
-
-
-@pytest.mark.parametrize(
-    ("page", "heading", "stations"),
-    [
-        ("model/README.md", "Code and law of each station", 18),
-        ("service/README.md", "Code and law of each step of a call", 15),
-    ],
-)
-def test_each_station_of_a_way_names_its_code_and_the_test_of_its_law(page, heading, stations):
-    found = rows(page, heading)
-    assert len(found) == stations
-    for *_, where, law in found:
-        code, laws = NAMED.findall(where), NAMED.findall(law)
-        assert code, where
-        assert not any(path.startswith("tests/") for path, _ in code), where
-        assert laws and all(path.startswith("tests/") and name.startswith("test_") for path, name in laws), law
 
 
 LONGEST = {"README.md": 140, "model/README.md": 250, "service/README.md": 250, "loadtest/README.md": 250}
@@ -158,55 +125,6 @@ def test_no_line_of_prose_is_longer_than_a_screen_is_wide():
     assert {page: lines for page, lines in found.items() if lines} == {}, "python -m tests.wrap PAGE"
 
 
-WIDEST = 200
-"""Characters of a table's row, at most: a cell has facts, and their reasons stand below the table. Addresses of links and
-references to code are not counted."""
-UNCOUNTED = re.compile(r"(?<=\])\([^)]*\)|`[\w./]+::[\w.]+`")
-GENERATED = re.compile(r"<!-- begin .*?<!-- end ", re.DOTALL)
-
-
-def too_wide(text: str) -> list[str]:
-    """Rows of tables that are too wide. What `make docs` writes has the length of its descriptions."""
-    lines = GENERATED.sub("", text).splitlines()
-    return [line for line in lines if line.lstrip().startswith("|") and len(UNCOUNTED.sub("", line)) > WIDEST]
-
-
-def test_no_row_of_a_table_is_too_wide_to_be_read():
-    found = {page: too_wide((ROOT / page).read_text(encoding="utf-8")) for page in PAGES}
-    assert {page: rows for page, rows in found.items() if rows} == {}
-
-
-def test_a_wide_row_is_seen_and_an_address_or_a_generated_one_is_not():
-    row = f"| {'a ' * 100}|\n"
-    assert too_wide(f"a\n\n{row}") == [row.rstrip()] and too_wide(f"  {row}") == [f"  {row.rstrip()}"]
-    assert too_wide(f"| [a](b.md#{'c' * 300}) |\n") == []
-    assert too_wide(f"<!-- begin a: written by `make docs` -->\n{row}<!-- end a -->\n") == []
-
-
-def test_wrapping_a_page_loses_no_word_and_changes_nothing_the_second_time():
-    for page in PAGES:
-        text = (ROOT / page).read_text(encoding="utf-8")
-        once = wrapped(text)
-        assert once.split() == text.split(), page
-        assert wrapped(once) == once, page
-        assert too_long(once) == [], page
-
-
-def test_what_is_no_prose_is_not_wrapped():
-    long = "a b " * 50
-    kept = f"# {long}\n\n| {long} |\n\n```sh\n{long}\n```\n\n    {long}\n\n<!-- {long} -->\n"
-    assert wrapped(kept) == kept
-    assert wrapped(f"1. `{long}` {'c ' * 59}- d\n   e\n").splitlines() == [f"1. `{long}`", f"   {'c ' * 57}c", "   c - d e"]
-
-
-def test_a_long_line_is_seen_and_what_has_no_limit_is_not():
-    words = "a " * 61
-    for text in (f"| {words}|", f"    {words}", f"```\n{words}\n```", f"[a](b.md#{'c' * 200})", "x" * 200, f"`{words}`"):
-        assert too_long(text) == [], text
-    for text in (words, f"- {words}", f"[{words}](b.md)", f"```\na\n```\n{words}"):
-        assert len(too_long(text)) == 1, text
-
-
 def test_every_name_in_a_tree_exists():
     parents: dict[int, Path] = {}
     for line in (line for page in ("README.md", "model/README.md", "service/README.md") for line in tree(page)):
@@ -216,18 +134,6 @@ def test_every_name_in_a_tree_exists():
         for name in names[1].split():
             assert (parent / name).exists(), line
         parents[depth] = parent / names[1].split()[0]
-
-
-def test_every_file_of_a_package_stands_in_its_tree_or_its_folder_does():
-    for room in ("model", "service"):
-        lines = tree(f"{room}/README.md")
-        named = {word for line in lines for word in line.split("  ")[len(line) - len(line.lstrip()) >> 1].split()}
-        files = [path for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py"]
-        folders = named - {f"{room}/"}
-        left_out = [
-            path for path in files if path.name not in named and not {f"{each.name}/" for each in path.parents} & folders
-        ]
-        assert len(files) > 30 and left_out == []
 
 
 def found_in(pattern: str) -> dict[str, Path]:
@@ -272,17 +178,6 @@ def test_every_flag_of_a_command_is_one_of_its_own():
     for typed, page in found_in(r"(?:`|^ *)attend ([a-z](?:\\\n|[^`\n|#;])*)").items():
         known = flags_of(typed.split())
         assert known is None or set(FLAG.findall(typed)) <= known, f"{page}: attend {typed}"
-
-
-def test_a_wrong_flag_is_seen():
-    known = flags_of(["keys", "add", "alice"])
-    assert known is not None and "--file" in known and "--fiel" not in known
-    assert flags_of(["serve"]) is not None and flags_of(["keys"]) is None
-
-
-def test_every_benchmark_that_is_named_exists():
-    named = found_in(r"attend bench ([a-z_]+)\b")
-    assert {what: page for what, page in named.items() if not (ROOT / f"loadtest/bench/{what}.py").exists()} == {}
 
 
 def test_nobody_is_told_to_install_another_project():

@@ -80,25 +80,14 @@ def overview() -> Iterator[Panel]:
     }
     yield panel("Share that violates an objective", "percentunit", late, text="Needs the recording rules of rules.yaml.")
     yield panel("Rejected, by reason", "reqps", {"{{reason}}": total("attend_requests_rejected_total", "reason")})
-    yield panel("Ignored fields a second, by route", "none", {"{{route}}": total("attend_ignored_fields_total", "route")})
     preparing = {"{{replica}}": f"attend_requests_preparing{{{CHOSEN}}}"}
     yield panel("Requests in preparation (tokenized, validated)", "none", preparing)
-    yield panel("Log lines dropped a second", "none", {"{{replica}}": total("attend_log_lines_dropped_total", "replica")})
     states = {"{{state}}": "max by (state) (attend_replicas)", "died": "max(attend_replica_deaths_total)"}
     yield panel("Replicas", "none", states, text="As Serve's controller reports them; died: total since the cluster started.")
-    yield panel("Proxies", "none", {"{{status}}": "max by (status) (attend_proxies)"})
-    asked = {"{{route}} {{outcome}}": total("attend_other_requests_total", "route, outcome")}
-    yield panel("Requests that generate nothing", "reqps", asked)
     failures = {"{{transport}}": total("attend_auth_failures_total", "transport")}
     yield panel("Requests without a known API key", "reqps", failures)
     good = {"": f"min(attend_api_keys_file_ok{{{CHOSEN}}})"}
     yield panel("Key file", "none", good, kind="stat", width=4, text="1: valid. Only with API keys.")
-    keys = {"{{replica}}": f"attend_api_keys{{{CHOSEN}}}"}
-    yield panel("API keys", "none", keys, kind="stat", width=4, text="In use on each replica. Only with API keys.")
-    age = {"{{replica}}": f"attend_api_keys_file_age_seconds{{{CHOSEN}}}"}
-    yield panel(
-        "Age of the key file", "s", age, kind="stat", width=4, text="Age of the file that the keys in use were read from."
-    )
 
 
 def edge() -> Iterator[Panel]:
@@ -141,7 +130,6 @@ def engine() -> Iterator[Panel]:
     yield panel("Waiting", "none", {"{{replica}}": f"attend_requests_waiting{{{CHOSEN}}}"})
     yield panel("Batch size of a step", "none", {"{{replica}}": mean("attend_step_batch_size")})
     yield panel("Step duration", "s", quantiles("attend_step_seconds"))
-    yield panel("Steps a second", "none", {"{{replica}}": total("attend_step_seconds_count", "replica")})
     heartbeat = {"{{replica}}": f"attend_engine_heartbeat_seconds{{{CHOSEN}}}"}
     yield panel(
         "Seconds since the step thread last made progress",
@@ -164,44 +152,12 @@ def cache() -> Iterator[Panel]:
     yield panel("Preemptions a second", "none", {"{{replica}}": total("attend_preemptions_total", "replica")})
     hits, asked = (total(f"attend_prefix_cache_{what}_total", "replica") for what in ("hits", "queries"))
     yield panel("Prefix cache hit rate", "percentunit", {"{{replica}}": f"{hits} / {asked}"})
-    lost = total("attend_prefix_cache_lost_tokens_total", "reason")
-    yield panel("Tokens computed again for want of a recurrent state, a second", "none", {"{{reason}}": lost})
     disk = {"read back": "read_bytes", "written": "written_bytes"}
     moved = {title: total(f"attend_kv_disk_{name}_total") for title, name in disk.items()}
     yield panel("KV offloading", "Bps", moved, text="Only with kv_disk_folder.")
-    yield panel("KV offloading: bytes on disk", "bytes", {"{{replica}}": f"attend_kv_disk_bytes{{{CHOSEN}}}"})
-    names = ("read_tokens", "dropped_requests", "recomputed_requests", "errors")
-    counted = {name.replace("_", " "): total(f"attend_kv_disk_{name}_total") for name in names}
-    yield panel("KV offloading: tokens read, requests not written or computed again, errors, a second", "none", counted)
     right, guessed = (total(f"attend_draft_tokens{what}_total", "replica") for what in ("_accepted", ""))
     yield panel("Speculative decoding: acceptance rate of draft tokens", "percentunit", {"{{replica}}": f"{right} / {guessed}"})
     yield panel("KV cache in memory", "bytes", {"{{replica}}": f"attend_kv_cache_resident_bytes{{{CHOSEN}}}"})
-    labels = "{{replica}}: {{num_blocks}} blocks of {{block_size}} tokens"
-    yield panel("Cache", "none", {labels: f"attend_cache_config_info{{{CHOSEN}}}"}, kind="stat", width=WIDTH)
-
-
-def transports() -> Iterator[Panel]:
-    """HTTP and gRPC apart."""
-    for transport in ("http", "grpc"):
-        labels = f'{CHOSEN}, transport="{transport}"'
-        by_outcome = {"{{outcome}}": total("attend_requests_total", "outcome", labels)}
-        yield panel(f"{transport}: calls by outcome", "reqps", by_outcome, width=12)
-        by_route = {"{{route}}": total("attend_requests_total", "route", labels)}
-        yield panel(f"{transport}: calls by route", "reqps", by_route, width=12)
-
-
-def gpu() -> Iterator[Panel]:
-    """The GPUs of our containers, as dcgm-exporter tells."""
-    for title, unit, name in (
-        ("Utilization", "percent", "GPU_UTIL"),
-        ("Memory used", "decmbytes", "FB_USED"),
-        ("Power", "watt", "POWER_USAGE"),
-        ("Temperature", "celsius", "GPU_TEMP"),
-        ("Last XID error", "none", "XID_ERRORS"),
-    ):
-        metric = f"DCGM_FI_DEV_{name}"
-        ours = " or ".join(f'{metric}{{{label}=~"attend|ray-worker"}}' for label in ("container", "exported_container"))
-        yield panel(f"GPU: {title}", unit, {"{{Hostname}} {{gpu}}": ours}, text="Only with dcgm-exporter.")
 
 
 def place_panels(rows: dict[str, Iterator[Panel]]) -> list[Panel]:
@@ -242,8 +198,6 @@ def batches() -> Iterator[Panel]:
     shared = f"max by (status) (attend_batch_batches{{{CHOSEN}}})"
     yield panel("Batches by status", "none", {"{{status}}": shared}, text="Only with batch_folder.")
     yield panel("Lines of batches a second", "none", {"{{outcome}}": total("attend_batch_lines_total", "outcome")})
-    yield panel("Lines of batches under way", "none", {"{{replica}}": f"attend_batch_lines_running{{{CHOSEN}}}"})
-    yield panel("Bytes of files and batches", "bytes", {"bytes": f"max(attend_batch_bytes{{{CHOSEN}}})"})
     oldest = {"seconds": f"max(attend_batch_oldest_waiting_seconds{{{CHOSEN}}})"}
     yield panel("Age of the oldest batch that waits", "s", oldest)
     errors = {"{{replica}}": total("attend_batch_storage_errors_total", "replica")}
@@ -263,9 +217,7 @@ def dashboard() -> dict[str, Any]:
         "Latency": latency(),
         "Engine": engine(),
         "Cache": cache(),
-        "GPU": gpu(),
         "Batches": batches(),
-        "Transports": transports(),
     }
     return {
         "uid": "attend",

@@ -308,16 +308,6 @@ class KeyRing:
         self._look()
         return not self._complaint
 
-    @property
-    def number(self) -> int:
-        """How many keys are in use."""
-        return len(self._keys)
-
-    @property
-    def file_time(self) -> float:
-        """When the file that the keys in force were read from was last changed, in seconds since 1970."""
-        return 0.0 if self._seen is None else self._seen[0] / 1e9
-
     def _look(self) -> None:
         """Read the file again where it has changed."""
         with self._lock:

@@ -1,7 +1,6 @@
 """`attend chat`: a conversation in the terminal, without a server or Ray. A turn computes what is new of it alone."""
 
 import asyncio
-import difflib
 import sys
 import time
 from collections.abc import Mapping
@@ -41,11 +40,8 @@ HELP = f"""\
 /reset        forget the conversation; the system prompt stays
 /help         this list
 /bye          leave, as Ctrl-D does
-{QUOTES}           begins and ends a message of several lines; a line that ends in \\ goes on too
+{QUOTES}           begins and ends a message of several lines
 Ctrl-C        stops an answer; at the empty prompt it leaves"""
-COMMANDS = ("/system", "/reset", "/help", "/bye")
-
-
 CALM = {"temperature": 0.7, "top_p": 0.95}
 """How is drawn where neither flags nor the model say: at temperature 1, as over the wire, small models talk nonsense."""
 
@@ -208,21 +204,17 @@ def command(talk: Conversation, name: str, rest: str) -> bool:
     elif name == "/help":
         print_line(HELP)
     elif name != "/bye":
-        meant = difflib.get_close_matches(name, COMMANDS, 1)
-        guess = f"did you mean {meant[0]}?" if meant else "/help lists what there is."
-        print_line(f"attend: there is no {name}: {guess} A message that begins so stands between {QUOTES}")
+        print_line(f"attend: there is no {name}: /help lists what there is. A message that begins so stands between {QUOTES}")
     return name != "/bye"
 
 
 def read_message() -> str:
-    """One message of the terminal: a line, or several between quotes, or lines of which all but the last end in a backslash."""
+    """One message of the terminal: a line, or several between quotes."""
     text = _read(">>> ")
     if text.startswith(QUOTES):
         while not text.removeprefix(QUOTES).rstrip().endswith(QUOTES):
             text += "\n" + _read("... ")
         return text.rstrip()
-    while text.endswith("\\"):
-        text = text[:-1] + "\n" + _read("... ")
     return text
 
 

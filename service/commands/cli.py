@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.metadata import version as version_of
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -20,6 +20,7 @@ from attend.model.machine import available_memory
 from attend.service.commands import texts
 from attend.service.commands.bench import FOLDER as BENCHMARKS
 from attend.service.commands.flags import (
+    SETTINGS,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -29,14 +30,12 @@ from attend.service.commands.flags import (
     PlainCommand,
     PlainGroup,
     QuantizeOption,
-    with_settings,
-    without_values,
+    with_options,
 )
 from attend.service.commands.keys import app as keys_app
 from attend.service.commands.mistakes import describe_mistake
 from attend.service.commands.start import given_text, interrupt_unwinds, locate_model, prepare_settings, start_settings
 from attend.service.runtime.terminal_lines import print_line
-from attend.service.settings import Settings
 from attend.service.values import HUB
 
 PYTHON = sys.version.partition(" ")[0]
@@ -51,7 +50,7 @@ def main() -> None:
     """Run the command line: an error of ours ends with its sentence and status 2, without a traceback; what the system refuses,
     such as memory or a full disk, with a sentence and status 1.
     """
-    words = without_values(sys.argv[1:])
+    words = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack a character of an answer
     try:
@@ -107,12 +106,25 @@ def root_command(
 
 
 @app.command(cls=PlainCommand)
-@with_settings
-def serve(settings: Settings) -> None:
+@with_options(SETTINGS)
+def serve(
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    options: dict[str, Any],
+) -> None:
     """Serve a checkpoint over HTTP and gRPC until Ctrl-C. Flags win over ATTEND_* variables.
 
     Each flag has a variable: that of --max-model-len is ATTEND_MAX_MODEL_LEN.
     """
+    joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in options.items()}
+    settings = start_settings(joined | ({"model": folder} if folder else {}), is_server=True)
     from attend.service.observe import logs, tracing
 
     logs.check_log_file(settings.log_file)
@@ -130,8 +142,8 @@ def serve(settings: Settings) -> None:
     raise typer.Exit(run(settings))
 
 
-for verb in (texts.chat, texts.run, texts.generate):
-    app.command(cls=PlainCommand)(verb)
+for verb, command in {"chat": texts.chat, "run": texts.chat, "generate": texts.generate}.items():
+    app.command(verb, cls=PlainCommand)(command)
 
 
 @app.command(cls=PlainCommand)
@@ -303,9 +315,6 @@ def check(
         ),
     ] = None,
     key: KeyOption = None,
-    long: Annotated[
-        bool, typer.Option("--long", help="Hold a stream of each transport for 20 s too: many gateways cut it after 15.")
-    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Check a running server from end to end, as its callers use it: HTTP, gRPC and metrics.
@@ -315,7 +324,7 @@ def check(
     """
     from attend.service.commands.check import show
 
-    raise typer.Exit(show(url, grpc, key, long=long, as_json=json))
+    raise typer.Exit(show(url, grpc, key, as_json=json))
 
 
 @app.command(cls=PlainCommand)

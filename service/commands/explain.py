@@ -21,9 +21,8 @@ from attend.service.observe.metrics import Metrics
 from attend.service.records import ExplainCommand
 from attend.service.settings import Settings
 
-NUMBERED = 14
-"""Weights of at most so many tokens are shown as numbers, of more as shades."""
-SHADES = " ░▒▓█"
+TABLE_TOKENS = 14
+"""Most tokens of which the table of weights is drawn."""
 LINKS = 8
 TOKENS = 40
 """Tokens that are drawn at most."""
@@ -72,7 +71,8 @@ def draw(explanation: dict[str, Any], console: Console) -> None:
         which = f"head {heads[0]}" if len(heads) == 1 else f"the mean of its {len(heads)} heads"
         last = explanation["num_layers"] - 1
         console.print(Text(f"Layer {layer['layer']} of 0 to {last}, {which}. Rows are queries; columns are keys.\n"))
-        console.print(percent_rows(names, weights) if len(names) <= NUMBERED else shades(names, weights))
+        if len(names) <= TABLE_TOKENS:
+            console.print(percent_rows(names, weights))
         console.print(Text("\nLargest attention weights between two tokens:"))
         for weight, query, key in links(weights):
             console.print(Text(f"  {weight:4.0%}  {names[query]} ({query}) -> {names[key]} ({key})"))
@@ -106,15 +106,6 @@ def percent_rows(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Ta
             Text(f"{weight * 100:.0f}", "bold" if weight >= max(row) else "" if weight >= 0.1 else "dim") for weight in row
         ]
         table.add_row(Text(name), *cells)
-    return table
-
-
-def shades(names: Sequence[str], weights: Sequence[Sequence[float]]) -> Table:
-    """One sign for each weight, the darker the larger."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, row in zip(names, weights, strict=True):
-        signs = "".join(SHADES[min(len(SHADES) - 1, int(weight * len(SHADES) + 0.5))] * 2 for weight in row)
-        table.add_row(Text(name), Text(signs))
     return table
 
 

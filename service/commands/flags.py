@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any
 
@@ -10,7 +10,6 @@ import typer
 from pydantic_core import PydanticUndefined
 from typer.core import TyperCommand, TyperGroup
 
-from attend.service.commands.start import start_settings
 from attend.service.settings import Settings
 
 GROUPS = {
@@ -50,55 +49,26 @@ KeyOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: ATTEND_DEVICE, or auto.")]
 DtypeOption = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16; default: ATTEND_DTYPE, or auto.")]
 QuantizeOption = Annotated[str | None, typer.Option(help="none, int8 or int4; default: ATTEND_QUANTIZE, or none.")]
-AdapterOption = Annotated[
-    str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
-]
-TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def without_values(words: Sequence[str]) -> list[str]:
-    """A command line of `serve` with --single or --no-single for --single true, --single=true and --single false."""
-    if words[:1] != ["serve"]:
-        return list(words)
-    flags = {f"--{_flag_name(name)}" for name, field in Settings.model_fields.items() if field.annotation is bool}
-    found: list[str] = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if not equals and found and found[-1] in flags and word.lower() in TRUE + FALSE:
-            flag, value = found.pop(), word
-        if flag in flags and value.lower() in TRUE + FALSE:
-            found.append(flag if value.lower() in TRUE else f"--no-{flag[2:]}")
-        else:
-            found.append(word)
-    return found
+def with_options(options: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add an option to a command for each of these annotations; it gets their values as `options`, None without one."""
 
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [each for each in inspect.signature(command).parameters.values() if each.name != "options"]
 
-def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
-    """Give a command one flag for each field of Settings, with its description, values and default."""
+        def run(**values: Any) -> None:
+            command(**{each.name: values.pop(each.name) for each in own}, options=values)
 
-    def run(folder: str | None, **flags: Any) -> None:
-        joined = {name: ",".join(value) if isinstance(value, list) else value for name, value in flags.items()}
-        command(start_settings(joined | ({"model": folder} if folder else {}), is_server=True))
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [each.replace(kind=keyword) for each in own]
+        parameters += [inspect.Parameter(name, keyword, annotation=kind, default=None) for name, kind in options.items()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        return run
 
-    folder = typer.Argument(
-        help="Checkpoint folder, .gguf file, or hf://ORG/NAME; without it, the shipped default model.",
-        metavar="MODEL",
-        show_default=False,
-    )
-    parameters = [
-        inspect.Parameter(
-            "folder", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str | None, folder], default=None
-        )
-    ]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_option(name, group), default=None)
-        for group, names in GROUPS.items()
-        for name in names.split()
-    ]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__, run.__name__ = command.__doc__, command.__name__
-    return run
+    return decorate
 
 
 class PlainGroup(TyperGroup):
@@ -169,3 +139,7 @@ def allowed_values(name: str) -> str:
     low = f"above {above:g}" if above is not None else f"{schema['minimum']:g}"
     high = schema.get("maximum")
     return f"{low} or more" if high is None else f"{low} to {high:.10g}"
+
+
+SETTINGS = {name: _option(name, group) for group, names in GROUPS.items() for name in names.split()}
+"""The settings as options of `attend serve`."""

@@ -55,55 +55,21 @@ def show(settings: Settings, *, as_json: bool) -> None:
 
 def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What is known of a checkpoint as lines: (name, value)."""
-    mlp, tokenizer, weights = facts["mlp"], facts["tokenizer"], facts["weights"]
-    kind, size = ("gated " if mlp["gated"] else "") + mlp["activation"], mlp["size"]
-    heads = f"{facts['num_heads']} heads of {facts['head_size']}, {facts['num_kv_heads']} for keys and values"
-    if "global_heads" in facts:
-        heads += ", and {head_size} and {num_kv_heads} in layers without a window".format(**facts["global_heads"])
-    layers = f"{facts['num_layers']} of size {facts['hidden_size']}; {heads}; {kind} MLP of {size}; {facts['norm']}"
-    ends = ", ".join(map(repr, tokenizer["eos_tokens"])) or "none"
-    special = f"starts with {tokenizer['bos_token']!r}, ends with {ends}"
-    count = "1 file" if weights["files"] == 1 else f"{weights['files']} files"
-    rows = [
-        ("checkpoint", facts["folder"]),
-        ("family", facts["family"]),
-        ("layers", layers),
-        (
-            "vocabulary",
-            f"{facts['vocab_size']} tokens; {_head(facts)}",
-        ),
-        ("context", f"{facts['max_model_len']} tokens, {facts['positions']} positions"),
-        ("parameters", f"{facts['parameters']:,}"),
-        ("on disk", f"{_size(weights['bytes'])} in {count}, {', '.join(weights['dtypes'])}"),
-        *([("quantised", facts["format"])] if facts["format"] else []),
-        ("tokenizer", f"{tokenizer['kind']}, {tokenizer['size']} tokens; {special}"),
-        ("chat template", "yes" if facts["chat_template"] else "no: /v1/chat/completions is refused"),
-    ]
-    kept, same = ", which stay quantised" if facts["format"] else "", dict[str, list[str]]()
-    for name, memory in facts["memory"].items():
-        same.setdefault(f"weights {_size(memory['weights_bytes'])}{kept}; {_in_words(memory)}", []).append(name)
-    rows += [(f"in {' and '.join(names)}", words) for words, names in same.items()]
-    rows.append(("kv_dtype int8", _in_words(facts["kv_int8"])))
-    return rows
+    memory = {f"memory_{dtype}": each for dtype, each in facts["memory"].items()}
+    shown = {name: value for name, value in (facts | memory).items() if name not in ("supported", "memory")}
+    return [(name.replace("_", " "), _in_words(name, value)) for name, value in shown.items()]
 
 
-def _head(facts: dict[str, Any]) -> str:
-    if not facts["makes_text"]:
-        return "no head of a text: embeddings or scores alone"
-    return "head tied to the embedding" if facts["tied_head"] else "own head"
-
-
-def _in_words(cache: dict[str, int]) -> str:
-    each, past = cache["kv_bytes_per_token"], cache["kv_bytes_per_token_past_windows"]
-    parts = [f"KV cache {_size(each)} a token"]
-    if past < each:
-        parts[-1] += f", {_size(past)} beyond the sliding windows"
-    if cache["state_bytes"]:
-        parts.append(f"recurrent state {_size(cache['state_bytes'])} a request")
-    parts.append(
-        f"a KV cache of 1 GiB holds {cache['kv_tokens_in_gib']:,} tokens, of {cache['requests_in_gib']} requests at most"
-    )
-    return "; ".join(parts)
+def _in_words(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {_in_words(key, each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return "yes" if value else "no"
+    if "bytes" in name:
+        return _size(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """`attend keys`: give, change, list and take away API keys."""
 
-import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from attend.service.access.keys import (
     new_secret,
     read_name,
 )
-from attend.service.commands.flags import PlainCommand, PlainGroup
+from attend.service.commands.flags import PlainCommand, PlainGroup, with_options
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -56,32 +55,13 @@ def _flag(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def _option(field: str) -> Any:
-    """Its value is text: what reads the file complains of it in the same words."""
-    about, value = OPTIONS[field]
-    return Annotated[str, typer.Option(_flag(field), help=about, metavar=value)]
-
-
-def with_fields(command: Callable[[str, Path, dict[str, Any]], None]) -> Callable[..., None]:
-    """Give a command the name of a key, the file, and an option for each of OPTIONS: `command` gets those that were given."""
-
-    def run(name: str, file: str, **options: str) -> None:
-        command(name, _path(file), _given_options(options))
-
-    annotations = {"name": NameArgument, "file": FileOption} | {field: _option(field) for field in OPTIONS}
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
-        [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=annotation,
-                default=inspect.Parameter.empty if name == "name" else "",
-            )
-            for name, annotation in annotations.items()
-        ]
-    )
-    run.__annotations__, run.__doc__ = annotations, command.__doc__
-    return run
+# A value is text: what reads the file complains of it in the same words.
+WITH_FIELDS = with_options(
+    {
+        field: Annotated[str | None, typer.Option(_flag(field), help=about, metavar=kind)]
+        for field, (about, kind) in OPTIONS.items()
+    }
+)
 
 
 @app.callback()
@@ -92,9 +72,10 @@ def keys(context: typer.Context) -> None:
 
 
 @app.command("add", cls=PlainCommand)
-@with_fields
-def add(name: str, path: Path, fields: dict[str, Any]) -> None:
+@WITH_FIELDS
+def add(name: NameArgument, file: FileOption = "", *, options: dict[str, Any]) -> None:
     """Make a key and print it, this once: only its hash is kept. Makes the file where there is none."""
+    path, fields = _path(file), _given_options(options)
     name, secret = read_name(name), new_secret()
     with editing(path) as entries:
         if name in entries:
@@ -105,9 +86,10 @@ def add(name: str, path: Path, fields: dict[str, Any]) -> None:
 
 
 @app.command("set", cls=PlainCommand)
-@with_fields
-def change(name: str, path: Path, fields: dict[str, Any]) -> None:
+@WITH_FIELDS
+def change(name: NameArgument, file: FileOption = "", *, options: dict[str, Any]) -> None:
     """Change what is said of a key. What is not given stays; `none` takes it away."""
+    path, fields = _path(file), _given_options(options)
     if not fields:
         raise SettingError(f"say what to change: {', '.join(map(_flag, FIELDS))}")
     with editing(path) as entries:

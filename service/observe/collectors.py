@@ -1,6 +1,5 @@
 """Metrics that are read at each scrape: the engine, KV offloading, and API keys."""
 
-import time
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -121,15 +120,5 @@ class KeysCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of the API key file at this moment."""
-        text = "1 while the API key file is valid; with 0 the keys read before stay in use, and no replica can start"
-        gauges = (
-            ("attend_api_keys_file_ok", text, self._keys.file_ok),
-            ("attend_api_keys", "API keys in use", self._keys.number),
-            (
-                "attend_api_keys_file_age_seconds",
-                "Age of the API key file that the keys in use were read from",
-                time.time() - self._keys.file_time,
-            ),
-        )
-        for name, about, value in gauges:
-            yield single_sample(GaugeMetricFamily, name, about, self._labels, float(value))
+        about = "1 while the API key file is valid; with 0 the keys read before stay in use, and no replica can start"
+        yield single_sample(GaugeMetricFamily, "attend_api_keys_file_ok", about, self._labels, float(self._keys.file_ok))

@@ -32,12 +32,11 @@ from attend.service.access.keys import KeyRing
 from attend.service.contract.routes import COUNTED, OTHERS
 from attend.service.errors import ClientGone, wire
 from attend.service.observe import logs
-from attend.service.observe.auth_failures import AuthFailures
 from attend.service.observe.batches import BatchCollector, BatchNumbers
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
 from attend.service.observe.collectors import EngineCollector, KeysCollector, OffloadCollector
 from attend.service.observe.compat import VllmNames
-from attend.service.observe.ignored_fields import IgnoredFields
+from attend.service.observe.limited_lines import AuthFailures, IgnoredFields
 from attend.service.observe.tallies import Count, Family, Histogram, Reading
 from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
 from attend.service.records import Chunk

@@ -8,7 +8,7 @@ import pytest
 
 from tests.deploy import render
 from tests.deploy.check import problems
-from tests.deploy.test_chart import helm, notes, one, run
+from tests.deploy.test_chart import helm, one, run
 
 pytestmark = [
     pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING),
@@ -45,16 +45,6 @@ def test_a_claim_is_filled_by_one_job_and_the_pods_wait_for_it(mode):
     assert job.labels == {"app.kubernetes.io/name": "attend-pull"}, "no Service and no monitor takes it for a pod that serves"
 
 
-def test_another_reference_or_image_is_another_job_and_other_values_are_not():
-    """A Job cannot be changed: helm would fail."""
-
-    def name(*sets):
-        return one(helm(*SHARED, *sets), "Job")["metadata"]["name"]
-
-    assert name() == name("replicas=3") == name('settings.log_level="debug"')
-    assert len({name(), name('model.reference="hf://a/b@v2"'), name('image.tag="2"')}) == 3
-
-
 @pytest.mark.parametrize("there", [False, True])
 def test_the_jobs_and_the_pods_commands_run(there, tmp_path):
     """By the shell of this machine, with a program `attend` that makes the folder."""
@@ -73,14 +63,6 @@ def test_the_jobs_and_the_pods_commands_run(there, tmp_path):
     assert (tmp_path / "weights/a--b--main").is_dir() and (tmp_path / "asked").exists() != there
 
 
-def test_each_pods_volume_is_of_a_storage_class_or_the_nodes_disk():
-    hub = ('model.source="hub"', 'model.reference="hf://a/b"', 'model.size="20Gi"')
-    for volume, wanted in (("emptyDir", {"emptyDir": {"sizeLimit": "20Gi"}}), ("ephemeral", None)):
-        [*_, worker] = render.pods_of(helm(*hub, f'model.volume="{volume}"'))
-        [found] = [each for each in worker.spec["volumes"] if each["name"] == "weights"]
-        assert found == {"name": "weights"} | wanted if wanted else "ephemeral" in found
-
-
 @pytest.mark.parametrize("mode", ["rayservice", "standalone"])
 def test_the_files_of_an_image_are_mounted_where_kubernetes_has_such_volumes(mode):
     sets = (f'mode="{mode}"', 'model.source="oci"', 'model.image="registry.example.com/models/qwen3:1"', 'model.path="qwen3"')
@@ -92,12 +74,3 @@ def test_the_files_of_an_image_are_mounted_where_kubernetes_has_such_volumes(mod
     assert one(objects, "ConfigMap", "attend-settings")["data"]["ATTEND_MODEL"] == "/weights/qwen3"
     old = render.helm("--kube-version", "1.32", *(word for each in sets for word in ("--set-json", each)))
     assert old.returncode != 0 and "model.source: oci needs Kubernetes 1.33" in old.stderr
-
-
-def test_nobody_gives_up_while_weights_are_downloaded(tmp_path):
-    """Probes begin after the init containers; the Deployment's deadline and the printed commands wait two hours longer."""
-    sets = [('mode="standalone"',), ('mode="standalone"', *SHARED)]
-    here, hub = (one(helm(*each), "Deployment")["spec"]["progressDeadlineSeconds"] for each in sets)
-    assert hub - here == 7200
-    said = notes(tmp_path, *sets[1])
-    assert "--timeout=7860s" in said and f"logs --follow job/{one(helm(*sets[1]), 'Job')['metadata']['name']}" in said

@@ -3,7 +3,6 @@
 No image is built: deploy/README says how that was checked.
 """
 
-import fnmatch
 import json
 import os
 import re
@@ -71,24 +70,6 @@ def test_the_base_has_a_python_that_the_package_accepts():
     assert set(re.findall(r"lib/python3\.(\d+)/site-packages", DOCKERFILE)) == {version}
 
 
-def test_there_is_a_cpu_and_a_gpu_image_and_the_cpu_one_is_the_default():
-    stages = [line.split()[-1] for line in instructions("FROM")]
-    assert "gpu" in stages
-    assert stages[-1] == "cpu"
-
-
-def test_code_changes_install_no_dependency_again():
-    assert instructions("COPY", "packages") == ["--from=needs /src/requirements.txt ./"]
-    assert instructions("COPY", "tools") == ["constraints.txt ./"]
-
-
-def test_both_images_are_the_runtime_with_their_packages_and_the_same_code():
-    for target in ("cpu", "gpu"):
-        assert instructions("FROM", target) == [f"runtime AS {target}"]
-        copies = [f"--from=packages-{target} /opt/attend /opt/attend", "--from=code /opt/code /opt/attend"]
-        assert instructions("COPY", target) == copies
-
-
 def requirements():
     """What the build's own line makes of pyproject.toml."""
     [run] = instructions("RUN", "needs")
@@ -146,15 +127,6 @@ def test_no_file_names_the_host_of_a_general_package_index():
     assert found == []
 
 
-def test_every_pip_install_is_constrained_and_the_wheel_is_built_once():
-    runs = [part.strip() for run in instructions("RUN") for part in run.split("&&")]
-    installs = [run for run in runs if re.match(r"\S*pip (install|wheel)\b", run)]
-    assert len([run for run in installs if "pip wheel" in run]) == 1
-    for run in installs:
-        assert "constraints.txt" in run or run.startswith("pip install --no-deps --prefix /opt/code /dist/attend_server-")
-    assert not any("pip " in run for run in instructions("RUN", "runtime"))
-
-
 def ignored():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
@@ -173,28 +145,8 @@ def test_the_build_context_is_what_the_build_copies_and_all_of_it_exists():
     assert all((ROOT / source).exists() for source in copied())
 
 
-def test_the_copied_folders_are_the_packages():
-    assert PROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["attend*"]
-    links = [path.readlink() for path in (ROOT / "attend").iterdir() if path.is_symlink()]
-    packages = {"attend", *(link.parts[1] for link in links)}
-    assert packages | {"loadtest"} == {source for source in copied() if (ROOT / source).is_dir()}
-    assert {"pyproject.toml", "setup.py", "LICENSE"} <= copied()
-    assert PROJECT["project"]["readme"].startswith("attend/")
-
-
 def folder_of(package):
     return ROOT.joinpath(*package.split("."))
-
-
-@pytest.mark.parametrize(
-    ("package", "pattern"),
-    [(name, each) for name, all_of_it in PROJECT["tool"]["setuptools"]["package-data"].items() for each in all_of_it],
-)
-def test_package_data_reaches_the_wheel(package, pattern):
-    files = [path.relative_to(ROOT) for path in folder_of(package).glob(pattern) if path.is_file()]
-    assert files
-    shut_out = [line.removeprefix("**/") for line in ignored() if line.startswith("**/")]
-    assert not [file for file in files for shut in shut_out if any(fnmatch.fnmatch(part, shut) for part in file.parts)]
 
 
 def test_every_file_beside_the_code_is_package_data():
@@ -218,14 +170,6 @@ def test_the_build_of_the_image_fails_without_the_native_decoder():
     assert "**/*.so" in ignored()  # else the checkout's, of another compiler and C library, is taken along
 
 
-def test_the_default_model_is_package_data():
-    from attend.model.config import DEFAULT_MODEL
-
-    assert DEFAULT_MODEL == ROOT / "attend/model/default"
-    assert "default/*" in PROJECT["tool"]["setuptools"]["package-data"]["attend.model"]
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in DEFAULT_MODEL.iterdir()}
-
-
 # --- what it runs as
 
 
@@ -244,18 +188,6 @@ def test_exposed_ports_are_the_defaults_and_the_served_ones():
     ports = [int(port) for port in exposed.split()]
     assert ports == [Settings().port, Settings().grpc_port]
     assert ports == [serve["http_options"]["port"], serve["grpc_options"]["port"]]
-
-
-def test_nothing_is_written_outside_tmp():
-    assert runtime_env["HOME"] == runtime_env["TMPDIR"] == "/tmp"
-    assert all({"name": "tmp", "mountPath": "/tmp"} in pod["containers"][0]["volumeMounts"] for pod in pods)
-
-
-def test_the_image_starts_in_a_folder_that_holds_nothing_to_import():
-    """KubeRay starts Ray there, and Ray's workers import from it."""
-    assert instructions("WORKDIR", "runtime") == ["/opt/empty"]
-    assert not any("/opt/empty" in words for words in instructions("RUN") + instructions("COPY"))
-    assert not any("workingDir" in container for pod in pods for container in pod["containers"])
 
 
 def test_every_variable_of_the_image_is_read_by_somebody():
@@ -280,11 +212,6 @@ def test_image_manifests_and_serve_command_set_the_same_value_where_two_set_one(
     assert {name: ray_env[name] for name in shared} == {name: command[name] for name in shared}
 
 
-def test_the_image_leaves_the_data_plane_to_the_command_and_to_ray_env():
-    """runtime/edge.py wraps the program that RAY_SERVE_HAPROXY_BINARY_PATH names: the image's own would be wrapped twice."""
-    assert not [name for name in runtime_env if name.startswith("RAY_SERVE_")]
-
-
 def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_pods_look():
     [run] = [run for run in instructions("RUN", "code") if "write_edge" in run]
     assert "from attend.service.runtime.edge import write_edge" in run
@@ -303,19 +230,9 @@ def test_the_image_serves_by_itself_and_runs_any_other_command():
     assert all(command[0] == "attend" for command in commands)
 
 
-def test_a_stop_is_the_signal_that_drains():
-    assert instructions("STOPSIGNAL") == ["SIGTERM"]
-
-
 def test_the_health_check_asks_for_readiness_on_the_port_that_is_set():
     assert asked() == f"http://127.0.0.1:{Settings().port}/readyz"
     assert asked(ATTEND_PORT="81") == "http://127.0.0.1:81/readyz"
-
-
-def test_the_health_check_asks_by_https_where_the_server_has_a_certificate():
-    """And trusts it: it has the host's name, not this address."""
-    assert asked(ATTEND_TLS_CERT="/tls/tls.crt") == f"https://127.0.0.1:{Settings().port}/readyz"
-    assert "--no-check-certificate" in instructions("HEALTHCHECK", "runtime")[0]
 
 
 def asked(**variables):
@@ -324,26 +241,6 @@ def asked(**variables):
     shell, flag, script = json.loads(check[check.index("[") :])
     done = subprocess.run([shell, flag, f"wget() {{ echo $*; }}; {script}"], env=variables, capture_output=True, text=True)
     return done.stdout.split()[-1]
-
-
-def test_labels_are_the_open_ones_and_the_version_is_the_packages():
-    labels = pairs("LABEL", "runtime")
-    assert all(name.startswith("org.opencontainers.image.") for name in labels)
-    assert labels["org.opencontainers.image.version"] == "${VERSION}"
-    assert f"VERSION={PROJECT['project']['version']}" in instructions("ARG", "runtime")
-    assert labels["org.opencontainers.image.licenses"] == PROJECT["project"]["license"]
-    assert labels["org.opencontainers.image.revision"] == "${REVISION}"
-    assert "REVISION=unknown" in instructions("ARG", "runtime")
-
-
-def test_make_image_tags_all_with_the_version_and_the_date():
-    done = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    version = PROJECT["project"]["version"]
-    builds = [line for line in done.replace("\\\n", " ").splitlines() if line.startswith("docker build")]
-    assert len(builds) == 3 and all(f"VERSION={version} " in line and "REVISION=" in line for line in builds)
-    for line, end in zip(builds, ("", "-gpu", "-loadtest"), strict=True):
-        assert re.findall(r"-t attend:(\S+)", line)[0] == f"{version}{end}"
-        assert re.fullmatch(rf"{re.escape(version)}-\d{{8}}{end}", re.findall(r"-t attend:(\S+)", line)[1])
 
 
 def test_hadolint_has_no_finding():

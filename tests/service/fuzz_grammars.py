@@ -24,82 +24,35 @@ VALID = {
     ),
     "json": (json.dumps(SCHEMA), '{"type": "string", "format": "date-time", "minLength": 2}', '{"oneOf": [{"type": "null"}]}'),
 }
-PIECES = {
-    "regex": (
-        *"()[]{}*+?|\\^$.-,0",
-        "(?",
-        "(?=",
-        "(?<n>",
-        "\\1",
-        "\\p{",
-        "{9999}",
-        "{2,1}",
-        "[^",
-        "\\x{110000}",
-        "\\b",
-        "(?R)",
-        "é",
-    ),
-    "grammar": (
-        *'"/()[]{}|*+?:;,~\n',
-        "::=",
-        "%json {",
-        "%import x",
-        "start: start\n",
-        "->",
-        "\\",
-        "~9999",
-        '"a',
-        "<[5]>",
-        "@x",
-        "é",
-    ),
-    "json": (
-        *'"{}[],:0',
-        "null",
-        "-1",
-        "1e999",
-        '"$ref":"#",',
-        '"$ref":"http://x/y",',
-        '"not":{},',
-        '"pattern":"(",',
-        "[1]",
-        "é",
-    ),
-}
+PIECES = (
+    *'()[]{}*+?|\\^$.-,:/"0\n',
+    "(?=",
+    "\\1",
+    "{9999}",
+    "[^",
+    "(?R)",
+    "::=",
+    "%json {",
+    "start: start\n",
+    "null",
+    '"$ref":"#",',
+    "é",
+)
 TRAPS: tuple[tuple[str, Any], ...] = (
-    ("regex", "("),
     ("regex", "(" * 30000),
     ("regex", "(((a{1000}){1000}){1000}){1000}"),
-    ("regex", r"(a|a?)+" * 50),
-    ("grammar", "start: start"),
-    ("grammar", ""),
     ("grammar", "\0"),
-    ("grammar", 'root ::= "a'),
     ("grammar", "root ::= " + "(" * 20000),
     ("grammar", 'start: "a"~1..100000000'),
-    ("json", "{"),
-    ("json", "null"),
     ("json", "[" * 20000),
     ("json", {"$ref": "#"}),
-    ("json", {"$ref": "#/nowhere"}),
-    ("json", {"$ref": "file:///etc/passwd"}),
     ("json", {"type": "integer", "multipleOf": 100000007}),
-    ("json", {"type": "integer", "multipleOf": 0}),
     ("json", {"type": "integer", "minimum": 10**300}),
-    ("json", {"type": "string", "minLength": -1}),
     ("json", {"type": "string", "maxLength": 10**18}),
     ("json", {"minLength": 5, "maxLength": 2, "type": "string"}),
-    ("json", {"type": "string", "pattern": "("}),
-    ("json", {"type": ["string", 5]}),
     ("json", {"type": "array", "minItems": 10**9, "items": {}}),
-    ("json", {"enum": []}),
-    ("json", {"enum": [{}, [], 1e308]}),
-    ("json", {"properties": []}),
     ("json", {"required": ["a"] * 1000, "type": "object"}),
-    ("json", {"x-guidance": {}}),
     ("choice", ["a", "a\0b", "😀"]),
-    ("choice", [["a"]]),
 )
 
 
@@ -113,5 +66,5 @@ def grammars(count: int, seed: int) -> Iterator[tuple[str, Any]]:
         for _ in range(draw.randint(1, 3)):
             place = draw.randrange(len(text) + 1)
             kept = place + draw.choice((0, 0, 1, 1, 5, 40))
-            text = text[:place] + draw.choice((draw.choice(PIECES[name]), draw.choice(PIECES[name]), "")) + text[kept:]
+            text = text[:place] + draw.choice((*PIECES, "")) + text[kept:]
         yield name, text

@@ -1,15 +1,13 @@
-"""Inputs that nobody meant: valid bodies and messages, changed as bytes, and messages of any values.
+"""Inputs that nobody meant: valid bodies and messages, changed as bytes.
 
 Bodies of any values are schemathesis's: `http_api/test_schemathesis.py`. Grammars are left out, as each new one starts a
 process; `test_fuzz.py` has them on their own.
 """
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
@@ -171,43 +169,3 @@ def byte_messages(draw: st.DrawFn) -> tuple[str, bytes]:
     for change in draw(st.lists(wire_changes, min_size=1, max_size=3)):
         data = change(data)
     return method, data
-
-
-INTEGERS = (0, 1, -1, 2, 4, 8, 9, 20, 21, 97, 128, 256, 257, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -(2**63))
-REALS = (0.0, -0.0, 0.5, 1.0, 2.0, 2.5, -2.5, 101.0, 5e-324, 1e300, float("inf"), float("-inf"), float("nan"))
-WORDS = ("", "a", "abc", "fake", "id-7", "two words", "\0", "a\nb", "😀é", "x" * 129, "y" * 257, "z" * 3000)
-GRAMMARS = {"json_schema", "regex", "grammar"}
-_KINDS: dict[int, st.SearchStrategy[Any]] = {
-    FieldDescriptor.TYPE_INT64: st.sampled_from(INTEGERS),
-    FieldDescriptor.TYPE_DOUBLE: st.sampled_from(REALS),
-    FieldDescriptor.TYPE_FLOAT: st.sampled_from(REALS[:9] + REALS[10:]),
-    FieldDescriptor.TYPE_BOOL: st.booleans(),
-    FieldDescriptor.TYPE_STRING: st.sampled_from(WORDS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
-}
-
-
-@st.composite
-def messages(draw: st.DrawFn) -> tuple[str, bytes]:
-    """(method, bytes): a well-formed message whose fields have any value of their types."""
-    method, message = draw(st.sampled_from(MESSAGES))
-    message = copy.deepcopy(message)
-    for _ in range(draw(st.integers(1, 4))):
-        _fill(draw, message)
-    return method, message.SerializeToString()
-
-
-def _fill(draw: st.DrawFn, message: Any) -> None:
-    field = draw(st.sampled_from([each for each in message.DESCRIPTOR.fields if each.name not in GRAMMARS]))
-    if field.name == "logit_bias":
-        message.logit_bias.update({draw(st.sampled_from(INTEGERS)): draw(_KINDS[FieldDescriptor.TYPE_FLOAT])})
-    elif field.message_type is not None and field.is_repeated:
-        _fill(draw, getattr(message, field.name).add())
-    elif field.message_type is not None:
-        getattr(message, field.name).SetInParent()
-        _fill(draw, getattr(message, field.name))
-    elif field.is_repeated:
-        getattr(message, field.name).extend(
-            draw(st.lists(_KINDS[field.type], max_size=6)) * draw(st.sampled_from((1, 1, 1, 80)))
-        )
-    else:
-        setattr(message, field.name, draw(_KINDS[field.type]))

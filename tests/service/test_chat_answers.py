@@ -116,15 +116,6 @@ def test_reasoning_that_the_prompt_opens_needs_no_marker():
     assert joined(events) == flat(whole)
 
 
-def test_without_tools_and_with_choice_none_calls_are_text():
-    for more in ({"tools": []}, {"tool_choice": "none"}):
-        whole, *_, one = ask(CALL, **more)
-        assert (flat(whole)["content"], flat(whole)["calls"], flat(whole)["reason"]) == (CALL, [], "stop")
-        assert "now;" not in bytes(one.engine.requests[0].prompt).decode()
-    whole, *_, one = ask("x")
-    assert bytes(one.engine.requests[0].prompt).decode().startswith("zone now;user:Time?")
-
-
 def test_without_parallel_calls_an_answer_ends_with_the_first():
     whole, events, one = ask(CALL + "\n" + CALL + " and more", parallel_tool_calls=False, seed=5)
     assert (len(flat(whole)["calls"]), flat(whole)["reason"]) == (1, "tool_calls")
@@ -185,17 +176,6 @@ def test_stops_are_looked_for_in_content_alone(text, more, content, calls, stop,
     assert joined(events) == found and events[-2]["choices"][0]["stop_reason"] == stop
     assert found["reasoning_content"] == ("Noon. So\n\nnoon." if text.startswith(THOUGHT) else "")
     assert not one.engine.open
-
-
-def test_a_stop_token_that_is_no_text_ends_an_answer_anywhere():
-    whole, *_ = ask("<think>Noon", stop_token_ids=[END], ignore_eos=True, seed=5)
-    assert flat(whole) == {"content": "", "reasoning_content": "Noon", "calls": [], "reason": "stop"}
-
-
-def test_several_answers_keep_their_calls_apart():
-    whole, *_ = ask(CALL, n=2, seed=5)
-    ids = [choice["message"]["tool_calls"][0]["id"] for choice in whole.json()["choices"]]
-    assert len(set(ids)) == 2
 
 
 def test_token_ids_and_scores_of_held_tokens_arrive():

@@ -10,7 +10,6 @@ import sys
 import threading
 import urllib.error
 from collections.abc import Iterator
-from concurrent.futures import Future
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from attend.model.config import DEFAULT_MODEL as DEFAULT
 from attend.v1 import generation_pb2 as pb
-from tests.service.framing import misread
-from tests.service.server import START_SECONDS, Server, free_ports, running, started, wait_for
+from tests.service.server import START_SECONDS, Server, free_ports, started, wait_for
 from tests.service.test_end_to_end import LONG, PROMPT, complete, post, stub
 
 pytestmark = [pytest.mark.ray, pytest.mark.alone]
@@ -106,24 +104,6 @@ def read_all(lines: Iterator[bytes], started: threading.Event) -> list[bytes]:
     return kept
 
 
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future]]:
-    """Servers that live beside each other, two at a time, since a start is long and leaves a core idle; what became of each.
-
-    None of their laws has a tight time.
-    """
-
-    def log(name: str) -> Path:
-        return tmp_path_factory.mktemp(name) / "log"
-
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield {
-            "SIGINT": pool.submit(stopped_while_it_starts, log("sigint"), signal.SIGINT),
-            "SIGTERM": pool.submit(stopped_while_it_starts, log("sigterm"), signal.SIGTERM),
-            "short drain": pool.submit(drained_too_shortly, log("drain")),
-        }
-
-
 class End(NamedTuple):
     """How a server ended that was told to stop."""
 
@@ -152,11 +132,10 @@ def command_lines(server: Server) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_during_the_start_ends_it_within_seconds_and_leaves_nothing(lives: dict[str, Future], name: str) -> None:
-    end: End = lives[name].result()
+def test_a_signal_during_the_start_ends_it_within_seconds_and_leaves_nothing(tmp_path: Path) -> None:
+    end = stopped_while_it_starts(tmp_path / "log", signal.SIGINT)
     assert end.seconds < 15
-    assert end.status == 128 + signal.Signals[name], end.output
+    assert end.status == 128 + signal.SIGINT, end.output
     assert end.output.count("Stopping ...") == 1
     assert "Traceback" not in end.output
     assert end.left == []
@@ -174,6 +153,7 @@ def started_on_a_bad_checkpoint(folder: Path) -> subprocess.CompletedProcess[str
         "-m",
         "attend.service.commands.cli",
         "serve",
+        "--single",
         str(folder),
         "--port",
         port,
@@ -189,29 +169,3 @@ def test_a_checkpoint_that_is_only_found_bad_by_its_values_stops_the_start_too(t
     assert done.returncode == 2
     assert "model.safetensors: tensor model.norm.weight holds NaN or infinity" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def drained_too_shortly(log: Path) -> tuple[list[bytes], list[int], list[str]]:
-    """The lines of a call with eight streams on a server that is told to stop and waits half a second; what it left. And what
-    Serve's own proxy does not read as the others do.
-    """
-    flags = ("--drain-seconds", "0.5", "--max-model-len", "1024", "--proxy", "python", *SLOW)
-    with running(log, *flags) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        wrong = misread(server.http)
-        started = threading.Event()
-        stream = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, n=8, **LONG), started)
-        assert started.wait(60)
-        server.stop(signal.SIGINT)
-        return stream.result(), server.processes(), wrong
-
-
-def test_serves_own_proxy_reads_odd_framing_alike(lives: dict[str, Future]) -> None:
-    assert lives["short drain"].result()[2] == []
-
-
-def test_a_drain_that_is_too_short_ends_streams_with_their_reason(lives: dict[str, Future]) -> None:
-    lines, left, _ = lives["short drain"].result()
-    reasons = [json.loads(line[6:])["choices"][0]["stop_reason"] for line in lines if line.startswith(b"data: {")]
-    assert lines[-2] == b"data: [DONE]\n"
-    assert reasons.count("abort") == 8
-    assert left == []

@@ -46,12 +46,6 @@ def test_a_message_of_damaged_bytes_is_answered_or_refused(prey, sent):
     prey.call(*sent)
 
 
-@law(1800)
-@given(sent=inputs.messages())
-def test_a_message_with_any_values_is_answered_or_refused(prey, sent):
-    prey.call(*sent)
-
-
 def test_any_grammar_is_followed_or_refused(prey):
     """Each goes through a child process, so these are few."""
     count = examples(100)

@@ -40,7 +40,7 @@ def test_inspect_tells_of_a_gguf_file_what_it_tells_of_its_folder(file, attend):
     assert ours["tokenizer"].pop("bos_token") is None and theirs["tokenizer"].pop("bos_token") == "<|endoftext|>"
     assert ours == theirs
     status, out, _ = attend("inspect", file)
-    assert status == 0 and re.search(r"^family +qwen3$", out, re.MULTILINE) and "1 file, BF16, F32" in out
+    assert status == 0 and re.search(r"^family +qwen3$", out, re.MULTILINE) and "files 1, bytes " in out
 
 
 def test_a_damaged_gguf_file_is_one_sentence_and_status_two(file, attend, tmp_path):  # noqa: F811
@@ -84,7 +84,7 @@ def asked(server: Server, path: str, **body: object) -> dict:
 @pytest.mark.ray
 def test_a_gguf_file_is_served_with_its_tokenizer_and_its_chat_template(tmp_path):
     path = write(tmp_path / "default-Q8_0.gguf", Type.Q8_0)
-    with running(tmp_path / "log", str(path), "--num-threads", "1") as server:
+    with running(tmp_path / "log", str(path), "--single", "--num-threads", "1") as server:
         completion = asked(server, "/v1/completions", prompt=PROMPT, max_tokens=8, temperature=0)
         assert completion["model"] == "default-Q8_0" and completion["usage"]["completion_tokens"] == 8
         assert asked(server, "/tokenize", prompt=PROMPT)["count"] == completion["usage"]["prompt_tokens"]

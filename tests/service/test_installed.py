@@ -262,16 +262,6 @@ def attend(script: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     return subprocess.run([script, *words], cwd=folder, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_the_planted_code_would_run(hostile, ran):
-    for words in (["-c", "import llguidance"], ["-c", "import attend"], ["-m", "model"]):
-        assert subprocess.run([sys.executable, *words], cwd=hostile, capture_output=True, check=False).returncode
-    assert {line.removeprefix(f"{hostile}/") for line in ran.read_text().splitlines()} >= {
-        "llguidance.py",
-        "attend/__init__.py",
-        "model.py",
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -291,17 +281,6 @@ def test_no_command_runs_code_of_the_folder_that_it_is_typed_in(installed, hosti
     done = attend(installed.script, hostile, *words)
     assert ran.read_text() == ""
     assert done.returncode == status, done.stdout + done.stderr
-
-
-def test_children_of_a_benchmark_import_the_source_tree(hostile, ran):
-    main = "lambda: sys.exit(subprocess.run([sys.executable, '-m', 'loadtest.bench.serve', '--help']).returncode)"
-    code = f"""import subprocess, sys
-from types import SimpleNamespace
-from attend.service.commands import bench
-bench.importlib.import_module = lambda name: SimpleNamespace(main={main})
-bench.run("serve", [])"""
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=hostile, capture_output=True, text=True, check=False)
-    assert (ran.read_text(), done.returncode) == ("", 0), done.stderr
 
 
 def test_the_probe_of_a_grammar_imports_nothing_of_the_current_folder(hostile, ran, monkeypatch):
@@ -364,11 +343,6 @@ def test_relative_paths_of_settings_start_from_the_folder_of_the_command(tmp_pat
     assert {getattr(found, name) for name in paths} == {str(tmp_path / "a" / "b")}
     assert found.adapter == f"one={tmp_path / 'a'},two=/b"
     assert found.name == Settings(**paths).name
-
-
-@pytest.mark.parametrize("model", ["", "hf://org/name", "hf://org/name/file.gguf@main"])
-def test_what_is_no_path_stays(model):
-    assert Settings(model=model).with_absolute_paths() == Settings(model=model)
 
 
 def test_a_search_path_means_the_same_in_another_folder(tmp_path, monkeypatch):

@@ -190,31 +190,12 @@ VALID: list[dict[str, Any]] = [
     {"prompt": "a", "resume_token_ids": [98, 99], "logprobs": 1},
     {"prompt": "a", "resume_token_ids": [98, 99], "stop": ["cde"]},
 ]
-INVALID: list[dict[str, Any]] = [  # one of each kind: bad_values.py has each range on both transports
-    {"prompt": [257]},
+INVALID: list[dict[str, Any]] = [  # bad_values.py has each range on both transports
     {"prompt": "a" * 128},
-    {"prompt": "a", "max_tokens": 128},
     {"prompt": "a", "max_tokens": 0, "timing": True},
-    {"prompt": "a", "max_tokens": 2**62},
-    {"prompt": "a", "n": 9},
     {"prompt": "a", "temperature": 2.5},
-    {"prompt": "a", "top_p": -0.5},
-    {"prompt": "a", "min_tokens": 17},
-    {"prompt": "a", "stop": ["a", "b", "c", "d", "e"]},
-    {"prompt": "a", "stop": ["x" * 257]},
-    {"prompt": "a", "stop_token_ids": [1] * 301},
-    {"prompt": "a", "deadline_ms": 2**40},
-    {"prompt": "a", "request_id": "two\nlines"},
     {"prompt": "a", "model": "m" * 500},
     {"prompt": "a", "logit_bias": {"5": 100.5}},
-    {"prompt": "a", "bad_words": ["x" * 257]},
-    {"prompt": "a", "truncate_prompt_tokens": 2**40},
-    {"prompt": "a", "cache_salt": "s" * 129},
-    {"prompt": "a", "priority": 10},
-    {"prompt": "a", "prompt_logprobs": 21},
-    {"prompt": "a", "resume_token_ids": [98], "n": 2},
-    {"prompt": "a", "resume_token_ids": [98] * 16},
-    {"prompt": "a", "resume_token_ids": [98, 256]},
     {"prompt": "a", "resume_token_ids": [98, 99], "stop": ["bc"]},
 ]
 SEED = {"seed": 12, "return_token_ids": True}

@@ -1,7 +1,6 @@
 """Fields that nobody here knows: taken and said, or refused with what to use."""
 
 import logging
-import re
 
 import pytest
 
@@ -10,8 +9,8 @@ from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.chat.forms import form_of
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
-from attend.service.contract.tolerance import MAX_UNKNOWN, NEAR, PUBLISHED, SAMPLING, nearest
-from attend.service.observe.ignored_fields import MAX_NAMES, SECONDS
+from attend.service.contract.tolerance import MAX_UNKNOWN, PUBLISHED, SAMPLING
+from attend.service.observe.limited_lines import SECONDS
 from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -63,20 +62,6 @@ def test_a_field_of_another_server_is_taken_where_it_does_nothing_and_else_names
     assert rule.instead in str(caught.value)
 
 
-def test_the_field_that_an_error_names_is_one_of_ours():
-    known = CompletionRequest.names | ChatRequest.names | GenerateRequest.names
-    used = [re.fullmatch(r"use (\w+)[.:]?.*", rule.instead) for rule in SAMPLING.values()]
-    assert {match[1] for match in used if match} <= known
-
-
-def test_numbers_that_are_equal_do_nothing_alike_and_booleans_are_none():
-    for value in (1, 1.0):
-        read_completion({"prompt": "a", "repeat_penalty": value}, Remarks())
-    for value in (True, 1.1, "1"):
-        with pytest.raises(NotSupported, match="repetition_penalty"):
-            read_completion({"prompt": "a", "repeat_penalty": value}, Remarks())
-
-
 def test_a_context_that_the_server_has_is_taken():
     most = 64
     server = chatting_server(FakeEngine(info=info(max_model_len=most)))
@@ -109,23 +94,6 @@ def test_a_name_that_resembles_a_known_one_is_an_error_that_names_it(name, meant
     with pytest.raises(InvalidRequest, match=f"^{name} is not a field of this request: did you mean {meant}\\?$") as caught:
         read_completion(document, Remarks())
     assert caught.value.field == name
-
-
-def distance(one: str, other: str) -> int:
-    """Levenshtein's, by its definition."""
-    if not one or not other:
-        return len(one) + len(other)
-    if one[0] == other[0]:
-        return distance(one[1:], other[1:])
-    return 1 + min(distance(one[1:], other), distance(one, other[1:]), distance(one[1:], other[1:]))
-
-
-def test_nearness_is_levenshteins():
-    words = ["stream", "streams", "strea", "steam", "stramm", "streem", "scream", "seed", "stop", "temperate", "strength"]
-    for one in words:
-        edits = next((edits for letters, edits in NEAR if len(one) >= letters), 0)
-        for other in words:
-            assert (nearest(one, [other]) is not None) is (0 < edits >= distance(one, other)), (one, other)
 
 
 @pytest.mark.parametrize("path", READ)
@@ -182,12 +150,6 @@ def test_what_clients_add_to_messages_is_taken_and_said():
         {"role": "assistant", "content": [{"type": "text", "text": "c"}]},
         {"role": "user", "content": ""},
     ]
-
-
-def test_they_are_said_in_the_header_of_the_chat():
-    messages = [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]
-    for stream in (False, True):
-        assert said("/v1/chat/completions", messages=messages, stream=stream) == (200, "cache_control")
 
 
 def test_a_mistyped_name_in_a_message_is_refused_by_its_place():
@@ -267,14 +229,6 @@ def test_what_is_ignored_is_counted_by_route_and_logged_once_a_minute(caplog):
     assert 'attend_ignored_fields_total{model="fake",route="/v1/embeddings"} 0.0' in text
 
 
-def test_the_names_that_are_remembered_have_a_limit(caplog):
-    ignored = build_server().metrics.ignored
-    with caplog.at_level(logging.INFO, "attend.requests"):
-        for number in range(2 * MAX_NAMES):
-            ignored.add("/v1/completions", "id", [f"n{number}"])
-    assert len(ignored._told) == MAX_NAMES == len(caplog.records)
-
-
 # --- clamped
 
 LONG = {"max_tokens": 32000}
@@ -300,18 +254,6 @@ def test_the_setting_goes_before_the_routes(beyond, status):
         body = LEAST[path] | LONG
         body.pop("max_completion_tokens", None)
         assert ask(server, "POST", path, json=body).status_code == status
-
-
-def test_a_prompt_that_fills_the_context_is_refused_all_the_same():
-    server = chatting_server(FakeEngine(info=info(max_model_len=32)), beyond_context="clamp")
-    for length, status in ((31, 200), (32, 400)):
-        response = ask(server, "POST", "/v1/completions", json={"prompt": "a" * length} | LONG)
-        assert response.status_code == status, response.text
-
-
-def test_a_limit_within_the_context_is_not_said():
-    response = ask(chatting_server(), "POST", "/v1/chat/completions", json=LEAST["/v1/chat/completions"])
-    assert CLAMPED not in response.headers
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])

@@ -76,7 +76,7 @@ def test_commands_change_what_the_model_is_told_and_are_never_said_to_it(talk):
     assert prompts == [[{"role": "system", "content": "be brief"}, {"role": "user", "content": text}] for text in ("a", "b")], (
         "/reset forgets the turns and keeps the system prompt; after /bye nothing is read"
     )
-    assert "did you mean /bye?" in err and "Ctrl-C" in err
+    assert "there is no /byee" in err and "Ctrl-C" in err
     assert len(out.strip().splitlines()) == 2
 
 
@@ -142,7 +142,6 @@ def test_control_tokens_that_are_typed_are_plain_text(talk, monkeypatch):
         (["hello"], "hello"),
         (['"""a', "b", '"""'], '"""a\nb\n"""'),
         (['"""a"""'], '"""a"""'),
-        (["a\\", "b\\", "c"], "a\nb\nc"),
     ],
 )
 def test_a_message_may_have_several_lines(typed, message, monkeypatch):
@@ -189,9 +188,8 @@ def test_generate_says_that_it_chats_and_keeps_its_json(attend, folder, plain):
     for flags, told in (
         (["--chat"], "has no chat template"),
         (["--system", "s"], "--system needs a chat"),
-        (["--chat", "--echo"], "leave --prompt-token-ids and --echo out"),
     ):
-        status, out, err = attend(*words, folder if "--echo" in flags else plain, *flags)
+        status, out, err = attend(*words, plain, *flags)
         assert (status, out) == (2, "") and told in err
 
 

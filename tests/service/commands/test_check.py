@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from unittest import mock
 
 import grpc
@@ -22,9 +22,8 @@ from attend.model.errors import SettingError
 from attend.model.text.chat import ChatTemplate
 from attend.service.access.keys import Entry, KeyRing, digest_of, editing, new_secret
 from attend.service.access.quota import Limits
-from attend.service.commands import check, cli, long_checks
-from attend.service.commands.check import CHECKS, Result, run
-from attend.service.commands.probe import Probe, Unreachable, check_target
+from attend.service.commands import check, cli
+from attend.service.commands.check import CHECKS, Result, Target, Unreachable, check_target, run
 from attend.service.grpc_api.register import add_generation_service
 from attend.service.http_api.app import build_app
 from attend.service.http_api.route_deps import RouteDeps
@@ -100,7 +99,7 @@ class Running:
     sabotage: Sabotage
     key: str = ""
 
-    def probe(self, **changes) -> Probe:
+    def probe(self, **changes) -> Target:
         return check_target(f"http://127.0.0.1:{self.http}", changes.get("grpc", f"127.0.0.1:{self.grpc}"), self.key)
 
     def results(self, **changes) -> dict[str, Result]:
@@ -178,8 +177,7 @@ def test_a_good_server_passes_every_check(server):
     assert list(results) == list(CHECKS)
     assert outcomes(results, "ok") == set(CHECKS) - {"API key"}, results
     assert "return 42" in results["completion"].detail
-    assert "scores 1.000, " in results["rerank"].detail
-    assert "8 calls" in results["metrics"].detail
+    assert "tokens and their calls" in results["metrics"].detail
     assert all(result.milliseconds >= 0 and result.detail for result in results.values())
 
 
@@ -203,20 +201,12 @@ def test_a_server_that_drains_is_said_to_and_nothing_is_checked(bent):
         bent.results()
 
 
-@pytest.mark.parametrize(
-    "answer", [b"<html>Not Found</html>", b"{}", b"[]", b'{"detail":"Not Found"}', b'{"error":{"code":404}}', b""]
-)
+@pytest.mark.parametrize("answer", [b"<html>Not Found</html>", b"[]", b'{"error":{"code":404}}', b""])
 def test_what_is_no_attend_server_is_said_to_be_none(bent, answer):
     """As a file server, nginx, or another engine."""
-    bent.sabotage.http |= dict.fromkeys(("/healthz", "/version"), lambda *_: (404, answer))
+    bent.sabotage.http |= dict.fromkeys(("/version",), lambda *_: (404, answer))
     with pytest.raises(Unreachable, match="is no Attend server"):
         bent.results()
-
-
-def test_haproxy_without_replicas_is_taken_for_attend(bent):
-    error = b'{"error":{"message":"no replica","type":"x","param":null,"code":"unavailable"}}'
-    bent.sabotage.http |= dict.fromkeys(("/healthz", "/version"), lambda *_: (503, error))
-    assert {"health", "version"} <= outcomes(bent.results(), "failed")
 
 
 def test_grpc_can_be_left_out_and_is_said_to_be(server):
@@ -225,32 +215,13 @@ def test_grpc_can_be_left_out_and_is_said_to_be(server):
     assert not outcomes(results, "failed")
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/", "/"])
-def test_the_base_url_of_openais_client_is_taken(path):
-    assert check_target(f"https://host:1{path}", None, None).url == "https://host:1"
-    assert check_target(f"https://host:1/prefix{path}", None, None).url == "https://host:1/prefix"
-
-
-def test_the_server_says_where_its_grpc_is_unless_it_is_given(server):
-    guessed = check_target(f"http://127.0.0.1:{server.http}", None, None)
-    check.version(guessed)
-    assert guessed.grpc_target == "127.0.0.1:9000"
-    server.sabotage.http["/version"] = lambda status, body: (status, body.replace(b'"grpc_port":9000', b'"grpc_port":4711'))
-    try:
-        for asked, told in ((None, "127.0.0.1:4711"), ("other:1", "other:1"), ("none", None)):
-            probe = check_target(f"http://127.0.0.1:{server.http}", asked, None)
-            check.version(probe)
-            assert probe.grpc_target == told
-    finally:
-        server.sabotage.http.clear()
-
-
-def test_a_grpc_port_where_nobody_listens_fails_the_grpc_checks_alone(server):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    results = server.results(grpc=f"127.0.0.1:{port}")
-    assert outcomes(results, "failed") == {"gRPC health", "gRPC Generate", "gRPC GenerateStream"}
-    assert "UNAVAILABLE" in results["gRPC Generate"].detail
+@pytest.mark.parametrize(("asked", "told"), [(None, "127.0.0.1:4711"), ("other:1", "other:1"), ("none", None)])
+def test_the_server_says_where_its_grpc_is_unless_it_is_given(bent, asked, told):
+    bent.sabotage.http["/version"] = with_text('"grpc_port":9000', '"grpc_port":4711')
+    target = check_target(f"http://127.0.0.1:{bent.http}", asked, None)
+    with target.client:
+        check.version(target)
+    assert target.grpc_target == told
 
 
 def with_status(status: int) -> Bend:
@@ -279,14 +250,13 @@ def streams(bend: Bend) -> Bend:
 
 COMPLETIONS = "/v1/completions"
 WRONGS = [
-    ("health", "/healthz", with_status(503)),
-    ("readiness", "/readyz", with_status(503)),
-    ("version", "/version", with_text("version", "edition")),
-    ("version", "/version", lambda *_: (200, b"<html>")),
+    ("ready", "/healthz", with_status(503)),
+    ("ready", "/readyz", with_status(503)),
+    ("version", "/version", with_text('"version"', '"edition"')),
     ("replicas", "/metrics", with_text("answered 1", "answered 0")),
     ("models", "/v1/models", with_text('"id":"fake"', '"id":"other"')),
     ("models", "/v1/models/fake", with_text("owned_by", "owner")),
-    ("models", f"/v1/models/{check.NOBODY}", with_status(200)),
+    ("models", f"/v1/models/{check.UNKNOWN}", with_status(200)),
     ("completion", COMPLETIONS, lambda status, body: (500 if body.startswith(b'{"id"') else status, body)),
     ("stream", COMPLETIONS, streams(with_text("data: [DONE]\n\n", ""))),
     ("stream", COMPLETIONS, streams(with_text('"text":"2"', '"text":"3"'))),
@@ -297,10 +267,6 @@ WRONGS = [
     ("responses", "/v1/responses", with_text("incomplete", "lost")),
     ("messages", "/v1/messages", with_status(500)),
     ("messages", "/v1/messages", with_text("assistant", "user")),
-    ("tokenize", "/detokenize", with_text("3.14", "3.15")),
-    ("rerank", "/v1/rerank", with_status(500)),
-    ("rerank", "/v1/rerank", with_text('"relevance_score":1.0', '"relevance_score":-1.0')),
-    ("tokenize", "/tokenize", with_text('"count":', '"count":1')),
     ("bad request", COMPLETIONS, lambda status, body: (200 if status == 400 else status, body)),
     ("bad request", COMPLETIONS, with_text('"param":"max_tokens"', '"param":null')),
     ("metrics", "/metrics", frozen()),
@@ -315,19 +281,15 @@ def test_what_a_server_does_wrong_fails_the_check_of_that_name(bent, name, path,
     assert failed <= {name, "stream", "models"}  # what an earlier failure leaves unknown
 
 
-def another_text(response):
-    response.outputs[0].text += "!"
-    return response
-
-
-def unfinished(messages):
-    messages[-1].outputs[0].ClearField("finish_info")
-    return messages
+def unfinished(answer):
+    message = answer[-1] if isinstance(answer, list) else answer
+    message.outputs[0].ClearField("finish_info")
+    return answer
 
 
 GRPC_WRONGS = [
     ("gRPC health", "Check", lambda _: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)),
-    ("gRPC Generate", "Generate", another_text),
+    ("gRPC Generate", "Generate", unfinished),
     ("gRPC GenerateStream", "GenerateStream", lambda messages: messages[1:]),
     ("gRPC GenerateStream", "GenerateStream", unfinished),
     ("gRPC GenerateStream", "GenerateStream", lambda messages: []),
@@ -351,30 +313,30 @@ def test_an_answer_that_breaks_off_is_a_failure_and_not_the_end(bent):
     def cut(status: int, body: bytes) -> tuple[int, bytes]:
         raise RuntimeError("the process died")
 
-    bent.sabotage.http["/tokenize"] = cut
+    bent.sabotage.http["/v1/messages"] = cut
     results = bent.results()
-    assert outcomes(results, "failed") == {"tokenize"}
+    assert outcomes(results, "failed") == {"messages"}
 
 
 def test_nobody_at_the_url_is_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(Unreachable, match=rf"no server answers at http://127.0.0.1:{port}: Connection refused"):
+    with pytest.raises(Unreachable, match=rf"no server answers at http://127.0.0.1:{port}: "):
         list(run(check_target(f"127.0.0.1:{port}", None, None)))
 
 
 @pytest.mark.parametrize(
     ("url", "base", "beside"),
     [
-        ("localhost:8000", "http://localhost:8000", "localhost:9000"),
-        ("http://10.0.0.1", "http://10.0.0.1", "10.0.0.1:9000"),
-        ("https://a.example/llm/", "https://a.example/llm", "a.example:9000"),
-        ("http://[::1]:8000", "http://[::1]:8000", "[::1]:9000"),
+        ("localhost:8000", "http://localhost:8000", "localhost:"),
+        ("http://10.0.0.1", "http://10.0.0.1", "10.0.0.1:"),
+        ("https://a.example/llm/v1/", "https://a.example/llm", "a.example:"),
+        ("http://[::1]:8000", "http://[::1]:8000", "[::1]:"),
     ],
 )
 def test_grpc_is_looked_for_beside_the_url(url, base, beside):
     probe = check_target(url, None, "")
-    assert (probe.url, probe.grpc_target, probe.key) == (base, beside, None)
+    assert (probe.url, probe.grpc_target, probe.key) == (base, beside, "")
     assert check_target(url, "other:1", "k").grpc_target == "other:1"
     assert check_target(url, "none", "k").grpc_target is None
 
@@ -391,10 +353,6 @@ def test_a_key_that_cannot_stand_in_a_header_is_refused_without_being_repeated()
     assert "secret" not in str(caught.value)
 
 
-def test_results_are_plain_json(server):
-    json.dumps([asdict(result) for result in server.results().values()], allow_nan=False)
-
-
 def test_the_command_prints_a_line_for_each_check_and_ends_with_zero(server):
     done = CliRunner().invoke(cli.app, ["check", f"127.0.0.1:{server.http}", "--grpc", f"127.0.0.1:{server.grpc}"])
     assert (done.exit_code, done.stderr) == (0, "")
@@ -409,18 +367,11 @@ def test_the_command_ends_with_one_where_a_check_fails(bent):
     words = ["check", f"http://127.0.0.1:{bent.http}", "--grpc", f"127.0.0.1:{bent.grpc}"]
     done = CliRunner().invoke(cli.app, words)
     assert done.exit_code == 1
-    assert [line.split()[3] for line in done.stdout.splitlines() if line.startswith("failed")] == ["readiness"]
+    assert [line.split()[3] for line in done.stdout.splitlines() if line.startswith("failed")] == ["ready"]
     done = CliRunner().invoke(cli.app, [*words, "--json"])
     document = json.loads(done.stdout)
     assert (done.exit_code, document["ok"], document["error"]) == (1, False, None)
-    assert [one["name"] for one in document["checks"] if one["outcome"] == "failed"] == ["readiness"]
-
-
-def test_the_command_takes_the_key_from_its_variable(guarded):
-    words = ["check", f"http://127.0.0.1:{guarded.http}", "--grpc", f"127.0.0.1:{guarded.grpc}"]
-    done = CliRunner().invoke(cli.app, words, env={"ATTEND_API_KEY": guarded.key})
-    assert done.exit_code == 0
-    assert guarded.key not in done.output
+    assert [one["name"] for one in document["checks"] if one["outcome"] == "failed"] == ["ready"]
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
@@ -429,58 +380,5 @@ def test_the_command_says_in_a_sentence_that_nobody_answers(words):
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     done = CliRunner().invoke(cli.app, ["check", url, *words])
     assert done.exit_code == 1
-    assert f"no server answers at {url}: Connection refused" in done.stdout
+    assert f"no server answers at {url}: " in done.stdout
     assert not words or json.loads(done.stdout)["ok"] is False
-
-
-# --- --long
-
-
-def lasting(monkeypatch, *ends):
-    """A clock that a message moves by a second, and streams: how many messages each has, and whether it ends well."""
-    now, asked = [0.0], []
-    monkeypatch.setattr(long_checks.time, "monotonic", lambda: now[0])
-
-    def held(probe, answers):
-        messages, whole = ends[len(asked)]
-        asked.append(answers)
-        for number in range(messages):
-            now[0] += 1
-            yield whole and number == messages - 1
-
-    return held, asked
-
-
-def test_a_stream_that_lasts_is_held_for_twenty_seconds_and_no_longer(monkeypatch):
-    held, asked = lasting(monkeypatch, (1000, True))
-    assert long_checks.check_long_stream(None, held) == "a stream was held for 20 s"
-    assert asked == [1]
-
-
-@pytest.mark.parametrize("seconds", [15, 3])
-def test_a_stream_that_a_gateway_cuts_fails_with_the_time(monkeypatch, seconds):
-    held, _ = lasting(monkeypatch, (seconds, False))
-    with pytest.raises(long_checks.CheckFailed, match=f"cut after {seconds}.0 s"):
-        long_checks.check_long_stream(None, held)
-
-
-def test_a_small_model_is_asked_for_several_answers_at_once(monkeypatch):
-    held, asked = lasting(monkeypatch, (2, True), (1000, True))
-    assert "held" in long_checks.check_long_stream(None, held) and asked == [1, long_checks.MAX_ANSWERS]
-    held, asked = lasting(monkeypatch, (2, True), (4, True))
-    with pytest.raises(long_checks.CheckSkipped, match="ended by itself after 4 s, and was not cut"):
-        long_checks.check_long_stream(None, held)
-
-
-def test_streams_of_both_transports_are_held(bent, monkeypatch):
-    monkeypatch.setattr(long_checks, "LONG_SECONDS", 0.0)
-    results = {result.name: result for result in run(bent.probe(), long=True)}
-    assert list(results) == [*CHECKS, *long_checks.CHECKS]
-    assert all(results[name].outcome == "ok" for name in long_checks.CHECKS), results
-
-
-def test_a_stream_without_its_end_fails_the_long_check_of_its_transport(bent, monkeypatch):
-    bent.sabotage.grpc["GenerateStream"] = unfinished
-    bent.sabotage.http[COMPLETIONS] = streams(with_text("data: [DONE]\n\n", ""))
-    results = {result.name: result for result in run(bent.probe(), long=True)}
-    assert all("cut after" in results[name].detail for name in long_checks.CHECKS), results

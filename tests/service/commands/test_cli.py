@@ -20,7 +20,6 @@ from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Request
 from attend.model.engine.tables import BlockTables
 from attend.model.net.checkpoint import read_config
-from attend.model.net.native.library import load_library as load_native
 from attend.model.params import SamplingParams
 from attend.service.commands import bench, cli
 from attend.service.commands import inspect as inspect_cli
@@ -37,12 +36,6 @@ COMMANDS = tuple(get_command(cli.app).commands)
 def folder(tmp_path_factory):
     """A tiny checkpoint with a token for each printable character."""
     return write_letters(write_checkpoint("llama-tied", tmp_path_factory.mktemp("models") / "tiny"))
-
-
-def test_help_lists_every_command(attend):
-    status, out, _ = attend("--help")
-    assert status == 0
-    assert all(command in out for command in COMMANDS)
 
 
 def test_serve_help_lists_every_setting_with_its_default_under_what_it_is_about(attend):
@@ -99,40 +92,15 @@ def test_a_bad_variable_stops_the_start_with_a_sentence_that_names_it(attend, mo
     assert err.count("\n") == 1
 
 
-def test_a_bad_flag_is_named_and_wins_over_a_good_variable(attend, monkeypatch):
-    monkeypatch.setenv("ATTEND_PORT", "8000")
-    status, out, err = attend("serve", "--port", "eighty")
-    assert (status, out) == (2, "")
-    assert err.startswith("attend: port = 'eighty' cannot be used: ")
-
-
-def test_the_command_as_installed_ends_with_status_two_and_no_traceback():
-    command = [sys.executable, "-m", "attend.service.commands.cli", "serve", "--grpc-port", "70000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("attend: grpc_port = '70000' cannot be used: ")
-    assert "Traceback" not in done.stderr
-
-
-def test_generate_json_prints_one_completion_and_nothing_else(attend, folder):
-    words = ("generate", "hello", "--model", folder, "--max-tokens", "5", "--json", "--return-token-ids", "--ignore-eos",
-             "--dtype", "float32", "--n", "2", "--seed", "3")  # fmt: skip
-    status, out, _ = attend(*words)
+def test_generate_json_prints_one_completion_and_nothing_else_and_the_text_is_streamed(attend, folder):
+    words = ("generate", "hello", "--model", folder, "--max-tokens", "5", "--dtype", "float32", "--n", "2", "--seed", "3")
+    status, out, _ = attend(*words, "--json")
     document = json.loads(out)
     assert status == 0
     assert (document["object"], document["model"], document["seed"]) == ("text_completion", "tiny", 3)
-    assert document["usage"] == {
-        "prompt_tokens": 5,
-        "completion_tokens": 10,
-        "total_tokens": 15,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
-    assert [choice["index"] for choice in document["choices"]] == [0, 1]
-    for choice in document["choices"]:
-        assert len(choice["token_ids"]) == 5
-        assert choice["text"] == "".join(chr(32 + token) for token in choice["token_ids"] if token < VOCAB - 1)
-    assert json.loads(attend(*words)[1])["choices"] == document["choices"]
+    assert (document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]) == (5, 10)
+    first, second = (choice["text"] for choice in document["choices"])
+    assert attend(*words, "--raw")[1] == f"{first}\n--- answer 1\n{second}\n"
 
 
 def test_generate_with_an_adapter_says_what_the_merged_model_says(attend, monkeypatch, folder, tmp_path):
@@ -142,11 +110,10 @@ def test_generate_with_an_adapter_says_what_the_merged_model_says(attend, monkey
     merged = merge(folder, adapter, tmp_path / "merged", dict.fromkeys(modules, 2.0))
 
     def said(*words):
-        status, out, err = attend("generate", "hello", "--max-tokens", "12", "--ignore-eos", "--dtype", "float32",
-                                  "--json", "--return-token-ids", *words)  # fmt: skip
+        status, out, err = attend("generate", "hello", "--max-tokens", "12", "--dtype", "float32", "--json", *words)
         assert status == 0, err
         document = json.loads(out)
-        return document["choices"][0]["token_ids"], document["model"], document["system_fingerprint"]
+        return document["choices"][0]["text"], document["model"], document["system_fingerprint"]
 
     wanted, plain = said("--model", merged)[0], said("--model", folder)
     ways = [{}, {"ATTEND_ADAPTER": f"tone={adapter},other=/nowhere"}, {"ATTEND_ADAPTERS_FOLDER": str(tmp_path / "lora")}]
@@ -226,14 +193,6 @@ def test_a_command_whose_output_is_closed_ends_as_others(work, status, told):
     assert (done.returncode, done.stderr.strip()) == (status, f"attend: {told}" if told else "")
 
 
-def test_generate_streams_the_same_text_to_a_person(attend, folder):
-    words = ("generate", "--prompt-token-ids", "40,41", "--model", folder, "--max-tokens", "4", "--dtype", "float32")
-    document = json.loads(attend(*words, "--json")[1])
-    status, out, _ = attend(*words)
-    assert (status, out) == (0, document["choices"][0]["text"] + "\n")
-    assert document["usage"]["prompt_tokens"] == 2
-
-
 def test_generate_takes_its_model_and_dtype_from_the_variables_too(attend, monkeypatch, folder, tmp_path):
     """A setting comes from a flag, else from its variable, else from its default."""
     monkeypatch.setenv("ATTEND_MODEL", str(tmp_path / "absent"))
@@ -252,9 +211,6 @@ def test_generate_takes_its_model_and_dtype_from_the_variables_too(attend, monke
         (("--n", "9"), "n must be an integer from 1 to 8"),
         (("--temperature", "3"), "temperature must be a number from 0 to 2"),
         (("--max-tokens", "1000"), "maximum context length is 128 tokens"),
-        (("--stop-token-ids", "1,x"), "--stop-token-ids must be integers"),
-        (("--prompt-token-ids", "1;2"), "--prompt-token-ids must be integers"),
-        (("--prompt-token-ids", "96"), "from 0 to 95; got 96"),
     ],
 )
 def test_a_mistake_in_generate_is_a_sentence_and_no_output(attend, folder, words, told):
@@ -262,14 +218,6 @@ def test_a_mistake_in_generate_is_a_sentence_and_no_output(attend, folder, words
     assert (status, out) == (2, "")
     assert told in err
     assert err.startswith("attend: ")
-    assert "Traceback" not in err
-
-
-def test_a_missing_folder_is_named(attend, tmp_path):
-    status, out, err = attend("generate", "hello", "--model", tmp_path / "nowhere")
-    assert (status, out) == (2, "")
-    assert err.startswith("attend: ")
-    assert str(tmp_path / "nowhere") in err
     assert "Traceback" not in err
 
 
@@ -296,16 +244,6 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "named"), DAMAGE)
-def test_a_damaged_checkpoint_stops_generate_with_the_file_named(attend, folder, tmp_path, damage, named):
-    damage(copied(folder, tmp_path))
-    status, out, err = attend("generate", "hello", "--model", tmp_path)
-    assert (status, out) == (2, "")
-    assert err.startswith("attend: ")
-    assert named in err
-    assert "Traceback" not in err
-
-
 def test_inspect_tells_what_the_engine_would_be(attend, folder):
     status, out, _ = attend("inspect", folder, "--json")
     found = json.loads(out)
@@ -325,21 +263,14 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
     assert found["memory"]["float32"]["weights_bytes"] == 4 * info.num_parameters
     assert found["tokenizer"]["size"] == VOCAB
     assert (found["chat_template"], found["supported"]) == (False, True)
+    shown = attend("inspect", folder)[1]
+    assert "weights bytes" in shown and "kv bytes per token 256 bytes" in shown
 
 
-def test_inspect_tells_a_person_the_same(attend, folder):
-    status, out, err = attend("inspect", folder)
-    assert (status, err) == (0, "")
-    for told in ("llama", "2 of size 32", "4 heads of 8", "128 tokens", "float32", "256 bytes a token;", "80 bytes a token;",
-                 "a KV cache of 1 GiB holds 8,192 tokens, of 64 requests at most", "/v1/chat/completions"):  # fmt: skip
-        assert told in out
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_inspect_tells_how_weights_are_quantised_and_what_their_codes_take(attend, tmp_path, tied):
+def test_inspect_tells_how_weights_are_quantised_and_what_their_codes_take(attend, tmp_path):
     """A byte and, for 32 of them, a scale of two, for what is packed; four for the row of each matrix; two for the rest."""
-    plain = write_letters(plain_folder(tmp_path / "plain", tie_word_embeddings=tied))
-    outside = ("model.embed_tokens.weight",) if tied else ("model.embed_tokens.weight", "lm_head.weight")
+    plain = write_letters(plain_folder(tmp_path / "plain", tie_word_embeddings=True))
+    outside = ("model.embed_tokens.weight",)
     folder = pack_folder(
         plain,
         gptq(8, 128, zeros=False),
@@ -353,8 +284,6 @@ def test_inspect_tells_how_weights_are_quantised_and_what_their_codes_take(atten
     packed, rows = sum(each.numel() for each in held), sum(map(len, held))
     rest = found["parameters"] - packed
     assert found["memory"]["bfloat16"]["weights_bytes"] == packed + packed // 16 + 4 * rows + 2 * rest
-    out = attend("inspect", folder)[1]
-    assert "quantised               GPTQ (gptq), 8 bits, a scale for 128 columns of a row" in out and "I32" in out
 
 
 def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
@@ -363,7 +292,6 @@ def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
     size = 3 * 4 * (4 * 8 * 12 + 3 * 80)
     memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
     assert (memory["state_bytes"], memory["kv_bytes_per_token"]) == (size, 2 * 2 * 16 * 2)
-    assert f"; recurrent state {size / 1024:.1f} KiB a request" in attend("inspect", folder)[1]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5_text"])
@@ -391,14 +319,6 @@ def test_inspect_tells_how_many_tokens_a_cache_of_a_gib_holds(attend, monkeypatc
     assert all(tables.grow(request, tokens // requests // config.block_size * config.block_size) for request in several)
 
 
-def test_inspect_tells_what_a_token_takes_that_no_window_sees_any_more(attend, tmp_path):
-    """One of four layers sees all tokens, with keys and values of two heads of 8."""
-    folder = write_letters(write_checkpoint("gemma3_text", tmp_path / "tiny"))
-    memory = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
-    assert (memory["kv_bytes_per_token"], memory["kv_bytes_per_token_past_windows"]) == (4 * 64, 64)
-    assert "256 bytes a token, 64 bytes beyond the sliding windows; " in attend("inspect", folder)[1]
-
-
 def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
     found = json.loads(attend("inspect", "--json")[1])
     assert (found["family"], found["chat_template"], found["weights"]["dtypes"]) == ("qwen3", True, ["bfloat16"])
@@ -410,20 +330,6 @@ def test_inspect_tells_what_ranks_cannot_share(attend, monkeypatch):
     status, _, error = attend("inspect")
     assert status == 2
     assert "tensor_parallel is 4, but 6 heads are not divisible by it" in error
-
-
-def test_inspect_counts_the_shards_of_a_checkpoint(attend, folder, tmp_path):
-    copied(folder, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    names, where = sorted(tensors), {}
-    for file, part in (("a.safetensors", names[:3]), ("b.safetensors", names[3:])):
-        save_file({name: tensors[name].bfloat16() if file[0] == "a" else tensors[name] for name in part}, tmp_path / file)
-        where |= dict.fromkeys(part, file)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    found = json.loads(attend("inspect", tmp_path, "--json")[1])
-    size = sum((tmp_path / name).stat().st_size for name in ("a.safetensors", "b.safetensors"))
-    assert found["weights"] == {"files": 2, "bytes": size, "dtypes": ["bfloat16", "float32"]}
 
 
 def eight_bits(folder):
@@ -443,12 +349,6 @@ def test_inspect_ends_what_cannot_be_served_with_status_two_and_the_reason(atten
     document = json.loads(out)
     assert (status, err, document["supported"]) == (2, "", False)
     assert named in document["error"]
-
-
-def test_check_of_what_is_no_url_is_a_sentence(attend):
-    status, out, err = attend("check", "ftp://somewhere")
-    assert (status, out) == (2, "")
-    assert err == "attend: URL must be as http://HOST:PORT; got 'ftp://somewhere'\n"
 
 
 def test_a_benchmark_is_run_with_its_own_flags_and_another_name_is_refused(attend):
@@ -478,25 +378,12 @@ def test_without_a_source_tree_there_are_no_benchmarks_and_a_sentence_says_so(at
     assert "benchmarks come with the source tree" in err
 
 
-@pytest.mark.parametrize("words", [(), ("-h",), ("--help",), ("help",)])
-def test_the_bare_command_lists_the_commands(attend, words):
-    status, out, err = attend(*words)
-    assert (status, err) == (0, "")
-    assert all(command in out for command in COMMANDS)
-
-
 @pytest.mark.parametrize("command", [*COMMANDS, "keys add"])
 def test_every_command_takes_h_and_help_has_its_name(attend, command):
     words = command.split()
     told = [attend(*each) for each in ((*words, "-h"), (*words, "--help"), ("help", *words))]
     assert told[0] == told[1] == told[2]
     assert told[0][0] == 0 and told[0][1]
-
-
-def test_keys_alone_lists_its_commands(attend):
-    status, out, err = attend("keys")
-    assert (status, err) == (0, "")
-    assert all(command in out for command in ("add", "list", "remove"))
 
 
 def test_the_versions_are_told_without_loading_what_they_are_of():
@@ -525,12 +412,6 @@ def test_without_a_prompt_generate_continues_what_is_piped_into_it(attend, monke
     assert (found["choices"], found["usage"]) == (wanted["choices"], wanted["usage"])
 
 
-def test_without_a_text_explain_looks_at_what_is_piped_into_it(attend, monkeypatch, folder):
-    piped(monkeypatch, b"hello\n")
-    status, out, _ = attend("explain", "--model", folder, "--dtype", "float32", "--json")
-    assert (status, len(json.loads(out)["tokens"])) == (0, 5)
-
-
 @pytest.mark.parametrize("command", ["generate", "explain"])
 @pytest.mark.parametrize(
     ("data", "terminal", "told"),
@@ -550,12 +431,6 @@ def test_a_call_without_a_text_is_a_sentence(attend, monkeypatch, command, data,
     assert told in err and err.startswith("attend: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["generate", "explain"])
-def test_a_closed_standard_input_is_an_empty_one(attend, monkeypatch, command):
-    monkeypatch.setattr(sys, "stdin", None)
-    assert attend(command)[0] == 2
-
-
 def test_variables_that_nobody_reads_are_told_once(attend, monkeypatch, folder):
     monkeypatch.setenv("ATTEND_VERSION", "1")
     status, _, err = attend("inspect", folder)
@@ -564,10 +439,8 @@ def test_variables_that_nobody_reads_are_told_once(attend, monkeypatch, folder):
 
 @pytest.mark.parametrize(
     "words",
-    ["serve", "serve --single", "run", "chat", "generate x --model", "explain x --model", "inspect", "inspect --json",
-     "quality", "doctor"],
-    ids=str,
-)  # fmt: skip
+    ["serve", "run", "explain x --model", "inspect --json", "doctor"],
+)
 @pytest.mark.parametrize(("name", "why"), [("nowhere", "nowhere does not exist"), ("text.gguf", "it does not begin with GGUF")])
 def test_what_is_no_checkpoint_is_told_before_anything_large_is_loaded(words, tmp_path, name, why):
     (tmp_path / "text.gguf").write_text("a text of more than twenty four bytes")
@@ -577,9 +450,3 @@ def test_what_is_no_checkpoint_is_told_before_anything_large_is_loaded(words, tm
     done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
     assert done.stdout.endswith("2 []\n"), done.stderr
     assert why in done.stderr + done.stdout
-
-
-@pytest.mark.skipif(load_native() is None, reason="the native decoder is not built")
-def test_generate_warns_of_no_slow_weights_where_the_native_decoder_serves(attend):
-    status, _, err = attend("generate", "x", "--max-tokens", "1", "--quantize", "int4")
-    assert (status, err) == (0, "")

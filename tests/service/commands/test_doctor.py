@@ -57,23 +57,18 @@ def failed(found):
 def test_a_model_that_is_served_well_is_fine(look, folder):
     status, found = look(model=str(folder))
     assert (status, failed(found)) == (0, {})
-    assert found.keys() == doctor.KEYS.keys()
-    assert (
-        found["verdict"].startswith("Fine: tiny on cpu (")
-        and f" in bfloat16 by native-{variant()}; tokens/s: 1 stream " in found["verdict"]
+    assert found["verdict"].startswith("Fine: tiny on cpu (") and found["verdict"].endswith(
+        f" by the native-{variant()} backend"
     )
-    assert {"decoder", "sampler", "processor", "native library", "8 streams"} <= {check["name"] for check in found["checks"]}
-    assert [step["work"] for step in found["speed"]["steps"]] == ["1 stream", "8 streams", "prompt of 128"]
-    steps = {step["work"]: step for step in found["speed"]["steps"]}
-    assert all(step["tokens_per_second"] > 0 and 0 < (step["share"] or 1) <= 1 for step in steps.values())
-    assert steps.popitem()[1]["share"] is None, "torch's matrix product bounds no prompt of the native decoder"
-    assert found["facts"].keys() >= {"torch", "device", "instruction_sets", "native", "cores", "parameters", "backend", "dtype"}
+    details = {check["name"]: check["detail"] for check in found["checks"]}
+    assert {"decoder", "sampler", "processor", "native library"} <= details.keys()
+    assert all("tokens/s" in details[work] for work in ("1 stream", "8 streams", "prompt of 128"))
 
 
 @needs_native
 def test_a_shape_needs_no_model(look):
     status, found = look("S")
-    assert status == 0 and found["facts"]["model"] == "shape S" and found["facts"]["parameters"] > 12e6
+    assert status == 0 and found["verdict"].startswith("Fine: shape S on cpu")
 
 
 def test_a_shape_that_there_is_not_is_refused():
@@ -82,22 +77,14 @@ def test_a_shape_that_there_is_not_is_refused():
 
 
 @needs_native
-def test_a_native_library_whose_answers_differ_is_not_fine(look, folder, monkeypatch):
+@pytest.mark.parametrize("mode", ["replace", "fail"])
+def test_a_native_library_whose_answers_differ_is_not_fine_whatever_a_server_would_do(look, folder, monkeypatch, mode):
     right = NativeDecoder.__call__
     monkeypatch.setattr(NativeDecoder, "__call__", lambda self, *given: right(self, *given).roll(1, 0))
-    status, found = look(model=str(folder))
-    assert status == 1
-    assert found["verdict"].startswith("Not fine: decoder: hidden states differ")
-    assert found["facts"]["backend"] == "torch"
-    assert len(found["speed"]["steps"]) == 3, "what serves in its place is timed"
-
-
-@needs_native
-@pytest.mark.parametrize("mode", ["off", "fail"])
-def test_it_looks_whatever_a_server_would_do(look, folder, monkeypatch, mode):
-    right = NativeDecoder.__call__
-    monkeypatch.setattr(NativeDecoder, "__call__", lambda self, *given: right(self, *given).roll(1, 0))
-    assert look(model=str(folder), kernel_check=mode)[1]["verdict"].startswith("Not fine: decoder: hidden states differ")
+    status, found = look(model=str(folder), kernel_check=mode)
+    assert status == 1 and failed(found)["decoder"].startswith("hidden states differ")
+    assert found["verdict"].startswith("Not fine: backend: bfloat16 by the torch backend; ")
+    assert "8 streams" in [check["name"] for check in found["checks"]], "what serves in its place is timed"
 
 
 def test_a_gpu_that_torch_cannot_use_is_not_fine(look, folder, monkeypatch):
@@ -134,7 +121,6 @@ def test_a_model_that_would_not_be_served_is_not_fine(look, folder, tmp_path, mo
         model = str(folder)
     status, found = look(model=model)
     assert status == 1 and words in failed(found)["model"]
-    assert "bytes_per_second" in found["speed"], "the device is measured all the same"
 
 
 def test_weights_that_do_not_fit_are_not_fine(look, folder, monkeypatch):
@@ -147,7 +133,7 @@ def test_what_would_be_faster_is_said(look, folder, monkeypatch):
     monkeypatch.setattr(doctor.machine, "usable_cores", lambda: 8)
     monkeypatch.setattr(doctor.machine, "large_pages", lambda: "never")
     advice = " ".join(look(model=str(folder), dtype="float32")[1]["advice"])
-    assert "num_threads is 1, and 8 cores are free for it" in advice and "large pages are off" in advice
+    assert "num_threads is 1, and there are 8 cores" in advice and "large pages are off" in advice
     assert "dtype is float32: bfloat16 halves" in advice or variant() in ("", "portable")
 
 
@@ -161,7 +147,6 @@ def test_it_ends_with_what_it_knows_where_something_hangs(folder, monkeypatch, c
     found = json.loads(capfd.readouterr().out)
     assert ended == [1]
     assert found["verdict"] == "Not fine: kernels: it did not end within 0 s"
-    assert "cores" in found["facts"]
 
 
 def test_a_gpu_is_described_by_what_torch_says(look, folder, monkeypatch):
@@ -189,9 +174,8 @@ def test_a_gpu_is_described_by_what_torch_says(look, folder, monkeypatch):
     status, found = look(model=str(folder))
     [gpu] = [check for check in found["checks"] if check["name"] == "GPU"]
     assert gpu["detail"].startswith("Tesla T4, compute capability 7.5, 16.1 of 17.2 GB free, driver ")
-    assert gpu["advice"].startswith("older than Ampere: float16")
+    assert "older than Ampere" in found["advice"][0]
     assert chosen == ["cuda"] and failed(found)["model"] == "no kernels here" and status == 1
-    assert found["facts"]["shared_memory"] == 65536
 
 
 def test_the_command_prints_a_line_for_each_check_and_the_verdict_last(monkeypatch, capfd, folder):

@@ -1,4 +1,4 @@
-"""`attend explain` and `attend generate --show`: what the terminal draws is what the answer says."""
+"""`attend explain`: what the terminal draws is what the answer says."""
 
 import io
 import json
@@ -39,10 +39,10 @@ def test_links_are_between_two_tokens_and_the_strongest_come_first():
     assert links([[1.0], [0.3, 0.7], [0.6, 0.1, 0.3]])[:3] == [(0.6, 2, 0), (0.3, 1, 0), (0.1, 2, 1)]
 
 
-def test_a_text_too_long_for_numbers_is_drawn_in_shades_and_too_long_for_those_is_refused():
+def test_a_text_too_long_for_a_table_has_its_links_and_a_longer_one_is_refused():
     server = build_server()
-    shaded = drawn(told(server, {"prompt": "a" * 20, "layers": [0], "heads": [0]}))
-    assert "██" in shaded.splitlines()[2]  # the first token attends to itself alone
+    shown = drawn(told(server, {"prompt": "a" * 20, "layers": [0], "heads": [0]}))
+    assert "query  " not in shown and " -> a (0)" in shown
     with pytest.raises(SettingError, match="at most 40 tokens"):
         drawn(told(server, {"prompt": "a" * 41, "layers": [0], "heads": [0]}))
 
@@ -66,14 +66,3 @@ def test_the_shipped_model_explains_a_text(attend):
 def test_a_layer_that_does_not_exist_is_a_sentence(attend):
     status, _, err = attend("explain", "def", "--layer", "6")
     assert (status, err.splitlines()[-1]) == (2, "attend: layers must hold integers from 0 to 5; got 6 (integer)")
-
-
-def test_generate_shows_the_same_text_with_a_legend_and_not_as_json(attend, monkeypatch):
-    words = ("generate", "def f(", "--max-tokens", "8")
-    (_, plain, _), (_, shown, said) = attend(*words), attend(*words, "--show")
-    assert plain == shown and "shows no colours" in said, "in a pipe they tell nothing apart"
-    status, _, refused = attend(*words, "--show", "--json")
-    assert status == 2 and "cannot be given together" in refused
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "probability of each token" in attend(*words, "--show")[1]

@@ -45,26 +45,6 @@ def test_weights_take_their_space_once_and_a_small_file_may_be_edited(hub, tmp_p
     assert not (folder / "config.json").samefile(place / "config.json")
 
 
-def test_a_second_pull_into_the_folder_writes_no_weights(hub, tmp_path):
-    pull(MODEL, tmp_path / "model")
-    before = (tmp_path / "model" / WEIGHTS).stat()
-    (tmp_path / "model/config.json").write_text("{}")
-    pull(MODEL, tmp_path / "model")
-    after = (tmp_path / "model" / WEIGHTS).stat()
-    assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
-    assert (tmp_path / "model/config.json").read_bytes() == (hub.fetch() / "config.json").read_bytes()
-
-
-def test_without_hard_links_it_is_a_copy(hub, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr("os.link", refuse)
-    pull(MODEL, tmp_path / "model")
-    assert not (tmp_path / "model" / WEIGHTS).samefile(hub.fetch() / WEIGHTS)
-    assert (tmp_path / "model" / WEIGHTS).read_bytes() == (hub.fetch() / WEIGHTS).read_bytes()
-
-
 def test_the_folder_appears_when_it_is_whole(hub, tmp_path, monkeypatch):
     """Pods that wait for it look for its name alone; what a killed process left is not taken for it."""
     target, seen = tmp_path / "model", []

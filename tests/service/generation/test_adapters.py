@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from attend.model.errors import CheckpointError, SettingError
-from attend.service.commands.cli import with_settings
 from attend.service.generation.adapters import AdapterRegistry
 from attend.service.settings import Settings, read_settings
 from attend.v1 import generation_pb2 as pb
@@ -150,12 +149,6 @@ def test_the_flag_and_the_variable_name_folders():
     for bad in ("a", "a=", "=/x", "a=/x,a=/y", "a=/x,b"):
         with pytest.raises(SettingError, match=r"^adapter = .* cannot be used: it must be NAME=FOLDER"):
             read_settings({"adapter": bad}, {})
-
-
-def test_the_flag_may_stand_several_times():
-    found: list[Settings] = []
-    with_settings(found.append)(None, adapter=["a=/x", "b=/y"])
-    assert found[0].adapters == {"a": Path("/x"), "b": Path("/y")}
 
 
 # --- the calls

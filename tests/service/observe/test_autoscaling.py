@@ -9,8 +9,7 @@ from hypothesis import settings as law
 from hypothesis import strategies as st
 
 from attend.model.engine.request import EngineStats
-from attend.service.observe.autoscaling import FULL, ROOMY, Reading, config, decide, demand, policy, reported_load
-from attend.service.settings import Settings
+from attend.service.observe.autoscaling import FULL, ROOMY, Reading, config, decide, policy, reported_load
 from tests.deploy import two_nodes
 from tests.fakes import FakeEngine
 
@@ -68,19 +67,6 @@ def test_more_waiting_or_more_blocks_never_mean_fewer_replicas(loads, target, da
 
 
 @law(derandomize=True, deadline=None)
-@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 64), st.floats(1e-3, 1))
-def test_more_requests_of_one_size_never_mean_less_demand(first, second, batch, each):
-    """An engine that takes up what it has places and blocks (`each` a share of them) for, and lets the rest wait."""
-
-    def of(requests):
-        running = min(requests, batch, int(1 / each))
-        return demand(Reading(running, requests - running, running * each, batch))
-
-    fewer, more = sorted((first, second))
-    assert of(fewer) <= of(more) + 1e-9
-
-
-@law(derandomize=True, deadline=None)
 @given(st.floats(0, 40), st.integers(1, 60))
 def test_a_steady_load_moves_the_number_once_at_most(total, target):
     """The same load, spread evenly over whatever replicas there are."""
@@ -94,21 +80,11 @@ def test_a_steady_load_moves_the_number_once_at_most(total, target):
     assert settled >= target or math.isclose(total / settled, ROOMY) or total / settled < ROOMY
 
 
-def test_a_load_between_the_two_marks_keeps_any_number_that_holds_it():
-    kept = [n for n in range(1, 12) if decide([Reading(64 * 3 / n, 0, 0, 64)] * n, n, n, 1, MOST) == n]
-    assert kept == [4, 5, 6]  # 3 / 0.75 to 3 / 0.5
-
-
 @law(derandomize=True, deadline=None)
 @given(fleets, st.integers(0, 5), st.integers(1, 12))
 def test_the_number_does_not_fall_while_a_replica_is_silent(loads, silent, target):
     number = decide(loads, len(loads) + silent, target, 1, MOST)
     assert silent == 0 or number >= target
-
-
-@pytest.mark.parametrize("running", [0, 1, 3])
-def test_without_any_reading_the_number_stays(running):
-    assert decide([], running, 3, 1, MOST) == 3
 
 
 def test_a_reading_is_what_the_engine_says():
@@ -162,12 +138,6 @@ def test_the_policy_removes_nothing_that_it_does_not_know():
     assert policy(context(columns(a=FILLED._replace(waiting=128)), bounds=(1, 9))) == (4, {})
 
 
-def test_the_policy_keeps_to_the_bounds_that_serve_has():
-    for loads, bounds, wanted in ((FILLED, (1, 3), 3), (IDLE, (2, 4), 2), (IDLE, (0, 4), 0), (FILLED, (5, 9), 5)):
-        assert policy(context(columns(a=loads, b=loads), target=2, bounds=bounds)) == (wanted, {})
-    assert policy(context({}, target=2, bounds=(3, 4))) == (3, {})
-
-
 def test_serve_takes_the_config_and_finds_the_policy():
     from ray.serve.config import AutoscalingConfig
 
@@ -175,16 +145,6 @@ def test_serve_takes_the_config_and_finds_the_policy():
     assert (taken.min_replicas, taken.max_replicas) == (2, 5)
     found = taken.policy.get_policy()  # unpickled, by value, as in Serve's controller
     assert found(context(columns(a=FILLED, b=FILLED))) == (4, {})
-
-
-def test_max_replicas_turns_the_autoscaler_on():
-    from attend.service.runtime.deployment import Attend, replicas_wanted
-
-    assert replicas_wanted(Settings(replicas=3)) == {"num_replicas": 3}
-    scaled = Attend.options(**replicas_wanted(Settings(replicas=2, max_replicas=5)))
-    taken = scaled._deployment_config.autoscaling_config
-    assert (taken.min_replicas, taken.max_replicas, taken.downscale_delay_s) == (2, 5, 600)
-    assert taken.policy.policy_function == "attend.service.observe.autoscaling:policy"
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ import math
 import random
 from dataclasses import replace
 from itertools import product
-from statistics import mean
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
 from attend.model.engine.plan import StepInput, StepResult
-from attend.model.engine.request import EngineStats, FinishReason, Request, StepReport
+from attend.model.engine.request import EngineStats, Request, StepReport
 from attend.model.engine.scheduler import Scheduler
 from attend.model.params import SamplingParams
 from attend.service.observe.capacity import (
@@ -103,10 +102,6 @@ SHAPES = {
     "a short queue": {"depth": 8, "lengths": (10, 100)},
     "one at a time": {"depth": 10, "lengths": (10, 60), "max_batch_requests": 1},
 }
-SCARCE = {
-    "few blocks": {"depth": 20, "lengths": (20, 200), "num_blocks": 48, "max_batch_requests": 64},
-    "more blocks": {"depth": 40, "lengths": (20, 200), "num_blocks": 256, "max_batch_requests": 64},
-}
 
 
 def probed(shape) -> list[tuple[float, float, float, float]]:
@@ -127,14 +122,6 @@ def test_in_a_steady_queue_each_estimate_is_within_a_factor_of_two_of_what_happe
     for wait, real_wait, end, real_end in probed(shape):
         assert 0.5 < wait / real_wait < 2
         assert 0.5 < end / real_end < 2
-
-
-@pytest.mark.parametrize("shape", SCARCE.values(), ids=SCARCE)
-def test_where_requests_give_way_to_others_for_blocks_the_estimates_are_right_in_the_mean(shape):
-    """A preempted request goes back before those that wait, so that single waits scatter."""
-    waits, real_waits, ends, real_ends = (mean(column) for column in zip(*probed(shape), strict=True))
-    assert 0.5 < waits / real_waits < 2
-    assert 0.5 < ends / real_ends < 2
 
 
 def test_a_call_that_the_next_step_takes_up_waits_no_time_and_one_more_would():
@@ -200,36 +187,6 @@ def test_rates_are_those_of_the_last_ten_seconds():
     assert meter.pace().step_seconds == pytest.approx(0.05)  # of the last steps, however long ago
 
 
-def test_a_young_meter_divides_by_its_age():
-    clock = Clock(7.0)
-    meter = LoadMeter(clock)
-    for _ in range(20):
-        clock.now += 0.1
-        meter.observe_step(StepReport(0.1, 1, 1, num_drawn=1))
-    assert meter.pace().drawn_per_second == pytest.approx(10)
-
-
-def test_prompts_are_measured_in_steps_that_are_mostly_prompts():
-    meter = LoadMeter(Clock())
-    meter.observe_step(StepReport(0.01, 8, 12, num_drawn=8))
-    assert meter.pace().prompt_tokens_per_second is None
-    meter.observe_step(StepReport(0.1, 2, 1001, num_drawn=1))
-    assert meter.pace().prompt_tokens_per_second == pytest.approx(10000)
-
-
-def test_a_request_that_is_taken_away_counts_as_one_that_ended():
-    queue = Queue(0, (1, 1))
-    for _ in range(2):
-        request = queue.request(3, 50)
-        queue.engine.add(request)
-        for _ in range(10):
-            queue.step()
-        queue.engine.abort(request.request_id, FinishReason.ABORT)
-    queue.engine.add(queue.request(3, 1))
-    queue.step()
-    assert queue.meter.pace().steps_per_request == pytest.approx(21 / 3, rel=0.1)
-
-
 def test_the_document_sums_over_replicas_and_tells_the_times_of_the_least_wait():
     loads = [load(8, 9, 60), load(2, 0, 50), load(8, 3, 10)]
     told = estimate(loads, 4, Question(10, 20))
@@ -240,18 +197,6 @@ def test_the_document_sums_over_replicas_and_tells_the_times_of_the_least_wait()
     assert (told["block_size"], told["max_model_len"], told["fits"]) == (16, 512, True)
     assert told["estimated_wait_seconds"] == 0
     assert told["estimated_seconds"] == pytest.approx(10 / 5000 + 20 * 0.01)
-
-
-def test_a_wait_that_is_known_is_told_before_one_that_is_not():
-    told = estimate([load(8, 9, 60, CompletionRate()), load(8, 9, 60)], 2, Question())
-    assert told["estimated_wait_seconds"] == pytest.approx(0.5)
-    assert estimate([load(8, 9, 60, CompletionRate())], 1, Question())["estimated_wait_seconds"] is None
-
-
-def test_no_answer_at_all_is_a_document_that_says_so():
-    told = estimate([], 2, Question())
-    assert told["replicas"] == {"expected": 2, "answered": 0}
-    assert told["fits"] is told["estimated_wait_seconds"] is told["block_size"] is None
 
 
 NO_COUNTS = ("", "-1", "+1", "1.0", "1e2", " 1", "1_0", "\u0661", "true", "9" * 5000, str(2**31))

@@ -15,7 +15,6 @@ from tests.fakes import MODEL, build_server
 with warnings.catch_warnings():
     # Ray 2.60 declares its own fields in pydantic's old way; nothing of ours does.
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
-    from attend.service.observe import scrape
 
 ROUTE = ("http", "/v1/completions")
 NAMES = """
@@ -95,10 +94,3 @@ def test_successes_are_calls_by_reason_over_all_routes_without_those_refused(ser
         "error": 0,
     }
     assert set(OUTCOMES) - REASONS.keys() == {"rejected", "invalid"}
-
-
-def test_pages_of_several_replicas_merge_with_the_twins_in_them(server):
-    page = server.metrics.text() + VllmNames(server.metrics.registry).text()
-    merged = {family.name: family for family in text_string_to_metric_families(scrape.merge([("a", page), ("b", page)]))}
-    running = merged["vllm:num_requests_running"].samples
-    assert {sample.labels["replica"]: sample.value for sample in running} == {"a": 16, "b": 16}

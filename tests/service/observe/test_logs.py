@@ -4,19 +4,16 @@ import asyncio
 import contextlib
 import fcntl
 import gc
-import io
 import itertools
 import json
 import logging
 import os
 import re
 import select
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 import weakref
 
 import pytest
@@ -29,7 +26,6 @@ from attend.service.observe import logs
 from attend.v1 import generation_pb2 as pb
 from tests.conftest import examples
 from tests.fakes import CallContext, FakeEngine, Server, build_server
-from tests.service.server import wait_for
 
 
 @pytest.fixture
@@ -70,40 +66,10 @@ def test_a_json_line_has_time_level_logger_and_message():
     }
 
 
-def test_a_line_of_text_has_the_time_in_utc_wherever_the_server_is(monkeypatch):
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    time.tzset()
-    try:
-        one = record("told")
-        one.created, one.msecs = 0.25, 250
-        assert logs.TextFormatter().format(one).startswith("1970-01-01T00:00:00.250Z ")
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
-def test_a_json_line_carries_its_exception():
-    try:
-        raise ValueError("why")
-    except ValueError:
-        document = json.loads(logs.JsonFormatter().format(record("failed", exc_info=sys.exc_info())))
-    assert document["exception"].endswith("ValueError: why")
-    assert "Traceback" in document["exception"]
-
-
 def test_fields_given_as_extra_are_fields_of_the_json_line():
     document = json.loads(logs.JsonFormatter().format(with_extra(tokens=7, seconds=0.25, first=None, place=object)))
     assert (document["tokens"], document["seconds"], document["first"]) == (7, 0.25, None)
     assert document["place"] == "<class 'object'>"
-
-
-def test_no_field_of_extra_replaces_one_of_the_line():
-    document = json.loads(logs.JsonFormatter().format(with_extra(time="then", level="loud", logger="mine")))
-    assert (document["time"], document["level"], document["logger"]) == ("2023-11-14T22:13:20.250Z", "warning", "attend.test")
-
-
-def test_a_text_line_says_nothing_of_extra():
-    assert "7" not in logging.Formatter("%(levelname)s %(name)s: %(message)s").format(with_extra(tokens=7))
 
 
 def with_extra(**fields) -> logging.LogRecord:
@@ -137,23 +103,6 @@ def test_configured_lines_go_to_standard_error_from_the_level_on(root, capfd, st
     assert err.startswith("{") == (style == "json")
 
 
-def test_lines_reach_standard_error_though_something_stands_in_the_place_of_sys_stderr(root, capfd, monkeypatch):
-    """Serve puts a logger there in each replica, which drops what is below its own level."""
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    logs.configure("info", "json")
-    logging.getLogger("attend.some").info("seen")
-    logs.close()
-    assert json.loads(capfd.readouterr().err)["message"] == "seen"
-
-
-def test_configuring_twice_does_not_write_twice(root, capfd):
-    logs.configure("info", "text")
-    logs.configure("info", "text")
-    logging.getLogger("attend.some").info("once")
-    logs.close()
-    assert capfd.readouterr().err.count("once") == 1
-
-
 def test_lines_go_to_the_end_of_a_file_where_one_is_named(root, capfd, tmp_path):
     (tmp_path / "log").write_text("before\n")
     logs.configure("info", "text", str(tmp_path / "log"))
@@ -163,25 +112,6 @@ def test_lines_go_to_the_end_of_a_file_where_one_is_named(root, capfd, tmp_path)
     assert first == "before"
     assert second.endswith("INFO attend.some: after \\ud800")
     assert capfd.readouterr() == ("", "")
-
-
-def test_another_process_reads_lines_through_its_standard_error(root):
-    """What /proc/PID/fd/2 names may be a pipe, of which only the other end is read."""
-    ours, theirs = os.pipe()
-    logs.configure("info", "json", f"/proc/{os.getpid()}/fd/{theirs}")
-    os.close(theirs)
-    logging.getLogger("attend.some").info("through")
-    assert json.loads(os.read(ours, 4096))["message"] == "through"
-    os.close(ours)
-
-
-def test_a_file_that_cannot_be_written_is_a_warning_on_standard_error(root, capfd, tmp_path):
-    logs.configure("info", "json", str(tmp_path / "none" / "log"))
-    logging.getLogger("attend.some").info("still here")
-    logs.close()
-    warning, line = map(json.loads, capfd.readouterr().err.splitlines())
-    assert warning["level"] == "warning" and "No such file" in warning["message"]
-    assert line["message"] == "still here"
 
 
 @pytest.fixture
@@ -238,38 +168,6 @@ def test_a_full_pipe_that_nobody_reads_holds_up_no_caller_and_what_it_cost_is_to
     assert text.count("invalid") <= room(path) // 80 + logs.MAX_LINES
 
 
-def test_a_line_is_put_in_order_and_formatted_beside_the_caller(root, pipe):
-    class Told:
-        def __str__(self) -> str:
-            return threading.current_thread().name
-
-    logs.configure("info", "text", pipe[0])
-    for place in range(3):
-        logging.getLogger("attend.some").info("line %d of %s", place, Told())
-    lines = read_until(pipe[1], "line 2").splitlines()
-    assert [line.partition("line ")[2][0] for line in lines] == ["0", "1", "2"]
-    assert threading.current_thread().name not in "".join(lines)
-
-
-def test_lines_that_follow_each_other_wake_the_writing_thread_once_in_a_while(root, pipe):
-    """Each time it takes the interpreter from the threads that answer calls."""
-    logs.configure("info", "text", pipe[0])
-    [handler] = root.handlers
-    thread = handler.writer._thread
-
-    def wakes() -> int:
-        with open(f"/proc/self/task/{thread.native_id}/status") as status:
-            return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status.read(), re.MULTILINE)[1])
-
-    before = wakes()
-    for number in range(100):
-        logging.getLogger("attend.some").info("line %d.", number)
-        time.sleep(0.002)
-    lines = read_until(pipe[1], "line 99.").splitlines()
-    assert [line.partition("line ")[2] for line in lines] == [f"{number}." for number in range(100)]
-    assert wakes() - before < 50
-
-
 def test_an_exception_holds_no_frame_while_its_line_waits(root, pipe):
     class Big:
         pass
@@ -289,14 +187,6 @@ def test_an_exception_holds_no_frame_while_its_line_waits(root, pipe):
     gc.collect()
     assert kept() is None
     assert "ValueError: why" in read_until(end, "ValueError: why")
-
-
-def test_what_waits_is_written_at_the_end(root, pipe):
-    logs.configure("info", "text", pipe[0])
-    for place in range(100):
-        logging.getLogger("attend.some").info("line %d", place)
-    logs.close()
-    assert "line 99" in read_until(pipe[1], "line 99")
 
 
 STUCK = """
@@ -344,15 +234,6 @@ def test_a_named_pipe_without_a_reader_is_a_warning_on_standard_error(root, capf
     assert "log lines go to standard error: [Errno 6]" in json.loads(capfd.readouterr().err)["message"]
 
 
-def test_a_socket_is_a_warning_on_standard_error(root, capfd):
-    """What /proc/PID/fd/1 names may be one, which cannot be opened by its name."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        logs.configure("info", "json", f"/proc/{os.getpid()}/fd/{theirs.fileno()}")
-        logs.close()
-    assert "log lines go to standard error: [Errno 6]" in json.loads(capfd.readouterr().err)["message"]
-
-
 @pytest.mark.parametrize("failure", ["engine", "bug"])
 def test_a_failed_call_is_logged_with_its_id_and_without_its_prompt(caplog, failure):
     engine = FakeEngine()
@@ -362,12 +243,6 @@ def test_a_failed_call_is_logged_with_its_id_and_without_its_prompt(caplog, fail
     assert "id-77" in caplog.text
     assert "my secret prompt" not in caplog.text
     assert {one.levelname for one in caplog.records if one.name.startswith("attend")} == {"ERROR"}
-
-
-def test_a_callers_mistake_is_no_error_in_the_log(caplog):
-    build_server().post({"prompt": "a", "n": 99})
-    build_server().post(b"{")
-    assert not [one for one in caplog.records if one.name.startswith("attend") and one.levelno >= logging.WARNING]
 
 
 FORGED = "x\n2026-01-01 CRITICAL attend: all is lost"
@@ -384,14 +259,6 @@ def test_a_request_id_from_a_body_cannot_write_a_log_line_of_its_own(caplog):
     with caplog.at_level(logging.INFO, "attend"):
         build_server(FakeEngine(raises_after_one)).post(body)
     assert caplog.records
-    assert not any("\n" in one.getMessage() for one in caplog.records)
-
-
-def test_a_request_id_from_a_message_cannot_write_a_log_line_of_its_own(caplog):
-    server, context = build_server(FakeEngine(raises_after_one)), CallContext()
-    with caplog.at_level(logging.INFO, "attend"):
-        asyncio.run(server.methods.Generate(pb.GenerateRequest(request_id=FORGED, text="a").SerializeToString(), context))
-    assert context.code is not None
     assert not any("\n" in one.getMessage() for one in caplog.records)
 
 
@@ -412,25 +279,6 @@ def test_a_call_that_ends_is_one_line_with_its_numbers_as_fields(caplog):
     assert line.items() >= (CALL | {"outcome": "length", "prompt_tokens": 2, "generation_tokens": 3}).items()
     assert 0 < line["first_token_seconds"] < line["seconds"]
     assert line["message"].startswith("http /v1/completions id-5: length, 2 prompt tokens, 3 tokens, ")
-
-
-def test_a_refused_call_has_no_first_token_and_no_tokens(caplog):
-    with caplog.at_level(logging.INFO, "attend"):
-        build_server().post({"prompt": "ab", "n": 99}, headers={"x-request-id": "id-5"})
-    [line] = ended_calls(caplog)
-    assert line.items() >= (CALL | {"outcome": "invalid", "prompt_tokens": 0, "generation_tokens": 0}).items()
-    assert line["first_token_seconds"] is None
-
-
-def test_a_grpc_call_is_logged_with_the_same_fields(caplog):
-    server, context = build_server(), CallContext()
-    with caplog.at_level(logging.INFO, "attend"):
-        request = pb.GenerateRequest(request_id="id-6", text="my secret prompt", max_tokens=4)
-        asyncio.run(server.methods.Generate(request.SerializeToString(), context))
-    [line] = ended_calls(caplog)
-    assert (line["transport"], line["route"], line["request_id"]) == ("grpc", "Generate", "id-6")
-    assert (line["prompt_tokens"], line["generation_tokens"]) == (16, 4)
-    assert "secret" not in json.dumps(line)
 
 
 def keyed_server(tmp_path, *, behind_edge: bool = False) -> Server:
@@ -501,16 +349,6 @@ def test_behind_our_edge_the_client_is_the_address_that_the_edge_saw_and_never_o
         assert told == [(client, ",".join(CAME)), ("10.0.0.2", ",".join(CAME))]
 
 
-def test_of_a_long_list_of_addresses_the_end_is_logged_where_the_gateway_wrote(caplog):
-    made_up = ", ".join(f"198.51.100.{number}" for number in range(99))
-    with caplog.at_level(logging.INFO, "attend"):
-        headers = {"x-forwarded-for": f"{made_up}, 203.0.113.5, 192.0.2.7"}
-        build_server(behind_edge=True).post({"prompt": "a"}, headers=headers)
-    [line] = ended_calls(caplog)
-    assert line["client"] == "192.0.2.7"
-    assert line["forwarded_for"].endswith(", 203.0.113.5") and 240 < len(line["forwarded_for"]) <= 256
-
-
 def test_behind_our_edge_a_call_that_came_by_another_way_is_its_peers(caplog):
     """A replica that looks at another connects to it directly."""
     with caplog.at_level(logging.INFO, "attend"):
@@ -531,18 +369,6 @@ def test_behind_our_edge_a_call_that_came_by_another_way_is_its_peers(caplog):
 )
 def test_the_address_of_a_grpc_peer_is_its_host(peer, address):
     assert address_of(peer) == address
-
-
-def test_a_stream_that_fails_after_it_began_has_the_status_that_its_caller_was_given(caplog):
-    engine = FakeEngine()
-    engine.broken_after = 2
-    with caplog.at_level(logging.INFO, "attend.requests"):
-        build_server(engine).post({"prompt": "abc", "max_tokens": 9, "stream": True})
-        build_server(engine).post({"prompt": "abc", "max_tokens": 9})
-    assert [(line["status"], line["error"]) for line in ended_calls(caplog)] == [
-        (200, "internal_error"),
-        (500, "internal_error"),
-    ]
 
 
 def test_a_header_cannot_write_a_log_line_of_its_own(caplog):
@@ -572,13 +398,3 @@ def test_one_id_is_in_the_metadata_and_in_the_log_of_a_grpc_call(caplog, message
     [line] = ended_calls(caplog)
     assert context.trailing == [("x-request-id", line["request_id"])]
     assert line["request_id"] == used or (used is None and re.fullmatch("[0-9a-f]{32}", line["request_id"]))
-
-
-@pytest.mark.ray
-def test_a_real_server_writes_a_line_for_each_call_to_its_standard_error(server):
-    headers = {"Content-Type": "application/json", "X-Request-Id": "seen-by-its-owner"}
-    body = json.dumps({"prompt": "my secret prompt", "max_tokens": 3}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/v1/completions", body, headers), timeout=60) as answer:
-        answer.read()
-    assert wait_for(lambda: "seen-by-its-owner: " in server.output())
-    assert "secret" not in server.output()

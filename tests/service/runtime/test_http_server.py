@@ -133,33 +133,6 @@ def test_a_head_that_does_not_come_ends_the_connection(monkeypatch, sent, status
     run(law)
 
 
-def test_a_second_head_that_does_not_come_ends_the_connection_too(monkeypatch):
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.5)
-
-    async def law() -> None:
-        async with serving() as app:
-            got = await app.answer(GET + b"GET / HT")
-            assert got.startswith(b"HTTP/1.1 200")
-            assert code_of(got.partition(b"ok")[2]) == "request_timeout"
-
-    run(law)
-
-
-def test_a_call_that_takes_longer_than_a_head_may_is_answered(monkeypatch):
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.5)
-
-    async def law() -> None:
-        async with serving() as app:
-            app.gate.clear()
-            asyncio.get_running_loop().call_later(0.8, app.gate.set)
-            reader, writer = await app.connect()
-            writer.write(GET)
-            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-            writer.close()
-
-    run(law)
-
-
 def test_a_head_without_an_end_is_refused(monkeypatch):
     monkeypatch.setattr(http_server, "MAX_HEAD_BYTES", 1000)
 
@@ -182,23 +155,6 @@ def test_what_is_no_http_gets_an_error_in_our_shape(sent):
             got = await app.answer(sent)
             assert (status_of(got), code_of(got)) == (400, "invalid_request")
             assert app.calls == 0
-
-    run(law)
-
-
-def test_the_body_of_a_call_does_not_count_for_the_head_of_the_next(monkeypatch):
-    monkeypatch.setattr(http_server, "MAX_HEAD_BYTES", 1000)
-
-    async def law() -> None:
-        async with serving() as app:
-            reader, writer = await app.connect()
-            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n")
-            for sent in (b"a" * 2500, b"a" * 2500, GET[:9], GET[9:]):
-                await asyncio.sleep(0.01)  # so that it arrives by itself
-                writer.write(sent)
-            for _ in range(2):
-                assert b" 200 " in await reader.readuntil(b"ok")
-            writer.close()
 
     run(law)
 
@@ -227,19 +183,6 @@ def test_one_connection_too_many_takes_the_place_of_the_one_that_has_been_idle_l
                 writer.write(GET)
                 assert b"200" in await reader.readuntil(b"ok")
             for _, writer in (first, second, third):
-                writer.close()
-
-    run(law)
-
-
-def test_many_idle_connections_keep_no_probe_out():
-    async def law() -> None:
-        async with serving(most_connections=4) as app:
-            idle = [await app.connect() for _ in range(20)]
-            for _ in range(5):
-                assert (await app.answer(PROBE)).startswith(b"HTTP/1.1 200")
-            assert sum([await ends(reader) for reader, _ in idle[:16]]) == 16
-            for _, writer in idle:
                 writer.close()
 
     run(law)
@@ -366,19 +309,6 @@ def test_a_caller_of_http_1_0_gets_no_chunks_and_the_connection_ends_the_answer(
     run(law)
 
 
-def test_a_caller_of_http_1_1_gets_chunks_and_keeps_the_connection():
-    async def law() -> None:
-        async with serving() as app:
-            reader, writer = await app.connect()
-            for _ in range(2):
-                writer.write(GET.replace(b"/ ", b"/stream "))
-                said = await reader.readuntil(b"0\r\n\r\n")
-                assert b"transfer-encoding: chunked" in said and b"9\r\ndata: 2\n\n\r\n" in said
-            writer.close()
-
-    run(law)
-
-
 @pytest.mark.parametrize("offer", [b"", b"connection: upgrade\r\nupgrade: h2c\r\n"])
 @pytest.mark.parametrize("pieces", [1, 1000])
 def test_an_application_never_sees_trailers(offer, pieces):
@@ -489,29 +419,5 @@ def test_a_page_may_read_the_servers_own_answers_where_it_may_call(monkeypatch, 
                 assert (allowed in head) == (b"access-control-expose-headers: *" in head) == bool(origins)
             asked = GET.replace(b"GET", b"OPTIONS").replace(b"host: x", origin + b"\r\naccess-control-request-method: POST")
             assert status_of(await app.answer(asked)) == (200 if origins else 429)
-
-    run(law)
-
-
-def test_an_idle_server_comes_round_once_a_second_and_ends_at_once(monkeypatch):
-    """uvicorn's own loop comes round ten times a second, and so often looks whether it has been told to end."""
-    rounds = 0
-    tick = http_server.HttpServer.on_tick
-
-    async def counted(self: http_server.HttpServer, counter: int) -> bool:
-        nonlocal rounds
-        rounds += 1
-        return await tick(self, counter)
-
-    monkeypatch.setattr(http_server.HttpServer, "on_tick", counted)
-
-    async def law() -> None:
-        loop = asyncio.get_running_loop()
-        async with serving() as app:
-            assert b"\r\ndate: " in await app.answer(GET.replace(b"host: x", b"host: x\r\nconnection: close"))
-            await asyncio.sleep(1.5)
-            assert 2 <= rounds <= 3
-            begun = loop.time()
-        assert loop.time() - begun < 0.5
 
     run(law)

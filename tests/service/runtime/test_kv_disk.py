@@ -1,16 +1,14 @@
 """A prefix outlives the process: over a stop, over SIGKILL while it is written, and beside files that are no good."""
 
 import json
-import os
 import shutil
-import signal
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.service.server import Server, running, started, wait_for
+from tests.service.server import Server, running, started
 
 PROMPT = "def area(width, height):\n    return width * height\n\n\n" * 14
 FLAGS = ("--single", "--dtype", "float32")
@@ -52,36 +50,6 @@ def test_after_a_stop_and_a_start_a_prompt_is_not_computed_again(written: tuple[
         longer, cached = asked(server, PROMPT + "def volume(")
         assert cached > 150
         assert asked(server, PROMPT + "def volume(", salt="a third") == (longer, 0), "the same as computed"
-
-
-def test_a_process_that_is_killed_while_it_writes_costs_nothing_else(tmp_path: Path) -> None:
-    """Its files count, or do not: what it was writing is not read, and another one's files and answers are as they were."""
-    flags = (*FLAGS, "--kv-disk-folder", str(tmp_path / "kv"))
-    with running(tmp_path / "first", *flags) as server:
-        text, _ = asked(server)
-        assert wait_for(lambda: list((tmp_path / "kv" / "attend-kv").glob("kv-*.bin")))
-        asked(server, "x = 1\n" * 150)
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
-    for path in (tmp_path / "kv" / "attend-kv").glob("kv-*.bin"):
-        path.with_name(f".{path.stem}.tmp").write_bytes(path.read_bytes()[:1000])  # as one that was not ended
-    notes = tmp_path / "kv" / "attend-kv" / "notes.txt"
-    notes.write_text("not ours")
-    with running(tmp_path / "second", *flags) as server:
-        again, cached = asked(server)
-        assert again == text and cached > 150
-        assert server.metric("attend_kv_disk_errors_total") == 0
-    assert notes.read_text() == "not ours"
-
-
-def test_files_that_were_cut_are_computed_again_and_counted(written: tuple[Path, str], tmp_path: Path) -> None:
-    kept, text = written
-    shutil.copytree(kept, tmp_path / "kv")
-    for path in (tmp_path / "kv" / "attend-kv").glob("kv-*.bin"):
-        os.truncate(path, path.stat().st_size // 2)
-    with running(tmp_path / "second", *FLAGS, "--kv-disk-folder", str(tmp_path / "kv")) as server:
-        assert asked(server) == (text, 0)
-        assert server.metric("attend_kv_disk_errors_total") >= 1
 
 
 def test_a_folder_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:

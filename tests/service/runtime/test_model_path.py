@@ -7,7 +7,6 @@ from gguf import GGUFWriter
 from attend.model.config import DEFAULT_MODEL
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.gguf.paths import LFS
-from attend.service.runtime import hub
 from attend.service.runtime.model_path import check_model, resolve_model
 from attend.service.settings import Settings
 
@@ -39,14 +38,6 @@ def found(model):
 )
 def test_the_name_or_page_of_a_repository_is_taken_with_a_line_that_says_so(model, reference):
     assert found(model) == (reference, [f"{model} is not a path here: using {reference}"])
-
-
-def test_what_is_here_is_never_looked_for_on_the_hub(here):
-    (here / "org" / "name").mkdir(parents=True)
-    (here / "org" / "name" / "config.json").write_text("{}")
-    (here / "x.gguf").touch()
-    for model in ("org/name", "./org/name", "x.gguf", "", "hf://org/name"):
-        assert found(model) == (model, [])
 
 
 @pytest.mark.parametrize(
@@ -137,11 +128,3 @@ def test_a_context_beyond_the_models_is_told_by_its_config(model):
     with pytest.raises(SettingError, match="max_model_len is 1025, but this model has only 1024 positions"):
         check_model(settings)
     check_model(settings, is_server=False)  # which reads no such setting
-
-
-def test_a_replica_reads_a_name_as_the_command_does(monkeypatch):
-    """In a cluster no command has read the settings first."""
-    fetched = []
-    monkeypatch.setattr(hub, "fetch_model", lambda reference, say: fetched.append(reference) or "/cache/name")
-    settings = hub.with_folder(Settings(model="org/name"), lambda line: None)
-    assert (fetched, settings.model, settings.name) == (["hf://org/name"], "/cache/name", "org/name")
