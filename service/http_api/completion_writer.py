@@ -79,11 +79,11 @@ class CompletionWriter(ChoiceWriter):
         """The streamed objects of a chunk: one."""
         return [self.chunk(chunk)]
 
-    def choice(self, chunk: Chunk) -> answers.CompletionChunkChoice:
+    def choice(self, chunk: Chunk) -> answers.CompletionChoice:
         """An answer, or a piece of one."""
         body, prompt = self.body, chunk.prompt
         reason, stop = answers.finish_reason_of(chunk)
-        choice: answers.CompletionChunkChoice = {
+        choice: answers.CompletionChoice = {
             "index": chunk.index,
             "text": chunk.text if prompt is None else prompt.text + chunk.text,
             "logprobs": None if body.logprobs is None else self._logprobs_of(chunk),
