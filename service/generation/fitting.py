@@ -60,7 +60,7 @@ def check_total(name: str, tokens: int) -> None:
         raise InvalidRequest(f"{name} may have at most {MAX_INPUT_TOKENS} tokens in all; got {tokens}", name)
 
 
-def renamed(error: InvalidRequest, kind: str, spec: GrammarSpec) -> InvalidRequest:
+def with_place(error: InvalidRequest, kind: str, spec: GrammarSpec) -> InvalidRequest:
     """An error about a `kind` of grammar, in the caller's words."""
     name = spec.place or spec.kind
     return type(error)(name + str(error).removeprefix(kind), name)

@@ -18,7 +18,7 @@ from attend.model.text.tokenizer import Tokenizer
 from attend.service.chat.forms import is_reasoning_open
 from attend.service.chat.grammars import answer_grammar
 from attend.service.generation.answer import Answer, parser_of
-from attend.service.generation.fitting import check_total, clamp, fit_conversation, reasoning_limit, renamed
+from attend.service.generation.fitting import check_total, clamp, fit_conversation, reasoning_limit, with_place
 from attend.service.generation.infill import infill
 from attend.service.generation.text import TextStream
 from attend.service.generation.thread_pools import TurnPool, run_exclusive, run_in_pool
@@ -133,7 +133,7 @@ class Preparation:
             if content is not None and error.field == "tools":
                 await self.compile_grammar(content, turn)
                 if command.chat is not None and not command.chat.calling.tools:
-                    raise renamed(error, "tools", content) from error
+                    raise with_place(error, "tools", content) from error
             raise
 
     async def _grammar_spec(self, command: Command, read: _ReadPrompts) -> GrammarSpec | None:
@@ -151,7 +151,7 @@ class Preparation:
         try:
             return await run_in_pool(partial(self.grammars.compile, spec), COMPILES * len(spec.text), _compiling, turn)
         except InvalidRequest as error:
-            raise renamed(error, spec.kind, spec) from error
+            raise with_place(error, spec.kind, spec) from error
 
     async def _prompt_text(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""

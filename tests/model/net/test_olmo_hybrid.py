@@ -18,7 +18,7 @@ def folder(tmp_path) -> Path:
     return write_checkpoint("olmo_hybrid", tmp_path)
 
 
-def renamed(folder: Path, old: str, new: str, layers: tuple[int, ...]) -> dict[str, Any]:
+def with_place(folder: Path, old: str, new: str, layers: tuple[int, ...]) -> dict[str, Any]:
     """Changes of tensors: another name for those of some layers."""
     changes: dict[str, Any] = {}
     for layer in layers:
@@ -35,10 +35,10 @@ def test_every_spelling_of_the_names_is_read(folder):
     assert {f"model.layers.0.linear_attn.{x}_conv1d.weight" for x in "qkv"} <= names
     assert {"model.layers.3.feedforward_layer_norm.weight", "model.layers.0.attention_layer_norm.weight"} <= names
     second = "feedforward_layer_norm.weight", "post_attention_layernorm.weight"
-    edit_tensors(folder, **renamed(folder, *second, (3,)))
+    edit_tensors(folder, **with_place(folder, *second, (3,)))
     assert same(expected, load_decoder(folder, torch.float32, "cpu"))
     first = "attention_layer_norm.weight", "input_layernorm.weight"
-    edit_tensors(folder, **renamed(folder, *second, (0, 1, 2)), **renamed(folder, *first, (0, 1, 2)))
+    edit_tensors(folder, **with_place(folder, *second, (0, 1, 2)), **with_place(folder, *first, (0, 1, 2)))
     for layer in range(3):
         start = f"model__layers__{layer}__linear_attn"
         joined = expected.blocks[layer].attention.convolution
