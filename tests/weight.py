@@ -1,4 +1,4 @@
-"""How much there is to read: `python -m tests.weight` prints it by package; `--write` lowers the bounds in CONTRIBUTING.md."""
+"""How much there is to read: `python -m tests.weight` prints it by package; `--write` lowers the bounds in weight.csv."""
 
 import ast
 import io
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "CONTRIBUTING.md"
+PAGE, BOUNDS = ROOT / "CONTRIBUTING.md", ROOT / "tests/weight.csv"
 MARKED = re.compile(r"(<!-- begin weight -->\n).*?(<!-- end weight -->)", re.DOTALL)
 TEXT = {
     ".py",
@@ -119,11 +119,10 @@ def summed(by_package: dict[str, Weight]) -> dict[str, Weight]:
     return sums
 
 
-def bounds(page: str) -> dict[str, list[int]]:
-    """By package: the bounds that CONTRIBUTING.md has."""
-    marked = MARKED.search(page)
-    rows = [[cell.strip() for cell in row.strip("| \n").split("|")] for row in marked[0].split("\n")[3:-1]] if marked else []
-    return {row[0].strip("`"): [int(cell.replace(",", "")) for cell in row[1:]] for row in rows}
+def bounds(text: str) -> dict[str, list[int]]:
+    """By package: the bounds of weight.csv."""
+    rows = [line.split(",") for line in text.splitlines()[1:]]
+    return {name: [int(cell) for cell in cells] for name, *cells in rows}
 
 
 def lowered(old: dict[str, list[int]], new: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -132,9 +131,18 @@ def lowered(old: dict[str, list[int]], new: dict[str, list[int]]) -> dict[str, l
 
 
 def table(rows: dict[str, list[int]]) -> str:
-    """Bounds as Markdown."""
-    head = "| package | lines of Python | tokens | words of Markdown |\n|---|---|---|---|\n"
-    return head + "".join(f"| `{name}` | {' | '.join(f'{each:,}' for each in row)} |\n" for name, row in rows.items())
+    """Bounds as weight.csv has them."""
+    return "package,lines of Python,tokens,words of Markdown\n" + "".join(
+        f"{name},{','.join(map(str, row))}\n" for name, row in rows.items()
+    )
+
+
+def sums(found: dict[str, Weight]) -> str:
+    """What the page says of the whole tree."""
+    product, tests = summed(found).values()
+    files = f"{product.files:,} files, {product.lines:,} lines and {product.tokens:,} tokens"
+    words = product.words + tests.words
+    return f"The product has {files} of Python; the tests {tests.lines:,} lines. All pages: {words:,} words.\n"
 
 
 def main() -> None:
@@ -155,9 +163,10 @@ def main() -> None:
             )
         )
     if "--write" in sys.argv:
+        rows = lowered(bounds(BOUNDS.read_text(encoding="utf-8")), {name: each.bounds() for name, each in found.items()})
+        BOUNDS.write_text(table(rows), encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8")
-        rows = lowered(bounds(page), {name: each.bounds() for name, each in found.items()})
-        PAGE.write_text(MARKED.sub(partial(_filled, table(rows)), page), encoding="utf-8")
+        PAGE.write_text(MARKED.sub(partial(_filled, sums(found)), page), encoding="utf-8")
 
 
 def _column(figure: int, width: int) -> str:
