@@ -26,6 +26,7 @@ from attend.service.observe import cluster_state, edge
 from attend.service.runtime import hub
 from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
+from attend.service.runtime.http_server import IDLE_SECONDS
 from attend.service.runtime.lifecycle import (
     catch_signals,
     drain_until_told_again,
@@ -48,9 +49,6 @@ SERVICERS = [
 OBJECT_STORE = 80 << 20
 """Bytes; nothing large passes through it."""
 ROUTES_SECONDS = 30.0
-IDLE_SECONDS = 75
-"""Seconds for which an idle connection is kept: longer than load balancers and clients do (60 s at most in common ones). Who
-closes first loses nothing; a call on a connection that the server closes at that moment fails."""
 DESCRIBE_SECONDS = 30.0
 """How long a replica that does not answer is asked again what it is."""
 CONTROLLER_SECONDS = 0.05

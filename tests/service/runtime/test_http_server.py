@@ -14,7 +14,7 @@ from attend.model.errors import Overloaded
 from attend.service.contract.routes import PROBES
 from attend.service.generation.unread_bodies import CALL_BYTES, UnreadBodies
 from attend.service.http_api.problems import error_response
-from attend.service.runtime import driver, http_protocol, http_server
+from attend.service.runtime import http_protocol, http_server
 from tests.fakes import build_server, until
 
 ROOT = Path(__file__).parents[3]
@@ -282,7 +282,7 @@ def test_probes_are_answered_while_every_place_is_taken_and_a_body_that_comes_th
 def test_an_idle_connection_outlives_those_of_load_balancers_wherever_attend_serves():
     """Who closes it first loses nothing: a call that the server gets as it closes the connection fails."""
     in_the_cluster = yaml.safe_load((ROOT / "deploy/serve/attend.yaml").read_text())["http_options"]["keep_alive_timeout_s"]
-    assert min(http_server.IDLE_SECONDS, driver.IDLE_SECONDS, in_the_cluster) > LOAD_BALANCER_SECONDS
+    assert min(http_server.IDLE_SECONDS, in_the_cluster) > LOAD_BALANCER_SECONDS
 
 
 def undated(head: bytes) -> list[bytes]:
