@@ -26,7 +26,7 @@ from attend.service.runtime.http_protocol import HttpProtocol, Refused
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
 """Seconds for all of a request's head, for which an idle connection is kept, and for the handshake of TLS. The second is longer
-than load balancers and clients keep theirs (60 s at most): a call on a connection that the server closes at that moment fails."""
+than load balancers and clients keep theirs, 60 s at most: a call that comes as the server closes its connection fails."""
 MAX_HEAD_BYTES = 128 << 10
 """A longer head is not read to its end. The application's own limit is lower, and names what was sent."""
 MAX_CONNECTIONS = 6144

@@ -367,7 +367,7 @@ def test_the_benchmarks_are_listed_with_what_each_measures(attend, words):
     lines = dict(line.split("  ", 1) for line in out.splitlines()[2:])
     assert (status, err) == (0, "")
     assert {"engine", "gpu", "limits", "serve"} <= lines.keys() and "client" not in lines
-    assert lines["engine"].startswith("Throughput of the engine")
+    assert lines["engine"].startswith(" Throughput of the engine")
     assert all(text.strip() and "attend bench" not in text for text in lines.values())
 
 
