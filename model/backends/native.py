@@ -26,7 +26,7 @@ from attend.model.net.transformer import Decoder
 
 class Native(Backend):
     """The fastest on a CPU, unless the library has nothing better than portable vectors there. All its sums are exact in the
-    sense of `engine/batch_invariance.py`, so drafts change no answer.
+    sense of `engine/startup.py`, so drafts change no answer.
     """
 
     name = "native"

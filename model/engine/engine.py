@@ -177,6 +177,8 @@ class Engine:
     def _step_result(self, step: "_Step") -> StepResult:
         """The result of a step, its tokens within their grammars. Raises what the step raised."""
         if step.error is not None:
+            if step.masks is not None:
+                step.masks.result()  # nobody else may touch their grammars until then
             raise step.error
         assert step.pending is not None
         refused = keep_to_grammars(
@@ -188,10 +190,11 @@ class Engine:
 
     def _drop_next(self) -> None:
         """Wait for the step that was submitted after a failed one, and forget it: it began with tokens that were not drawn."""
-        if self._next is not None and self._next.pending is not None:
-            with suppress(Exception):
-                self._next.pending.result()
-        self._next = None
+        step, self._next = self._next, None
+        for begun in () if step is None else (step.masks, step.pending):
+            if begun is not None:
+                with suppress(Exception):
+                    begun.result()
 
 
 @dataclass(slots=True)

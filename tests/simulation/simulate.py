@@ -10,8 +10,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 
 from tests.simulation.events import Event, events_of, told
@@ -65,8 +66,11 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     seeds = range(options.first, options.first + options.lives)
     started, steps, broken = time.monotonic(), 0, 0
-    with ProcessPoolExecutor(options.workers) as workers:
-        for fault, count in workers.map(live, seeds, chunksize=20):
+    with ExitStack() as stack:
+        reports: Iterable[Report] = map(live, seeds)  # the threads that compute masks would not outlive a fork
+        if options.workers > 1:
+            reports = stack.enter_context(ProcessPoolExecutor(options.workers)).map(live, seeds, chunksize=20)
+        for fault, count in reports:
             steps += count
             if fault:
                 broken += 1

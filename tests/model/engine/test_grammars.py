@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -92,6 +93,31 @@ def test_masks_that_draws_await_are_worked_out_while_the_model_computes(monkeypa
     monkeypatch.setattr("attend.model.text.mask.compute_masks", late)
     answers(engine, crowd([Multiples(), Multiples()], temperature=1.0, top_p=0.8))
     assert worked_out == [True] * 12
+
+
+def test_nothing_is_computed_again_while_masks_are_still_worked_out(monkeypatch):
+    """Of a step that the device did not take: nobody else may touch their grammars meanwhile."""
+    engine, begun, failed, ended = tiny_engine(tiny_decoder(tiny_config())), [], threading.Event(), []
+    engine.async_scheduling = True
+    submit = engine.runner.submit
+
+    def submitted(step):
+        begun.append(len(ended))
+        if len(begun) == 1:
+            failed.set()
+            raise RuntimeError("the device did not take the step")
+        return submit(step)
+
+    def late(grammars):
+        failed.wait(20)
+        time.sleep(0.05)
+        ended.append(grammars)
+
+    engine.runner.submit = submitted
+    monkeypatch.setattr("attend.model.text.mask.compute_masks", late)
+    found = answers(engine, crowd([Multiples(), Multiples()], temperature=1.0, top_p=0.8))
+    assert begun[:2] == [0, 1]
+    assert all(reason is FinishReason.LENGTH for _, reason in found.values())
 
 
 @pytest.mark.parametrize("sampling", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)

@@ -252,3 +252,27 @@ def test_a_call_longer_than_a_minute_gives_nothing_back_twice(clock):
             second.reserve(10)
             second.use(10)
     assert caller.usage.tokens.spent == 10
+
+
+def test_each_minute_has_the_whole_limit_and_no_more_whatever_was_given_back(clock):
+    """What a call gave back has left already, and does not leave again with the rest of its charge."""
+    caller = key(clock, tokens_per_minute=100)
+    for reserved, used in ((60, 10), (60, 0), (60, 60), (60, 90), (100, 1)) * 2:
+        let_in, charged = 0, min(reserved, used)
+        while let_in < 200 and not refused_for(lambda: caller.charge(reserved)):  # noqa: B023 - called at once
+            caller.settle(caller.usage.tokens.charges[-1], used)
+            let_in += 1
+        assert let_in == (1 + (100 - reserved) // charged if charged else 200)
+        assert caller.usage.tokens.spent == let_in * charged
+        clock.now += MINUTE
+        assert not caller.is_busy(0.01) and caller.usage.tokens.spent == 0
+
+
+def test_a_key_without_limits_keeps_no_more_than_a_minute(clock):
+    caller = key(clock)
+    for _ in range(1000):
+        clock.now += 1
+        caller.arrive()
+        with caller.admit(5, 5) as lease:
+            lease.reserve(5)
+    assert len(caller.usage.requests.charges) == len(caller.usage.tokens.charges) == 60

@@ -209,10 +209,10 @@ def test_thousands_of_documents_go_to_the_engine_in_parts():
 REFUSED = {
     "no query": (RERANK, {"documents": ["b"]}, "query", "required"),
     "no documents": (RERANK, {"query": "a"}, "documents", "required"),
-    "an empty list": (RERANK, {"query": "a", "documents": []}, "documents", "1 to 2048"),
-    "too many": (RERANK, {"query": "a", "documents": ["b"] * 2049}, "documents", "1 to 2048"),
+    "an empty list": (RERANK, {"query": "a", "documents": []}, "documents", "at least 1 item"),
+    "too many": (RERANK, {"query": "a", "documents": ["b"] * 2049}, "documents", "at most 2048 items"),
     "a number": (RERANK, {"query": "a", "documents": ["b", 3]}, "documents", "documents[1]"),
-    "an object without a text": (RERANK, {"query": "a", "documents": [{"title": "b"}]}, "documents", "documents[0]"),
+    "an object without a text": (RERANK, {"query": "a", "documents": [{"title": "b"}]}, "documents[0].text", "required"),
     "less than none": (RERANK, {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "from 0"),
     "cut to nothing": (RERANK, {"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}, "max_tokens_per_doc", "from 1"),
     "an instruction": (RERANK, {"query": "a", "documents": ["b"], "instruction": "c"}, "instruction", "yes or no"),

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,6 +15,8 @@ from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.server import grpc_server
 from attend.service.grpc_api.servicer import GrpcMethods
 from attend.service.http_api.request_ids import RequestIds
+from attend.service.records import Chunk
+from attend.service.remarks import Remarks
 from attend.service.runtime import http_server
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -28,25 +31,29 @@ class Endless(GrpcMethods):
     def __init__(self) -> None:
         self.num_pieces, self.ends, self.over = 0, [], False
         self.unread_bodies = UnreadBodies()
+        self.service = SimpleNamespace(generate=self.pieces, adapter_of=lambda command: None, fingerprint=lambda adapter: "")
         self.connections: set[Any] = set()
         """That the server has open; over HTTP alone."""
 
     def is_draining(self) -> bool:
         return False
 
-    async def pieces(self) -> AsyncIterator[None]:
+    async def pieces(self, *given: Any, **named: Any) -> AsyncIterator[list[Chunk]]:
         try:
             while not self.over:
                 self.num_pieces += 1
-                yield
+                yield [Chunk(0, "x" * PIECE, (), 1, 1, seed=1)]
                 await asyncio.sleep(0)
         except BaseException as error:
             self.ends.append(type(error))
             raise
 
-    async def _stream(self, *given: Any) -> AsyncIterator[pb.GenerateResponse]:
-        async for _ in self.pieces():
-            yield pb.GenerateResponse(outputs=[pb.Output(text="x" * PIECE)])
+    @asynccontextmanager
+    async def _call_record(self, route: str, context: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(request_id="r")
+
+    async def _read_request(self, *given: Any) -> tuple[pb.GenerateRequest, Any]:
+        return pb.GenerateRequest(), SimpleNamespace(remarks=Remarks())
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
