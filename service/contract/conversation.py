@@ -1,17 +1,17 @@
 """Messages and tools of a chat: shapes that validate them and document them in /openapi.json, and what templates get."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, Field, StrictBool, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest, NotSupported
-from attend.model.params import describe
+from attend.model.params import at_most, describe
 from attend.service.chat.calls import MAX_NAME as MAX_TOOL_NAME
 from attend.service.chat.forms import AnswerFormat
-from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, wrong
+from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, TOOL_NAME, Calling, Choice, calling
 from attend.service.contract.shapes import UNSUPPORTED, WRONG, ByType, ErrorText, closed, open_to_more
@@ -141,7 +141,18 @@ class Message(TypedDict):
     audio: NotRequired[Any]
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+def counted(check: Callable[[list[Any]], None]) -> BeforeValidator:
+    """A check of a list's length, in the words that gRPC has for it: there it comes before the list is read."""
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, list):
+            check(value)
+        return value
+
+    return BeforeValidator(validate)
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), counted(check_count)]
 _OF_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning", "parsed", "provider_specific_fields")
 _OF_NOBODY = ("function_call", "audio")
 
@@ -242,15 +253,29 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
     response: NotRequired[Result]
 
 
+def _as_written(given: Any, read: ValidatorFunctionWrapHandler) -> dict[str, Any]:
+    """What is known of an object, in the caller's order and with its nulls: templates write it so, and pydantic does not."""
+    found = read(given)
+    return {name: found.get(name) for name in given if name in found or (given[name] is None and name in _OF_FUNCTION)}
+
+
+_OF_FUNCTION = DeclaredFunction.__required_keys__ | DeclaredFunction.__optional_keys__
+
+
 @closed
 class FunctionTool(TypedDict):
     """A tool that the model may call."""
 
     type: Literal["function"]
-    function: DeclaredFunction
+    function: Annotated[DeclaredFunction, WrapValidator(_as_written)]
 
 
-Tools = Annotated[list[Annotated[FunctionTool | Other, ByType("function")]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+AnyTool = Annotated[FunctionTool | Other, ByType("function"), WrapValidator(_as_written)]
+Tools = Annotated[
+    list[AnyTool],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    counted(lambda tools: at_most("tools", tools, MAX_TOOLS, "tools")),
+]
 
 
 @closed

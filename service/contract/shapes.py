@@ -82,7 +82,9 @@ def closed(kind: type[T]) -> type[T]:
         def check(data: Any, info: ValidationInfo) -> Any:
             return known_fields(data, names, {}, info.context)
 
-        return core_schema.with_info_before_validator_function(check, handler(source))
+        read: Any = {**handler(source)}
+        ref = read.pop("ref")  # else pydantic gives what is inside to the second one who asks for this type
+        return core_schema.with_info_before_validator_function(check, read, ref=ref)
 
     kind.__get_pydantic_core_schema__ = staticmethod(get_schema)  # type: ignore[attr-defined]  # a TypedDict has no methods
     return with_config(Shape.model_config)(kind)

@@ -40,7 +40,7 @@ RESPONSE_ROWS = [
     response("no tokens", {"max_output_tokens": 0}, "max_output_tokens", "from 1 to"),
     response("a mistyped name", {"max_output_token": 3}, "max_output_token", "did you mean max_output_tokens"),
     response("a number to truncate", {"truncation": 3}, "truncation", "'auto' or 'disabled'"),
-    response("a format without its schema", {"text": {"format": {"type": "json_schema"}}}, "text", "is required"),
+    response("a format without its schema", {"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is required"),
     response("a tool without a name", {"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
     item("a picture", {"role": "user", "content": [{"type": "input_image"}]}, ".content[0].type", "no other", UNSUPPORTED),
     item("a kept item", {"type": "item_reference", "id": "x"}, ".type", "not kept here", UNSUPPORTED),
@@ -63,7 +63,7 @@ MESSAGE_ROWS = [
     ),
     message("a tool without its schema", {"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required"),
     message("a tool that is not there", {"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
-    block("a picture", {"type": "image", "source": {}}, ".type", "no image", UNSUPPORTED),
-    block("a document", {"type": "document", "source": {}}, ".type", "no document", UNSUPPORTED),
+    block("a picture", {"type": "image", "source": {}}, ".type", "no other", UNSUPPORTED),
+    block("a document", {"type": "document", "source": {}}, ".type", "no other", UNSUPPORTED),
     block("an answer to no call", {"type": "tool_result", "tool_use_id": "x"}, ".tool_use_id", "before this one"),
 ]

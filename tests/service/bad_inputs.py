@@ -15,7 +15,7 @@ CONVERSATIONS = [
     chat("messages: an empty list", {"messages": []}, "messages", "1 to 2048"),
     chat("messages: too many", {"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "1 to 2048"),
     says("messages: no role", {"content": "a"}, "messages[1].role", "required"),
-    says("messages: an unknown role", {"role": "robot", "content": "a"}, "messages[1].role", "one of"),
+    says("messages: an unknown role", {"role": "robot", "content": "a"}, "messages[1].role", "'developer'"),
     says("messages: a number for content", {"role": "user", "content": 4}, "messages[1].content", "string"),
     says("messages: a part that is a string", {"role": "user", "content": ["a"]}, "messages[1].content[0]", "object"),
     says(
@@ -107,7 +107,7 @@ EMBEDDING = [
 PAIR: dict[str, object] = {"query": "a", "documents": ["b"]}
 SCORES = [
     http("rerank: no query", {"documents": ["b"]}, "query", "query is required", path=RERANK),
-    http("rerank: an empty list", PAIR | {"documents": []}, "documents", "1 to 2048", path=RERANK),
+    http("rerank: an empty list", PAIR | {"documents": []}, "documents", "at least 1", path=RERANK),
     http("rerank: a number among them", PAIR | {"documents": ["b", 3]}, "documents", "documents[1]", path=RERANK),
     http("rerank: a list of queries", PAIR | {"query": ["a"]}, "query", "a string", path=RERANK),
     http("rerank: cut to nothing", PAIR | {"max_tokens_per_doc": 0}, "max_tokens_per_doc", "from 1", path=RERANK),

@@ -120,7 +120,7 @@ TOKENS = [
         "resume_token_ids",
         "from 0 to",
     ),
-    completion("tokens: none allowed", {"allowed_token_ids": []}, "allowed_token_ids", "at least one"),
+    completion("tokens: none allowed", {"allowed_token_ids": []}, "allowed_token_ids", "at least 1"),
     completion("tokens: a list of an empty list", {"prompt": [[]]}, "prompt", "empty list"),
     completion("tokens: a bias for a word", {"logit_bias": {"the": 1}}, "logit_bias", "token ids as keys"),
     http("tokens: unknown to the detokenizer", {"tokens": [5, 10**30]}, "tokens", "from 0 to", path=DETOKENIZE),

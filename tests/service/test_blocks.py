@@ -394,7 +394,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
         (read_response, {"conversation": "c"}, "conversation", "send the whole conversation in input"),
         (read_response, {"background": True}, "background", "ends with its answer"),
         (read_response, {"input": []}, "input", "at least 1 item"),
-        (read_response, {"input": 3}, "input", "a string, or a list of items"),
+        (read_response, {"input": 3}, "input", "a string, or a list"),
         (read_response, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "not kept here"),
         (
             read_response,
@@ -411,7 +411,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
         (read_response, {"input": [{"type": "web_search_call"}]}, "input", "nothing that the model can be told"),
         (read_response, {"tool_choice": "required"}, "tool_choice", "needs tools"),
         (read_response, {"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
-        (read_response, {"text": {"format": {"type": "xml"}}}, "text.format.type", "one of"),
+        (read_response, {"text": {"format": {"type": "xml"}}}, "text.format", "one of"),
         (read_messages, {"messages": []}, "messages", "at least 1 item"),
         (
             read_messages,
@@ -450,7 +450,7 @@ FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
 @pytest.mark.parametrize(
     ("read", "fields", "place", "words"),
     [
-        (read_messages, {"stop_sequences": [""]}, "stop_sequences", "must hold strings of 1 to 256"),
+        (read_messages, {"stop_sequences": [""]}, "stop_sequences", "must be a string of at least 1 character"),
         (read_messages, {"tools": [TOOL, TOOL]}, "tools[1].name", "must be that of no other tool"),
         (read_messages, {"tools": [TOOL | {"input_schema": {"type": 3}}]}, "tools[0].input_schema", ""),
         (
@@ -468,7 +468,7 @@ FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
             "tool_choice",
             "one of the tools",
         ),
-        (read_response, {"stop": [""]}, "stop", "must hold strings of 1 to 256"),
+        (read_response, {"stop": [""]}, "stop", "must be a string of at least 1 character"),
     ],
 )
 def test_an_error_names_a_field_as_its_own_api_does(read, fields, place, words):

@@ -7,6 +7,7 @@ import pytest
 from attend.model.errors import InvalidRequest, NotSupported, Unauthenticated
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.chat.forms import form_of
+from attend.service.contract.anthropic import read_count, read_messages
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
 from attend.service.contract.tolerance import MAX_UNKNOWN, PUBLISHED, SAMPLING
@@ -132,6 +133,17 @@ def test_the_header_holds_no_more_than_headers_may():
 
 
 # --- inside
+
+
+def test_what_clients_add_to_a_text_is_taken_wherever_a_body_has_texts():
+    text = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": None}
+    results = [{"type": "tool_result", "tool_use_id": "t", "content": [text], "cache_control": {}}, text]
+    called = [text, {"type": "tool_use", "id": "t", "name": "f", "input": {}, "cache_control": {}}]
+    talk = [{"role": "user", "content": [text]}, {"role": "assistant", "content": called}, {"role": "user", "content": results}]
+    for read in (read_messages, read_count):
+        remarks = Remarks()
+        read({"system": [text], "messages": talk}, remarks)
+        assert remarks.names == ["cache_control"]
 
 
 def test_what_clients_add_to_messages_is_taken_and_said():

@@ -329,7 +329,7 @@ def test_words_of_a_schema_that_bind_nothing_are_taken_in_every_form(name):
 
 
 def test_the_place_of_a_named_tool_is_that_in_the_request():
-    tool = Tool("f", {"type": "object", "oneOf": [{}]}, index=3)
+    tool = Tool("f", {"type": "object", "oneOf": [{}]}, place="tools[3].function.parameters")
     with pytest.raises(NotSupported, match=r"^tools\[3\]\.function\.parameters\.oneOf cannot be enforced"):
         grammar(AnswerFormat(CALLS["pythonic"]), [tool]).required_calls(parallel=True)
 

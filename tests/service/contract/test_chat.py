@@ -159,8 +159,8 @@ def test_a_mistake_is_named_with_its_place(message, place, words):
 
 def test_1_to_2048_messages_are_taken():
     assert len(messages(*HELLO * 2048)) == 2048
-    for number, words in ((0, "at least 1 item"), (2049, "at most 2048 items")):
-        with pytest.raises(InvalidRequest, match=f"^messages must be a list of {words}"):
+    for number in (0, 2049):
+        with pytest.raises(InvalidRequest, match=f"^messages must hold 1 to 2048 messages; got {number}$"):
             messages(*HELLO * number)
     for body in ({}, {"messages": None}):
         with pytest.raises(InvalidRequest, match=r"^messages is required"):

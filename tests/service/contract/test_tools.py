@@ -43,6 +43,14 @@ def test_a_function_by_its_name_is_the_only_one_and_required():
     assert [each["function"]["name"] for each in read.template_tools] == ["f", "g"]
 
 
+def test_a_template_gets_a_tool_as_its_caller_wrote_it_without_what_is_not_known():
+    schema = {"required": ["z"], "properties": {"z": {"type": "string"}, "a": {}}, "type": "object"}
+    function = {"parameters": schema, "strict": False, "description": None, "name": "f"}
+    given = [{"function": function | {"x": 1, "y": None}, "z": 2, "type": "function"}]
+    (shown,) = calling_of(given, None, None, FORM, Remarks()).template_tools
+    assert json.dumps(shown) == json.dumps({"function": function, "type": "function"})
+
+
 @pytest.mark.parametrize("name", ["return", "response"])
 def test_a_schema_of_what_a_tool_gives_back_is_shown_to_the_template(name):
     given = [tool(**{name: {"type": "object"}})]
@@ -74,7 +82,7 @@ WRONG = [
     ([tool() | {"x": 1}], None, "tools[0].x", "is not a field of this request"),
     ([tool(parameters="x")], None, P, "must be a JSON schema of an object"),
     ([tool(parameters={"type": "string"})], None, P, "must be a JSON schema of an object"),
-    ([tool(str(number)) for number in range(500)], None, "tools", "must be a list of at most 128 items"),
+    ([tool(str(number)) for number in range(500)], None, "tools", "may hold at most 128 tools; got 500"),
     ([tool(parameters={"title": "x" * (1 << 20)})], None, "tools", f"may have schemas of at most {MAX_SCHEMA_BYTES} bytes"),
     ([tool()], {"NamedTool": 1}, "tool_choice", "one of function, allowed_tools"),
     ([tool()], "any", "tool_choice", "must be 'auto', 'none' or 'required', or an object"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attend.model.errors import InvalidRequest
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.grpc_api import server as grpc_server
-from attend.service.http_api import body, routes
+from attend.service.http_api import answering, body, routes
 from attend.service.http_api.body import INLINE_BYTES, MAX_BYTES, MAX_PARTS, parse_json
 from attend.v1 import generation_pb2 as pb
 from tests.conftest import examples
@@ -258,7 +258,7 @@ def test_a_compressed_body_is_refused_unread(coding):
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
 def test_a_long_body_is_read_beside_the_event_loop_all_the_way_to_what_it_asks_for(monkeypatch, size):
     threads = []
-    for place, name in ((body, "parse_json"), (routes, "read_completion"), (routes, "to_command")):
+    for place, name in ((body, "parse_json"), (routes, "read_completion"), (answering, "to_command")):
         genuine = getattr(place, name)
         note = lambda *args, genuine=genuine, **more: threads.append(threading.current_thread()) or genuine(*args, **more)  # noqa: E731
         monkeypatch.setattr(place, name, note)

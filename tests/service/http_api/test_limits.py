@@ -36,7 +36,7 @@ def least(shape: dict[str, Any], number: int = 0) -> Any:
             "ResponseTool": {"type": "function", "name": f"f{number}"},
             "ToolParam": {"name": f"f{number}", "input_schema": {}},
         }
-        if '"text"' in written:
+        if '"text"' in written or "/Document" in written:
             return "a"
         return next((tool for name, tool in made.items() if name in written), {"role": "user", "content": "a"})
     if "$ref" in shape:

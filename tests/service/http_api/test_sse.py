@@ -123,7 +123,8 @@ def writer_of(chat: bool, name: str, options: dict | None, flags: dict, *, score
         body = CompletionRequest(prompt="", logprobs=0 if scored else None, **asked)
         return CompletionWriter(body, "id", name, "fp", usage, tokenizer, created=1)
     del asked["echo"]
-    return ChatWriter(ChatRequest(messages=[], logprobs=scored, **asked), "id", name, "fp", usage, tokenizer, created=1)
+    chat_body = ChatRequest(messages=[{"role": "user", "content": ""}], logprobs=scored, **asked)
+    return ChatWriter(chat_body, "id", name, "fp", usage, tokenizer, created=1)
 
 
 @settings(max_examples=examples(300), derandomize=True, deadline=None)
