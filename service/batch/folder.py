@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from attend.service.batch_settings import BATCH_FOLDER
 
 SUBFOLDER = "attend-batch"
 """Of `batch_folder`, which a cluster may hand out with any owner and mode: this one is the user's alone."""
+REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|ceph|afs|gpfs|lustre|ocfs2|gfs2|fuse\.(?!fuse-overlayfs).*")
+"""File systems that other machines write too: their locks, the database's and the runner's, may hold on one machine alone."""
+MOUNT_ESCAPE = re.compile(r"\\(\d{3})")
 
 
 class Folder:
@@ -19,6 +23,10 @@ class Folder:
         self.root = parent.absolute() / SUBFOLDER
         for path in (self.root, self.files, self.parts):
             _make(path)
+        if (kind := file_system(self.root)) and REMOTE.fullmatch(kind):
+            raise SettingError(
+                f"{BATCH_FOLDER}: {str(self.root)!r} is on a network file system ({kind}): it must be on a local disk"
+            )
 
     @property
     def database(self) -> Path:
@@ -75,3 +83,21 @@ def _make(path: Path) -> None:
         raise SettingError(f"{BATCH_FOLDER}: other users may write to {str(path)!r}: only this user may")
     if not os.access(path, os.W_OK | os.X_OK):
         raise SettingError(f"{BATCH_FOLDER}: {str(path)!r} cannot be written to: Permission denied")
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system that a folder is on; empty where that is not known."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+        own = path.resolve()
+    except OSError:
+        return ""
+    best, kind = -1, ""
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        if len(fields := left.split()) < 5 or not right:
+            continue
+        place = Path(MOUNT_ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[4]))
+        if own.is_relative_to(place) and len(place.parts) >= best:
+            best, kind = len(place.parts), right.split()[0]
+    return kind

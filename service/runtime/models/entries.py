@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,6 +105,18 @@ class Plan:
         self.load_seconds = file.load_seconds
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's plain data, in which no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.YAMLError(f"the key {key.value!r} is there twice: line {key.start_mark.line + 1}")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_plan(base: Settings, free: int | None = None) -> Plan:
     """The plan of the file that `models` names. Settings of `base` are those of each model that does not have its own.
 
@@ -112,7 +124,7 @@ def read_plan(base: Settings, free: int | None = None) -> Plan:
     """
     path = Path(base.models)
     try:
-        written = yaml.safe_load(path.read_bytes())
+        written = _Loader(path.read_bytes()).get_single_data()
     except OSError as error:
         raise SettingError(f"models {base.models!r} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:

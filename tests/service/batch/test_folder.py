@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 
 from attend.model.errors import SettingError
+from attend.service.batch import folder
 from attend.service.batch.files import Files
 from attend.service.batch_settings import BatchSettings
 from attend.service.runtime.models.run import run
@@ -30,6 +31,21 @@ def test_a_link_in_place_of_a_folder_is_refused_and_nothing_is_made_behind_it(tm
     with pytest.raises(SettingError, match=f"{name}' is a link"):
         Files(BatchSettings(batch_folder=str(tmp_path)))
     assert not [*(tmp_path / "own").iterdir()]
+
+
+def test_a_network_file_system_is_refused_by_name(tmp_path, monkeypatch):
+    for kind in ("nfs4", "cifs", "smb3", "ceph", "fuse.sshfs"):
+        monkeypatch.setattr(folder, "file_system", lambda path, kind=kind: kind)
+        with pytest.raises(SettingError, match=rf"network file system \({kind}\)"):
+            Files(BatchSettings(batch_folder=str(tmp_path)))
+    for kind in ("ext4", "xfs", "overlay", "tmpfs", ""):
+        monkeypatch.setattr(folder, "file_system", lambda path, kind=kind: kind)
+        Files(BatchSettings(batch_folder=str(tmp_path))).close()
+
+
+def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(tmp_path):
+    assert folder.file_system(tmp_path)
+    assert folder.file_system(folder.Path("/proc/self")) == "proc"
 
 
 def test_a_database_that_is_none_of_ours_is_refused(tmp_path):

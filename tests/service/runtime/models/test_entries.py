@@ -71,6 +71,8 @@ def test_adapters_of_a_folder_are_found_by_name(tmp_path):
     ("text", "words"),
     [
         ("models: [", "is not YAML"),
+        ("models: [{name: a}]\nmodels: []", "the key 'models' is there twice: line 2"),
+        ("models: [{name: a, name: b}]", "the key 'name' is there twice"),
         ("- name: a", "it must be an object with models"),
         ("{}", "models is missing"),
         ("models: []", "models = "),

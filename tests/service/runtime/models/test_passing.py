@@ -16,10 +16,11 @@ from aiohttp import web
 from attend.service.access.caller import Callers
 from attend.service.generation import slow_reader
 from attend.service.http_api.request_ids import ABORT
+from attend.service.runtime.models import http
 from attend.service.runtime.models.admission import Admission
 from attend.service.runtime.models.app import build_models_app
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
-from attend.service.runtime.models.pool import Pool
+from attend.service.runtime.models.pool import LoadFailed, Pool
 from attend.service.settings import Settings
 
 
@@ -39,14 +40,16 @@ ASK = {"prompt": "a", "stream": True}
 class Played:
     """The process of a model that answers by `answer`, and takes `seconds` to load."""
 
-    def __init__(self, answer, seconds: float = 0.0) -> None:
-        self.answer, self.seconds = answer, seconds
+    def __init__(self, answer, seconds: float = 0.0, broken: bool = False) -> None:
+        self.answer, self.seconds, self.broken = answer, seconds, broken
         self.facts, self.memory, self.name = {"max_model_len": 1024}, 0, "m"
         self.asked: list[web.Request] = []
         self.bodies: list[bytes] = []
 
     async def start(self, model: ServedModel) -> "Played":
         await asyncio.sleep(self.seconds)
+        if self.broken:
+            raise LoadFailed("it is broken")
         return self
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -94,6 +97,20 @@ async def whole(request: web.Request) -> web.StreamResponse:
     return web.json_response({"it": "is"}, headers={"x-attend-ignored": "store", "x-request-id": "child"})
 
 
+async def streamed(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in (b"data: 1\n\n", b": keep-alive\n", b"data: [DONE]\n\n"):
+        await response.write(piece)
+    return response
+
+
+async def refused(request: web.Request) -> web.StreamResponse:
+    error = {"message": "too hot", "type": "invalid_request_error", "param": "temperature", "code": "invalid_value"}
+    body = {"type": "error", "error": error} if "messages" in request.path else {"error": error}
+    return web.json_response(body, status=400)
+
+
 def cut(*pieces: bytes):
     """A stream that breaks after these pieces."""
 
@@ -113,7 +130,7 @@ def cut(*pieces: bytes):
 @in_a_loop
 async def test_bytes_and_headers_pass_in_both_directions_and_the_address_is_added():
     async with served(played := Played(whole)) as client:
-        body = json.dumps({"prompt": "é", "model": "m", "unknown": [1.0, 2]}, ensure_ascii=False).encode()
+        body = f'{{"prompt" :"é", "model":"m","unknown": [1.00,2,1e300,-0,{10**300}]}}'.encode()
         sent = {
             "content-type": "application/json",
             "x-forwarded-for": "1.2.3.4",
@@ -131,6 +148,43 @@ async def test_bytes_and_headers_pass_in_both_directions_and_the_address_is_adde
         packed = gzip.compress(body)
         answer = await client.post("/v1/completions", content=packed, headers=sent | {"content-encoding": "gzip"})
         assert (answer.status_code, played.bodies[1]) == (200, body)
+        assert played.asked[1].headers["content-length"] == str(len(packed))  # aiohttp's server has unpacked it
+        ids = b'{"prompt":[%s]}' % b",".join([b"1"] * 500_000)  # a space more for each would be too much
+        answer = await client.post("/v1/completions", content=ids, headers=sent)
+        assert (answer.status_code, played.bodies[2] == ids) == (200, True)
+
+
+@in_a_loop
+async def test_a_stream_whose_model_loads_gets_comments_and_one_whose_model_is_there_gets_none(monkeypatch):
+    monkeypatch.setattr(http, "COMMENT_SECONDS", 0.1)
+    async with served(Played(streamed, 0.35)) as client:
+        answer = await client.post("/v1/completions", json=ASK)
+        assert answer.text == ": loading m\n" * 3 + "data: 1\n\n: keep-alive\ndata: [DONE]\n\n"
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert (await client.post("/v1/completions", json=ASK)).text == "data: 1\n\n: keep-alive\ndata: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("/v1/chat/completions", 'data: {"error":{"message":"too hot",'),
+        ("/v1/responses", 'event: error\ndata: {"message":"too hot","type":"error",'),
+        ("/v1/messages", 'event: error\ndata: {"type":"error","error":{"message":"too hot",'),
+    ],
+)
+@in_a_loop
+async def test_an_error_after_the_comments_is_an_event_of_the_calls_own_api(path, event, monkeypatch):
+    monkeypatch.setattr(http, "COMMENT_SECONDS", 0.1)
+    async with served(Played(refused, 0.15)) as client:
+        text = (await client.post(path, json={"stream": True})).text
+        assert text.startswith(f": loading m\n\n{event}"), text
+        assert text.endswith("data: [DONE]\n\n") == ("completions" in path)
+        assert (await client.post(path, json={"stream": True})).status_code == 400  # once it is loaded
+    async with served(Played(refused, 0.15, broken=True)) as client:
+        text = (await client.post(path, json={"stream": True})).text
+        assert "'m' cannot be loaded" in text and event.partition("{")[0] in text
+        answer = await client.post(path, json={"stream": True})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
 
 
 @pytest.mark.parametrize(
