@@ -352,9 +352,9 @@ def test_inspect_ends_what_cannot_be_served_with_status_two_and_the_reason(atten
 
 
 def test_a_benchmark_is_run_with_its_own_flags_and_another_name_is_refused(attend):
-    status, out, _ = attend("bench", "scheduler", "--running", "2", "4")
+    status, out, _ = attend("bench", "limits", "--shape", "S")
     assert status == 0
-    assert "us a request" in out
+    assert "| S |" in out
     for name in ("nothing", "../engine"):
         status, _, err = attend("bench", name)
         assert status == 2
@@ -366,8 +366,8 @@ def test_the_benchmarks_are_listed_with_what_each_measures(attend, words):
     status, out, err = attend("bench", *words)
     lines = dict(line.split("  ", 1) for line in out.splitlines()[2:])
     assert (status, err) == (0, "")
-    assert {"engine", "gpu", "scheduler", "serve"} <= lines.keys() and "client" not in lines
-    assert lines["scheduler"] == "Scheduler overhead of a step, without a model"
+    assert {"engine", "gpu", "limits", "serve"} <= lines.keys() and "client" not in lines
+    assert lines["limits"].strip() == "The roofline of this machine for the shapes of the other benchmarks"
     assert all(text.strip() and "attend bench" not in text for text in lines.values())
 
 
