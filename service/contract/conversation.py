@@ -157,9 +157,10 @@ _OF_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning", "parsed", "prov
 _OF_NOBODY = ("function_call", "audio")
 
 
-def messages_of(messages: list[Message], remarks: Remarks) -> list[dict[str, Any]]:
+def messages_of(messages: list[Message], remarks: Remarks | None = None) -> list[dict[str, Any]]:
     """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
     called: set[str] = set()
+    remarks = Remarks(strict=True) if remarks is None else remarks
     refuse_media(messages, "messages", TEXT_ALONE)
     return [_for_template(message, f"messages[{index}]", called, remarks) for index, message in enumerate(messages)]
 
