@@ -31,6 +31,7 @@ def block(name: str, given: Any, place: str, word: str, code: str = INVALID) -> 
     return message(name, {"messages": [{"role": "user", "content": [given]}]}, f"messages[0].content[0]{place}", word, code)
 
 
+JSON = {"type": "json_schema", "name": "n"}
 RESPONSE_ROWS = [
     http("responses: no input", {}, "input", "input is required", path=RESPONSES),
     response("too many items", {"input": HELLO * 2049}, "input", "at most 2048"),
@@ -40,7 +41,8 @@ RESPONSE_ROWS = [
     response("no tokens", {"max_output_tokens": 0}, "max_output_tokens", "from 1 to"),
     response("a mistyped name", {"max_output_token": 3}, "max_output_token", "did you mean max_output_tokens"),
     response("a number to truncate", {"truncation": 3}, "truncation", "'auto' or 'disabled'"),
-    response("a format without its schema", {"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is required"),
+    response("a format without its schema", {"text": {"format": JSON}}, "text.format.schema", "is required"),
+    response("a schema that is no JSON", {"text": {"format": JSON | {"schema": "00"}}}, "text.format.schema", "Extra data"),
     response("a tool without a name", {"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
     item("a picture", {"role": "user", "content": [{"type": "input_image"}]}, ".content[0].type", "no other", UNSUPPORTED),
     item("a kept item", {"type": "item_reference", "id": "x"}, ".type", "not kept here", UNSUPPORTED),
