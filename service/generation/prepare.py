@@ -130,9 +130,9 @@ class Preparation:
             spec = await self._grammar_spec(command, read)
             return spec, None if spec is None else await self.compile_grammar(spec, turn)
         except InvalidRequest as error:
-            if content is not None and error.field in ("tools", content.kind):
+            if content is not None and command.chat is not None and error.field in ("tools", content.kind):
                 await self.compile_grammar(content, turn)
-                if command.chat is not None and not command.chat.calling.tools:
+                if not command.chat.calling.tools:
                     raise with_place(error, "tools", content) from error
             raise
 

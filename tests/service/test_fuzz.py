@@ -63,5 +63,5 @@ def test_any_grammar_is_followed_or_refused(prey):
     answers = prey.runner.run(all_of_them())
     for answer in answers:
         check_answer(answer)
-    assert 0.1 * count < sum(answer.status == 200 for answer in answers) < 0.9 * count
+    assert 0 < sum(answer.status == 200 for answer in answers) < 0.9 * count
     assert not prey.engine.open
