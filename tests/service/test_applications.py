@@ -88,12 +88,12 @@ def test_a_path_of_no_model_names_those_that_are_there(ports, path):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_looks_at_the_path_looks_at_it_within_the_application(ports, model):
-    """Probes, the shape of Anthropic's errors, paths that are nearly right, the page and its files, and the document."""
+    """Probes, the shape of Anthropic's errors, paths that are not there, the page and its files, and the document."""
     port, root = ports[0], f"/{model}"
     assert get(port, f"{root}/healthz")[1] == "ok\n"
     assert get(port, f"{root}/readyz")[0] == 200
     assert json.loads(get(port, f"{root}/v1/messages", x=1)[1])["type"] == "error"
-    assert "did you mean /v1/completions?" in get(port, f"{root}/v1/completion", x=1)[1]
+    assert "/docs has the routes" in get(port, f"{root}/v1/completion", x=1)[1]
     assert all(get(port, root + path)[0] == 200 for path in ("/", "/static/common.js", "/docs", "/openapi.json"))
 
 

@@ -54,7 +54,7 @@ def test_an_unknown_command_is_seen_in_a_fence_and_in_an_indented_block(
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """What the pages start with `attend serve --single hf://...`."""
-    (begun,) = {each.code for page in PAGES for each in commands(page) if "attend serve --single" in each.code}
+    (begun,) = {each.code for page in PAGES for each in commands(page) if f"attend serve --single {HUB}" in each.code}
     log = tmp_path_factory.mktemp("chat") / "log"
     with running(log, *real(begun).split()[2:]) as server:
         yield server
