@@ -105,7 +105,7 @@ def test_what_is_ignored_is_said_and_an_error_has_its_type(client):
     )
     assert sorted(raw.headers["x-attend-ignored"].split(", ")) == ["cache_control", "tools.bash_20250124"]
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
-    with pytest.raises(anthropic.BadRequestError, match="reads text alone"):
+    with pytest.raises(anthropic.BadRequestError, match="takes no other input"):
         ask(client, messages=[{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.NotFoundError):
         ask(client, model="another")
