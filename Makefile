@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ATTEND_TEST_MODELS ?= $(abspath $(MODELS))
 export ATTEND_TEST_LINTERS ?= $(abspath $(LINTERS))
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-bounds check simulate faults manifests image load soak overload bench-gate screenshots protos docs docs-site train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-kubernetes test-bounds check simulate faults manifests image load soak overload bench-gate screenshots protos docs docs-site train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -92,6 +92,9 @@ test-tools: setup  ## the tests of what tests and measures: load, benchmarks, th
 
 test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained, killed under load
 	$(BIN)/python -m pytest -m cluster $(ARGS)
+
+test-kubernetes: setup  ## the chart on your cluster, under callers in its pods: KUBECONFIG=FILE IMAGE=REPOSITORY:TAG (an hour)
+	KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) $(BIN)/python -m pytest -rs tests/deploy/test_kubernetes.py $(ARGS)
 
 test-agents: setup  ## coding agents of npm, each in one session with a scripted model
 	mkdir -p $(CLIENTS)/agents && cp tests/clients/agents/package.json $(CLIENTS)/agents

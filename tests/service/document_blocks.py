@@ -131,7 +131,7 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
     "service/CLIENTS.md": {"GrpcClient": Run(r"(?s).{20,}")},
     "service/OPERATION.md": {
         "openssl": Run(""),
-        "attend serve --tls-cert": Elsewhere(TLS),
+        "attend serve --single --tls-cert": Elsewhere(TLS),
         "SSL_CERT_FILE": Elsewhere(TLS),
     },
     "model/README.md": {"causal_mask": Run(r"(?s)(weights \[6, .*?sums to 1\.000.*?){6}scores \[.*8192\], next token")},

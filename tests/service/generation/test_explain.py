@@ -143,7 +143,7 @@ def test_an_empty_prompt_is_the_start_of_text_as_for_completions():
 
 
 BAD = {
-    "no prompt": ({}, "prompt", "must be given"),
+    "no prompt": ({}, "prompt", "is required"),
     "two prompts": ({"prompt": ["a", "b"]}, "prompt", "must be"),
     "no tokens": ({"prompt": []}, "prompt", "at least one token id"),
     "an unknown token": ({"prompt": [5, 300]}, "prompt", "integers from 0 to 256; got 300"),

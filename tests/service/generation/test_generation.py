@@ -158,8 +158,6 @@ def test_a_long_prompt_is_tokenized_like_a_short_one():
         (lambda: command((-1,)), "prompt"),
         (lambda: command("a", ()), "prompt"),
         (lambda: command(stop_token_ids=(257,)), "stop_token_ids"),
-        (lambda: command(n=9), "n"),
-        (lambda: command(deadline_ms=0), "deadline_ms"),
         (lambda: command(*("a",) * 65, n=2), "n"),
         (lambda: command("a" * CONTEXT), "prompt"),
         (lambda: command("a", max_tokens=CONTEXT), "max_tokens"),
