@@ -234,7 +234,7 @@ def left_behind(target: Target, seconds: float) -> list[Measure]:
     return [Measure("until no process is left", time.monotonic() - began if gone else float("inf"), "s", seconds)]
 
 
-DRIVER = "attend.service.runtime.driver_main"
+DRIVER = "attend.service.runtime.driver"
 ENDING = {
     "driver killed": ("SIGKILL of the driver", DRIVER, 10.0),
     "supervisor killed": ("SIGKILL of `attend serve` itself", "", 10.0),

@@ -33,8 +33,6 @@ SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_to
 SMALL += ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json"]
 SMALL += ["chat_template*", "additional_chat_templates/*", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt", INDEX]
 """Files that are read beside the weights, or that show why a repository cannot be served."""
-STALE_SECONDS = 3600
-"""Age of a partial file that is no longer written to: a killed download of another commit leaves one."""
 SHA256, COMMIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
 LOOK_UP_SECONDS = 10.0
 Say = Callable[[str], None]
@@ -122,18 +120,19 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
     from huggingface_hub import snapshot_download
 
     folder = _small(repository, revision)
-    entries = _listing(repository, folder)
+    entries = _listing(folder)
     wanted = _weights(repository, folder, entries) if file is None else _parts(repository, file, entries)
     missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
-        size = sum(each.size for each in missing.values())
-        _check_room(folder, size)
+        _remove_partial(_home(repository))
+        size, free = sum(each.size for each in missing.values()), shutil.disk_usage(folder).free
+        if size > free:
+            raise OSError(errno.ENOSPC, f"it needs {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
         say(f"Downloading {HUB}{repository} at {folder.name[:12]}: {size / 1e9:.2f} GB to {folder}")
         started = time.perf_counter()
         snapshot_download(repository, revision=folder.name, allow_patterns=[glob.escape(name) for name in wanted])
         seconds = time.perf_counter() - started
         say(f"Downloaded {size / 1e9:.2f} GB in {seconds:.0f} s ({size / 1e6 / seconds:.0f} MB/s)")
-    _remove_partial(_home(repository))
     _verify(folder, entries, say)
     return folder if file is None else folder / file
 
@@ -145,34 +144,19 @@ def _small(repository: str, revision: str | None) -> Path:
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL))
-    except errors.HfHubHTTPError:
-        raise
-    except httpx2.HTTPError:  # the library itself uses the cache where no hub answers, but not where a connection breaks
+    except httpx2.TransportError:  # the library itself uses the cache where no hub answers, but not where a connection breaks
         with suppress(errors.LocalEntryNotFoundError):
             return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL, local_files_only=True))
         raise
 
 
-def _listing(repository: str, folder: Path) -> Mapping[str, Entry]:
-    """The files of the commit; those in the folder alone, where the hub was never asked for the others."""
-    from huggingface_hub import get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
-    try:
-        sums = _sums(_home(repository) / "trees" / f"{folder.name}.json")
-        return {
-            file.path: Entry(file.size, sums.get(file.path)) for file in get_cached_repo_tree(repository, revision=folder.name)
-        }
-    except CachedRepoTreeNotFoundError:
-        return {path.name: Entry(path.stat().st_size, _blob(path)) for path in folder.iterdir()}
-
-
-def _sums(tree: Path) -> dict[str, str]:
-    """The SHA-256 of the large files in a listing that the library keeps; its own function to read one leaves them out."""
+def _listing(folder: Path) -> Mapping[str, Entry]:
+    """The files of the commit, as the library keeps their list; those in the folder alone, where the hub was never asked."""
     with suppress(OSError, ValueError, KeyError, AttributeError):
+        tree = folder.parent.parent / "trees" / f"{folder.name}.json"
         files = json.loads(tree.read_text(encoding="utf-8"))["files"]
-        return {name: each["lfs_sha256"] for name, each in files.items() if SHA256.fullmatch(each.get("lfs_sha256") or "")}
-    return {}
+        return {name: Entry(each["size"], each.get("lfs_sha256")) for name, each in files.items()}
+    return {path.name: Entry(path.stat().st_size, None) for path in folder.iterdir()}
 
 
 def _blob(path: Path) -> str | None:
@@ -204,12 +188,6 @@ def _parts(repository: str, file: str, entries: Mapping[str, Entry]) -> list[str
     return names
 
 
-def _check_room(folder: Path, size: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise OSError(errno.ENOSPC, f"it needs {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
-
-
 @contextmanager
 def hold_lock(lock: Path, busy: Callable[[], None]) -> Iterator[None]:
     """One process of this machine, or of all that share the file system, holds the lock; a second one calls `busy` and waits.
@@ -231,9 +209,12 @@ def hold_lock(lock: Path, busy: Callable[[], None]) -> Iterator[None]:
 
 
 def _remove_partial(home: Path) -> None:
-    """Remove the partial files that killed processes left."""
+    """Remove the partial files of killed processes, which hold their locks no more. The library would not go on with one."""
+    from filelock import FileLock, Timeout
+
     for path in home.glob("blobs/*.incomplete"):
-        if time.time() - path.stat().st_mtime > STALE_SECONDS:
+        lock = home.parent / ".locks" / home.name / f"{path.name.partition('.')[0]}.lock"
+        with suppress(OSError, NotImplementedError, Timeout), FileLock(lock, timeout=0):
             path.unlink()
 
 

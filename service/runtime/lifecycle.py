@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -74,13 +75,13 @@ def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **keywor
 
 
 def check_certificate(settings: Settings) -> None:
-    """Raise SettingError where certificate and key cannot be served. Says what clients will not trust."""
+    """Raise SettingError where certificate and key cannot be served. Says where clients will refuse them."""
     if not settings.tls_cert:
         return
-    from attend.service.runtime.tls import read_pair, why_untrusted
+    from attend.service.runtime.tls import expiry, read_pair
 
-    if (why := why_untrusted(read_pair(settings.tls_cert, settings.tls_key))) is not None:
-        print_line(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
+    if (expiry(read_pair(settings.tls_cert, settings.tls_key)) or 0) < time.time():
+        print_line(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: it has expired, or cannot be read")
 
 
 def refuse_tls(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,22 +63,23 @@ class ModelsFile(BaseModel):
     """The model of calls that name none; None: the first."""
     memory_budget: Size | None = None
     """Bytes for all loaded models together; None: nine tenths of what is free at the start."""
-    max_loaded: Annotated[int, Field(ge=1)] | None = None
-    """Models that are loaded at a time; None: as many as the budget allows."""
     idle_seconds: Seconds = 300.0
     """How long a model stays loaded that nobody calls; 0: until its memory is needed."""
     load_seconds: Annotated[float, Field(gt=0, le=86400)] = 900.0
     """How long a model may take to load, a download of the hub too."""
 
 
+@dataclass(frozen=True)
 class ServedModel:
     """One model that is served: its entry, and the settings of its process."""
 
-    def __init__(self, entry: Entry, settings: Settings) -> None:
-        self.name = entry.name
-        self.pin = entry.pin
-        self.memory = entry.memory
-        self.settings = settings
+    entry: Entry
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.entry.name
 
     def has_adapter(self, name: str) -> bool:
         """True if it has a LoRA adapter of this name, or will have it once it is loaded."""
@@ -88,21 +90,23 @@ class ServedModel:
 
     def expected_memory(self, budget: int) -> int:
         """Bytes that it counts for before it has been loaded once."""
-        if self.memory is not None:
-            return self.memory
+        if self.entry.memory is not None:
+            return self.entry.memory
         return PROCESS_BYTES + weight_bytes(self.settings) + (self.settings.kv_cache_memory or int(budget * CACHE_SHARE))
 
 
+@dataclass(frozen=True)
 class Plan:
     """What is to be served, and within which limits."""
 
-    def __init__(self, models: Mapping[str, ServedModel], file: ModelsFile, budget: int) -> None:
-        self.models = models
-        self.default = file.default or next(iter(models))
-        self.budget = budget
-        self.max_loaded = file.max_loaded
-        self.idle_seconds = file.idle_seconds
-        self.load_seconds = file.load_seconds
+    models: Mapping[str, ServedModel]
+    file: ModelsFile
+    budget: int
+
+    @property
+    def default(self) -> str:
+        """The model of calls that name none."""
+        return self.file.default or next(iter(self.models))
 
 
 class _Loader(yaml.SafeLoader):
@@ -142,18 +146,14 @@ def _read(written: object) -> ModelsFile:
         return ModelsFile(**{str(name): value for name, value in written.items()})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        steps, entry = first["loc"], None
-        if steps[0] == "models" and len(steps) > 1:
-            entry = written["models"][steps[1]]
-        name = f" ({entry['name'][:64]!r})" if isinstance(entry, dict) and isinstance(entry.get("name"), str) else ""
-        where = f"models[{steps[1]}]{name}" + "".join(f": {step}" for step in steps[2:3]) if len(steps) > 1 else str(steps[0])
+        steps = first["loc"]
+        where = f"models[{steps[1]}]" + "".join(f": {step}" for step in steps[2:3]) if len(steps) > 1 else str(steps[0])
+        message = f"{where} = {describe(first['input'])} cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}"
         if first["type"] == "extra_forbidden":
-            known = Entry if len(steps) > 1 else ModelsFile
-            raise SettingError(f"{where} is not a field{_nearest(str(steps[-1]), known.model_fields)}") from error
+            message = f"{where} is not a field{_nearest(str(steps[-1]), [*Entry.model_fields, *ModelsFile.model_fields])}"
         if first["type"] == "missing":
-            raise SettingError(f"{where} is missing") from error
-        message = first["msg"][:1].lower() + first["msg"][1:]
-        raise SettingError(f"{where} = {describe(first['input'])} cannot be used: {message}") from error
+            message = f"{where} is missing"
+        raise SettingError(message) from error
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

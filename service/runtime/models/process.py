@@ -17,7 +17,6 @@ import grpc
 from attend.service.errors import ModelUnavailable
 from attend.service.runtime.models.child import SOCKETS
 from attend.service.runtime.models.entries import ServedModel
-from attend.service.runtime.models.pool import LoadFailed
 from attend.service.settings import Settings
 
 log = logging.getLogger("attend.models")
@@ -35,6 +34,10 @@ READ_BYTES = 64 << 10
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
+class LoadFailed(Exception):
+    """A model could not be loaded; the text says why."""
+
+
 class ModelProcess:
     """A process that serves a model. Calls go to `http`, a session whose host does not matter, and to `grpc`, a channel."""
 
@@ -44,6 +47,7 @@ class ModelProcess:
         self.facts = facts
         """What it serves: device, numbers, sizes."""
         self.memory = _memory(process.pid, facts)
+        """Bytes that it takes, or may take; 0 where that is not known."""
         self.pid = process.pid
         self._process, self._folder = process, folder
         self.http = aiohttp.ClientSession(

@@ -17,7 +17,6 @@ from attend.service.access.keys import KeyRing
 from attend.service.errors import ModelUnavailable
 from attend.service.observe import edge, logs
 from attend.service.observe.cached_page import CachedPage
-from attend.service.runtime.callers import callers_of
 from attend.service.runtime.files import hold, socket_folder
 from attend.service.runtime.lifecycle import (
     Stop,
@@ -31,14 +30,14 @@ from attend.service.runtime.lifecycle import (
     stopping_line,
     tell_while_slow,
 )
-from attend.service.runtime.models.admission import Admission
-from attend.service.runtime.models.app import build_models_app
+from attend.service.runtime.models.admission import SERVER, Admission
+from attend.service.runtime.models.app import build_models_app, models_page
 from attend.service.runtime.models.entries import Plan, ServedModel, in_words, read_plan
 from attend.service.runtime.models.grpc import models_grpc_server
-from attend.service.runtime.models.metrics import SERVER, models_page
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
 from attend.service.runtime.single import WATCH_SECONDS, claim_port, connections_allowed
+from attend.service.runtime.sizes import callers_of
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.runtime.tls import Certificate
 from attend.service.settings import Settings
@@ -88,7 +87,7 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
     callers = callers_of(settings.model_copy(update={"single": True}))
     admission = Admission(keys, callers, pool, settings.request_timeout_seconds)
     try:
-        if pinned := [served.name for served in plan.models.values() if served.pin]:
+        if pinned := [served.name for served in plan.models.values() if served.entry.pin]:
             print_line(f"Loading {', '.join(pinned)} ...")
         if not await run_until(stop, tell_while_slow(pool.load_pinned())):
             return 128 + stop.number
@@ -132,7 +131,7 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
     await asyncio.gather(serving, rpc.stop(1.0))
 
 
-async def _watch(pool: Pool[ModelProcess], certificate: Certificate | None) -> None:
+async def _watch(pool: Pool, certificate: Certificate | None) -> None:
     """Unload idle models, and take over new certificates."""
 
     async def renew() -> None:
@@ -148,11 +147,10 @@ async def _watch(pool: Pool[ModelProcess], certificate: Certificate | None) -> N
 def ready_line(settings: Settings, plan: Plan) -> str:
     """Where the server listens, what it serves, within which limits, who may call, and which page to open."""
     host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
-    names = ", ".join(served.name + (" (pinned)" if served.pin else "") for served in plan.models.values())
-    most = "" if plan.max_loaded is None else f", {plan.max_loaded} at a time"
+    names = ", ".join(served.name + (" (pinned)" if served.entry.pin else "") for served in plan.models.values())
     url = f"{scheme}://{host}:{settings.port}"
     return (
         f"Ready: {url}  grpc {host}:{settings.grpc_port}  models: {names}  default {plan.default}  "
-        f"memory for loaded models {in_words(plan.budget)}{most}{openness(settings.model_copy(update={'single': True}))}"
+        f"memory for loaded models {in_words(plan.budget)}{openness(settings.model_copy(update={'single': True}))}"
         + (f"\nOpen:  {url}/ in a browser" if settings.expose_docs else "")
     )

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.utils import close_session
 
@@ -274,14 +275,17 @@ def test_an_index_that_leads_out_of_the_repository_is_refused(at, server):
         at.fetch()
 
 
-def test_partial_files_of_killed_downloads_are_removed_and_those_of_others_are_not(at):
-    blobs = (at.fetch() / WEIGHTS).resolve().parent
-    old, new = blobs / "a.incomplete", blobs / "b.incomplete"
-    for path in (old, new):
+def test_partial_files_of_killed_downloads_are_removed_and_those_of_others_are_not(at, source):
+    blobs = at.cache / "models--org--tiny" / "blobs"
+    locks = at.cache / ".locks" / "models--org--tiny"
+    for folder in (blobs, locks):
+        folder.mkdir(parents=True)
+    dead, alive = blobs / "a.1234.incomplete", blobs / "b.1234.incomplete"
+    for path in (dead, alive):
         path.touch()
-    os.utime(old, (0, time.time() - 2 * hub.STALE_SECONDS))
-    at.fetch()
-    assert (old.exists(), new.exists()) == (False, True)
+    with FileLock(locks / "b.lock"):
+        at.fetch()
+    assert (dead.exists(), alive.exists()) == (False, True)
 
 
 @pytest.mark.long
