@@ -76,12 +76,6 @@ def pin_revision(settings: Settings, warn: Say) -> Settings:
     return settings.model_copy(update={"model": f"{HUB}{repository}{f'/{file}' if file else ''}@{info.sha}"})
 
 
-def commit_of(folder: Path) -> str | None:
-    """The commit of a folder, or of a file in it, in the cache of huggingface_hub; None of any other."""
-    names = [path.name for path in (folder, folder.parent) if path.parent.name == "snapshots" and COMMIT.fullmatch(path.name)]
-    return names[0] if names else None
-
-
 def cached_folder(reference: str) -> Path | None:
     """The folder of hf://ORG/NAME in the cache, or its GGUF file, without asking the hub; None without its weights."""
     from huggingface_hub import errors, snapshot_download
@@ -121,7 +115,7 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
 
     folder = _small(repository, revision)
     entries = _listing(folder)
-    wanted = _weights(repository, folder, entries) if file is None else _parts(repository, file, entries)
+    wanted = _wanted(repository, file, folder, entries)
     missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
         _remove_partial(_home(repository))
@@ -165,27 +159,19 @@ def _blob(path: Path) -> str | None:
     return name if SHA256.fullmatch(name) else None
 
 
-def _weights(repository: str, folder: Path, entries: Mapping[str, Entry]) -> list[str]:
-    """The names of the weight files."""
-    names = weight_names(folder, entries)
-    if absent := [name for name in names if name not in entries]:
-        if ggufs := [name for name in entries if name.endswith(SUFFIX) and "/" not in name]:
-            raise CheckpointError(
-                f"{HUB}{repository} has no {absent[0]}; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}"
-            )
-        copy = Path(repository).name
+def _wanted(repository: str, file: str | None, folder: Path, entries: Mapping[str, Entry]) -> list[str]:
+    """The names of the weight files, all of which are there."""
+    names = weight_names(folder, entries) if file is None else [path.name for path in part_paths(Path(file))]
+    if not (absent := [name for name in names if name not in entries]):
+        return names
+    out = ""
+    if file is None:
+        copy, whole = Path(repository).name, [name for name in entries if "/" not in name]
         first = f"{Path(sys.executable).with_name('hf')} download {repository} --local-dir {copy} && "
-        out = way_out(Path(copy), [name for name in entries if "/" not in name], first)
-        raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
-    return names
-
-
-def _parts(repository: str, file: str, entries: Mapping[str, Entry]) -> list[str]:
-    """The names of the parts of a GGUF file, all of which are there."""
-    names = [path.name for path in part_paths(Path(file))]
-    if absent := [name for name in names if name not in entries]:
-        raise CheckpointError(f"{HUB}{repository} has no {absent[0]}")
-    return names
+        ggufs = [name for name in whole if name.endswith(SUFFIX)]
+        named = f"; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}" if ggufs else ""
+        out = named or way_out(Path(copy), whole, first)
+    raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
 
 
 @contextmanager
@@ -255,7 +241,8 @@ def _verify(folder: Path, entries: Mapping[str, Entry], say: Say) -> None:
     """
     done = folder.parent.parent / ".attend-verified"
     sums = {path: (path.name in entries and entries[path.name].sha256) or _blob(path) for path in folder.iterdir()}
-    new = {path: name for path, name in sums.items() if name and not _is_known(done / name, path)}
+    known = {(record.name, record.read_text(encoding="ascii")) for record in done.glob("*")}
+    new = {path: name for path, name in sums.items() if name and (name, _stamp(path)) not in known}
     if not new or not os.access(done.parent, os.W_OK):
         return
     size = sum(path.stat().st_size for path in new)
@@ -276,10 +263,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_known(record: Path, path: Path) -> bool:
-    return record.is_file() and record.read_text(encoding="ascii") == _stamp(path)
-
-
 def _stamp(path: Path) -> str:
     """Changes whenever a file is written again."""
     status = path.stat()
@@ -298,23 +281,16 @@ def _why(error: Exception, repository: str) -> str:
             return "names a revision that the repository does not have"
         case errors.RepositoryNotFoundError():
             return f"was not found on {hub}: check the name, and set HF_TOKEN if the repository is private"
-        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
-            return f"was refused by {hub} with status {error.response.status_code}: check HF_TOKEN"
         case errors.HfHubHTTPError():
-            return f"could not be downloaded: {hub} answered with status {error.response.status_code}"
-        case errors.LocalEntryNotFoundError() if isinstance(error.__cause__, errors.HfHubHTTPError):
-            return _why(error.__cause__, repository)
+            status = error.response.status_code
+            return f"could not be downloaded: {hub} answered with status {status}" + ": check HF_TOKEN" * (status in (401, 403))
         case errors.LocalEntryNotFoundError():
-            offline = constants.is_offline_mode()
-            reason = "HF_HUB_OFFLINE is set" if offline else f"{hub} cannot be reached ({_root(error)})"
+            if isinstance(error.__cause__, errors.HfHubHTTPError):
+                return _why(error.__cause__, repository)
+            cause = str(error.__cause__ or error).splitlines()[0]
+            reason = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{hub} cannot be reached ({cause})"
             return f"is not in the cache {constants.HF_HUB_CACHE}, and {reason}"
         case OSError() if error.errno == errno.ENOSPC:
             return f"does not fit on the disk of {constants.HF_HUB_CACHE}: {error.strerror}"
         case _:
             return f"could not be downloaded: {str(error).splitlines()[0]}; files that are whole are kept, try again"
-
-
-def _root(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).splitlines()[0]

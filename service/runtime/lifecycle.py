@@ -91,32 +91,27 @@ def refuse_tls(settings: Settings) -> None:
 
 
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
-    """Where the server listens, what it serves, who may call, how to try it, and which page to open."""
-    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
-    device = f"{facts['device']} ({facts['device_name']})"
+    """What the server serves, where, to whom, how to try it, and which page to open."""
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
-    processes = "  one process, without Ray" if settings.single else ""
-    commit = f" at {facts['commit'][:12]}" if facts.get("commit") else ""
-    if settings.tensor_parallel > 1:
-        processes = f"  {settings.tensor_parallel} ranks"
-    return (
-        f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name}{commit} "
-        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {device} {numbers} "
-        f"{facts['backend']}{_graphs(*facts['recorded'])}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
-        f"{_sampling(facts['sampling'])}  started in {process_age():.1f} s{processes}{openness(settings)}\n"
-        f"Try:   {example_command(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
-        + (f"\nOpen:  {scheme}://{host}:{settings.port}/ in a browser" if settings.expose_docs else "")
+    return listening_lines(
+        settings,
+        f"{settings.name} ({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} "
+        f"({facts['device_name']}) {numbers} {facts['backend']}  {facts['kv_tokens']} KV tokens in "
+        f"{facts['kv_bytes'] / 1e9:.1f} GB  started in {process_age():.1f} s",
+        facts["chats"],
     )
 
 
-def _graphs(graphs: int, pieces: int) -> str:
-    """How many sizes of steps are CUDA graphs, and in how many the pieces between attentions are; nothing without any."""
-    return f", CUDA graphs {graphs}, piecewise {pieces}" if graphs or pieces else ""
-
-
-def _sampling(defaults: dict[str, float]) -> str:
-    """How tokens are drawn where a call does not say; nothing where that is from all of them."""
-    return "  samples with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
+def listening_lines(settings: Settings, what: str, chats: bool | None = None) -> str:
+    """Where the server listens with `what`, and who may call it; where `chats` says whether the model was taught to, a call."""
+    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
+    url = f"{scheme}://{host}:{settings.port}"
+    lines = [f"Ready: {url}  grpc {host}:{settings.grpc_port}  {what}{openness(settings)}"]
+    if chats is not None:
+        lines.append(f"Try:   {example_command(settings, url, chats=chats)}")
+    if settings.expose_docs:
+        lines.append(f"Open:  {url}/ in a browser")
+    return "\n".join(lines)
 
 
 def shown_host(host: str) -> str:
@@ -130,7 +125,7 @@ def openness(settings: Settings) -> str:
     """Who may call a server that asks for no API keys; nothing where it asks for them. Ray's ports listen on every address."""
     if settings.api_keys_file:
         return ""
-    if not settings.single:
+    if not (settings.single or settings.models):
         reach = "everybody who reaches this machine"
     elif is_loopback(settings.host):
         reach = "everybody on this machine"

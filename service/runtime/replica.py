@@ -191,18 +191,15 @@ class Replica(GrpcMethods):
         info = self.service.engine.info
         return {
             "family": info.family,
-            "commit": hub.commit_of(self.settings.folder),
             "parameters": info.num_parameters,
             "device": info.device,
             "device_name": info.device_name,
-            "recorded": list(info.recorded_sizes),
             "dtype": info.dtype,
             "weights": info.weights,
             "backend": info.backend,
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
-            "sampling": self.service.defaults.non_default_values(),
             "chats": self.template is not None and was_taught(self.template),
         }
 

@@ -113,11 +113,9 @@ class _Loader(yaml.SafeLoader):
     """YAML's plain data, in which no key stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.YAMLError(f"the key {key.value!r} is there twice: line {key.start_mark.line + 1}")
-            seen.add(key.value)
+        keys = [str(key.value) for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"the key {twice[0]!r} is there twice: line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
 
 
@@ -129,31 +127,26 @@ def read_plan(base: Settings, free: int | None = None) -> Plan:
     path = Path(base.models)
     try:
         written = _Loader(path.read_bytes()).get_single_data()
+        return _plan(_read(written), base, available_memory() if free is None else free)
     except OSError as error:
         raise SettingError(f"models {base.models!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise SettingError(f"{base.models} is not YAML: {' '.join(str(error).split())}") from error
-    try:
-        return _plan(_read(written), base, available_memory() if free is None else free)
     except AttendError as error:
         raise type(error)(f"{base.models}: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise SettingError(f"{base.models} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _read(written: object) -> ModelsFile:
-    if not isinstance(written, dict):
-        raise SettingError(f"it must be an object with models; got {describe(written)}")
     try:
-        return ModelsFile(**{str(name): value for name, value in written.items()})
+        return ModelsFile.model_validate(written)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        steps = first["loc"]
-        where = f"models[{steps[1]}]" + "".join(f": {step}" for step in steps[2:3]) if len(steps) > 1 else str(steps[0])
-        message = f"{where} = {describe(first['input'])} cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).removeprefix(".")
+        fault = f"{where or 'it'} = {describe(first['input'])} cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}"
         if first["type"] == "extra_forbidden":
-            message = f"{where} is not a field{_nearest(str(steps[-1]), [*Entry.model_fields, *ModelsFile.model_fields])}"
-        if first["type"] == "missing":
-            message = f"{where} is missing"
-        raise SettingError(message) from error
+            near = _nearest(str(first["loc"][-1]), [*Entry.model_fields, *ModelsFile.model_fields])
+            fault = f"{where} is not a field{near}"
+        raise SettingError(f"{where} is missing" if first["type"] == "missing" else fault) from error
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -173,7 +166,12 @@ def _plan(file: ModelsFile, base: Settings, free: int) -> Plan:
         models[entry.name] = ServedModel(entry, _settings(entry, base, where))
     if file.default is not None and file.default not in models:
         raise SettingError(f"default = {file.default[:64]!r} is none of the models{_nearest(file.default, models)}")
-    _check_names(models)
+    owners = dict.fromkeys(models, "a model")
+    for served in models.values():
+        for name in served.settings.adapters:
+            if name in owners:
+                raise SettingError(f"the adapter {name!r} of {served.name!r} has the name of {owners[name]}")
+            owners[name] = f"an adapter of {served.name!r}"
     return Plan(models, file, budget)
 
 
@@ -194,16 +192,6 @@ def _settings(entry: Entry, base: Settings, where: str) -> Settings:
         return settings
     except AttendError as error:
         raise type(error)(f"{where}: {error}") from error
-
-
-def _check_names(models: Mapping[str, ServedModel]) -> None:
-    """Raise SettingError where a LoRA adapter has the name of something else."""
-    owners = dict.fromkeys(models, "a model")
-    for served in models.values():
-        for name in served.settings.adapters:
-            if name in owners:
-                raise SettingError(f"the adapter {name!r} of {served.name!r} has the name of {owners[name]}")
-            owners[name] = f"an adapter of {served.name!r}"
 
 
 def weight_bytes(settings: Settings) -> int:

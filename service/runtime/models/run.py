@@ -24,9 +24,8 @@ from attend.service.runtime.lifecycle import (
     check_certificate,
     drain_until_told_again,
     drained_status,
-    openness,
+    listening_lines,
     run_until,
-    shown_host,
     stopping_line,
     tell_while_slow,
 )
@@ -123,7 +122,8 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
     await rpc.start()
     http.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(listening(http)))
-    print_line(ready_line(settings, pool.plan))
+    names = ", ".join(served.name + (" (pinned)" if served.entry.pin else "") for served in pool.plan.models.values())
+    print_line(listening_lines(settings, f"models: {names}  memory for loaded models {in_words(pool.plan.budget)}"))
     await run_until(stop, _watch(pool, certificate))
     print_line(stopping_line(sum(slot.calls for slot in pool.slots.values()), settings.drain_seconds))
     await drain_until_told_again(stop, settings.drain_seconds, pool.close)
@@ -142,15 +142,3 @@ async def _watch(pool: Pool, certificate: Certificate | None) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(renew())
         tasks.create_task(pool.run())
-
-
-def ready_line(settings: Settings, plan: Plan) -> str:
-    """Where the server listens, what it serves, within which limits, who may call, and which page to open."""
-    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
-    names = ", ".join(served.name + (" (pinned)" if served.entry.pin else "") for served in plan.models.values())
-    url = f"{scheme}://{host}:{settings.port}"
-    return (
-        f"Ready: {url}  grpc {host}:{settings.grpc_port}  models: {names}  default {plan.default}  "
-        f"memory for loaded models {in_words(plan.budget)}{openness(settings.model_copy(update={'single': True}))}"
-        + (f"\nOpen:  {url}/ in a browser" if settings.expose_docs else "")
-    )

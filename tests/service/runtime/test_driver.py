@@ -114,7 +114,6 @@ FACTS = {
     "parameters": 1e6,
     "device": "cpu",
     "device_name": "a CPU",
-    "recorded": [0, 0],
     "dtype": "float32",
     "weights": "float32",
 }
@@ -123,7 +122,6 @@ FACTS |= {
     "kv_tokens": 32,
     "kv_bytes": 1e8,
     "chats": True,
-    "sampling": {},
 }
 
 

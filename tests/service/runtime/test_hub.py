@@ -99,25 +99,12 @@ def sharded(source, tmp_path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (tmp_path / "sharded").iterdir()}
 
 
-def test_shards_are_those_of_the_index(at, server, sharded):
-    server.files = sharded
-    names = {name for name in sharded if name.startswith("model-0")}
-    assert {path.name for path in at.fetch().glob("*.safetensors")} == names
-
-
 def test_what_is_downloaded_is_not_downloaded_again(at, server):
     first = at.fetch()
     downloads, asked = dict(server.downloads), len(server.asked)
     assert at.fetch() == first
     assert dict(server.downloads) == downloads
     assert len(server.asked) == asked + 1  # what commit the branch is now
-
-
-def test_a_commit_that_is_cached_is_never_asked_for(at, server):
-    first = at.fetch(f"{MODEL}@{COMMIT}")
-    asked = list(server.asked)
-    assert at.fetch(f"{MODEL}@{COMMIT}") == first
-    assert server.asked == asked
 
 
 def test_without_the_hub_the_cache_is_served(at, server, monkeypatch):
@@ -186,25 +173,10 @@ def test_the_token_comes_from_the_environment_and_opens_a_gated_repository(at, s
     assert at.fetch().is_dir()
 
 
-BAD = [
-    "hf://",
-    "hf://tiny",
-    "hf://org/",
-    "hf:///tiny",
-    "hf://org/tiny/config.json",
-    "hf://org/tiny@",
-    "hf://org/tiny@../x",
-    "hf://org/tiny@a@b",
-]
-BAD += ["hf://org/ti ny", "hf://org/tiny@a b", "hf://org/tiny@/main", "hf://org/tiny\n"]
-
-
-@pytest.mark.parametrize("model", BAD)
+@pytest.mark.parametrize("model", ["", "tiny", "org/tiny/config.json", "org/tiny@", "org/tiny@../x", "org/ti ny", "org/tiny\n"])
 def test_a_reference_that_is_none_is_refused_with_the_form(model):
-    with pytest.raises(
-        SettingError, match=r"cannot be used: it must be hf://ORG/NAME, hf://ORG/NAME/FILE\.gguf, or one of them with"
-    ):
-        read_settings({"model": model}, {})
+    with pytest.raises(SettingError, match=r"cannot be used: it must be hf://ORG/NAME, hf://ORG/NAME/FILE\.gguf, or one of"):
+        read_settings({"model": f"hf://{model}"}, {})
 
 
 @pytest.mark.parametrize("model", ["hf://org/tiny", "hf://0-a/b_c.d@v1.0", "hf://org/tiny@refs/pr/1"])
@@ -233,15 +205,6 @@ def test_what_the_hub_does_not_have_is_one_sentence(at, server):
             at.fetch(model)
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "status 401: check HF_TOKEN"), (403, "status 403"), (500, "500")])
-def test_an_answer_that_is_an_error_is_one_sentence(at, server, status, words, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    server.broken = status
-    with pytest.raises(CheckpointError, match=words) as caught:
-        at.fetch()
-    assert "\n" not in str(caught.value)
-
-
 def test_without_the_hub_and_the_cache_the_reason_is_told(at, server, monkeypatch):
     at.leave()
     with pytest.raises(
@@ -266,13 +229,6 @@ def test_a_repository_without_safetensors_names_the_commands_that_convert_it(at,
         at.fetch()
     assert str(caught.value).startswith("hf://org/tiny has no model.safetensors; pytorch_model.bin is a pickle")
     assert "hf download org/tiny --local-dir tiny && " in str(caught.value)
-
-
-def test_an_index_that_leads_out_of_the_repository_is_refused(at, server):
-    del server.files["model.safetensors"]
-    server.files["model.safetensors.index.json"] = json.dumps({"weight_map": {"a": "../../x.safetensors"}}).encode()
-    with pytest.raises(CheckpointError, match=r"names '../../x.safetensors', which is no safetensors file in the folder"):
-        at.fetch()
 
 
 def test_partial_files_of_killed_downloads_are_removed_and_those_of_others_are_not(at, source):
@@ -313,13 +269,6 @@ def test_ctrl_c_ends_a_download_at_once(server, tmp_path):
     process.communicate(timeout=SECONDS)
     assert process.returncode == -signal.SIGINT
     server.gate.set()
-
-
-def test_a_refusal_of_the_hub_ends_the_command_with_status_two_and_a_sentence(server, tmp_path):
-    process = child(server, tmp_path, "inspect", "hf://org/none", "--json")
-    out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, err) == (2, "")
-    assert "was not found" in json.loads(out)["error"]
 
 
 def wait_for(condition) -> None:

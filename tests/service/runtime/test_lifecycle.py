@@ -10,8 +10,7 @@ from attend.service.runtime.lifecycle import ready_line
 from attend.service.settings import Settings
 
 FACTS = {"family": "llama", "parameters": 1e6, "device": "cpu", "dtype": "float32", "weights": "float32"}
-FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True, "sampling": {}}
-FACTS |= {"device_name": "AMD EPYC, AVX-512-BF16", "recorded": [0, 0]}
+FACTS |= {"backend": "torch", "kv_tokens": 32, "kv_bytes": 1e8, "chats": True, "device_name": "AMD EPYC, AVX-512-BF16"}
 
 
 def lines(**settings):
@@ -73,23 +72,7 @@ def test_the_example_fits_what_is_served():
     assert words[8] == "https://a.example:8000/v1/chat/completions"
 
 
-def test_the_ready_line_says_how_the_model_draws_where_a_call_does_not_say():
-    drawn = FACTS | {"sampling": {"temperature": 0.6, "top_p": 0.95, "top_k": 20}}
-    assert "  samples with temperature 0.6, top_p 0.95, top_k 20" in ready_line(Settings(), drawn)
-    assert "draws" not in ready_line(Settings(), FACTS)
-
-
-def test_the_ready_line_says_the_commit_of_a_model_of_the_hub():
-    ready = ready_line(Settings(served_model_name="org/tiny"), FACTS | {"commit": "0123456789abcdef" * 2})
-    assert "  org/tiny at 0123456789ab (llama, " in ready
-    assert " at " not in ready_line(Settings(), FACTS | {"commit": None}).split("\n")[0]
-
-
 def test_the_ready_line_says_what_computes_and_how_long_the_start_was(monkeypatch):
     monkeypatch.setattr(lifecycle, "process_age", lambda: 3.14159)
     ready = ready_line(Settings(single=True), FACTS).split("\n")[0]
     assert "  cpu (AMD EPYC, AVX-512-BF16) float32 torch  32 KV tokens in 0.1 GB  started in 3.1 s" in ready
-    gpu = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "weights": "bfloat16"}
-    gpu |= {"backend": "triton", "recorded": [35, 10]}
-    wanted = "  cuda (NVIDIA H100 80GB HBM3) bfloat16 triton, CUDA graphs 35, piecewise 10  32 KV tokens"
-    assert wanted in ready_line(Settings(), FACTS | gpu)

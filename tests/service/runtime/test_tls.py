@@ -133,8 +133,7 @@ def test_settings_that_cannot_be_kept_are_refused_by_name(given, words):
 
 def test_the_start_up_line_says_https():
     words = dict.fromkeys(("dtype", "weights", "family", "device", "backend"), "x")
-    words |= {"device_name": "x", "recorded": [0, 0]}
-    facts = words | {"parameters": 1, "kv_tokens": 1, "kv_bytes": 1, "chats": False, "sampling": {}}
+    facts = words | {"device_name": "x", "parameters": 1, "kv_tokens": 1, "kv_bytes": 1, "chats": False}
     assert ready_line(Settings(), facts).count("http://localhost:8000") == 3
     assert ready_line(Settings(tls_cert="a", tls_key="b"), facts).count("https://localhost:8000") == 3
 

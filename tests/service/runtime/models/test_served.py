@@ -271,7 +271,7 @@ def test_a_bad_file_and_a_pinned_model_that_does_not_load_stop_the_start_with_st
     path = write(tmp_path, "models: [{name: a, memroy: 1GiB}]")
     done = attend("serve", "--models", str(path))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"attend: {path}: models[0]: memroy is not a field: did you mean memory?")
+    assert done.stderr.startswith(f"attend: {path}: models[0].memroy is not a field: did you mean memory?")
     path = write(tmp_path, "models: [{name: a, model: BROKEN, pin: true}]")
     done = attend("serve", "--models", str(path))
     assert done.returncode == 2
