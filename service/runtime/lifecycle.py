@@ -17,8 +17,8 @@ from attend.service.access.hosts import is_loopback
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
-FIRST_NOTICE = 5.0
-"""Seconds after which a start says that it is still loading."""
+NOTICE_SECONDS = 10.0
+"""How often a start says that it is still loading."""
 CUT_SECONDS = 3.0
 """How long a process may take to end its calls once it is told to stop at once."""
 
@@ -38,20 +38,14 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> boo
 
 
 async def tell_while_slow(work: Awaitable[object]) -> None:
-    """Do `work`, and say that it is under way: after 5 s, 10 s, 20 s, and so on. Raises what `work` raises."""
-
-    async def tell() -> None:
-        wait, seconds = FIRST_NOTICE, FIRST_NOTICE
-        while True:
-            await asyncio.sleep(wait)
-            print_line(f"Still loading, {seconds:g} s so far ...")
-            wait, seconds = seconds, 2 * seconds
-
-    telling = asyncio.create_task(tell())
+    """Do `work`, and say every 10 s that it is under way. Raises what `work` raises."""
+    task = asyncio.ensure_future(work)
     try:
-        await work
+        while not (await asyncio.wait({task}, timeout=NOTICE_SECONDS))[0]:
+            print_line(f"Still loading, {process_age():.0f} s so far ...")
+        task.result()
     finally:
-        telling.cancel()
+        task.cancel()
 
 
 def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> asyncio.Future[Any]:

@@ -26,12 +26,8 @@ TURN_SECONDS = 10.0
 """How long a model that is busy keeps others waiting for its memory."""
 MAX_WAITING = 256
 """Calls that wait for one model to load; of one caller a part of them (`FairSemaphore`)."""
-STABLE_SECONDS = 60.0
-"""A process that lived so long starts anew at once, however often others died before."""
-MAX_PAUSE_SECONDS = 60.0
-"""Between two tries to load a model that fails; the first pause is 2 s, and each doubles."""
-LOOK_SECONDS = 1.0
-"""How often idle models are looked for."""
+PAUSE_SECONDS, STABLE_SECONDS = 10.0, 60.0
+"""How long a model is not tried again whose load failed, or whose process died before it had lived for the second."""
 
 
 class State(StrEnum):
@@ -63,8 +59,6 @@ class Slot:
     """True if it takes no new calls, since another model waits for its memory."""
     loaded_at: float = 0.0
     used_at: float = 0.0
-    failures: int = 0
-    """Loads that failed, and processes that died soon, in a row."""
     retry_at: float = 0.0
     reason: str = ""
     """Why its last load failed."""
@@ -168,7 +162,7 @@ class Pool:
         except (LoadFailed, TimeoutError) as error:
             slot.reason = str(error) or f"it took longer than {self.plan.file.load_seconds:g} s"
             slot.counts["load_failures"] += 1
-            self._fail(slot, State.FAILED)
+            slot.state, slot.holds, slot.retry_at = State.FAILED, False, _now() + PAUSE_SECONDS
             log.error("the model %s cannot be loaded: %s", slot.name, slot.reason)
             raise _unavailable(slot) from error
         except BaseException:  # no room, or the server ends
@@ -189,13 +183,6 @@ class Pool:
         watch = asyncio.create_task(self._watch(slot, process))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
-
-    def _fail(self, slot: Slot, state: State, free: int = 0) -> None:
-        """Note a failure, after which it is not tried for a while; the first `free` in a row have no pause."""
-        slot.failures += 1
-        times = slot.failures - free
-        slot.retry_at = _now() + (min(MAX_PAUSE_SECONDS, 2.0**times) if times > 0 else 0.0)
-        slot.state, slot.holds = state, False
 
     # Room
 
@@ -251,15 +238,11 @@ class Pool:
     async def _watch(self, slot: Slot, process: ModelProcess) -> None:
         """Notice the end of a process, whoever ended it."""
         how = await process.wait_for_exit()
-        if _now() - slot.loaded_at >= STABLE_SECONDS:
-            slot.failures = 0
-        if slot.state is State.UNLOADING or self.is_closing:
-            slot.state, slot.holds = State.UNLOADED, False
-        else:
+        if slot.state is not State.UNLOADING and not self.is_closing:
             slot.counts["deaths"] += 1
-            self._fail(slot, State.UNLOADED, free=1)
+            slot.retry_at = _now() + (PAUSE_SECONDS if _now() - slot.loaded_at < STABLE_SECONDS else 0.0)
             log.error("the process of the model %s ended: %s", slot.name, how)
-        slot.process = None
+        slot.state, slot.holds, slot.process = State.UNLOADED, False, None
         self._notify()
         await process.close()
 
@@ -271,17 +254,14 @@ class Pool:
             self._check_possible(slot)
         await asyncio.gather(*(self.load(slot) for slot in self.slots.values() if slot.model.entry.pin))
 
-    async def run(self) -> None:
-        """Unload idle models, and load pinned ones anew whose process died, for ever."""
-        while True:
-            now = _now()
-            for slot in self.slots.values():
-                if slot.model.entry.pin:
-                    if slot.state in (State.UNLOADED, State.FAILED) and now >= slot.retry_at:
-                        self.load(slot)
-                elif slot.is_idle and 0 < self.plan.file.idle_seconds <= now - slot.used_at:
-                    await self._unload(slot, "nobody called it")
-            await asyncio.sleep(LOOK_SECONDS)
+    async def look(self) -> None:
+        """Unload idle models, and load pinned ones anew whose process died."""
+        for slot in self.slots.values():
+            if slot.model.entry.pin:
+                if slot.state in (State.UNLOADED, State.FAILED) and _now() >= slot.retry_at:
+                    self.load(slot)
+            elif slot.is_idle and 0 < self.plan.file.idle_seconds <= _now() - slot.used_at:
+                await self._unload(slot, "nobody called it")
 
     async def close(self, seconds: float) -> None:
         """Let running calls end for so long, then end all processes. New calls are refused."""

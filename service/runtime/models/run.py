@@ -133,12 +133,8 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
 
 async def _watch(pool: Pool, certificate: Certificate | None) -> None:
     """Unload idle models, and take over new certificates."""
-
-    async def renew() -> None:
-        while certificate is not None:
-            await asyncio.sleep(WATCH_SECONDS)
+    while True:
+        await pool.look()
+        if certificate is not None:
             await asyncio.to_thread(certificate.renew)
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(renew())
-        tasks.create_task(pool.run())
+        await asyncio.sleep(WATCH_SECONDS)

@@ -70,6 +70,12 @@ class Machine:
             assert process.name == name
             await asyncio.wait({process.over}, timeout=seconds)
 
+    async def watch(self) -> None:
+        """What the server does each second."""
+        while True:
+            await self.pool.look()
+            await asyncio.sleep(1)
+
     def states(self) -> str:
         """The models that are loaded, in order."""
         return " ".join(name for name, slot in self.pool.slots.items() if slot.state is State.LOADED)

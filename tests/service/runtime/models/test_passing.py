@@ -152,7 +152,7 @@ async def test_an_error_while_the_model_loads_has_its_status_also_where_a_stream
         assert (await client.post("/v1/completions", json=ASK)).status_code == 400
     async with served(Played(refused, 0.1, broken=True)) as client:
         answer = await client.post("/v1/completions", json=ASK)
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
         assert "'m' cannot be loaded" in answer.text
 
 

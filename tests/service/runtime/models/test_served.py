@@ -209,7 +209,7 @@ def test_a_process_that_is_killed_ends_its_calls_with_an_error_and_the_next_call
         assert rpc.exception().code() is grpc.StatusCode.UNAVAILABLE
         assert "first" in rpc.exception().details()
     assert wait_for(lambda: server.metric("attend_model_deaths_total", model="first") == 1)
-    assert ask(server, **GREEDY)[0] == 200
+    assert wait_for(lambda: ask(server, **GREEDY)[0] == 200, 60)
     assert wait_for(lambda: "the process of the model first ended: by SIGKILL" in server.output())
 
 
