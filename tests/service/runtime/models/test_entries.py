@@ -1,6 +1,5 @@
 """The file of `--models`: each error names the file, the entry and the field."""
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -124,14 +123,6 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path):
     (tmp_path / "models.yaml").write_bytes(b"\xff\x00")
     with pytest.raises(AttendError, match="is not YAML"):
         read_plan(Settings(models=str(tmp_path / "models.yaml")))
-
-
-def test_a_broken_folder_is_told_at_the_start_with_its_name(tmp_path):
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    (folder / "config.json").write_text("{")
-    with pytest.raises(AttendError, match=r"models.yaml: models\[0\] \('a'\): .*config.json"):
-        plan_of(tmp_path, json.dumps({"models": [{"name": "a", "model": str(folder)}]}))
 
 
 @pytest.mark.parametrize(
