@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import json
 import os
-import shlex
 import signal
 import threading
 import time
@@ -85,27 +83,22 @@ def refuse_tls(settings: Settings) -> None:
 
 
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
-    """What the server serves, where, to whom, how to try it, and which page to open."""
+    """Where the server listens, what it serves, to whom, and which page to open."""
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
-    return listening_lines(
+    return listening_line(
         settings,
         f"{settings.name} ({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} "
         f"({facts['device_name']}) {numbers} {facts['backend']}  {facts['kv_tokens']} KV tokens in "
         f"{facts['kv_bytes'] / 1e9:.1f} GB  started in {process_age():.1f} s",
-        facts["chats"],
     )
 
 
-def listening_lines(settings: Settings, what: str, chats: bool | None = None) -> str:
-    """Where the server listens with `what`, and who may call it; where `chats` says whether the model was taught to, a call."""
+def listening_line(settings: Settings, what: str) -> str:
+    """Where the server listens with `what`, and who may call it."""
     host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
     url = f"{scheme}://{host}:{settings.port}"
-    lines = [f"Ready: {url}  grpc {host}:{settings.grpc_port}  {what}{openness(settings)}"]
-    if chats is not None:
-        lines.append(f"Try:   {example_command(settings, url, chats=chats)}")
-    if settings.expose_docs:
-        lines.append(f"Open:  {url}/ in a browser")
-    return "\n".join(lines)
+    page = f"\nOpen:  {url}/ in a browser" if settings.expose_docs else ""
+    return f"Ready: {url}  grpc {host}:{settings.grpc_port}  {what}{openness(settings)}{page}"
 
 
 def shown_host(host: str) -> str:
@@ -126,19 +119,6 @@ def openness(settings: Settings) -> str:
     else:
         reach = f"everybody who reaches {settings.host}"
     return f"  no API keys: open to {reach}"
-
-
-def example_command(settings: Settings, url: str, *, chats: bool) -> str:
-    """A command that calls the server; `chats`: the model was taught to."""
-    words, route = ["curl", "-N"], "completions"
-    body: dict[str, Any] = {"prompt": "def fibonacci(n):", "max_tokens": 48, "stream": True}
-    if chats:
-        route, body = "chat/completions", {"messages": [{"role": "user", "content": "Who are you?"}], "stream": True}
-    if settings.tls_cert:
-        words += ["--cacert", shlex.quote(settings.tls_cert)]
-    if settings.api_keys_file:
-        words += ["-H", '"Authorization: Bearer $ATTEND_API_KEY"']
-    return " ".join([*words, "--json", f"'{json.dumps(body, separators=(',', ':'))}'", f"{url}/v1/{route}"])
 
 
 class Stop(asyncio.Event):

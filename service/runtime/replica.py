@@ -43,7 +43,7 @@ from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
 from attend.service.runtime import hub
-from attend.service.runtime.checkpoint import of_model, read_template, was_taught
+from attend.service.runtime.checkpoint import of_model, read_template
 from attend.service.runtime.sizes import callers_of, engine_options, most_calls
 from attend.service.settings import Settings
 
@@ -200,7 +200,6 @@ class Replica(GrpcMethods):
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
-            "chats": self.template is not None and was_taught(self.template),
         }
 
     def close(self) -> None:

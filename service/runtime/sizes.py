@@ -39,7 +39,7 @@ def callers_of(settings: Settings) -> Callers:
     if settings.trusted_proxies and settings.api_keys_file:
         logging.getLogger("attend.tenants").warning("trusted_proxies name no tenants: callers are told apart by their API keys")
     trusted = () if settings.api_keys_file else networks(settings.trusted_proxies)
-    return Callers(trusted, settings.tenant_header, behind_edge=not settings.single)
+    return Callers(trusted, settings.tenant_header, behind_edge=not (settings.single or settings.models))
 
 
 def gpus_per_rank(settings: Settings, available: float) -> int:

@@ -16,6 +16,7 @@ from attend.model.params import describe
 from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
 from attend.service.errors import SHUTTING_DOWN, ModelUnavailable, wire
+from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.health import HealthMethods
 from attend.service.observe.limited_lines import AuthFailures
@@ -97,12 +98,21 @@ class Admission(HealthMethods):
 
     @asynccontextmanager
     async def use(
-        self, slot: Slot, turn: str | None, size: int, deadline_ms: int | None, seconds: float | None = None
+        self,
+        slot: Slot,
+        turn: str | None,
+        size: int,
+        deadline_ms: int | None,
+        guard: SlowReaderGuard,
+        about: str,
+        seconds: float | None = None,
     ) -> AsyncIterator[tuple[ModelProcess, int | None]]:
         """The process of a call's model, and the milliseconds that are left of its deadline where it has waited for it.
 
-        The `size` bytes of its body count as unread meanwhile. Raises DeadlineExceeded, and what `Pool.use` raises.
+        The `size` bytes of its body count as unread meanwhile. `guard` ends a call that holds up another model, and the log has
+        what it is `about` then. Raises DeadlineExceeded, and what `Pool.use` raises.
         """
+        guard.end_where(lambda: slot.yields)
         limits = [self._seconds, seconds, deadline_ms and deadline_ms / 1000]
         now = asyncio.get_running_loop().time
         began = now()
@@ -116,8 +126,13 @@ class Admission(HealthMethods):
                     if deadline_ms:
                         raise DeadlineExceeded("the deadline passed before the model was loaded") from error
                     raise ModelUnavailable(f"the model {slot.name!r} is still loading") from error
+            process.check()
             waited = round(1000 * (now() - began))
-            yield process, max(1, deadline_ms - waited) if deadline_ms and waited else None
+            try:
+                yield process, max(1, deadline_ms - waited) if deadline_ms and waited else None
+            finally:
+                if guard.over:
+                    log.info("%s: cut, since its caller reads too slowly from the model %s", about, slot.name)
 
     def log_refusal(self, error: BaseException, transport: str, route: str, request_id: str, peer: str | None) -> None:
         """Log, and count where its key is unknown, a call that no process of a model has seen to its end."""
@@ -126,7 +141,3 @@ class Admission(HealthMethods):
         if isinstance(error, AttendError):
             code = wire(error).code
             log.info("%s %s %s: refused, error %s, from %s: %s", transport, route, request_id, code, peer, error)
-
-    def log_cut(self, transport: str, route: str, request_id: str, model: str) -> None:
-        """Log a call that was ended since its caller read too slowly."""
-        log.info("%s %s %s: cut, since its caller reads too slowly from the model %s", transport, route, request_id, model)

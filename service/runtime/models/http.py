@@ -1,6 +1,5 @@
 """HTTP of several models: forwards each call to the process of its model, byte for byte."""
 
-import asyncio
 import io
 import json
 from typing import Any
@@ -79,15 +78,10 @@ class ForwardedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the model, and pass its answer on. Raises what fails before anything is sent."""
         guard, path, request_id = scope["state"]["reader_guard"], scope["path"], scope["state"]["request_id"]
-        guard.end_where(lambda: self.slot.yields)
-        turn = self._request.state.arrival.turn
+        size, turn, about = len(self._body), self._request.state.arrival.turn, f"http {path} {request_id}"
         try:
-            async with self._admission.use(self.slot, turn, len(self._body), self._deadline) as (process, left):
+            async with self._admission.use(self.slot, turn, size, self._deadline, guard, about) as (process, left):
                 await self._relay(process, left, send)
-        except asyncio.CancelledError:
-            if guard.over:
-                self._admission.log_cut("http", path, request_id, self.slot.name)
-            raise
         except ModelUnavailable as error:
             if not self._has_begun:
                 raise
@@ -109,7 +103,6 @@ class ForwardedResponse(Response):
         target = path + (f"?{query}" if query else "")
         data = io.BytesIO(body) if body else None
         del body
-        process.check()
         try:
             async with process.http.request(request.method, target, data=data, headers=headers) as answer:
                 data = None

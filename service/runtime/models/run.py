@@ -24,7 +24,7 @@ from attend.service.runtime.lifecycle import (
     check_certificate,
     drain_until_told_again,
     drained_status,
-    listening_lines,
+    listening_line,
     run_until,
     stopping_line,
     tell_while_slow,
@@ -83,8 +83,7 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
         return await ModelProcess.start(model, folder / str(next(numbers)))
 
     pool = Pool(plan, start)
-    callers = callers_of(settings.model_copy(update={"single": True}))
-    admission = Admission(keys, callers, pool, settings.request_timeout_seconds)
+    admission = Admission(keys, callers_of(settings), pool, settings.request_timeout_seconds)
     try:
         if pinned := [served.name for served in plan.models.values() if served.entry.pin]:
             print_line(f"Loading {', '.join(pinned)} ...")
@@ -123,7 +122,7 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
     http.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(listening(http)))
     names = ", ".join(served.name + (" (pinned)" if served.entry.pin else "") for served in pool.plan.models.values())
-    print_line(listening_lines(settings, f"models: {names}  memory for loaded models {in_words(pool.plan.budget)}"))
+    print_line(listening_line(settings, f"models: {names}  memory for loaded models {in_words(pool.plan.budget)}"))
     await run_until(stop, _watch(pool, certificate))
     print_line(stopping_line(sum(slot.calls for slot in pool.slots.values()), settings.drain_seconds))
     await drain_until_told_again(stop, settings.drain_seconds, pool.close)

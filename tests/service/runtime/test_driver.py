@@ -121,7 +121,6 @@ FACTS |= {
     "backend": "native-avx2",
     "kv_tokens": 32,
     "kv_bytes": 1e8,
-    "chats": True,
 }
 
 

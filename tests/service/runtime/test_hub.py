@@ -119,15 +119,6 @@ def test_without_the_hub_the_cache_is_served(at, server, monkeypatch):
     assert at.fetch() == first
 
 
-def test_a_cut_connection_is_taken_up_where_it_broke(at, server, source, monkeypatch):
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    server.cut_after = 10_000
-    folder = at.fetch()
-    assert (folder / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
-    assert f"GET /org/tiny/resolve/{COMMIT}/{WEIGHTS} bytes=8192-" in server.asked
-
-
 def test_after_a_failure_the_files_that_are_whole_are_kept(at, server, source, sharded, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     server.files, server.lost = sharded, max(name for name in sharded if name.endswith(".safetensors"))
