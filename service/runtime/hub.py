@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import SUFFIX, part_paths
@@ -114,8 +114,8 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
     from huggingface_hub import snapshot_download
 
     folder = _small(repository, revision)
-    entries = _listing(folder)
-    wanted = _wanted(repository, file, folder, entries)
+    entries = _listing(repository, folder)
+    wanted = _weight_names(repository, file, folder, entries)
     missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
         _remove_partial(_home(repository))
@@ -144,13 +144,21 @@ def _small(repository: str, revision: str | None) -> Path:
         raise
 
 
-def _listing(folder: Path) -> Mapping[str, Entry]:
-    """The files of the commit, as the library keeps their list; those in the folder alone, where the hub was never asked."""
-    with suppress(OSError, ValueError, KeyError, AttributeError):
-        tree = folder.parent.parent / "trees" / f"{folder.name}.json"
-        files = json.loads(tree.read_text(encoding="utf-8"))["files"]
-        return {name: Entry(each["size"], each.get("lfs_sha256")) for name, each in files.items()}
-    return {path.name: Entry(path.stat().st_size, None) for path in folder.iterdir()}
+def _listing(repository: str, folder: Path) -> Mapping[str, Entry]:
+    """The files of the commit; those in the folder alone, where the hub was never asked for the others."""
+    from huggingface_hub import errors, get_cached_repo_tree
+
+    sums: dict[str, Any] = {}
+    with suppress(
+        OSError, ValueError, KeyError, AttributeError
+    ):  # the library keeps SHA-256, and its own function leaves it out
+        tree = (folder.parent.parent / "trees" / f"{folder.name}.json").read_text(encoding="utf-8")
+        sums = {name: each.get("lfs_sha256") for name, each in json.loads(tree)["files"].items()}
+    try:
+        files = get_cached_repo_tree(repository, revision=folder.name)
+        return {file.path: Entry(file.size, sums.get(file.path)) for file in files}
+    except errors.CachedRepoTreeNotFoundError:
+        return {path.name: Entry(path.stat().st_size, None) for path in folder.iterdir()}
 
 
 def _blob(path: Path) -> str | None:
@@ -159,7 +167,7 @@ def _blob(path: Path) -> str | None:
     return name if SHA256.fullmatch(name) else None
 
 
-def _wanted(repository: str, file: str | None, folder: Path, entries: Mapping[str, Entry]) -> list[str]:
+def _weight_names(repository: str, file: str | None, folder: Path, entries: Mapping[str, Entry]) -> list[str]:
     """The names of the weight files, all of which are there."""
     names = weight_names(folder, entries) if file is None else [path.name for path in part_paths(Path(file))]
     if not (absent := [name for name in names if name not in entries]):
